@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -115,7 +116,8 @@ class LocalChannel:
         with contextlib.suppress(OSError):
             self._in.close()
         if self._is_prefixed and not self._is_spoken_to:  # it still makes its container, and reads nothing
-            self._process.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
         try:
             self._process.wait(self._end_within_s if self._is_spoken_to else KILLED_WITHIN_S)
         except subprocess.TimeoutExpired:

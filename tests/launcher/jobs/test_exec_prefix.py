@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -293,7 +294,9 @@ def test_what_is_asked_of_workers_works_inside(start: Start) -> None:
         """
         import json as preloaded
         say('cores', *sorted(os.sched_getaffinity(0)), 'json' in sys.modules)
+        open(f'ready-{rank}', 'w').close()
         if rank == 1:
+            while not os.path.exists('ready-0'): time.sleep(0.001)
             open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w').write(preloaded.dumps({'message': 'noted'}))
             sys.exit(4)
         wait()
@@ -321,8 +324,12 @@ def test_the_stacks_of_workers_inside_are_shown(start: Start, box: Box) -> None:
         f"--exec_prefix={box.prefix}",
     )
     job.wait_for("ready")
-    job.signal(signal.SIGQUIT)
-    job.wait_for_err("here_it_waits")
+
+    def is_shown() -> bool:
+        job.signal(signal.SIGQUIT)  # again, as it has no effect before the launcher has heard of the rank
+        return "here_it_waits" in job.err
+
+    poll(is_shown, f"the stacks in\n{job.err}")
     job.signal(signal.SIGTERM)
     job.wait(AT_ONCE_S)
 
@@ -472,3 +479,97 @@ def test_a_container_of_the_jobs_own_goes_with_it(start: Start, running: Podman,
         assert job.wait(AT_ONCE_S) == {"exit": 0, "SIGTERM": 143, "SIGKILL": 137}[ending], job.err
         job.assert_nothing_is_left()
         poll(lambda: f"{running.name}-own" not in running.run("ps", "-a"), "the end of the container")
+
+
+@pytest.mark.exhaustive
+def test_what_is_wrong_with_a_prefix_of_podman_is_said(start: Start, running: Podman) -> None:
+    exec_in, box = f"{running.program} exec", running.name
+    for prefix, said in (
+        (f"{exec_in} {box}", "no input comes through it: podman exec and docker exec need the option -i"),
+        (f"{exec_in} -it {box}", "its input is a terminal, which changes bytes: leave out the option -t"),
+        (f"{exec_in} -i no-such-box", "no such container"),
+        (f"{exec_in} -i -w /nowhere {box}", "ended with status 127 before an agent ran behind it"),
+    ):
+        job = start("say('ran')", f"--exec_prefix={prefix}")
+        assert job.wait(AT_ONCE_S) == 3
+        assert said in job.err
+        assert "ran" not in job.out
+        job.assert_nothing_is_left()
+        assert_short(job)
+
+
+@pytest.mark.exhaustive
+def test_workers_save_when_their_container_is_stopped(start: Start, running: Podman, tmp_path: Path) -> None:
+    own = f"{running.name}-own"
+    words = [
+        str(running.program),
+        *("run", "--rm", "-i", "--name", own, "-e", "DSLAUNCH_TEST_JOB"),
+        *running.options("-v", f"{tmp_path}:{tmp_path}"),
+    ]
+    job = start(
+        """
+        def save(*_):
+            open(f'saved-{rank}', 'w').close()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        say('ready')
+        wait()
+        """,
+        "--num_gpus=2",
+        f"--exec_prefix={shlex.join(words)}",
+    )
+    job.wait_for("ready", times=2)
+    running.run("stop", "-t", "20", own)
+    assert job.wait(AT_ONCE_S) == 3
+    assert "the agent ended: it got SIGTERM" in job.err
+    assert (tmp_path / "saved-0").exists()
+    assert (tmp_path / "saved-1").exists()
+    job.assert_nothing_is_left()
+
+
+@pytest.mark.exhaustive
+def test_a_container_that_stands_still_is_lost_and_clean_once_it_goes_on(
+    start: Start, running: Podman
+) -> None:
+    words = ("--heartbeat=2", "--kill_grace=0.5", f"--exec_prefix={running.prefix}")
+    job = start("say('ready')\nwait()", *words)
+    job.wait_for("ready")
+    running.run("pause", running.name)
+    try:
+        assert job.wait(AT_ONCE_S) == 3
+        assert "nothing heard for" in job.err
+    finally:
+        running.run("unpause", running.name)
+    job.assert_nothing_is_left()
+
+
+def test_an_interrupt_while_the_container_is_made_ends_that_too(start: Start) -> None:
+    job = start("say('ran')", "--exec_prefix=sh -c 'touch began; sleep 600; \"$@\"' sh")
+    poll(lambda: (job.folder / "began").exists(), "the prefix")
+    job.signal(signal.SIGINT)
+    assert job.wait(AT_ONCE_S) == 130
+    job.assert_nothing_is_left()
+
+
+def test_a_container_that_is_never_made_is_given_up(start: Start) -> None:
+    job = start("say('ran')", "--prepare_timeout=1", "--exec_prefix=sh -c 'sleep 600; \"$@\"' sh")
+    assert job.wait(AT_ONCE_S) == 3
+    assert "started no agent within 1 s; does it wait for something?" in job.err
+    job.assert_nothing_is_left()
+
+
+def test_slots_are_counted_inside(start: Start) -> None:
+    job = start("say('ran')", "-H", "localhost:auto", f"--exec_prefix={UNSHARE}")
+    assert job.wait() == 0
+    assert "slots=auto: looking at 1 host" in job.err
+    assert "ran" in job.out
+
+
+def test_a_part_of_a_job_without_ssh_runs_inside(start: Start) -> None:
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    words = ("--no_ssh", "-H", "localhost:2", "--node_rank=0", "--master_addr=127.0.0.1")
+    job = start(WHERE, *words, f"--master_port={port}", f"--exec_prefix={UNSHARE}")
+    assert job.wait() == 0, job.err
+    assert len(job.lines(0)) == len(job.lines(1)) == 1
+    assert f"in {os.readlink('/proc/self/ns/pid')}" not in job.out
