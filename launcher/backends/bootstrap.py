@@ -58,6 +58,10 @@ _LOOK_INSIDE = (
     f'if [ "$p" != "$$" ]; then echo {OTHER_PROC} >&2; exit 126; fi; '
 )
 
+# Container tools pass on no variables, and this one says how others reach the host.
+_ENTER = 'exec "$@" "$SSH_CONNECTION"'
+_KEEP_CONNECTION = 'if [ -n "$2" ]; then SSH_CONNECTION="$2"; export SSH_CONNECTION; fi; '
+
 # What a node asks for if its Python is another one than the launcher's.
 WANTS_TEXT = b"\0dslaunch wants text\n"
 _SIZE_DIGITS = 10
@@ -188,13 +192,15 @@ def agent_python(host: Host) -> str:
 
 def remote_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) -> str:
     """The command for a login shell on a node; it prefers `python`, then whatever python is on PATH."""
-    return _command(inside(python, prefix) if prefix else node_python(READ_LOADER, python))
+    return _command(_entered(_ENTER, python, prefix) if prefix else node_python(READ_LOADER, python))
 
 
 def relayed_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) -> str:
-    """The same for a host behind a gateway: it prints ANNOUNCED before it reads anything."""
+    """The same for a host behind a gateway: it prints ANNOUNCED before it reads anything, and before it
+    enters a container, which may take its time.
+    """
     if prefix:
-        return _command(inside(python, prefix))
+        return _command(_entered(f'printf %s "{ANNOUNCED.decode()}"; {_ENTER}', python, prefix))
     return _command(node_python(_ANNOUNCE + READ_LOADER, python))
 
 
@@ -202,7 +208,18 @@ def inside(python: str, prefix: tuple[str, ...]) -> tuple[str, ...]:
     """The command that starts a bootstrap in the container that the prefix leads into: it prints ANNOUNCED
     before it reads anything.
     """
-    return *prefix, "/bin/sh", "-c", _LOOK_INSIDE + _FIND_PYTHON, python, _ANNOUNCE + _READ_INSIDE
+    return (
+        *prefix,
+        "/bin/sh",
+        "-c",
+        _LOOK_INSIDE + _KEEP_CONNECTION + _FIND_PYTHON,
+        python,
+        _ANNOUNCE + _READ_INSIDE,
+    )
+
+
+def _entered(shell: str, python: str, prefix: tuple[str, ...]) -> tuple[str, ...]:
+    return "/bin/sh", "-c", shell, "sh", *inside(python, prefix)
 
 
 def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:

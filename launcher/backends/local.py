@@ -115,11 +115,13 @@ class LocalChannel:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._in.close()
+        end_within_s = self._end_within_s
         if self._is_prefixed and not self._is_spoken_to:  # it still makes its container, and reads nothing
+            end_within_s = KILLED_WITHIN_S
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)
         try:
-            self._process.wait(self._end_within_s if self._is_spoken_to else KILLED_WITHIN_S)
+            self._process.wait(end_within_s)
         except subprocess.TimeoutExpired:
             self._kill_tree()
         with self._errors_lock:

@@ -139,11 +139,10 @@ class Link:
             if isinstance(channel, RelayedStream):
                 self._way_silent_s = channel.way_silent_s
             # A prefix that gives a terminal would choke on it, so there it waits until a bootstrap says that
-            # it reads. A channel through a gateway has heard that already.
-            if not self._plan.host.exec_prefix or isinstance(channel, RelayedStream):
+            # it reads.
+            self._waits_for_source = bool(self._plan.host.exec_prefix)
+            if not self._waits_for_source:
                 _send_source(channel)
-            else:
-                self._waits_for_source = True
             self._channel = channel
             end = LinkEnd(self._read(channel, deliver))
         except (LaunchError, ProtocolError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -64,8 +65,10 @@ def inside(job: Job) -> list[psutil.Process]:
     """Keeper and agent, in this order."""
     found = []
     for pid in job.survivors():
-        process = psutil.Process(pid)
-        words = process.cmdline()
+        words: list[str] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            words = process.cmdline()
         if words[1:5] == ["-I", "-S", "-u", "-c"] and "dslaunch is here" in words[5]:
             found.append(process)
     found.sort(key=lambda one: one.create_time())
@@ -197,7 +200,11 @@ def test_a_client_that_hides_the_launchers_end_is_found_out_by_silence(start: St
     job.wait()
 
     def names() -> set[str]:
-        return {psutil.Process(pid).name() for pid in job.survivors()}
+        found = set()
+        for pid in job.survivors():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found.add(psutil.Process(pid).name())
+        return found
 
     poll(lambda: names() <= {"sleep", "sh"}, "the end of all but what hides it", AT_ONCE_S)
 

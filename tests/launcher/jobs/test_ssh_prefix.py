@@ -17,7 +17,11 @@ from tests.launcher.command import AT_ONCE_S, Command, poll
 
 pytestmark = pytest.mark.slow
 
-INSIDE = f'--exec_prefix={UNSHARE} sh -c \'hostname "in-{{host}}"; exec "$@"\' sh'
+# Without the variables of the login, as container tools start a program.
+INSIDE = (
+    f"--exec_prefix=env -i PATH=/usr/bin:/bin:/usr/sbin:/sbin {UNSHARE} "
+    'sh -c \'hostname "in-{host}"; exec "$@"\' sh'
+)
 SHOW = """
 import json, os, sys
 print(json.dumps([os.uname().nodename, int(os.environ["RANK"]), os.environ["MASTER_ADDR"], sys.argv[2:]]))
