@@ -257,16 +257,12 @@ def _why_no_agent(channel: Channel, noise: bytes) -> str:
     status = channel.exit_status()
     errors = channel.error_text()
     said = _last_line(errors) or _last_line(noise.decode("utf-8", "replace"))
-    if said.startswith(NO_AGENT_RUNS_WITH):
-        return f"{said}; {_NAME_ANOTHER}"
+    if why := _why_python_is_old(errors, said):
+        return why
     from ..node.limits import CANNOT_START  # here: most hosts have an agent
 
     if said.startswith(CANNOT_START):
         return said
-    if _PYTHON_2_SAYS in errors:
-        return (
-            f"{NO_AGENT_RUNS_WITH}a Python before 3.4, which the host has ({_PYTHON_2_SAYS}); {_NAME_ANOTHER}"
-        )
     how = "the connection ended" if status is None else f"the login ended with status {status}"
     words = f", and its last words are {said!r}" if said else " and said nothing"
     return (
@@ -279,10 +275,11 @@ def why_prefix_ended(prefix: str, channel: Channel, *, noise: bytes | None) -> s
     """Why the stream ended that a prefix gave. Without an agent, `noise` is what it printed in its place."""
     status = channel.exit_status()
     how = f"{prefix} ended" + ("" if status is None else f" with status {status}")
-    last = _last_line(channel.error_text())
+    errors = channel.error_text()
+    last = _last_line(errors)
     last = last or _last_line((noise or b"").replace(ANNOUNCED, b"").decode("utf-8", "replace"))
-    if last.startswith(NO_AGENT_RUNS_WITH):
-        return f"inside {prefix}: {last}; {_NAME_ANOTHER}"
+    if why := _why_python_is_old(errors, last):
+        return f"inside {prefix}: {why}"
     shown = last if len(last) <= MAX_SHOWN else f"{last[:MAX_SHOWN]}..."
     words = f", and its last words are {shown!r}" if last else " and said nothing"
     if noise is None:
@@ -291,6 +288,16 @@ def why_prefix_ended(prefix: str, channel: Channel, *, noise: bytes | None) -> s
         f"{how} before an agent ran behind it{words}; it must run a program inside and pass on its input and "
         "output: test with: echo date | PREFIX sh"
     )
+
+
+def _why_python_is_old(errors: str, said: str) -> str:
+    """For a host whose Python runs no agent; empty for others. `said` is its last line."""
+    if said.startswith(NO_AGENT_RUNS_WITH):
+        return f"{said}; {_NAME_ANOTHER}"
+    if _PYTHON_2_SAYS in errors:
+        old = f"a Python before 3.4, which the host has ({_PYTHON_2_SAYS})"
+        return f"{NO_AGENT_RUNS_WITH}{old}; {_NAME_ANOTHER}"
+    return ""
 
 
 def _last_line(text: str) -> str:
