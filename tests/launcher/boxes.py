@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.launcher.local_job import MARK
+from tests.launcher.local_job import MARK, poll
 
 UNSHARE = "unshare -m -p -f -u --mount-proc"
 BWRAP = "bwrap --dev-bind / / --unshare-pid --proc /proc"
@@ -119,7 +119,20 @@ class Podman:
             self.run("rm", "-f", "-t", "0", self.name)
         self._mounts.kill()
         self._mounts.communicate()
-        shutil.rmtree(self._run, ignore_errors=True)
+        mark = str(self._run).encode()
+
+        def is_running() -> bool:  # podman cleans up behind a container in processes of their own
+            return any(mark in _command_line(name) for name in filter(str.isdigit, os.listdir("/proc")))
+
+        poll(lambda: not is_running(), f"the end of podman in {self._run}")
+        shutil.rmtree(self._run)
+
+
+def _command_line(pid: str) -> bytes:
+    try:
+        return Path("/proc", pid, "cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 @contextlib.contextmanager
