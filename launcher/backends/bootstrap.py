@@ -26,19 +26,41 @@ from ..inputs.host import Host
 _LAUNCHER = __package__.rpartition(".")[0]
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+-]+")  # the same word in every login shell
 
+# Words of a prefix that is not what it must be; they stand on a command line.
+NO_INPUT = "no input comes through it: podman exec and docker exec need the option -i"
+HAS_TERMINAL = "its input is a terminal, which changes bytes: leave out the option -t"
+OTHER_PROC = "/proc there is not that of its processes: mount it, as unshare does with --mount-proc"
+
 # Runs the Python text that is the first line of stdin. Unbuffered, so that not a byte of
 # what follows is taken.
 READ_LOADER = 'exec(eval(open(0,"rb",0,closefd=False).readline()))'
 
 # The same for a host that is reached through a gateway: its first word tells that the login there worked.
 ANNOUNCED = b"dslaunch is here;"
-_ANNOUNCE_AND_READ = f'import os;os.write(1,b"{ANNOUNCED.decode()}");{READ_LOADER}'
+_ANNOUNCE = f'import os;os.write(1,b"{ANNOUNCED.decode()}");'
+
+# The same behind a prefix, which may give no input.
+_READ_INSIDE = (
+    'l=open(0,"rb",0,closefd=False).readline();'
+    f'exec(eval(l)) if l else __import__("os").write(2,b"{NO_INPUT}")'
+)
 
 _FIND_PYTHON = (
     'for p in "$0" python3 python; do '
     'if command -v "$p" >/dev/null 2>&1; then exec "$p" -I -S -u -c "$1"; fi; done; '
     "echo no python on this host: tried $0, python3 and python >&2; exit 127"
 )
+
+# Behind a prefix. A terminal would change the bytes, and in a wrong /proc the agent would take the
+# processes of others for its own.
+_LOOK_INSIDE = (
+    f"if [ -t 0 ]; then echo {HAS_TERMINAL} >&2; exit 126; fi; p=; read p r </proc/self/stat; "
+    f'if [ "$p" != "$$" ]; then echo {OTHER_PROC} >&2; exit 126; fi; '
+)
+
+# Container tools pass on no variables, and this one says how others reach the host.
+_ENTER = 'exec "$@" "$SSH_CONNECTION"'
+_KEEP_CONNECTION = 'if [ -n "$2" ]; then SSH_CONNECTION="$2"; export SSH_CONNECTION; fi; '
 
 # What a node asks for if its Python is another one than the launcher's.
 WANTS_TEXT = b"\0dslaunch wants text\n"
@@ -168,14 +190,36 @@ def agent_python(host: Host) -> str:
     return host.python if host.python and _PLAIN_PATH.fullmatch(host.python) else sys.executable
 
 
-def remote_command(python: str = sys.executable) -> str:
+def remote_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) -> str:
     """The command for a login shell on a node; it prefers `python`, then whatever python is on PATH."""
-    return _command(READ_LOADER, python)
+    return _command(_entered(_ENTER, python, prefix) if prefix else node_python(READ_LOADER, python))
 
 
-def relayed_command(python: str = sys.executable) -> str:
-    """The same for a host behind a gateway: it prints ANNOUNCED before it reads anything."""
-    return _command(_ANNOUNCE_AND_READ, python)
+def relayed_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) -> str:
+    """The same for a host behind a gateway: it prints ANNOUNCED before it reads anything, and before it
+    enters a container, which may take its time.
+    """
+    if prefix:
+        return _command(_entered(f'printf %s "{ANNOUNCED.decode()}"; {_ENTER}', python, prefix))
+    return _command(node_python(_ANNOUNCE + READ_LOADER, python))
+
+
+def inside(python: str, prefix: tuple[str, ...]) -> tuple[str, ...]:
+    """The command that starts a bootstrap in the container that the prefix leads into: it prints ANNOUNCED
+    before it reads anything.
+    """
+    return (
+        *prefix,
+        "/bin/sh",
+        "-c",
+        _LOOK_INSIDE + _KEEP_CONNECTION + _FIND_PYTHON,
+        python,
+        _ANNOUNCE + _READ_INSIDE,
+    )
+
+
+def _entered(shell: str, python: str, prefix: tuple[str, ...]) -> tuple[str, ...]:
+    return "/bin/sh", "-c", shell, "sh", *inside(python, prefix)
 
 
 def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:
@@ -231,8 +275,8 @@ def _later() -> tuple[str, ...]:
     return tuple(sorted(set(found) - set(_AGENT) - _NO_AGENT_LOADS))
 
 
-def _command(code: str, python: str) -> str:
-    return "exec " + " ".join(shlex.quote(word) for word in node_python(code, python))
+def _command(words: tuple[str, ...]) -> str:
+    return "exec " + " ".join(map(shlex.quote, words))
 
 
 def _compiled(names: tuple[str, ...], later: tuple[str, ...] = ()) -> bytes:

@@ -80,12 +80,9 @@ def _direct_access(options: Options, nodes: Sequence[NodePlan], *, window: int, 
 
     def connect(node: NodePlan) -> Channel:
         if node.is_local:
-            from .local import LOCAL_STOP_MARGIN_S, LocalChannel
+            from .local import local_channel
 
-            return LocalChannel(
-                end_within_s=options.kill_grace_s + LOCAL_STOP_MARGIN_S,
-                takes_stdin=node.stdin_rank is not None,
-            )
+            return local_channel(node, kill_grace_s=options.kill_grace_s)
         return access.connect(node)
 
     return access._replace(connect=connect)
@@ -112,6 +109,6 @@ def _by_ssh(
 
     def connect(node: NodePlan) -> Channel:
         connection = SshConnection(targets[node.node_rank], files, early.take(node.node_rank))
-        return SshChannel(connection, python=agent_python(node.host))
+        return SshChannel(connection, python=agent_python(node.host), prefix=node.host.exec_prefix or ())
 
     return connect, early.close

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,13 +13,23 @@ import threading
 import psutil
 
 from ..errors import EXIT_HOST, LaunchError
-from .bootstrap import READ_LOADER
+from ..job.plan import NodePlan
+from .bootstrap import READ_LOADER, agent_python, inside
 
 LOCAL_STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agent to end
 READ_BYTES = 1 << 18
 ERROR_TEXT_BYTES = 4096
 STATUS_WITHIN_S = 2.0  # after the end of the stream
 KILLED_WITHIN_S = 10.0
+
+
+def local_channel(node: NodePlan, *, kill_grace_s: float) -> LocalChannel:
+    """The agent of a node that is this machine."""
+    return LocalChannel(
+        end_within_s=kill_grace_s + LOCAL_STOP_MARGIN_S,
+        takes_stdin=node.stdin_rank is not None,
+        prefixed=inside(agent_python(node.host), node.host.exec_prefix) if node.host.exec_prefix else (),
+    )
 
 
 class LocalChannel:
@@ -28,24 +39,28 @@ class LocalChannel:
 
     local_address = ""
 
-    def __init__(self, *, end_within_s: float, takes_stdin: bool = False) -> None:
+    def __init__(
+        self, *, end_within_s: float, takes_stdin: bool = False, prefixed: tuple[str, ...] = ()
+    ) -> None:
         """`takes_stdin`: a worker may read this process's input; its descriptor's number is the
-        agent's first argument.
+        agent's first argument. `prefixed`: the whole command of a bootstrap behind a prefix.
         """
         self._end_within_s = end_within_s
+        self._is_prefixed = bool(prefixed)
+        self._is_spoken_to = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the channel
         self._errors_lock = threading.Lock()
         stdin = [os.dup(0)] if takes_stdin and _has_input() else []
-        self._process = self._start(stdin)
+        self._process = self._start(stdin, prefixed)
         for fd in stdin:
             os.close(fd)
         if self._process.stdin is None or self._process.stdout is None:
             raise AssertionError("Popen gave no pipes")
         self._in, self._out = self._process.stdin, self._process.stdout
 
-    def _start(self, stdin: list[int]) -> subprocess.Popen[bytes]:
+    def _start(self, stdin: list[int], prefixed: tuple[str, ...]) -> subprocess.Popen[bytes]:
         """Errors: LaunchError if a limit of this machine does not allow it"""
-        words = [sys.executable, "-I", "-S", "-u", "-c", READ_LOADER, *map(str, stdin)]
+        words = prefixed or (sys.executable, "-I", "-S", "-u", "-c", READ_LOADER, *map(str, stdin))
         try:
             return subprocess.Popen(
                 words,
@@ -61,6 +76,9 @@ class LocalChannel:
             from ..node.limits import why_not_started  # here: few starts fail
 
             why = why_not_started("the agent", error)
+            if prefixed and not why:
+                what = f"cannot run {prefixed[0]}, the first word of exec_prefix: {error.strerror}"
+                why = f"{what}; install it, or correct the prefix"
             raise LaunchError(why or f"cannot start the agent: {error}", exit_code=EXIT_HOST) from None
 
     def read(self) -> bytes:
@@ -73,6 +91,7 @@ class LocalChannel:
         return data
 
     def write(self, data: bytes) -> None:
+        self._is_spoken_to = True
         view = memoryview(data)
         while view:
             view = view[self._in.write(view) or 0 :]
@@ -96,8 +115,13 @@ class LocalChannel:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._in.close()
+        end_within_s = self._end_within_s
+        if self._is_prefixed and not self._is_spoken_to:  # it still makes its container, and reads nothing
+            end_within_s = KILLED_WITHIN_S
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
         try:
-            self._process.wait(self._end_within_s)
+            self._process.wait(end_within_s)
         except subprocess.TimeoutExpired:
             self._kill_tree()
         with self._errors_lock:

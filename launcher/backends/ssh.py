@@ -170,11 +170,15 @@ class _Bell(threading.Event):
 class SshChannel:
     """A bootstrap started on another machine through SSH."""
 
-    def __init__(self, connection: SshConnection, *, python: str = sys.executable) -> None:
-        """`python` is tried first for the agent there; it goes through the login shell of that host."""
+    def __init__(
+        self, connection: SshConnection, *, python: str = sys.executable, prefix: tuple[str, ...] = ()
+    ) -> None:
+        """`python` is tried first for the agent there, behind the prefix; both go through the login shell
+        of that host.
+        """
         self.local_address = connection.local_address
         self._connection = connection
-        self._channel = connection.run(remote_command(python))
+        self._channel = connection.run(remote_command(python, prefix))
         # Both streams are read by one thread: what a host writes beside its stream would fill
         # the window of both.
         self._bell = _Bell()

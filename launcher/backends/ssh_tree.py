@@ -63,7 +63,12 @@ class SshTree:
         target = self._targets[node.node_rank]
         if gateway is not None:
             try:
-                command = ssh_command(target, python=agent_python(node.host), heartbeat_s=self._heartbeat_s)
+                command = ssh_command(
+                    target,
+                    python=agent_python(node.host),
+                    prefix=node.host.exec_prefix or (),
+                    heartbeat_s=self._heartbeat_s,
+                )
                 channel = gateway.connect_child(target, command)
             except LaunchError as error:
                 gateway.settle(node, str(error))
@@ -71,7 +76,11 @@ class SshTree:
                 gateway.settle(node, "")
                 return channel
         with self._window:
-            return SshChannel(SshConnection(target, self._files), python=agent_python(node.host))
+            return SshChannel(
+                SshConnection(target, self._files),
+                python=agent_python(node.host),
+                prefix=node.host.exec_prefix or (),
+            )
 
     def summary(self) -> str:
         """How many hosts were reached in which way."""
@@ -115,7 +124,7 @@ class _Gateway:
         try:
             with self._making:
                 connection = self._connected()
-            self._agent = _AgentChannel(self, connection, python=agent_python(self.node.host))
+            self._agent = _AgentChannel(self, connection)
         except BaseException:
             self.agent_is_done()
             raise
@@ -209,8 +218,9 @@ class _Gateway:
 class _AgentChannel(SshChannel):
     """The gateway's own agent; lost with the relay."""
 
-    def __init__(self, gateway: _Gateway, connection: SshConnection, *, python: str) -> None:
-        super().__init__(connection, python=python)
+    def __init__(self, gateway: _Gateway, connection: SshConnection) -> None:
+        host = gateway.node.host
+        super().__init__(connection, python=agent_python(host), prefix=host.exec_prefix or ())
         self._gateway = gateway
 
     def read(self) -> bytes:
@@ -225,7 +235,9 @@ class _AgentChannel(SshChannel):
         self._gateway.agent_is_done()
 
 
-def ssh_command(target: Target, *, python: str, heartbeat_s: float) -> tuple[str, ...]:
+def ssh_command(
+    target: Target, *, python: str, heartbeat_s: float, prefix: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     """What a gateway runs to start an agent on another host.
 
     It asks no questions, and shares and forwards nothing.
@@ -243,7 +255,7 @@ def ssh_command(target: Target, *, python: str, heartbeat_s: float) -> tuple[str
     }
     words = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
     where = ("-p", str(target.port), "-l", target.user, "--", target.address)
-    return ("ssh", "-T", "-a", "-x", *words, *where, relayed_command(python))
+    return ("ssh", "-T", "-a", "-x", *words, *where, relayed_command(python, prefix))
 
 
 def describe_failed(gateway: str, failed: Sequence[tuple[str, str]], *, is_gateway_lost: bool) -> str:

@@ -129,6 +129,7 @@ def job_options(given: dict[str, Any]) -> Options:
         exclude=given["exclude"],
         num_nodes=given["num_nodes"],
         num_gpus=given["num_gpus"],
+        exec_prefix=given["exec_prefix"],
         master_addr=given["master_addr"],
         master_port=given["master_port"],
         ssh=read_ssh(given),

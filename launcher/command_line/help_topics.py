@@ -44,6 +44,8 @@ SCRIPT belongs to the script.
 Examples:
   dslaunch --no_python ./train.sh
       a program that is no Python script; --local_rank=N is added to its arguments, too
+  dslaunch -H hosts --exec_prefix "apptainer exec --nv train.sif" train.py
+      inside a container on every host; exec_prefix= in the hostfile is the same for one host
   dslaunch --profile job.yaml --num_nodes 2
       with the options of job.yaml, and --num_nodes 2 in place of what stands there
 """
@@ -100,6 +102,7 @@ TOPICS = (
                 "no_python",
                 "no_local_rank",
                 "venv_script",
+                "exec_prefix",
                 "profile",
                 "drop_in",
                 "preload",

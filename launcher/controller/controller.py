@@ -92,6 +92,7 @@ class Controller:
             connect=connect,
             silence_s=plan.heartbeat_s,
             hello_timeout_s=HELLO_TIMEOUT_S,
+            enter_timeout_s=plan.prepare_timeout_s,
             window=window,
         )
         self._search = MasterSearch(plan, lambda rank, frame: self._roster.hosts[rank].send(frame))

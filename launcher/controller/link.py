@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ..backends.bootstrap import NO_AGENT_RUNS_WITH, OLDEST_PYTHON, WANTS_TEXT, agent_source, agent_text
+from ..backends.bootstrap import (
+    ANNOUNCED,
+    NO_AGENT_RUNS_WITH,
+    OLDEST_PYTHON,
+    WANTS_TEXT,
+    agent_source,
+    agent_text,
+)
 from ..backends.channel import Channel, RelayedStream, WayLost
 from ..errors import LaunchError
 from ..job.plan import NodePlan
-from ..wire.frames import MAGIC, Decoder, Frame, Output, ProtocolError
+from ..wire.frames import MAGIC, Decoder, Frame, Output, Problem, ProtocolError
 
 MAX_NOISE_BYTES = 1 << 20  # what login scripts may print before the agent's first bytes
 CLOSE_TIMEOUT_S = 5.0  # for the goodbye to a host that may be dead; the kernel closes the connection anyway
+MAX_SHOWN = 300  # characters of what a prefix said
 MAX_OUTPUTS_IN_FLIGHT = 64  # beyond this the host waits: the console cannot keep up
 
 # Held by the one thread that takes bytes apart. When thousands of hosts answer at the same moment, as they do
@@ -49,6 +58,7 @@ class Link:
         self._window = window
         self._channel: Channel | None = None
         self._is_abandoned = False
+        self._waits_for_source = False
         self._closing: threading.Thread | None = None
         self._write_lock = threading.Lock()
         self._outputs = threading.Semaphore(MAX_OUTPUTS_IN_FLIGHT)
@@ -128,8 +138,11 @@ class Link:
                 return
             if isinstance(channel, RelayedStream):
                 self._way_silent_s = channel.way_silent_s
-            with contextlib.suppress(OSError):  # it has ended already: what it said is still to be read
-                channel.write(agent_source())
+            # A prefix that gives a terminal would choke on it, so there it waits until a bootstrap says that
+            # it reads.
+            self._waits_for_source = bool(self._plan.host.exec_prefix)
+            if not self._waits_for_source:
+                _send_source(channel)
             self._channel = channel
             end = LinkEnd(self._read(channel, deliver))
         except (LaunchError, ProtocolError) as error:
@@ -144,14 +157,20 @@ class Link:
         decoder = Decoder()
         noise = b""
         is_agent = is_asked = False
+        prefix = self._plan.host.exec_prefix
         while True:
             self._reading_since = time.monotonic()
             data = channel.read()
             self._reading_since = None
             if not data:
+                if prefix:
+                    return why_prefix_ended(shlex.join(prefix), channel, noise=None if is_agent else noise)
                 return _why_ended(channel) if is_agent else _why_no_agent(channel, noise)
             if not is_agent:
                 noise += data
+                if self._waits_for_source and ANNOUNCED in noise:
+                    self._waits_for_source = False
+                    _send_source(channel)
                 _, magic, data = noise.partition(MAGIC)
                 if not magic:
                     if WANTS_TEXT in noise and not is_asked:
@@ -169,6 +188,8 @@ class Link:
                 for frame in _together(_fed(decoder, data)):
                     if isinstance(frame, Output):
                         self._wait_for_place()
+                    elif prefix and isinstance(frame, Problem):
+                        frame = frame._replace(message=f"inside {shlex.join(prefix)}: {frame.message}")
                     deliver(frame, time.monotonic())
 
     def _wait_for_place(self) -> None:
@@ -179,6 +200,11 @@ class Link:
                 self._outputs.acquire()
             finally:
                 _TURN.acquire()
+
+
+def _send_source(channel: Channel) -> None:
+    with contextlib.suppress(OSError):  # it has ended already: what it said is still to be read
+        channel.write(agent_source())
 
 
 def _fed(decoder: Decoder, data: bytes) -> list[Frame]:
@@ -231,22 +257,47 @@ def _why_no_agent(channel: Channel, noise: bytes) -> str:
     status = channel.exit_status()
     errors = channel.error_text()
     said = _last_line(errors) or _last_line(noise.decode("utf-8", "replace"))
-    if said.startswith(NO_AGENT_RUNS_WITH):
-        return f"{said}; {_NAME_ANOTHER}"
+    if why := _why_python_is_old(errors, said):
+        return why
     from ..node.limits import CANNOT_START  # here: most hosts have an agent
 
     if said.startswith(CANNOT_START):
         return said
-    if _PYTHON_2_SAYS in errors:
-        return (
-            f"{NO_AGENT_RUNS_WITH}a Python before 3.4, which the host has ({_PYTHON_2_SAYS}); {_NAME_ANOTHER}"
-        )
     how = "the connection ended" if status is None else f"the login ended with status {status}"
     words = f", and its last words are {said!r}" if said else " and said nothing"
     return (
         f"no agent started there: {how}{words}; a command must run there and print nothing of its own: test "
         "with ssh HOST true; python= in the hostfile, if it is given, must name a Python"
     )
+
+
+def why_prefix_ended(prefix: str, channel: Channel, *, noise: bytes | None) -> str:
+    """Why the stream ended that a prefix gave. Without an agent, `noise` is what it printed in its place."""
+    status = channel.exit_status()
+    how = f"{prefix} ended" + ("" if status is None else f" with status {status}")
+    errors = channel.error_text()
+    last = _last_line(errors)
+    last = last or _last_line((noise or b"").replace(ANNOUNCED, b"").decode("utf-8", "replace"))
+    if why := _why_python_is_old(errors, last):
+        return f"inside {prefix}: {why}"
+    shown = last if len(last) <= MAX_SHOWN else f"{last[:MAX_SHOWN]}..."
+    words = f", and its last words are {shown!r}" if last else " and said nothing"
+    if noise is None:
+        return f"{how} before the job did{words}; was the container stopped?"
+    return (
+        f"{how} before an agent ran behind it{words}; it must run a program inside and pass on its input and "
+        "output: test with: echo date | PREFIX sh"
+    )
+
+
+def _why_python_is_old(errors: str, said: str) -> str:
+    """For a host whose Python runs no agent; empty for others. `said` is its last line."""
+    if said.startswith(NO_AGENT_RUNS_WITH):
+        return f"{said}; {_NAME_ANOTHER}"
+    if _PYTHON_2_SAYS in errors:
+        old = f"a Python before 3.4, which the host has ({_PYTHON_2_SAYS})"
+        return f"{NO_AGENT_RUNS_WITH}{old}; {_NAME_ANOTHER}"
+    return ""
 
 
 def _last_line(text: str) -> str:

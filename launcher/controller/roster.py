@@ -5,6 +5,7 @@ with a job or without one.
 from __future__ import annotations
 
 import queue
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +69,8 @@ class Roster:
     """The hosts in rank order. Iterates over them; no method but `next` and `close` blocks.
 
     A host may be silent for `silence_s` once its agent runs; that has `hello_timeout_s` from the open
-    connection to its first word, and the connection `connect_timeout_s`, if each step of it has not a
+    connection to its first word (`enter_timeout_s` behind a prefix, which may have to fetch and start a
+    container), and the connection `connect_timeout_s`, if each step of it has not a
     shorter limit of its own.
     As a context manager it begins, and at the end nothing is left on any host.
     """
@@ -80,6 +82,7 @@ class Roster:
         connect: Callable[[NodePlan], Channel],
         silence_s: float,
         hello_timeout_s: float,
+        enter_timeout_s: float = 600.0,
         connect_timeout_s: float = float("inf"),
         window: int = CONNECT_WINDOW,
     ) -> None:
@@ -94,6 +97,7 @@ class Roster:
         )
         self._silence_s = silence_s
         self._hello_timeout_s = hello_timeout_s
+        self._enter_timeout_s = enter_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._is_closed = threading.Event()
@@ -195,7 +199,12 @@ class Roster:
         if host.hello is not None and silent_s > self._silence_s:
             why = f"nothing heard for {silent_s:.0f} s; the host, its network or its agent is down"
             return why, now - silent_s
-        if host.hello is None and host.link.open_s() > self._hello_timeout_s:
+        prefix = host.plan.host.exec_prefix
+        if prefix and host.hello is None and host.link.open_s() > self._enter_timeout_s:
+            why = f"{shlex.join(prefix)} started no agent within {self._enter_timeout_s:g} s"
+            hint = "does it wait for something? Fetch a large image first, or give more --prepare_timeout"
+            return f"{why}; {hint}", now
+        if not prefix and host.hello is None and host.link.open_s() > self._hello_timeout_s:
             why = f"connected, but no agent answered within {self._hello_timeout_s:g} s"
             return f"{why}; does a login script wait, or read what is meant for the agent?", now
         is_slow = connecting_at is not None and now - connecting_at > self._connect_timeout_s

@@ -16,6 +16,7 @@ from ..backends.channel import Channel
 from ..controller.link import LinkEnd
 from ..controller.master_search import REACH_TIMEOUT_S, candidates_of
 from ..controller.roster import Event, HostState, Roster
+from ..inputs.hostfile import Host
 from ..job.master_address import master_address
 from ..job.plan import NodePlan
 from ..output.console import Console
@@ -79,6 +80,7 @@ class Check:
             connect=connect,
             silence_s=SILENCE_S,
             hello_timeout_s=SILENCE_S,
+            enter_timeout_s=settings.timeout_s,
             connect_timeout_s=settings.timeout_s,
         )
         self._looks = {
@@ -148,10 +150,14 @@ class Check:
         self._inspect(look, "link", path="/sys/class")
         timeout_s = settings.timeout_s * PROGRAM_MARGIN_S
         self._inspect(look, "gpu", timeout_s=timeout_s)
-        python = host.python or settings.python
+        python = self._python_of(host)
         for question in ("python", "torch") if settings.asks_torch else ("python",):
             self._inspect(look, question, python=python, timeout_s=timeout_s)
         self._inspect(look, "nvml", python=python, timeout_s=timeout_s, program=_nvml_program())
+
+    def _python_of(self, host: Host) -> str:
+        """The Python of its ranks; empty for the one that runs the agent."""
+        return host.python or ("" if host.exec_prefix else self._settings.python)
 
     def _inspect(self, look: _Look, question: str, **given: object) -> None:
         look.waiting_for.add(question)
@@ -233,7 +239,7 @@ class Check:
             node_rank=look.host.plan.node_rank,
             num_slots=look.num_slots,
             devices=look.host.plan.devices,
-            python=host.python or self._settings.python,
+            python=self._python_of(host) or "the Python found there",
             cwd=host.cwd or self._settings.cwd,
             problem=look.problem,
             answers=look.answers,

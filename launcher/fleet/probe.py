@@ -34,6 +34,7 @@ def probe(
         connect=connect,
         silence_s=timeout_s,
         hello_timeout_s=timeout_s,
+        enter_timeout_s=timeout_s,
         connect_timeout_s=timeout_s,
     ) as roster:
         while len(answers) < len(roster):

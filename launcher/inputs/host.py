@@ -9,9 +9,10 @@ from typing import NamedTuple, Protocol
 
 from ..errors import LaunchError
 from .env_file import EnvEntry
+from .exec_prefix import EXAMPLE, PrefixMistake, prefix_of, read_prefix
 from .host_range import RangeMistake, expand
 
-KEYS = ("slots", "devices", "port", "user", "python", "cwd")  # and env
+KEYS = ("slots", "devices", "port", "user", "python", "cwd", "exec_prefix")  # and env
 MAX_SLOTS = 4096  # far above any machine; a larger number is a slip that would start that many processes
 MAX_PORT = 65535
 MAX_NAME_LENGTH = 253  # of DNS
@@ -45,6 +46,7 @@ class Host(NamedTuple):
     python: str | None = None  # the interpreter on that host; may begin with ~/, as may cwd
     cwd: str | None = None
     env: tuple[EnvEntry, ...] = ()
+    exec_prefix: tuple[str, ...] | None = None  # None: not said; empty: none, whatever holds for others
 
     @property
     def device_ids(self) -> tuple[str, ...]:
@@ -85,6 +87,7 @@ def hosts_named(
     host_user = _parse_user(values, user, place)
     port = _parse_number(values["port"], "port", MAX_PORT, place) if "port" in values else None
     python, cwd = (_parse_path(values, key, place) for key in ("python", "cwd"))
+    prefix = _parse_prefix(values, place)
     return tuple(
         Host(
             name=name,
@@ -95,6 +98,7 @@ def hosts_named(
             python=python,
             cwd=cwd,
             env=env,
+            exec_prefix=None if prefix is None else prefix_of(prefix, name),
         )
         for name in names
     )
@@ -303,3 +307,13 @@ def _parse_path(values: Mapping[str, str], key: str, place: Place) -> str | None
         example=(("slots", "8"), (key, sample)),
         key=key,
     )
+
+
+def _parse_prefix(values: Mapping[str, str], place: Place) -> tuple[str, ...] | None:
+    if "exec_prefix" not in values:
+        return None
+    try:
+        return read_prefix(values["exec_prefix"])
+    except PrefixMistake as mistake:
+        example = (("slots", "8"), ("exec_prefix", f"'{EXAMPLE}'"))
+        raise place.refusal(f"exec_prefix: {mistake}", example=example, key="exec_prefix") from None

@@ -16,6 +16,7 @@ hosts:
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -133,6 +134,8 @@ def _parse_item(item: _Item) -> tuple[Host, ...]:
             raise unknown_key(key, given=values, place=item)
         if key == "devices" and isinstance(value, list):
             value = ",".join(one if isinstance(one, str) else shown(one) for one in value)
+        if key == "exec_prefix" and isinstance(value, list) and all(isinstance(one, str) for one in value):
+            value = shlex.join(map(str, value))
         if not isinstance(value, str):
             raise item.refusal(f"{key} is one word or number", example=(("slots", "8"),), key=key)
         values[key] = value

@@ -181,8 +181,9 @@ def is_this_machine(host: Host, local_names: frozenset[str]) -> bool:
 
 
 def python_of(plan: Plan, host: Host) -> str | None:
-    """The interpreter of a host's ranks; None with --no_python."""
-    return plan.program.python and (host.python or plan.program.python)
+    """The interpreter of a host's ranks; None with --no_python, empty for the one that runs the agent."""
+    of_others = "" if host.exec_prefix else plan.program.python
+    return None if plan.program.python is None else host.python or of_others
 
 
 def environment_of(plan: Plan, host: Host) -> tuple[EnvEntry, ...]:

@@ -58,8 +58,10 @@ def describe(
         )
         lines += [f"  environment: {_shown(entry, unused)}" for entry in node.host.env]
         python = python_of(plan, node.host)
+        if node.host.exec_prefix:
+            lines.append(f"  inside: {shlex.join(node.host.exec_prefix)}")
         for rank in node.ranks:
-            words = ([python] if python else []) + list(rank.arguments)
+            words = ([] if python is None else [python or "python"]) + list(rank.arguments)
             place = plan.place_of(rank.rank)
             where = f" ({place})" if place else ""
             lines.append(f"  rank {rank.rank}{where}, local rank {rank.local_rank}: {shlex.join(words)}")

@@ -23,6 +23,13 @@ def with_stdin(nodes: tuple[NodePlan, ...], options: Options) -> tuple[NodePlan,
             f"--stdin={rank}: the job has {count(world_size, 'rank')}; give 0 to {world_size - 1}"
         )
     found = next(node for node in nodes if any(one.rank == rank for one in node.ranks))
+    if found.host.exec_prefix:
+        if asked is None:
+            return nodes
+        raise LaunchError(
+            f"--stdin={rank}: rank {rank} runs behind exec_prefix, which passes no input on to it; leave it "
+            "out, or give the rank the path of a file"
+        )
     if not found.is_local:
         if asked is None or options.rendezvous.no_ssh:  # there each node has the same options
             return nodes

@@ -17,6 +17,13 @@ def count_accelerators(dev: str = "/dev", sys: str = "/sys") -> int:
     )
 
 
+def count_hidden(proc: str = "/proc") -> int:
+    """GPUs that NVIDIA's driver has, whether or not a process started here can use them: a container that was
+    given none has no device files of them.
+    """
+    return len(_listdir(os.path.join(proc, "driver", "nvidia", "gpus")))
+
+
 def _amd_nodes(sys: str) -> list[str]:
     folder = os.path.join(sys, "class", "kfd", "kfd", "topology", "nodes")
     return [os.path.join(folder, name) for name in _listdir(folder)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import time
 
 from ..wire import fast_json
@@ -112,10 +113,12 @@ def _nvml(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def ask(argv: list[str], timeout_s: float) -> tuple[Any, str]:
-    """What a Python program printed behind the mark, or None and why there is nothing."""
+    """What a Python program printed behind the mark, or None and why there is nothing. An empty first word
+    is the Python that runs this.
+    """
     import subprocess
 
-    program = os.path.expanduser(bytes_of(argv[0]))
+    program = os.path.expanduser(bytes_of(argv[0] or sys.executable))
     try:
         done = subprocess.run(
             [program, *argv[1:]],

@@ -8,8 +8,10 @@ from __future__ import annotations
 import _socket  # what socket is made of; that takes 10 ms more
 import errno
 import os
+import sys
 
 from ..wire.frames import bytes_of, text_of
+from .devices import count_hidden
 from .kernel_file import read_text
 
 TYPE_CHECKING = False  # typing is slow to import
@@ -48,6 +50,9 @@ class Prepared:
         says(f"entering the folder {job.cwd}")
         _enter_folder(self._in_home(job.cwd))
         self.python = job.python and self._in_home(job.python)
+        if job.python == "":
+            self.python = sys.executable
+            self.notes.append(f"ranks run with {self.python}, Python {sys.version.split()[0]}")
         if job.venv_script:
             says(f"sourcing --venv_script={job.venv_script}")
             self._enter_venv(job.venv_script, keeps_python=job.keeps_python)
@@ -160,6 +165,12 @@ class Prepared:
             threads = max(1, len(os.sched_getaffinity(0)) // len(devices))
             self.env[b"OMP_NUM_THREADS"] = str(threads).encode()
             self.notes[-1] += f", OMP_NUM_THREADS={threads} for each"
+        hidden = count_hidden()
+        if hidden:
+            self.notes[-1] += (
+                f"; the driver has {hidden}, so a container has to be given them: docker run --gpus all, "
+                "apptainer exec --nv"
+            )
 
     def _choose_port(self, wanted: int, *, is_fixed: bool) -> None:
         try:

@@ -41,6 +41,7 @@ class Options(NamedTuple):
     no_python: bool = False
     no_local_rank: bool = False
     force_multi: bool = False
+    exec_prefix: tuple[str, ...] = ()  # for the hosts that the hostfile gives none
     dry_run: bool = False
     kill_grace_s: float = 30.0
     heartbeat_s: float = 30.0

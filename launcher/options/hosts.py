@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from .exec_prefix import OPTION as EXEC_PREFIX
 from .number import PORT, Seconds, Whole
 from .text import user
 
@@ -72,6 +73,7 @@ CHOICE_OPTIONS: tuple[click.Option, ...] = (
         metavar="N",
         help="Use the first N hosts; for a job, MIN:MAX means --min_nodes=MIN --max_nodes=MAX.",
     ),
+    EXEC_PREFIX,
 )
 SSH_OPTIONS: tuple[click.Option, ...] = (
     click.Option(["--ssh_port"], type=PORT, metavar="PORT", help="SSH port of every host."),

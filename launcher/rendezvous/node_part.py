@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..backends.local import LOCAL_STOP_MARGIN_S, LocalChannel
+from ..backends.local import local_channel
 from ..backends.open_files import ensure_open_files
 from ..controller.controller import Controller
 from ..errors import LaunchError
@@ -154,10 +154,7 @@ def run_part(part: NodePart, console: Console) -> Verdict:
         )
     controller = Controller(
         part.own_plan,
-        connect=lambda node: LocalChannel(
-            end_within_s=part.plan.kill_grace_s + LOCAL_STOP_MARGIN_S,
-            takes_stdin=node.stdin_rank is not None,
-        ),
+        connect=lambda node: local_channel(node, kill_grace_s=part.plan.kill_grace_s),
         console=console,
         peers=member,
     )

@@ -25,6 +25,7 @@ from ..options.hosts import read_ssh
 from ..output.console import Console
 from ..wire.frames import Hello
 from ..wording import count
+from .exec_prefix import with_prefix
 
 DEFAULT_HOSTFILE = Path("/job/hostfile")
 
@@ -61,7 +62,8 @@ def read_pool(options: Options, console: Console, *, may_look: bool = True) -> P
     if named is None:
         if lost := torchrun_hosts(os.environ):
             console.warn(lost)
-        return Pool(_this_machine(options, console))
+        return Pool(with_prefix(_this_machine(options, console), options))
+    named = named._replace(hosts=with_prefix(named.hosts, options))
     _warn_of_visible(named, console)
     unknown = [host.name for host in named.hosts if host.slots is None]
     if unknown and options.rendezvous.no_ssh:
@@ -235,6 +237,7 @@ def host_options(given: dict[str, Any], *, program: str = "", **more: Any) -> Op
         include=given["include"],
         exclude=given["exclude"],
         num_nodes=given["num_nodes"],
+        exec_prefix=given["exec_prefix"],
         ssh=read_ssh(given),
         program=program,
         **more,
@@ -249,7 +252,7 @@ def choose_hosts(options: Options, console: Console) -> tuple[tuple[Selected, in
     Errors: LaunchError as named_hosts() and select().
     """
     named = named_hosts(options, console)
-    hosts = (Host(name="localhost", slots=None),) if named is None else named.hosts
+    hosts = with_prefix((Host(name="localhost", slots=None),) if named is None else named.hosts, options)
     # Of a host that has not said how many slots it has, any may be named.
     known = tuple(host if host.slots is not None else host._replace(slots=MAX_SLOTS) for host in hosts)
     selected = select_hosts(known, options)

@@ -21,6 +21,7 @@ from ..options.backend import PDSH
 from ..output.console import LAST_WORDS_S, Console
 from ..output.job_report import BegunAttempt, EndedAttempt, check_place, write_report
 from ..output.log_files import REPORT
+from .exec_prefix import lost_input
 from .host_pool import read_pool, select_hosts
 from .make_plan import choose_attempt, make_plan
 
@@ -92,6 +93,8 @@ def _show_plan(plan: Plan, text: str, console: Console) -> int:
 
 
 def _warn_of_plan(plan: Plan, console: Console) -> None:
+    if unread := lost_input(plan):
+        console.warn(unread)
     for line in () if plan.mesh is None else warnings_of(plan.mesh, plan.host_slots):
         console.warn(line)
     for entry in overruled(plan):

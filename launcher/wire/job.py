@@ -30,7 +30,7 @@ class NodeJob(NamedTuple):
     """What one host does. Paths are those of the host, and may begin with `~/`."""
 
     cwd: str
-    python: str | None  # None with --no_python
+    python: str | None  # None with --no_python; empty: the one that runs the agent
     keeps_python: bool  # also if --venv_script puts another one on PATH
     script: str | None  # a file that must be there
     module: str | None  # what follows -m

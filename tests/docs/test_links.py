@@ -41,6 +41,12 @@ OTHER_PROGRAMS = {
         ("deepspeed_config_file", "num_machines", "num_processes", "use_deepspeed"), "accelerate"
     ),
     "group": "pip",
+    **dict.fromkeys(("bind", "nv"), "apptainer"),
+    **dict.fromkeys(("dev-bind", "proc", "unshare-pid"), "bwrap"),
+    **dict.fromkeys(("container-image", "container-name", "overlap"), "Slurm"),
+    **dict.fromkeys(("ipc",), "docker"),
+    "mount-proc": "unshare",
+    "rw": "enroot",
     **dict.fromkeys(("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint"), "torchrun"),
     "strict": "mypy",
 }

@@ -50,6 +50,12 @@ ROOT = Path(__file__).parents[3]
         ("w slots=1 cwd='/my \\ job' port=1", Host(name="w", slots=1, cwd="/my \\ job", port=1)),
         ('w slots=1 cwd="/my \\"$HOME\\" job"', Host(name="w", slots=1, cwd='/my "$HOME" job')),
         ("w slots=1 cwd='/it'\"'\"'s here'", Host(name="w", slots=1, cwd="/it's here")),
+        (
+            "w1 slots=1 exec_prefix='podman exec -i \"box {host}\" --format={{.Id}}'",
+            Host(name="w1", slots=1, exec_prefix=("podman", "exec", "-i", "box w1", "--format={{.Id}}")),
+        ),
+        ("w slots=1 exec_prefix=true", Host(name="w", slots=1, exec_prefix=("true",))),
+        ("w slots=1 exec_prefix=''", Host(name="w", slots=1, exec_prefix=())),
         ("w slots=1 cwd='/a # b' # c'd", Host(name="w", slots=1, cwd="/a # b")),
     ],
 )
@@ -125,7 +131,11 @@ COLON = (
     "':' may stand only in an IPv6 address; slots are given as slots=N, an ssh port as port=N; "
     "write e.g. '{0} slots=8'"
 )
-UNKNOWN = "allowed are slots, devices, port, user, python, cwd and env.NAME; write e.g. 'w slots=8 port=22'"
+PREFIX = "exec_prefix: {}; write e.g. \"w slots=8 exec_prefix='podman exec -i box'\""
+UNKNOWN = (
+    "allowed are slots, devices, port, user, python, cwd, exec_prefix and env.NAME; "
+    "write e.g. 'w slots=8 port=22'"
+)
 SPACE = "no space may stand around '='; write e.g. 'w slots=8'"
 MISSING = (
     "slots is missing, the number of processes the host takes ('auto': one for each GPU found "
@@ -252,6 +262,30 @@ USER = (
         ),
         ("w slots=2 python=python3", PATH.format("python", "/opt/env/bin/python")),
         ("w slots=2 python=", PATH.format("python", "/opt/env/bin/python")),
+        (
+            "w slots=2 exec_prefix='a \"b'",
+            PREFIX.format("a quote or a backslash at its end has nothing that closes it"),
+        ),
+        (
+            "w slots=2 exec_prefix='run --name={rank} box'",
+            PREFIX.format(
+                "{rank} stands for nothing, since it runs once on a host, for all ranks there; only {host} "
+                "is replaced"
+            ),
+        ),
+        ("w slots=2 exec_prefix=-i", PREFIX.format("it begins with a program, and '-i' is an option")),
+        (
+            "w slots=2 exec_prefix='A=b c'",
+            PREFIX.format("it begins with a program; A is set by env NAME=VALUE"),
+        ),
+        (
+            "w slots=2 exec_prefix='\"\" c'",
+            PREFIX.format("it begins with a program, and its first word is empty"),
+        ),
+        (
+            "w slots=2 exec_prefix='a \u200b'",
+            PREFIX.format("a line end or another character that cannot be shown stands in it"),
+        ),
         ("w slots=2 cwd=job", PATH.format("cwd", "/data/job")),
         ("w slots=2 cwd=~ada/job", PATH.format("cwd", "/data/job")),
         ("w slots=2 cwd='/data/my job", QUOTES),
@@ -407,6 +441,7 @@ EXAMPLES = {
                 PATH=("/opt/bin:", "PATH", ""),
             ),
         ),
+        Host(name="worker-5", slots=8, exec_prefix=("podman", "exec", "-i", "train-worker-5")),
     ),
     "cluster.yaml": (
         Host(name="worker-1", slots=8),
@@ -572,7 +607,7 @@ def test_a_long_line_is_refused_soon(line: str) -> None:
             "w slots=2 rack 7 colour=red",
             [("w", 2)],
             "hosts:1: 'rack 7 colour=red' has no effect, as with DeepSpeed; leave it out, or write a "
-            "key that has one: slots, devices, port, user, python, cwd, env.NAME",
+            "key that has one: slots, devices, port, user, python, cwd, exec_prefix, env.NAME",
         ),
         ("w slots=2 spare", [("w", 2)], "hosts:1: 'spare' has no effect"),
         ("v slots=0\nw slots=1", [("w", 1)], "hosts:1: v has slots=0 and takes no part"),

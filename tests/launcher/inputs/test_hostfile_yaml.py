@@ -26,6 +26,14 @@ from dslaunch.launcher.inputs.hostfile_yaml import parse_yaml_hostfile
         ("hosts:\n  n[1-2]: {slots: 1, cwd: /my job}", "n[1-2] slots=1 cwd='/my job'"),
         ("hosts: [{name: w, slots: 1, python: ~/bin/python}]", "w slots=1 python=~/bin/python"),
         ("hosts: [{name: w, slots: 1, env: {}}]", "w slots=1"),
+        (
+            "hosts:\n  n[1-2]:\n    slots: 1\n    exec_prefix: podman exec -i 'b {host}'",
+            "n[1-2] slots=1 exec_prefix=\"podman exec -i 'b {host}'\"",
+        ),
+        (
+            "hosts: {w: {slots: 1, exec_prefix: [podman, exec, -i, b c]}}",
+            "w slots=1 exec_prefix=\"podman exec -i 'b c'\"",
+        ),
     ],
 )
 def test_an_item_says_what_a_line_says(text: str, line: str) -> None:
@@ -63,7 +71,7 @@ def test_the_order_of_the_file_is_kept() -> None:
 
 ITEM = "write e.g. '{name: w, slots: 8}'"
 EXAMPLE = "write e.g. 'hosts: [{name: worker-1, slots: 8}]'"
-KEYS = "allowed are slots, devices, port, user, python, cwd and env.NAME"
+KEYS = "allowed are slots, devices, port, user, python, cwd, exec_prefix and env.NAME"
 WHOLE = "slots must be a whole number above 0, or 'auto'"
 VARIABLES = "write e.g. '{name: w, slots: 8, env: {NCCL_DEBUG: INFO}}'"
 

@@ -211,6 +211,14 @@ def test_without_python_a_host_s_python_is_not_used() -> None:
     assert [python_of(plan, node.host) for node in plan.nodes] == [None, None]
 
 
+def test_behind_a_prefix_the_python_found_there_runs_unless_the_hostfile_names_one() -> None:
+    plan = whole_plan()
+    named = Host(name="w", slots=1, python="/opt/python", exec_prefix=("true",))
+    assert python_of(plan, named) == "/opt/python"
+    assert python_of(plan, named._replace(python=None)) == ""
+    assert python_of(plan, named._replace(python=None, exec_prefix=())) == plan.program.python
+
+
 def test_only_node_0_chooses_the_port() -> None:
     plan = whole_plan()
     assert [job_of(plan, node).master_port for node in plan.nodes] == [29500, None]

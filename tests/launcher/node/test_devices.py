@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.node.devices import count_accelerators
+from dslaunch.launcher.node.devices import count_accelerators, count_hidden
 
 
 def machine(
@@ -59,3 +59,10 @@ def test_a_node_without_gpu_id_counts_as_a_cpu(tmp_path: Path) -> None:
 
 def test_this_machine_can_be_asked() -> None:
     assert count_accelerators() >= 0
+
+
+def test_gpus_of_the_driver_are_counted_where_no_process_can_use_them(tmp_path: Path) -> None:
+    assert count_hidden(str(tmp_path)) == 0
+    for name in ("0000:19:00.0", "0000:3b:00.0"):
+        (tmp_path / "driver" / "nvidia" / "gpus" / name).mkdir(parents=True)
+    assert count_hidden(str(tmp_path)) == 2

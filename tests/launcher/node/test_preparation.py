@@ -278,12 +278,27 @@ def test_cpu_workers_share_the_cores(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(7)))
     monkeypatch.setattr(preparation, "_inherited_environment", dict)
+    monkeypatch.setattr(preparation, "count_hidden", lambda: 0)
     job["devices"] = devices
     job["environment"] = [["OMP_NUM_THREADS", given]] if given else []
     prepared = prepare(job, num_devices=0)
     assert prepared.env.get(b"OMP_NUM_THREADS") == threads
     assert prepared.notes == [note]
     assert b"CUDA_VISIBLE_DEVICES" not in prepared.env
+
+
+def test_gpus_that_a_container_was_not_given_are_noted(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "count_hidden", lambda: 8)
+    (note,) = prepare(job | {"devices": ["0"]}, num_devices=0).notes
+    assert note.startswith("no GPU here: 1 CPU worker; the driver has 8, so a container has to be given them")
+
+
+def test_the_python_that_runs_the_agent_runs_the_ranks_if_the_job_says_so(job: dict[str, Any]) -> None:
+    prepared = prepare(job | {"python": "", "devices": []}, num_devices=0)
+    assert prepared.python == sys.executable
+    assert prepared.notes == [f"ranks run with {sys.executable}, Python {sys.version.split()[0]}"]
 
 
 # The port of rank 0.
