@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from . import backend, binding, drop_in, logs, mesh, process, rendezvous, restart, start, tree
+from . import backend, binding, detach, drop_in, logs, mesh, process, rendezvous, restart, start, tree
 from .backend import BackendOptions
 from .binding import BindingOptions
+from .detach import DetachOptions
 from .drop_in import DropInOptions
 from .hosts import SshOptions as SshOptions
 from .logs import LogOptions
@@ -47,6 +48,7 @@ class Options(NamedTuple):
     report: str | None = None
     backend: BackendOptions = BackendOptions()
     binding: BindingOptions = BindingOptions()
+    detach: DetachOptions = DetachOptions()
     drop_in: DropInOptions = DropInOptions()
     logs: LogOptions = LogOptions()
     mesh: MeshOptions = MeshOptions()
@@ -58,7 +60,7 @@ class Options(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
-_SUBJECTS = (logs, restart, rendezvous, mesh, binding, process, drop_in, backend, start, tree)
+_SUBJECTS = (logs, restart, rendezvous, mesh, binding, process, drop_in, backend, start, tree, detach)
 SUBJECT_OPTIONS: tuple[click.Option, ...] = tuple(option for one in _SUBJECTS for option in one.OPTIONS)
 
 

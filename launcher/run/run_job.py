@@ -21,6 +21,7 @@ from ..options.backend import PDSH
 from ..output.console import LAST_WORDS_S, Console
 from ..output.job_report import BegunAttempt, EndedAttempt, check_place, write_report
 from ..output.log_files import REPORT
+from ..registry.foreground import watch_foreground
 from .host_pool import read_pool, select_hosts
 from .make_plan import choose_attempt, make_plan
 
@@ -30,7 +31,20 @@ def run(options: Options) -> int:
 
     Errors: LaunchError for a mistake in what was given.
     """
-    console = Console(log_level=options.log_level, logs=options.logs)
+    if options.detach.is_on and not options.dry_run:
+        from .run_detached import run_detached  # here: few jobs are
+
+        return run_detached(options, run_with)
+    watch = watch_foreground(options)
+    try:
+        return run_with(options, Console(log_level=options.log_level, logs=options.logs, watch=watch))
+    finally:
+        if watch is not None and watch.entry is not None:
+            watch.entry.remove()
+
+
+def run_with(options: Options, console: Console) -> int:
+    """The same with this console."""
     try:
         return _run(options, console)
     except LaunchError:

@@ -1,0 +1,104 @@
+"""`dslaunch attach`: the console of a detached job, as if one had never left."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from ..errors import LaunchError
+from ..options.number import Whole
+from ..registry.detached import EXIT_LOST
+from ..registry.following import Following
+from ..registry.known_jobs import KnownJob
+from ..registry.replay import Choice, Replay
+from ..registry.stopping import Stopping
+from ..wording import count
+from .job_choice import chosen_job, how_it_ended, refuse_elsewhere
+from .logs import refuse_foreground
+from .prefix_command import SETTINGS, PrefixCommand
+
+EPILOG = """
+\b
+Ctrl-C asks what to do:
+  d   detach: leave the job alone, and end this command
+  s   stop: SIGTERM to the workers, and SIGKILL after the grace
+  k   kill the workers now
+  g   go on
+
+The exit code is that of the job when the job ends, 0 after `d`, and 137 if the process of the job was killed.
+"""
+DEFAULT_TAIL = 100
+_QUESTION = "dslaunch: d detach, s stop, k kill now, g go on? "
+
+
+@click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
+@click.argument("job", required=False, metavar="JOB")
+@click.option(
+    "--tail",
+    type=Whole(),
+    default=DEFAULT_TAIL,
+    metavar="N",
+    help=f"Begin with the last N lines.  [default: {DEFAULT_TAIL}]",
+)
+def command(**given: Any) -> int:
+    """Show what the detached job JOB shows, until it ends."""
+    job = chosen_job(given["job"], "attach")
+    refuse_elsewhere(job, "attach")
+    refuse_foreground(job, "attach")
+    replay = Replay(Choice())
+    following = Following(job, replay)
+    try:
+        num_left_out = following.show_last(given["tail"])
+    except KeyboardInterrupt:
+        num_left_out = 0
+    if num_left_out:
+        replay.say(f"{count(num_left_out, 'line')} before: dslaunch logs {job.record.id}")
+    while True:
+        try:
+            while following.step():
+                if replay.writer.failure is not None:
+                    raise replay.writer.failure
+            break
+        except KeyboardInterrupt:
+            if not _ask(following.job, replay):
+                return 0
+    replay.writer.drain()
+    return _end(following.job)
+
+
+def _end(job: KnownJob) -> int:
+    if job.why:
+        raise LaunchError(how_it_ended(job), exit_code=EXIT_LOST)
+    return job.record.exit_code
+
+
+def _ask(job: KnownJob, replay: Replay) -> bool:
+    """What to do now; False: leave."""
+    answer = _answer()
+    if answer == "d":
+        replay.say(f"{job.record.name} goes on; `dslaunch attach {job.record.id}` comes back to it")
+        replay.writer.drain()
+        return False
+    if answer in ("s", "k"):
+        with Stopping(job) as stopping:
+            stopping.tell(is_now=answer == "k")
+    return True
+
+
+def _answer() -> str:
+    """The first letter of what was typed; `d` where none can be asked."""
+    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None):
+        return "d"
+    while True:
+        try:
+            print(f"\n{_QUESTION}", end="", file=sys.stderr, flush=True)
+            line = sys.stdin.readline()
+        except KeyboardInterrupt:
+            line = ""
+        if not line:
+            print(file=sys.stderr)
+            return "d"
+        if line[:1].lower() in ("d", "s", "k", "g"):
+            return line[:1].lower()
