@@ -75,14 +75,12 @@ def _ranks(given: str | None, job: KnownJob) -> tuple[range, ...] | None:
         ranks = parse_ranks(given)
     except ValueError as error:
         raise click.UsageError(f"--rank: {error}") from None
-    record = job.record
+    record, last = job.record, job.record.num_ranks - 1
     if ranks == (range(10**7),) or not record.num_ranks:
         return ranks
     for one in ranks:
-        if one.stop > record.num_ranks:
-            raise LaunchError(
-                f"--rank: there is no rank {one.stop - 1}; {record.name} has ranks 0 to {record.num_ranks - 1}"
-            )
+        if one.stop - 1 > last:
+            raise LaunchError(f"--rank: there is no rank {one.stop - 1}; {record.name} has 0 to {last}")
         hidden = next((rank for rank in one if not record.shows(rank)), None)
         if hidden is not None:
             files = ", ".join(map(str, log_files_of(job, hidden)))

@@ -66,6 +66,11 @@ class Console:
         return self._writer.failure or self._ranks.failure
 
     @property
+    def has_streams(self) -> bool:
+        """Whether what other programs print to our stdout and stderr is seen as what is said here."""
+        return self._display.is_ours
+
+    @property
     def log_folder(self) -> Path | None:
         """Where --log_dir keeps this run, once the first attempt has begun."""
         return self._ranks.folder
@@ -158,7 +163,7 @@ class Console:
         self._progress(f"{num_up} of {num_workers} workers up", began_at)
 
     def end_progress(self, *, is_up: bool = False, is_stopping: bool = False) -> None:
-        """The start is over; its line vanishes. `is_up`: all workers run; `is_stopping`: they are told to end."""
+        """The start is over; its line vanishes. Either all workers run, or they are told to end."""
         if is_up:
             self.started()
         if is_stopping:

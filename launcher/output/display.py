@@ -31,6 +31,11 @@ class Display(Protocol):
         """Whether one line can change in place."""
         ...
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it shows what other programs print to our stdout and stderr too."""
+        ...
+
     def begin(self, origins: tuple[Origin, ...]) -> None:
         """The next attempt has these workers."""
         ...
@@ -74,6 +79,8 @@ class Display(Protocol):
 
 class StreamDisplay:
     """Our stdout and stderr: prefixes, colors, a line that changes in place on a terminal."""
+
+    is_ours = True
 
     def __init__(
         self, writer: Writer, logs: LogOptions, *, out: IO[bytes] | None = None, err: IO[bytes] | None = None

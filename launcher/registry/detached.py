@@ -1,9 +1,9 @@
 """A job in a process of its own, which outlives the terminal and the command that started it.
 
-[Note: The two processes] `dslaunch --detach` makes the job's folder and forks twice, before it has any thread.
-The job's process leads a session of its own, reads nothing, and shows everything in its journal. The command
-in front reads on a pipe how the start goes, shows what the journal has of it meanwhile, and ends when all
-workers run or the job has ended. The pipe's end without a word means that the job's process was killed.
+[Note: The two processes] `dslaunch --detach` makes the job's folder and forks twice, before it has any
+thread. The job's process leads a session of its own, reads nothing, and shows everything in its journal. The
+command in front reads on a pipe how the start goes, shows what the journal has of it meanwhile, and ends when
+all workers run or the job has ended. The pipe's end without a word means that the job's process was killed.
 """
 
 from __future__ import annotations
@@ -209,10 +209,11 @@ def _run(
 
 def _leave_terminal(folder: Path, *, keeps_stdin: bool) -> None:
     """Nothing of this process is of the terminal any more, and no signal of a terminal ends it."""
-    for number in (signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored, as behind `&`
-        signal.signal(number, signal.default_int_handler)
+    ignored = (signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT)
+    for one in ignored:
+        signal.signal(one, signal.SIG_IGN)
+    for one in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored, as behind `&`
+        signal.signal(one, signal.default_int_handler)
     if not keeps_stdin:
         _be_without_input()
     fd = os.open(folder / STRAY_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -228,7 +229,7 @@ def _be_without_input() -> None:
 
 
 def _inherited_fds() -> list[int]:
-    """What we were started with beside the three streams: whoever waits for its end waits for all who have it."""
+    """What we were started with beside the three streams: pipes perhaps, of which a reader awaits the end."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

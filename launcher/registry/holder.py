@@ -1,9 +1,9 @@
 """Which process a job is, beyond doubt, and signals to it.
 
-[Note: Liveness] A job's process holds a lock on a file in the job's folder from its first moment to its last,
-and the kernel gives the lock up with the process. So whether a job is there, and as which process, is asked of
-the kernel, and no number that was written down is trusted: it may be another process by now. The lock is one
-of POSIX, which children do not inherit: what a job leaves behind does not make it look alive.
+[Note: Liveness] A job's process holds a lock on a file in the job's folder from its first moment to its
+last, and the kernel gives the lock up with the process. So whether a job is there, and as which process, is
+asked of the kernel, and no number that was written down is trusted: it may be another process by now. The
+lock is one of POSIX, which children do not inherit: what a job leaves behind does not make it look alive.
 
 A process is signalled through a descriptor of it that was opened while it held the lock, asked before and
 after: the lock cannot have passed to another process of the same number in between.
@@ -57,7 +57,7 @@ def holder_of(folder: Path) -> int | None:
 
 
 class Process:
-    """The process of a job, for as long as this object is open, even if its number is given to another one."""
+    """The process of a job, and no other one, even if its number is given to another one later."""
 
     def __init__(self, folder: Path) -> None:
         """Errors: ProcessLookupError if the job's process is not there, or cannot be reached from here"""

@@ -11,7 +11,7 @@
     ["a"]                                           what was asked for by a signal is shown
     ["l", lines, why]                               lines that could not be kept
 
-Two files, each of at most SEGMENT_BYTES: when `journal` is full it becomes `journal.old`, whose place it takes.
+Two files, each of at most SEGMENT_BYTES: when `journal` is full it becomes `journal.old`.
 Bytes that are no UTF-8 are surrogates, as in file names.
 """
 
@@ -36,8 +36,8 @@ SEGMENT_BYTES = 16 << 20
 class JournalFile:
     """The two files, as a sink of the writer, whose thread alone calls `write`.
 
-    A job is not stopped because its journal cannot be written: what was lost is counted, told to `on_problem`,
-    and said in the journal as soon as something can be written again.
+    A job is not stopped because its journal cannot be written: what was lost is counted, told to
+    `on_problem`, and said in the journal as soon as something can be written again.
     """
 
     def __init__(
@@ -123,6 +123,7 @@ class JournalDisplay:
     """What a console shows, in the journal: the display of a job without a terminal."""
 
     has_status_line = False
+    is_ours = False
 
     def __init__(self, writer: Writer, file: JournalFile) -> None:
         self._writer, self._file = writer, file

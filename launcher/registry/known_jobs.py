@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import LaunchError
 from .holder import holder_of
 from .journal_reader import last_line
-from .record import FILE, Record, State, read_record, this_boot, this_host
+from .record import Record, State, read_record, this_boot, this_host
 from .state_folder import readable_folder
 
 KEPT_S = 7 * 86400.0
@@ -69,17 +69,15 @@ def look_at(folder: Path) -> KnownJob | None:
 
     What decides is whether its process holds its lock, for a job of this machine: see holder.py.
     """
-    for _ in range(2):
-        record = read_record(folder)
-        if record is None:
-            return None
-        if record.state is State.ENDED:
-            return KnownJob(folder=folder, record=record, state=record.state.value)
-        if record.boot_id != this_boot():
-            break
-        if holder_of(folder) is not None:
-            return KnownJob(folder=folder, record=record, state=record.state.value)
-        # Its last word may have come between the two looks: look once more.
+    record = read_record(folder)
+    if record is not None and record.boot_id == this_boot() and holder_of(folder) is None:
+        record = read_record(folder)  # its last word may have come between the two looks
+    elif record is not None and record.boot_id == this_boot():
+        return KnownJob(folder=folder, record=record, state=record.state.value)
+    if record is None:
+        return None
+    if record.state is State.ENDED:
+        return KnownJob(folder=folder, record=record, state=record.state.value)
     if record.boot_id == this_boot():
         why = f"its dslaunch (pid {record.pid}) was killed; the hosts end its workers when they miss it"
         return KnownJob(folder=folder, record=record, state=LOST, why=why)
@@ -171,14 +169,6 @@ def _remove_half_made(folder: Path) -> None:
 
 def _names(folder: Path) -> list[str]:
     try:
-        return [
-            one
-            for one in os.listdir(folder)
-            if os.path.lexists(folder / one / FILE) or _is_folder(folder / one)
-        ]
+        return [one.name for one in os.scandir(folder) if one.is_dir(follow_symlinks=False)]
     except OSError as error:
         raise LaunchError(f"{folder}: {error.strerror}; make it readable") from None
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()

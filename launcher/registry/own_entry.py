@@ -35,14 +35,13 @@ def make_folder(options: Options) -> Path:
         name = options.detach.name or _free_name(jobs, options)
         for _ in range(_MAX_TRIES):
             folder = jobs / f"{name}.{os.urandom(2).hex()}"
-            with contextlib.suppress(FileExistsError):
-                try:
-                    os.mkdir(folder, 0o700)
-                except FileExistsError:
-                    raise
-                except OSError as error:
-                    raise LaunchError(f"{folder}: {error.strerror}; make room there") from None
-                return folder
+            try:
+                os.mkdir(folder, 0o700)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise LaunchError(f"{folder}: {error.strerror}; make room there") from None
+            return folder
     raise LaunchError(f"there are too many jobs called {name}; choose another --name")
 
 
@@ -112,9 +111,10 @@ class OwnEntry:
 
 
 class EntryWatch:
-    """Keeps the record of a job up to date; see output/job_watch.py. `make` makes the entry at the first word."""
+    """Keeps the record of a job up to date: see output/job_watch.py."""
 
     def __init__(self, make: Callable[[], OwnEntry]) -> None:
+        """`make` makes the entry when the first attempt begins."""
         self._make = make
         self.entry: OwnEntry | None = None
         self._attempt = -1

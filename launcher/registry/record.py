@@ -33,7 +33,10 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """Times are seconds of the wall clock, 0 for what has not happened. `key` tells jobs of one name apart."""
+    """Times are seconds of the wall clock, 0 for what has not happened.
+
+    `key` tells jobs of one name apart.
+    """
 
     name: str
     key: str
@@ -91,7 +94,7 @@ def as_json(record: Record) -> dict[str, Any]:
 
 
 def write_record(folder: Path, record: Record) -> None:
-    """Replace the record as a whole: who reads it, or finds it after a crash, sees the old one or the new one.
+    """Replace the record as a whole: a reader sees the old one or the new one, after a crash too.
 
     Errors: OSError; the old one is still there then
     """

@@ -16,7 +16,7 @@ WARNING = 30
 
 
 class Choice(NamedTuple):
-    """What is shown of a journal. `ranks` None: all, and the words of dslaunch; else only what these wrote."""
+    """What is shown of a journal: what these ranks wrote; None: all ranks, and the words of dslaunch."""
 
     ranks: tuple[range, ...] | None = None
     has_ranks: bool = True  # False: only the words of dslaunch

@@ -56,7 +56,7 @@ class Stopping:
         self._process = _process_of(job)
 
     def tell(self, *, is_now: bool) -> None:
-        """End it in order, or kill its workers; for the latter this waits until the first signal was heard."""
+        """End it in order, or kill its workers; the latter waits until the first signal was heard."""
         if self._process is None:
             return
         if not self._is_stopping():

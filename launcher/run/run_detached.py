@@ -1,8 +1,9 @@
-"""A job that outlives the terminal: what is asked for is checked, the job starts apart, and its name is told."""
+"""A job that outlives the terminal: its options are checked, it starts apart, and its name is told."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
 
 import click
@@ -41,6 +42,7 @@ def run_detached(options: Options, run: Callable[[Options, Console], int]) -> in
             exit_code=EXIT_LOST,
         )
     if news.code is not None:
+        shutil.rmtree(folder, ignore_errors=True)  # all of it was shown here, and the name is free again
         if news.message:
             raise LaunchError(news.message, exit_code=news.code)
         return news.code
@@ -65,7 +67,7 @@ def batch_warning(environ: Mapping[str, str]) -> str:
     for variable, system in _BATCH_JOBS.items():
         if environ.get(variable):
             return (
-                f"this is inside job {environ[variable]} of {system}, whose end ends this one too; as the last "
-                "command of its script, start dslaunch without --detach"
+                f"this is inside job {environ[variable]} of {system}, whose end ends this one too; as the "
+                "last command of its script, start dslaunch without --detach"
             )
     return ""

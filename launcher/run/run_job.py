@@ -13,7 +13,7 @@ from ..controller.timings import describe as describe_timings
 from ..errors import LaunchError
 from ..job.gateways import gateways_of, plan_groups
 from ..job.mesh import fit, warnings_of
-from ..job.plan import Plan, overruled
+from ..job.plan import Plan, origins_of, overruled
 from ..job.restart import Attempt, decide
 from ..job.verdict import Verdict
 from ..options import Options
@@ -196,6 +196,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
         return _show_plan(plan, f"{describe(plan, how=f'by {job.argv[0]}')}\n{job.describe()}", console)
     _warn_of_plan(plan, console)
     begun = BegunAttempt(hosts=plan.host_names)
+    console.register(origins_of(plan))
     verdict = run_owned(job, console)
     console.report(verdict, took_s=begun.duration_s)
     return _end(options, (begun.end(verdict),), console)
