@@ -49,14 +49,12 @@ def command(**given: Any) -> int:
     refuse_foreground(job, "attach")
     replay = Replay(Choice())
     following = Following(job, replay)
-    try:
-        num_left_out = following.show_last(given["tail"])
-    except KeyboardInterrupt:
-        num_left_out = 0
-    if num_left_out:
-        replay.say(f"{count(num_left_out, 'line')} before: dslaunch logs {job.record.id}")
+    is_begun = False
     while True:
         try:
+            if not is_begun:
+                is_begun = True  # also if Ctrl-C comes meanwhile
+                _show_last(following, replay, given["tail"])
             while following.step():
                 if replay.writer.failure is not None:
                     raise replay.writer.failure
@@ -66,6 +64,13 @@ def command(**given: Any) -> int:
                 return 0
     replay.writer.drain()
     return _end(following.job)
+
+
+def _show_last(following: Following, replay: Replay, num_lines: int) -> None:
+    num_left_out = following.show_last(num_lines)
+    if num_left_out:
+        where = f"dslaunch logs {following.job.record.id}"
+        replay.say(f"{count(num_left_out, 'line')} came before these: {where}")
 
 
 def _end(job: KnownJob) -> int:

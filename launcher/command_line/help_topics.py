@@ -178,7 +178,7 @@ DEEPSPEED_NAMES = {
 FIRST_PAGE = {
     "What most jobs need": (
         *("hostfile", "include", "num_nodes", "num_gpus", "module"),
-        *("log_dir", "max_restarts", "detach", "dry_run", "version", "help"),
+        *("log_dir", "max_restarts", "dry_run", "version", "help"),
     )
 }
 

@@ -20,7 +20,7 @@ def chosen_job(word: str | None, command: str) -> KnownJob:
     if word is None:
         raise LaunchError(f"which job? Write: dslaunch {command} JOB; `dslaunch jobs` lists them")
     try:
-        return find_job(word, why=f"dslaunch {command}")
+        return find_job(word)
     except AmbiguousError as error:
         rows = [
             (one.record.id, one.state, started(one), one.record.host, str(one.record.pid))

@@ -48,7 +48,7 @@ class KnownJob:
             return self.why
         if self.record.is_detached:
             line = last_line(self.folder)
-            return f"{line} ({self.record.problem})" if self.record.problem else line
+            return f"{self.record.problem}; {line}" if self.record.problem else line
         return f"in the foreground of {self.record.console or 'another process'}"
 
 
@@ -87,7 +87,7 @@ def look_at(folder: Path) -> KnownJob | None:
     return KnownJob(folder=folder, record=record, state=ELSEWHERE, why=why)
 
 
-def find_job(word: str, *, why: str) -> KnownJob:
+def find_job(word: str) -> KnownJob:
     """The job that is meant by a name, an exact name or a process id.
 
     Errors: LaunchError if there is none; AmbiguousError if there are several
@@ -109,10 +109,8 @@ def find_job(word: str, *, why: str) -> KnownJob:
     if named:
         raise AmbiguousError(word, live or named)
     near = difflib.get_close_matches(word, {one.record.name for one in jobs}, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise LaunchError(
-        f"{why}: no job {word[:80]!r} is known here; {hint}`dslaunch jobs` lists those that are"
-    )
+    hint = f"did you mean {' or '.join(near)}? `dslaunch jobs` lists all" if near else "see `dslaunch jobs`"
+    raise LaunchError(f"no job {word[:80]!r} is known here; {hint}")
 
 
 class AmbiguousError(LaunchError):

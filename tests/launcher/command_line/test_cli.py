@@ -101,6 +101,9 @@ OPTIONS = [
     # launcher/options/tree.py
     ("--tree_above",),
     ("--tree_radix",),
+    # launcher/options/detach.py
+    ("--detach",),
+    ("--name",),
     ("-h", "--help"),
 ]
 
