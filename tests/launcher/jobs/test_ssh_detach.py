@@ -115,9 +115,7 @@ def test_the_login_that_started_it_and_sshd_end_and_the_job_goes_on(lab: Lab, fo
         stderr=subprocess.DEVNULL,
     )
     poll(lambda: '"running"' in ask(lab.head, "jobs", "--json").stdout, "the job started by a login")
-    for one in lab.head.processes():
-        if one.argv.startswith("sshd: root@pts"):
-            os.kill(one.pid, signal.SIGKILL)
+    lab.head.run(["pkill", "-9", "-f", "sshd: root@pts"], check=True)
     login.wait(20)
     lab.head.sshd_kill()
     wait_for_up(lab)
