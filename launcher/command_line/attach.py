@@ -49,16 +49,15 @@ def command(**given: Any) -> int:
     refuse_foreground(job, "attach")
     replay = Replay(Choice())
     following = Following(job, replay)
-    is_begun = False
-    while True:
+    is_begun = has_ended = False
+    while not has_ended:
         try:
             if not is_begun:
                 is_begun = True  # also if Ctrl-C comes meanwhile
                 _show_last(following, replay, given["tail"])
-            while following.step():
-                if replay.writer.failure is not None:
-                    raise replay.writer.failure
-            break
+            has_ended = not following.step()
+            if replay.writer.failure is not None:
+                raise replay.writer.failure
         except KeyboardInterrupt:
             if not _ask(following.job, replay):
                 return 0
@@ -96,7 +95,8 @@ def _answer() -> str:
     """The first letter of what was typed; `d` where none can be asked."""
     if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None):
         return "d"
-    while True:
+    letter = ""
+    while letter not in ("d", "s", "k", "g"):
         try:
             print(f"\n{_QUESTION}", end="", file=sys.stderr, flush=True)
             line = sys.stdin.readline()
@@ -105,5 +105,5 @@ def _answer() -> str:
         if not line:
             print(file=sys.stderr)
             return "d"
-        if line[:1].lower() in ("d", "s", "k", "g"):
-            return line[:1].lower()
+        letter = line[:1].lower()
+    return letter

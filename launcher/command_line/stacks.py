@@ -78,7 +78,7 @@ def _ask_job(job: KnownJob) -> int:
     if not job.is_live:
         raise LaunchError(f"dslaunch stacks: {how_it_ended(job)}")
     reader = JournalReader(job.folder)
-    for _ in reader.read():
+    for _ in reader.entries():
         pass
     with job_process(job) as process:
         if not catches(process.pid, signal.SIGQUIT):
@@ -93,7 +93,7 @@ def _ask_job(job: KnownJob) -> int:
     replay = Replay(Choice(has_ranks=False))
     deadline = time.monotonic() + ANSWER_WITHIN_S
     while time.monotonic() < deadline:
-        for one in reader.read():
+        for one in reader.entries():
             if one[0] == "a":
                 replay.writer.drain()
                 return 0

@@ -86,7 +86,7 @@ def _show_start(folder: Path, heard: int) -> News | None:
     data = b""
     with _passing_on(folder):
         while not data.endswith(b"\n"):
-            replay.show(reader.read())
+            replay.show(reader.entries())
             if select.select([heard], [], [], _POLL_S)[0]:
                 more = os.read(heard, 1 << 16)
                 if not more:
@@ -101,13 +101,13 @@ def _show_start(folder: Path, heard: int) -> News | None:
 def _show_last_words(replay: Replay, reader: JournalReader, *, is_started: bool) -> None:
     """What the journal has of the start; its end may be on its way to the disk."""
     deadline = time.monotonic() + _LAST_WORDS_S
-    while True:
-        for one in reader.read():
+    is_over = False
+    while not is_over:
+        is_over = not is_started or time.monotonic() > deadline
+        for one in reader.entries():
             if is_started and one[0] == "s":
                 return
             replay.show([one])
-        if not is_started or time.monotonic() > deadline:
-            return
         time.sleep(0.01)
 
 

@@ -25,12 +25,12 @@ class Following:
 
     def show_all(self) -> None:
         """What there is now."""
-        self._replay.show(self._reader.read())
+        self._replay.show(self._reader.entries())
         self._replay.writer.drain()
 
     def show_last(self, num_lines: int) -> int:
         """What there is now, of the output only the last lines; returns how many were left out."""
-        kept, num_left_out = last_entries(self._reader.read(), num_lines)
+        kept, num_left_out = last_entries(self._reader.entries(), num_lines)
         self._replay.show(kept)
         self._replay.writer.drain()
         return num_left_out
@@ -39,7 +39,7 @@ class Following:
         """Show what is new, else wait a moment; False once the job has ended and all of it is shown."""
         deadline = time.monotonic() + _LOOK_EVERY_S
         while time.monotonic() < deadline:
-            entries = list(self._reader.read())
+            entries = list(self._reader.entries())
             if entries:
                 self._replay.show(entries)
                 self._replay.writer.drain()
@@ -50,7 +50,7 @@ class Following:
         self.job = now_of(self.job)
         if self.job.is_live:
             return True
-        self._replay.show(self._reader.read())
+        self._replay.show(self._reader.entries())
         self._replay.writer.drain()
         return False
 

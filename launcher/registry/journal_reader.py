@@ -25,7 +25,7 @@ class JournalReader:
         self._segment = -1
         self._rest = b""
 
-    def read(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[Entry]:
         """The lines that are there and were not read yet. A file that was replaced before it was read is
         passed over; the next one's first line says how many lines are gone.
         """

@@ -107,16 +107,18 @@ def alone_in(folder: Path) -> Iterator[None]:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     deadline = time.monotonic() + _LOCK_WAIT_S
     try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(0.002)
-            except OSError:  # a file system without locks
-                break
+        while not _is_locked(fd) and time.monotonic() < deadline:
+            time.sleep(0.002)
         yield
     finally:
         os.close(fd)
+
+
+def _is_locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: nothing to wait for
+        return True
+    return True

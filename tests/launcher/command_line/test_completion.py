@@ -117,9 +117,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("home") / "work"
     (folder / "folder").mkdir(parents=True)
     (folder / "train.py").touch()
-    state = Path(os.environ["XDG_STATE_HOME"])
-    jobs = state / "dslaunch" / "jobs"
-    jobs.mkdir(parents=True, mode=0o700, exist_ok=True)
+    jobs = folder.parent / ".local" / "state" / "dslaunch" / "jobs"
+    jobs.mkdir(parents=True, mode=0o700)
     jobs.parent.chmod(0o700)
     make_record(jobs, "resnet-run")
     for key in ("0001", "0002"):

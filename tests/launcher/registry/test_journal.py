@@ -44,7 +44,7 @@ class Kept:
 
 
 def texts(folder: Path) -> list[str]:
-    return [one[4] for one in JournalReader(folder).read() if one[0] == "o"]
+    return [one[4] for one in JournalReader(folder).entries() if one[0] == "o"]
 
 
 def replayed(folder: Path, choice: Choice, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, bytes]:
@@ -53,7 +53,7 @@ def replayed(folder: Path, choice: Choice, monkeypatch: pytest.MonkeyPatch) -> t
         replaying, "StreamDisplay", lambda writer, logs: StreamDisplay(writer, logs, out=out, err=err)
     )
     replay = Replay(choice)
-    replay.show(JournalReader(folder).read())
+    replay.show(JournalReader(folder).entries())
     assert replay.writer.drain(10)
     return out.getvalue(), err.getvalue()
 
@@ -123,8 +123,8 @@ def test_a_reader_that_follows_misses_nothing_across_files(tmp_path: Path) -> No
         kept.put(0, f"{number}\n")
         kept.drain()
         if number % 7 == 0:
-            found += [one[4] for one in reader.read() if one[0] == "o"]
-    found += [one[4] for one in reader.read() if one[0] == "o"]
+            found += [one[4] for one in reader.entries() if one[0] == "o"]
+    found += [one[4] for one in reader.entries() if one[0] == "o"]
     assert found == [f"{number}\n" for number in range(300)]
 
 
@@ -138,8 +138,8 @@ def test_a_reader_that_is_too_slow_is_told(tmp_path: Path, monkeypatch: pytest.M
         kept.put(0, f"{number}\n")
         kept.drain()
         if number == 5:
-            replay.show(reader.read())
-    replay.show(reader.read())
+            replay.show(reader.entries())
+    replay.show(reader.entries())
     replay.writer.drain()
     assert b"lines are missing here: they came faster than they were read" in err.getvalue()
     assert out.getvalue().endswith(b"w0:0 | 299\n")
@@ -192,7 +192,7 @@ def test_a_disk_that_takes_nothing_costs_lines_that_are_counted(
     kept.put(2, "after\n")
     kept.drain()
     assert texts(tmp_path) == ["before\n", "after\n"]
-    assert [one for one in JournalReader(tmp_path).read() if one[0] == "l"] == [
+    assert [one for one in JournalReader(tmp_path).entries() if one[0] == "l"] == [
         ["l", 3, "No space left on device"]
     ]
     assert kept.problems[-1] == "3 lines of output were not kept: No space left on device"
@@ -222,7 +222,7 @@ def test_the_last_lines_and_how_many_came_before(tmp_path: Path, wanted: int) ->
     kept.console.say("3")
     kept.put(1, "4\n5\n")
     kept.drain()
-    entries, num_left_out = last_entries(JournalReader(tmp_path).read(), wanted)
+    entries, num_left_out = last_entries(JournalReader(tmp_path).entries(), wanted)
     shown = "".join(
         str(one[4]) if one[0] == "o" else f"{one[3]}\n" for one in entries if one[0] in ("o", "w")
     )
