@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +91,7 @@ class OwnEntry:
     def change(self, **changes: Any) -> None:
         """Write the record with these fields changed."""
         with self._lock:
-            self.record = replace(self.record, **changes)
+            self.record = self.record._replace(**changes)
             try:
                 write_record(self.folder, self.record)
             except OSError as error:
@@ -105,6 +103,8 @@ class OwnEntry:
             self.change(problem=problem)
 
     def remove(self) -> None:
+        import shutil  # here: a dry run loads this file, too
+
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.close(self._hold)

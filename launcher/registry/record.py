@@ -7,10 +7,9 @@ import json
 import os
 import re
 import socket
-from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..node.kernel_file import read_text
 from ..options.detach import MAX_NAME_LENGTH, is_job_name
@@ -31,8 +30,7 @@ class State(Enum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(NamedTuple):
     """Times are seconds of the wall clock, 0 for what has not happened.
 
     `key` tells jobs of one name apart.
@@ -89,8 +87,7 @@ def this_boot() -> str:
 
 
 def as_json(record: Record) -> dict[str, Any]:
-    given = {one.name: getattr(record, one.name) for one in fields(record)}
-    return {"format": FORMAT, **given, "state": record.state.value}
+    return {"format": FORMAT, **record._asdict(), "state": record.state.value}
 
 
 def write_record(folder: Path, record: Record) -> None:
@@ -141,11 +138,10 @@ def read_record(folder: Path) -> Record | None:
         found = json.loads((folder / FILE).read_bytes())
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             return None
-        known = {one.name: found[one.name] for one in fields(Record) if one.name in found}
+        known = {name: found[name] for name in Record._fields if name in found}
         record = Record(**known)
         shown = None if record.shown is None else tuple((int(a), int(b)) for a, b in record.shown)
-        return replace(
-            record,
+        return record._replace(
             state=State(record.state),
             command=tuple(map(str, record.command)),
             hosts=tuple(map(str, record.hosts)),

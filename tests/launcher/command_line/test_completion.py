@@ -61,7 +61,7 @@ ROWS: list[tuple[str, list[str]]] = [
     ('dslaunch --launcher "op', ["openmpi"]),
     ('dslaunch "trai', ["train.py"]),
     ("dslaunch attach resn", ["resnet-run"]),
-    ("dslaunch logs -f --rank 3 t", ["twin.0001", "twin.0002"]),
+    ("dslaunch logs -f --rank 3 twin.0", ["twin.0001"]),
     ("dslaunch stop --no", ["--now"]),
 ]
 
@@ -121,7 +121,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs.mkdir(parents=True, mode=0o700)
     jobs.parent.chmod(0o700)
     make_record(jobs, "resnet-run")
-    for key in ("0001", "0002"):
+    for key in ("0001", "1002"):
         make_record(jobs, "twin", key)
     (folder / "hosts").write_text("node[1-3] slots=2\nother slots=1\n")
     return folder
@@ -184,7 +184,12 @@ def test_fish_completes(folder: Path) -> None:
     done = subprocess.run(
         ["fish", "--no-config", "-c", "; ".join([f"source {script}", *asks])],
         cwd=folder,
-        env={**os.environ, "PATH": PATH, "HOME": str(folder)},
+        env={
+            **os.environ,
+            "PATH": PATH,
+            "HOME": str(folder),
+            "XDG_STATE_HOME": str(folder.parent / ".local" / "state"),
+        },
         capture_output=True,
         text=True,
         check=True,

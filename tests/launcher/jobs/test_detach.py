@@ -111,11 +111,11 @@ def test_the_journal_is_shown_as_the_console_would_have_shown_it(
         os.write(2, 'gr\\u00fc\\u00dfe \\udcff|\\n'.encode('utf-8', 'surrogateescape'))
         sys.exit(3)
         """
-    name = name_of(detach(worker))
+    name = name_of(detach(worker, "--quiet"))
     wait_for_state(tmp_path, name, "ended")
     shown = Terminal.dslaunch(tmp_path, "logs", name, COLUMNS=str(columns))
     assert shown.wait() == 0
-    live = Terminal.dslaunch(tmp_path, "train.py", COLUMNS=str(columns))
+    live = Terminal.dslaunch(tmp_path, "--quiet", "train.py", COLUMNS=str(columns))
     assert live.wait() == 3
 
     def without_pids(text: str) -> list[str]:

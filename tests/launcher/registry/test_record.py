@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,14 +47,13 @@ def test_what_is_no_record_is_not_read(tmp_path: Path, text: str) -> None:
 WRITE_FOR_EVER = """
 import sys
 from pathlib import Path
-from dataclasses import replace
 from dslaunch.launcher.registry.record import read_record, write_record
 folder = Path(sys.argv[1])
 one = read_record(folder)
 number = 0
 while True:
     number += 1
-    write_record(folder, replace(one, attempt=number, verdict="x" * (number % 5000)))
+    write_record(folder, one._replace(attempt=number, verdict="x" * (number % 5000)))
     if number == 3: print("going", flush=True)
 """
 
@@ -84,7 +82,7 @@ def test_a_half_written_new_record_is_passed_over(tmp_path: Path) -> None:
     found = read_record(folder)
     assert found is not None
     assert found.name == "train"
-    write_record(folder, replace(found, exit_code=9))
+    write_record(folder, found._replace(exit_code=9))
     after = read_record(folder)
     assert after is not None
     assert after.exit_code == 9
@@ -101,7 +99,7 @@ def test_on_a_full_disk_the_reserve_is_given_up_for_the_last_words(tmp_path: Pat
             (disk / "filler").write_bytes(b"x" * (1 << 20))
         found = read_record(folder)
         assert found is not None
-        write_record(folder, replace(found, exit_code=7))
+        write_record(folder, found._replace(exit_code=7))
         after = read_record(folder)
         assert after is not None
         assert after.exit_code == 7
