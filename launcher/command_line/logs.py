@@ -74,7 +74,7 @@ def _ranks(given: str | None, job: KnownJob) -> tuple[range, ...] | None:
     try:
         ranks = parse_ranks(given)
     except ValueError as error:
-        raise click.UsageError(f"--rank: {error}") from None
+        raise click.BadParameter(str(error), param_hint="--rank") from None
     record, last = job.record, job.record.num_ranks - 1
     if ranks == (range(10**7),) or not record.num_ranks:
         return ranks

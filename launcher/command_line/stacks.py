@@ -76,7 +76,7 @@ def _ask_job(job: KnownJob) -> int:
     refuse_elsewhere(job, "stacks")
     record = job.record
     if not job.is_live:
-        raise LaunchError(f"dslaunch stacks: {how_it_ended(job)}")
+        raise LaunchError(how_it_ended(job))
     reader = JournalReader(job.folder)
     for _ in reader.entries():
         pass
