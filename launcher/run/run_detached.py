@@ -29,7 +29,8 @@ def run_detached(options: Options, run: Callable[[Options, Console], int]) -> in
             f"--detach and --stdin={options.process.stdin_rank} exclude each other: a job that outlives the "
             "terminal has no input; leave out one of them"
         )
-    options = options._replace(process=options.process._replace(gives_stdin=False))
+    if not options.backend.launcher.starts_itself:  # whose programs read nothing anyway
+        options = options._replace(process=options.process._replace(gives_stdin=False))
     folder = make_folder(options)
     clean(keep=folder)
     warning = batch_warning(os.environ)
