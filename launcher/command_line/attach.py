@@ -27,7 +27,8 @@ Ctrl-C asks what to do:
   k   kill the workers now
   g   go on
 
-The exit code is that of the job when the job ends, 0 after `d`, and 137 if the process of the job was killed.
+Without a terminal to ask at it detaches, with exit code 130. Else the exit code is that of the job when the
+job ends, 0 after `d`, and 137 if the process of the job was killed.
 """
 DEFAULT_TAIL = 100
 _QUESTION = "dslaunch: d detach, s stop, k kill now, g go on? "
@@ -59,8 +60,9 @@ def command(**given: Any) -> int:
             if replay.writer.failure is not None:
                 raise replay.writer.failure
         except KeyboardInterrupt:
-            if not _ask(following.job, replay):
-                return 0
+            code = _ask(following.job, replay)
+            if code is not None:
+                return code
     replay.writer.drain()
     return _end(following.job)
 
@@ -78,23 +80,22 @@ def _end(job: KnownJob) -> int:
     return job.record.exit_code
 
 
-def _ask(job: KnownJob, replay: Replay) -> bool:
-    """What to do now; False: leave."""
-    answer = _answer()
+def _ask(job: KnownJob, replay: Replay) -> int | None:
+    """What to do now; the exit code if this command is to end, and the job is not."""
+    is_asked = sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None
+    answer = _answer() if is_asked else "d"
     if answer == "d":
         replay.say(f"{job.record.name} goes on; `dslaunch attach {job.record.id}` comes back to it")
         replay.writer.drain()
-        return False
+        return 0 if is_asked else 130
     if answer in ("s", "k"):
         with Stopping(job) as stopping:
             stopping.tell(is_now=answer == "k")
-    return True
+    return None
 
 
 def _answer() -> str:
-    """The first letter of what was typed; `d` where none can be asked."""
-    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None):
-        return "d"
+    """The first letter of what a person types; nothing, and a second Ctrl-C, mean `d`."""
     letter = ""
     while letter not in ("d", "s", "k", "g"):
         try:

@@ -8,6 +8,7 @@ import click
 
 from ..errors import LaunchError
 from ..inputs.rank_set import parse_ranks
+from ..options.backend import LAUNCHERS
 from ..options.number import Whole
 from ..registry.following import Following, log_files_of
 from ..registry.known_jobs import KnownJob
@@ -75,12 +76,19 @@ def _ranks(given: str | None, job: KnownJob) -> tuple[range, ...] | None:
         ranks = parse_ranks(given)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--rank") from None
-    record, last = job.record, job.record.num_ranks - 1
+    record = job.record
+    first, last = record.first_rank, record.first_rank + record.num_ranks - 1
+    if record.launcher in LAUNCHERS and LAUNCHERS[record.launcher].starts_itself:
+        raise LaunchError(
+            f"--rank has no effect: {record.launcher} passes on what all ranks of {record.id} write, "
+            "together; leave it out"
+        )
     if ranks == (range(10**7),) or not record.num_ranks:
         return ranks
     for one in ranks:
-        if one.stop - 1 > last:
-            raise LaunchError(f"--rank: there is no rank {one.stop - 1}; {record.name} has 0 to {last}")
+        if one.start < first or one.stop - 1 > last:
+            absent = one.start if one.start < first else one.stop - 1
+            raise LaunchError(f"--rank: there is no rank {absent}; {record.name} has {first} to {last}")
         hidden = next((rank for rank in one if not record.shows(rank)), None)
         if hidden is not None:
             files = ", ".join(map(str, log_files_of(job, hidden)))

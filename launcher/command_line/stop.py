@@ -53,15 +53,16 @@ def command(**given: Any) -> int:
 def stop(job: KnownJob, console: Console, *, is_now: bool) -> None:
     """Tell the job to end, and wait until it has."""
     name = job.record.name
-    began = told_at = time.monotonic()
+    began = time.monotonic()
+    tell_at = began + PROGRESS_AFTER_S
     with Stopping(job) as stopping:
         stopping.tell(is_now=is_now)
         while not stopping.has_ended():
             now = time.monotonic()
             if said := stopping.end_by_force():
                 console.warn(said)
-            if now - began > PROGRESS_AFTER_S and now - told_at > PROGRESS_EVERY_S - PROGRESS_AFTER_S:
-                told_at = now + PROGRESS_AFTER_S
+            if now > tell_at:
+                tell_at = now + PROGRESS_EVERY_S
                 console.say(f"{name} is {now_of(job).state}, for {shown_time(now - began)} now")
     ended = now_of(job)
     if os.path.isdir(job.folder):

@@ -90,9 +90,7 @@ class Console:
     def register(self, origins: tuple[Origin, ...]) -> None:
         """The processes of the job are about to be started: who watches it is told."""
         if self._watch is not None:
-            warning = self._watch.began(origins, log_folder=self._ranks.folder)
-            if warning:
-                self.warn(warning)
+            self._watch.began(origins, log_folder=self._ranks.folder, warn=self.warn)
 
     def started(self) -> None:
         """All workers run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -11,8 +12,10 @@ from ..inputs.line_prefix import Origin
 class JobWatch(Protocol):
     """Told by the thread that runs the job. No method raises, and none takes long."""
 
-    def began(self, origins: tuple[Origin, ...], *, log_folder: Path | None) -> str:
-        """An attempt begins, with these workers; returns what is to be warned of, or nothing."""
+    def began(
+        self, origins: tuple[Origin, ...], *, log_folder: Path | None, warn: Callable[[str], None]
+    ) -> None:
+        """An attempt begins, with these workers. `warn` is told what goes wrong, now or later."""
         ...
 
     def started(self) -> None:

@@ -119,10 +119,14 @@ class EntryWatch:
         self.entry: OwnEntry | None = None
         self._attempt = -1
         self._is_tried = False
+        self._warn: Callable[[str], None] = lambda _: None
         self.on_started: Callable[[], None] = lambda: None
 
-    def began(self, origins: tuple[Origin, ...], *, log_folder: Path | None) -> str:
-        warning = self._try_make()
+    def began(
+        self, origins: tuple[Origin, ...], *, log_folder: Path | None, warn: Callable[[str], None]
+    ) -> None:
+        self._warn = warn
+        self._try_make()
         self._attempt += 1
         hosts = tuple(dict.fromkeys(one.host for one in origins))[:MAX_HOSTS]
         self._change(
@@ -130,9 +134,9 @@ class EntryWatch:
             attempt=self._attempt,
             hosts=hosts,
             num_ranks=len(origins),
+            first_rank=min((one.rank for one in origins), default=0),
             log_folder="" if log_folder is None else str(log_folder.absolute()),
         )
-        return warning
 
     def started(self) -> None:
         self._change(state=State.RUNNING, started_at=time.time())
@@ -145,18 +149,21 @@ class EntryWatch:
         self._change(verdict=failure)
 
     def _change(self, **changes: Any) -> None:
-        if self.entry is not None:
-            self.entry.change(**changes)
+        if self.entry is None:
+            return
+        before = self.entry.problem
+        self.entry.change(**changes)
+        if self.entry.problem and not before:
+            self._warn(self.entry.problem)
 
-    def _try_make(self) -> str:
+    def _try_make(self) -> None:
         if self._is_tried:
-            return ""
+            return
         self._is_tried = True
         try:
             self.entry = self._make()
         except LaunchError as error:
-            return f"`dslaunch jobs` will not show this job: {error}"
-        return ""
+            self._warn(f"`dslaunch jobs` will not show this job: {error}")
 
 
 def _shown(options: Options) -> tuple[tuple[int, int], ...] | None:

@@ -48,6 +48,7 @@ class Record(NamedTuple):
     console: str = ""  # where a job in the foreground shows what it says
     hosts: tuple[str, ...] = ()
     num_ranks: int = 0
+    first_rank: int = 0  # not 0 for the part of a node of a job without SSH
     shown: tuple[tuple[int, int], ...] | None = None  # first and last of the ranks that are shown; None: all
     log_folder: str = ""
     state: State = State.STARTING
