@@ -82,7 +82,10 @@ def last_entries(entries: Iterator[Entry], num_lines: int) -> tuple[list[Entry],
     if kept and over > 0 and kept[0][1][0] == "o":
         num_left_out += over
         kept[0] = (num_lines, _without_first(kept[0][1], over))
-    return [*first_kept, *(one for _, one in kept)], num_left_out
+    found = [*first_kept, *(one for _, one in kept)]
+    if num_left_out and found[0][0] == "h":  # the lines that are gone are in front of those left out
+        found[0] = [*found[0][:2], 0, *found[0][3:]]
+    return found, num_left_out
 
 
 def _num_lines(entry: Entry) -> int:

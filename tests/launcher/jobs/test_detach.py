@@ -185,6 +185,13 @@ def test_stop_ends_a_job_in_order_and_waits(detach: Callable[..., Job], tmp_path
     assert (again.code, again.err) == (0, "dslaunch: train ended with exit code 143 before\n")
 
 
+def test_stop_ends_a_job_whose_process_stands_still(detach: Callable[..., Job], tmp_path: Path) -> None:
+    name = name_of(detach(WAIT))
+    os.kill(job(tmp_path, name)["pid"], signal.SIGSTOP)
+    assert tell(tmp_path, "stop", name).code == 0
+    assert job(tmp_path, name)["exit_code"] == 143
+
+
 def test_stop_tells_of_a_job_that_takes_long_to_end(detach: Callable[..., Job], tmp_path: Path) -> None:
     name = name_of(
         detach("signal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), os._exit(0)))\nsay('up')\nwait()")
@@ -272,12 +279,18 @@ def test_the_terminal_is_closed_and_the_job_goes_on(start: Start, tmp_path: Path
     (tmp_path / "home").mkdir()
     marked = {"DSLAUNCH_TEST_JOB": "terminal"}
     terminal = Terminal(
-        tmp_path, ["/bin/sh", "-c", f"{sys.executable} -m dslaunch --detach train.py; exec cat"], **marked
+        tmp_path,
+        ["/bin/sh", "-c", f"{sys.executable} -m dslaunch --detach train.py; trap 'echo heard' INT; cat; cat"],
+        **marked,
     )
     try:
         terminal.wait_for("job train runs")
-        terminal.hang_up()
         wait_for_line(tmp_path, "train", "up 0")
+        terminal.type("\x03")  # for what is in the terminal, and the job is not
+        terminal.wait_for("heard")
+        terminal.hang_up()
+        os.kill(job(tmp_path, "train")["pid"], signal.SIGHUP)
+        tell(tmp_path, "stacks", "train")  # by the time this is answered the others have been heard
         assert job(tmp_path, "train")["state"] == "running"
     finally:
         told = tell(tmp_path, "stop", "train")

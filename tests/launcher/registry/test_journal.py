@@ -87,6 +87,14 @@ def test_a_replay_is_what_a_console_shows(
     assert replayed(tmp_path, Choice(), monkeypatch) == (out.getvalue(), err.getvalue())
 
 
+def test_the_journal_says_when_all_workers_run_and_what_was_asked_for_is_shown(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.console.end_progress(is_up=True)
+    kept.console.answered()
+    kept.drain()
+    assert [one[0] for one in JournalReader(tmp_path).entries()] == ["h", "b", "s", "a"]
+
+
 def test_a_replay_of_some_ranks_is_what_these_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept(tmp_path)
     kept.console.say("not this")
@@ -126,6 +134,25 @@ def test_a_reader_that_follows_misses_nothing_across_files(tmp_path: Path) -> No
             found += [one[4] for one in reader.entries() if one[0] == "o"]
     found += [one[4] for one in reader.entries() if one[0] == "o"]
     assert found == [f"{number}\n" for number in range(300)]
+
+
+def test_a_reader_misses_nothing_that_comes_while_the_file_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(tmp_path, segment_bytes=2000)
+    kept.put(0, "first\n")
+    kept.drain()
+    look = JournalReader._is_replaced
+
+    def meanwhile(reader: JournalReader) -> bool:
+        monkeypatch.setattr(JournalReader, "_is_replaced", look)
+        for text in ("second\n", "x" * 2000 + "\n"):
+            kept.put(0, text)
+            kept.drain()
+        return look(reader)
+
+    monkeypatch.setattr(JournalReader, "_is_replaced", meanwhile)
+    assert texts(tmp_path) == ["first\n", "second\n", "x" * 2000 + "\n"]
 
 
 def test_a_reader_that_is_too_slow_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +240,25 @@ def test_the_last_line_is_that_of_the_newest_words(tmp_path: Path) -> None:
     kept.console.warn("over")
     kept.drain()
     assert last_line(tmp_path) == "warning: over"
+
+
+def test_the_last_lines_of_two_files_say_nothing_of_those_that_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(tmp_path, segment_bytes=2000)
+    for number in range(300):
+        kept.put(0, f"{number}\n")
+        kept.drain()
+    entries, num_left_out = last_entries(JournalReader(tmp_path).entries(), 3)
+    out, err = io.BytesIO(), io.BytesIO()
+    monkeypatch.setattr(
+        replaying, "StreamDisplay", lambda writer, logs: StreamDisplay(writer, logs, out=out, err=err)
+    )
+    replay = Replay(Choice())
+    replay.show(entries)
+    replay.writer.drain()
+    assert (out.getvalue(), err.getvalue()) == (b"w0:0 | 297\nw0:0 | 298\nw0:0 | 299\n", b"")
+    assert num_left_out == len(texts(tmp_path)) - 3
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 2, 3, 4, 5, 99])
