@@ -6,22 +6,26 @@ asked of the kernel, and no number that was written down is trusted: it may be a
 lock is one of POSIX, which children do not inherit: what a job leaves behind does not make it look alive.
 
 A process is signalled through a descriptor of it that was opened while it held the lock, asked before and
-after: the lock cannot have passed to another process of the same number in between.
+after: the lock cannot have passed to another process of the same number in between. A kernel before 5.3 and
+some containers have no such descriptors: there the number is used, in the moment after it was seen to hold
+the lock.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
 import signal
 import struct
+import time
 from pathlib import Path
 
 FILE = "lock"
 _FLOCK = "hhqqi4x"  # struct flock of a 64-bit Linux: type, whence, start, length, pid
-_POLL_S = 0.1
+_POLL_S = 0.02
 
 
 def hold(folder: Path) -> int:
@@ -64,8 +68,13 @@ class Process:
         pid = holder_of(folder)
         if not pid:
             raise ProcessLookupError
-        self.pid = pid
-        self._fd = os.pidfd_open(pid)
+        self.pid, self._folder = pid, folder
+        self._fd: int | None = None
+        try:
+            self._fd = os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EPERM):
+                raise
         if holder_of(folder) != pid:
             self.close()
             raise ProcessLookupError
@@ -73,14 +82,26 @@ class Process:
     def signal(self, number: int) -> None:
         """Nothing happens if it has ended."""
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._fd, number)
+            if self._fd is not None:
+                signal.pidfd_send_signal(self._fd, number)
+            elif holder_of(self._folder) == self.pid:
+                os.kill(self.pid, number)
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
         """Whether it has ended; waits for that, but not longer than this."""
-        return bool(select.select([self._fd], [], [], timeout_s)[0])
+        if self._fd is not None:
+            return bool(select.select([self._fd], [], [], timeout_s)[0])
+        deadline = time.monotonic() + timeout_s
+        while holder_of(self._folder) == self.pid:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = None
 
     def __enter__(self) -> Process:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -54,6 +55,24 @@ def test_a_signal_reaches_the_holder(tmp_path: Path) -> None:
         process.signal(signal.SIGUSR1)
         assert process.has_ended(timeout_s=10)
         process.signal(signal.SIGUSR1)  # nothing happens
+    assert holder.wait() == 7
+    holder.communicate()
+
+
+def test_a_kernel_without_descriptors_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", absent)
+    holder = start_holder(tmp_path)
+    with Process(tmp_path) as process:
+        assert not process.has_ended()
+        process.signal(signal.SIGUSR1)
+        assert process.has_ended(timeout_s=10)
+        killed: list[int] = []
+        monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))
+        process.signal(signal.SIGUSR1)  # its number may be another one's by now
+        assert killed == []
     assert holder.wait() == 7
     holder.communicate()
 
