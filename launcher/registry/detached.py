@@ -67,7 +67,7 @@ def start_apart(folder: Path, options: Options, run: Callable[[Options, Console]
             if os.fork():
                 os._exit(0)
             os.close(heard)
-            _be_job(folder, options, run, told, inherited)
+            _be_job(folder, options, run, Front(told), inherited)
         finally:
             os._exit(1)
     os.close(told)
@@ -134,7 +134,7 @@ def _be_job(
     folder: Path,
     options: Options,
     run: Callable[[Options, Console], int],
-    told: int,
+    front: Front,
     inherited: list[int],
 ) -> NoReturn:
     news = News(1, "the job ended by a fault of dslaunch")
@@ -144,7 +144,7 @@ def _be_job(
         entry = OwnEntry(folder, options, is_detached=True)
 
         def tell_started() -> None:
-            _tell(told, News(None))
+            front.tell(News(None))
             _close(inherited)
             if reads_hosts:
                 _be_without_input()
@@ -155,7 +155,7 @@ def _be_job(
     except BaseException:
         traceback.print_exc()
     finally:
-        _tell(told, news)
+        front.tell(news)
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
         sys.stderr.flush()
@@ -244,8 +244,16 @@ def _close(fds: list[int]) -> None:
             os.close(fds.pop())
 
 
-def _tell(told: int, news: News) -> None:
-    """The command in front may be gone, and hears one word only."""
-    with contextlib.suppress(OSError):
-        os.write(told, json.dumps(news._asdict()).encode() + b"\n")
+class Front:
+    """The command in front, which hears one word only, and may be gone."""
+
+    def __init__(self, told: int) -> None:
+        self._told: int | None = told
+
+    def tell(self, news: News) -> None:
+        if self._told is None:  # its number may be another file's by now
+            return
+        told, self._told = self._told, None
+        with contextlib.suppress(OSError):
+            os.write(told, json.dumps(news._asdict()).encode() + b"\n")
         os.close(told)
