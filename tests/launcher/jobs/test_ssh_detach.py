@@ -116,7 +116,7 @@ def test_the_login_that_started_it_and_sshd_end_and_the_job_goes_on(lab: Lab, fo
     )
     poll(lambda: '"running"' in ask(lab.head, "jobs", "--json").stdout, "the job started by a login")
     lab.head.run(["pkill", "-9", "-f", "sshd: root@pts"], check=True)
-    login.wait(20)
+    login.communicate(timeout=20)
     lab.head.sshd_kill()
     wait_for_up(lab)
     assert job(lab)["state"] == "running"

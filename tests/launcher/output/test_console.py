@@ -386,7 +386,7 @@ def test_a_reader_that_takes_nothing_can_be_given_up(monkeypatch: pytest.MonkeyP
         assert done[-1] == 100
         assert console.drain(0)
         os.set_blocking(read, False)
-        while reader.entries():  # the thread that was writing can end what it had begun
+        while reader.read():  # the thread that was writing can end what it had begun
             time.sleep(0.01)
     assert len(done) == 101
 
