@@ -162,11 +162,11 @@ class Console:
 
     def end_progress(self, *, is_up: bool = False, is_stopping: bool = False) -> None:
         """The start is over; its line vanishes. Either all workers run, or they are told to end."""
+        self._display.status("")
         if is_up:
             self.started()
         if is_stopping:
             self.stopping()
-        self._display.status("")
 
     def _progress(self, text: str, began_at: float) -> None:
         now = time.monotonic()

@@ -140,6 +140,7 @@ def _be_job(
     news = News(1, "the job ended by a fault of dslaunch")
     try:
         reads_hosts = options.hostfile == "-"  # from standard input, which a job has no use for
+        is_watched = os.isatty(2)
         _leave_terminal(folder, keeps_stdin=reads_hosts)
         entry = OwnEntry(folder, options, is_detached=True)
 
@@ -149,7 +150,7 @@ def _be_job(
             if reads_hosts:
                 _be_without_input()
 
-        news = _run(entry, options, run, tell_started)
+        news = _run(entry, options, run, tell_started, is_watched=is_watched)
     except LaunchError as error:
         news = News(error.exit_code, str(error))
     except BaseException:
@@ -167,6 +168,8 @@ def _run(
     options: Options,
     run: Callable[[Options, Console], int],
     tell_started: Callable[[], None],
+    *,
+    is_watched: bool,
 ) -> News:
     watch = EntryWatch(lambda: entry)
     watch.on_started = tell_started
@@ -179,7 +182,7 @@ def _run(
     console = Console(
         log_level=options.log_level,
         logs=options.logs,
-        display=lambda writer: JournalDisplay(writer, file),
+        display=lambda writer: JournalDisplay(writer, file, has_status_line=is_watched),
         watch=watch,
     )
     code, message = 1, ""

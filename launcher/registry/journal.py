@@ -3,6 +3,7 @@
     ["h", segment, dropped, template, timestamps]   the first line of a file: its number from 0, and how many
                                                     lines of output are gone that were in front of it
     ["b", attempt, [[host, node_rank, rank, local_rank], ...]]   an attempt begins with these workers
+    ["p", text]                                     how far the start is, for a line that changes in place
     ["s"]                                           all of them run
     ["o", time, [rank, ...], stream, text]          whole lines that these ranks wrote
     ["w", time, level, message]                     a sentence of dslaunch
@@ -122,18 +123,21 @@ class JournalFile:
 class JournalDisplay:
     """What a console shows, in the journal: the display of a job without a terminal."""
 
-    has_status_line = False
     is_ours = False
 
-    def __init__(self, writer: Writer, file: JournalFile) -> None:
+    def __init__(self, writer: Writer, file: JournalFile, *, has_status_line: bool = False) -> None:
+        """`has_status_line`: a person looks at the start in a terminal."""
         self._writer, self._file = writer, file
         self._num_attempts = 0
+        self.has_status_line = has_status_line
+        self._status = ""
 
     def begin(self, origins: tuple[Origin, ...]) -> None:
         self._put(line("b", self._num_attempts, [list(one) for one in origins]))
         self._num_attempts += 1
 
     def started(self) -> None:
+        self.has_status_line = False  # later attempts may start unwatched
         self._put(line("s"))
 
     def lines(
@@ -161,7 +165,9 @@ class JournalDisplay:
         self._put(line("r", stream, data.decode("utf-8", "surrogateescape")), on_done)
 
     def status(self, text: str) -> None:
-        """A journal has no line that changes."""
+        if text != self._status:
+            self._put(line("p", text))
+        self._status = text
 
     def _put(self, data: bytes, on_done: Callable[[], None] | None = None) -> None:
         self._writer.put(self._file, data, on_done)

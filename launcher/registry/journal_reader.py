@@ -126,4 +126,4 @@ def _entry(data: bytes) -> Entry | None:
     return found if isinstance(found, list) and found and len(found) >= _LENGTHS.get(found[0], 99) else None
 
 
-_LENGTHS = {"h": 5, "b": 3, "s": 1, "o": 5, "w": 4, "i": 3, "r": 3, "a": 1, "l": 3}
+_LENGTHS = {"h": 5, "b": 3, "p": 2, "s": 1, "o": 5, "w": 4, "i": 3, "r": 3, "a": 1, "l": 3}

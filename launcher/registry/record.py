@@ -103,7 +103,8 @@ def write_record(folder: Path, record: Record) -> None:
         with contextlib.suppress(OSError):
             os.unlink(folder / RESERVE_FILE)
         _replace(folder, data)
-    keep_reserve(folder, len(data))
+    if record.is_detached:  # the record of another job has no last words
+        keep_reserve(folder, len(data))
 
 
 def keep_reserve(folder: Path, size: int) -> None:

@@ -60,6 +60,8 @@ class Replay:
             self._display.below(entry[2], at_s=entry[1])
         elif kind == "r" and self._choice.has_ranks:
             self._display.put(entry[1], entry[2].encode("utf-8", "surrogateescape"))
+        elif kind == "p":
+            self._display.status(entry[1])
         elif kind == "l":
             self._tell_lost(entry)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,28 @@ def test_the_journal_says_when_all_workers_run_and_what_was_asked_for_is_shown(t
     kept.console.answered()
     kept.drain()
     assert [one[0] for one in JournalReader(tmp_path).entries()] == ["h", "b", "s", "a"]
+
+
+def test_the_line_that_changes_in_place_is_kept_for_a_person_who_looks_at_the_start(tmp_path: Path) -> None:
+    texts = []
+    for is_live in (True, False):
+        folder = tmp_path / str(is_live)
+        folder.mkdir()
+        file = JournalFile(folder, LogOptions(), on_problem=print)
+        console = Console(
+            log_level="info",
+            display=lambda writer, file=file, is_live=is_live: JournalDisplay(
+                writer, file, has_status_line=is_live
+            ),
+        )
+        console.progress("connected", 3, ["a"], time.monotonic() - 60)
+        console.end_progress(is_up=True)
+        assert console.drain(10)
+        texts.append([one for one in JournalReader(folder).entries() if one[0] in ("p", "w", "s")])
+    live, plain = texts
+    assert live == [["p", "2 of 3 hosts connected, waiting for a (60 s)"], ["p", ""], ["s"]]
+    assert [one[0] for one in plain] == ["w", "s"]
+    assert plain[0][3] == live[0][1]
 
 
 def test_a_replay_of_some_ranks_is_what_these_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
