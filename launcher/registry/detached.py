@@ -153,6 +153,8 @@ def _be_job(
         news = _run(entry, options, run, tell_started, is_watched=is_watched)
     except LaunchError as error:
         news = News(error.exit_code, str(error))
+    except KeyboardInterrupt:
+        news = News(_INTERRUPTED, "interrupted: nothing was started")
     except BaseException:
         traceback.print_exc()
     finally:

@@ -72,7 +72,7 @@ class OwnEntry:
             boot_id=this_boot(),
             pid=os.getpid(),
             command=("dslaunch", *sys.argv[1:]),
-            cwd=os.getcwd(),
+            cwd=_cwd(),
             launcher="no_ssh" if options.rendezvous.no_ssh else options.backend.launcher.name,
             is_detached=is_detached,
             console="" if is_detached else _place_of_stdout(),
@@ -81,7 +81,8 @@ class OwnEntry:
         )
         try:
             self._hold = holder.hold(folder)
-            write_record(folder, self.record)
+            if is_detached:  # else it is written once more is known of it, which is at once
+                write_record(folder, self.record)
         except OSError as error:
             raise LaunchError(
                 f"{folder}: the record of the job cannot be kept there: {error.strerror}; set XDG_STATE_HOME "
@@ -146,7 +147,8 @@ class EntryWatch:
         self._change(state=State.STOPPING)
 
     def reported(self, failure: str) -> None:
-        self._change(verdict=failure)
+        if self.entry is not None and self.entry.record.is_detached:  # else the record is removed now
+            self._change(verdict=failure)
 
     def _change(self, **changes: Any) -> None:
         if self.entry is None:
@@ -164,6 +166,13 @@ class EntryWatch:
             self.entry = self._make()
         except LaunchError as error:
             self._warn(f"`dslaunch jobs` will not show this job: {error}")
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was deleted, which the plan of the job will say
+        return ""
 
 
 def _shown(options: Options) -> tuple[tuple[int, int], ...] | None:

@@ -80,6 +80,15 @@ def test_a_job_that_fails_before_it_has_started_is_an_error_of_the_command(
     assert jobs(tmp_path) == []
 
 
+def test_a_folder_that_was_deleted_is_an_error_of_the_command(start_words: Start, tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    shell = 'cd gone; rmdir ../gone; exec "$@"'
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    started = start_words("--detach", "/nosuch.py", shell=shell, env=env)
+    assert started.wait() == 2
+    assert started.err == "dslaunch: the folder you are in was deleted; change to one that exists\n"
+
+
 def test_a_program_that_is_not_there_is_an_error_of_the_command(start_words: Start, tmp_path: Path) -> None:
     started = start_words("--detach", "nosuch.py", env={"XDG_STATE_HOME": str(tmp_path / "state")})
     assert started.wait() == 2
