@@ -36,7 +36,7 @@ from .record import State
 from .replay import Choice, Replay
 
 STRAY_FILE = "stray"  # what the job's process and its helpers print past the console
-EXIT_LOST = 137  # as of a program that SIGKILL ended, whose exit code nobody has written down
+EXIT_LOST = 137  # as of a program that SIGKILL ended, whose exit code is written nowhere
 _INTERRUPTED = 130
 _POLL_S = 0.1
 _LAST_WORDS_S = 0.5
