@@ -55,11 +55,18 @@ def command(**given: Any) -> int:
 
 
 def _ask_process(pid: int) -> int:
+    try:
+        process: int | None = os.pidfd_open(pid)  # so that it is this one that is looked at and asked
+    except OSError:
+        process = None  # no such process, or a kernel without such descriptors
     if not _is_launcher(pid):
         raise LaunchError(
             f"{pid}: no dslaunch that runs a job has this process id here; `dslaunch jobs` lists them"
         )
-    os.kill(pid, signal.SIGQUIT)
+    if process is None:
+        os.kill(pid, signal.SIGQUIT)
+    else:
+        signal.pidfd_send_signal(process, signal.SIGQUIT)
     _tell_place(pid)
     return 0
 
