@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from dslaunch.launcher.registry.holder import Process
 from tests.launcher.detached_job import (
     Terminal,
     environment,
@@ -29,6 +31,15 @@ from tests.launcher.local_job import WORKER, Job, Start, poll
 pytestmark = pytest.mark.slow
 
 WAIT = "say('up', rank)\nwait()"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path: Path) -> Iterator[None]:
+    """Also if a test fails: a detached job outlives it."""
+    yield
+    for record in (tmp_path / "state").rglob("job.json"):
+        with contextlib.suppress(ProcessLookupError), Process(record.parent) as process:
+            process.signal(signal.SIGKILL)
 
 
 @pytest.fixture
