@@ -81,6 +81,12 @@ def _default_signals() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_records(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The jobs of the tests are not among those of the user who runs them."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
     """A head and 4 nodes, made once; every test finds them as new.

@@ -100,6 +100,7 @@ _dslaunch_argument() {
     file) compopt -o default ;;
     folder) compopt -o dirnames ;;
     hosts) found="$("${words[0]}" completion hosts "$value" "${words[@]:1:count-2}" 2>/dev/null)" ;;
+    jobs) found="$("${words[0]}" completion jobs "$value" 2>/dev/null)" ;;
     free) ;;
     *) found="$(compgen -W "$1" -- "$value")" ;;
     esac
@@ -148,4 +149,4 @@ def _written(value: Value) -> str:
     return " ".join(value.words) if value.kind is Kind.WORDS else _KINDS[value.kind]
 
 
-_KINDS = {Kind.FILE: "file", Kind.FOLDER: "folder", Kind.HOSTS: "hosts", Kind.FREE: "free"}
+_KINDS = {Kind.FILE: "file", Kind.FOLDER: "folder", Kind.HOSTS: "hosts", Kind.JOBS: "jobs", Kind.FREE: "free"}

@@ -49,6 +49,11 @@ function __dslaunch_hosts
     set -l value (string replace -r -- '^(-[^=]*=)?["\\']?' '' (commandline -ct))
     $words[1] completion hosts "$value" $words[2..-1] 2>/dev/null
 end
+
+function __dslaunch_jobs
+    set -l words (commandline -opc)
+    $words[1] completion jobs (commandline -ct) 2>/dev/null
+end
 """
 
 
@@ -88,6 +93,8 @@ def _offered(value: Value) -> str:
         return f" -a {_quoted(' '.join(value.words))}"
     if value.kind is Kind.FOLDER:
         return " -a '(__fish_complete_directories (commandline -ct))'"
+    if value.kind is Kind.JOBS:
+        return " -a '(__dslaunch_jobs)'"
     return " -a '(__dslaunch_hosts)'" if value.kind is Kind.HOSTS else ""
 
 

@@ -22,6 +22,7 @@ class Kind(Enum):
     FILE = "a file"
     FOLDER = "a folder"
     HOSTS = "hosts of the hostfile"
+    JOBS = "jobs of this user"
     WORDS = "one of some words"
     FREE = "anything"
 
@@ -73,6 +74,7 @@ _OF_METAVAR = {
     "A": Kind.FOLDER,
     "B": Kind.FOLDER,
     "HOSTS": Kind.HOSTS,
+    "JOB": Kind.JOBS,
 }
 _OF_ARGUMENT = {"script": Kind.FILE, "program": Kind.FILE}
 

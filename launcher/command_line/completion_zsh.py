@@ -14,6 +14,12 @@ _dslaunch_hosts() {
     compadd -- "${(@)names:#}"
 }
 
+_dslaunch_jobs() {
+    local -a names
+    names=("${(@f)$($dslaunch_program completion jobs "$PREFIX" 2>/dev/null)}")
+    compadd -- "${(@)names:#}"
+}
+
 _dslaunch() {
     local dslaunch_program="$words[1]" place=""
     local -a dslaunch_typed=("${(@)words[2,CURRENT-1]}") commands=()
@@ -42,6 +48,7 @@ _ACTIONS = {
     Kind.FILE: "_files",
     Kind.FOLDER: "_files -/",
     Kind.HOSTS: "_dslaunch_hosts",
+    Kind.JOBS: "_dslaunch_jobs",
     Kind.FREE: " ",
 }
 

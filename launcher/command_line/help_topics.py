@@ -65,6 +65,19 @@ that of the process that failed first (128 + n after signal n), 2 for a mistake 
 host could not be used.
 """
 
+DETACH = """
+\b
+Examples:
+  dslaunch --detach -H hosts train.py
+      return when all workers run, or with the exit code of a job that failed before; print the job's name
+  dslaunch jobs
+      the jobs of this user on this machine, those in the foreground too
+  dslaunch logs -f train; dslaunch attach train; dslaunch stop train
+      follow its output, have its console, end it
+
+A detached job reads nothing, and goes on when the terminal, the login or the command that started it ends.
+"""
+
 ELASTIC = """
 \b
 Examples:
@@ -130,6 +143,12 @@ TOPICS = (
         FAILURES,
     ),
     Topic(
+        "detach",
+        "Jobs that outlive the terminal",
+        ("detach", "name"),
+        DETACH,
+    ),
+    Topic(
         "elastic",
         "Elastic jobs: other hosts after a failure",
         ("spares", "min_nodes", "max_nodes", "elastic_training"),
@@ -173,6 +192,10 @@ COMMANDS = {
     "check": "what is missing or differs on the hosts, and who reaches whom",
     "exec": "a command once on every host, equal output shown once",
     "env": "the variables that each rank would get, and where they come from",
+    "jobs": "your jobs on this machine, how far each is, and its last line",
+    "logs": "what a detached job has shown so far, of some ranks or all",
+    "attach": "the console of a detached job; Ctrl-C asks what to do",
+    "stop": "end a job in order, or kill it, and wait until it has ended",
     "stacks": "what each rank of a job that runs does, as seen by Python",
     "checkpoint": "look at checkpoints, verify, compare, prune, export weights",
     "report-env": "what works on this machine: kernels, CUDA, direct I/O",

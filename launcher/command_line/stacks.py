@@ -5,48 +5,115 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from typing import Any
 
 import click
 
 from ..errors import LaunchError
+from ..node.stack_dump import catches
+from ..options.backend import LAUNCHERS
+from ..registry.following import POLL_S, now_of
+from ..registry.journal_reader import JournalReader
+from ..registry.known_jobs import KnownJob
+from ..registry.replay import Choice, Replay
+from ..registry.stopping import job_process
+from .job_choice import chosen_job, how_it_ended, refuse_elsewhere
 from .prefix_command import SETTINGS, PrefixCommand
 
 EPILOG = """
 \b
-Example:
+Examples:
+  dslaunch stacks train
+      what each rank of the job train does; of a job in the foreground it is printed there
   dslaunch stacks 4711
-      the dslaunch with this process id prints what each rank does, where it prints everything else
+      the same of the dslaunch with this process id
 
 The same happens at Ctrl-\\ in its terminal. Ranks show their Python stacks if the job was started with
 --stack_on_hang, or if their host has py-spy.
 """
+ANSWER_WITHIN_S = 30.0  # the job itself gives its hosts 20
 
 
 @click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
-@click.argument("pid", required=False, metavar="PID")
+@click.argument("job", required=False, metavar="JOB")
 def command(**given: Any) -> int:
-    """Have the dslaunch with process id PID print what each of its ranks does. The job goes on."""
-    word: str | None = given["pid"]
-    if word is None or not re.fullmatch("[1-9][0-9]{0,9}", word):
-        raise LaunchError(
-            f"{'which job' if word is None else repr(word) + ' is no process id'}? Write: dslaunch stacks "
-            "PID, PID being that of the dslaunch that runs the job; `pgrep -af dslaunch` shows it"
-        )
-    pid = int(word)
+    """Have the job JOB, a name or the process id of its dslaunch, print what each of its ranks does. It
+    goes on.
+    """
+    word: str | None = given["job"]
+    if word is None:
+        raise LaunchError("which job? Write: dslaunch stacks JOB; `dslaunch jobs` lists them")
+    is_pid = re.fullmatch("[1-9][0-9]{0,9}", word) is not None
+    try:
+        job = chosen_job(word, "stacks")
+    except LaunchError:
+        if not is_pid:
+            raise
+        return _ask_process(int(word))  # one that keeps no record
+    return _ask_job(job)
+
+
+def _ask_process(pid: int) -> int:
+    try:
+        process: int | None = os.pidfd_open(pid)  # so that it is this one that is looked at and asked
+    except OSError:
+        process = None  # no such process, or a kernel without such descriptors
     if not _is_launcher(pid):
         raise LaunchError(
-            f"{pid}: no dslaunch that runs a job has this process id here; look with `pgrep -af dslaunch`"
+            f"{pid}: no dslaunch that runs a job has this process id here; `dslaunch jobs` lists them"
         )
-    os.kill(pid, signal.SIGQUIT)
-    click.echo(f"dslaunch: process {pid} was asked; it prints the stacks where the job's own output goes")
+    if process is None:
+        os.kill(pid, signal.SIGQUIT)
+    else:
+        signal.pidfd_send_signal(process, signal.SIGQUIT)
+    _tell_place(pid)
     return 0
+
+
+def _tell_place(pid: int) -> None:
+    click.echo(f"dslaunch: process {pid} was asked; it prints the stacks where the job's own output goes")
+
+
+def _ask_job(job: KnownJob) -> int:
+    """Ask, and show the answer of a detached job.
+
+    Errors: LaunchError if it has no ranks that could be asked
+    """
+    refuse_elsewhere(job, "stacks")
+    record = job.record
+    if not job.is_live:
+        raise LaunchError(how_it_ended(job))
+    reader = JournalReader(job.folder)
+    for _ in reader.entries():
+        pass
+    with job_process(job) as process:
+        if not catches(process.pid, signal.SIGQUIT):
+            why = "has not begun to start its ranks, or is ending"
+            if record.launcher in LAUNCHERS and LAUNCHERS[record.launcher].starts_itself:
+                why = f"has its ranks started by {record.launcher}, which dslaunch cannot ask"
+            raise LaunchError(f"dslaunch stacks: {record.id} {why}; look at the ranks on their hosts")
+        process.signal(signal.SIGQUIT)
+    if not record.is_detached:
+        _tell_place(record.pid)
+        return 0
+    replay = Replay(Choice(has_ranks=False))
+    deadline = time.monotonic() + ANSWER_WITHIN_S
+    while time.monotonic() < deadline:
+        for one in reader.entries():
+            if one[0] == "a":
+                replay.writer.drain()
+                return 0
+            replay.show([one])
+        if not now_of(job).is_live:
+            break
+        time.sleep(POLL_S)
+    replay.writer.drain()
+    raise LaunchError(f"dslaunch stacks: no rank of {record.id} runs that could answer", exit_code=1)
 
 
 def _is_launcher(pid: int) -> bool:
     """Only a dslaunch that handles the signal: any other program would die of it."""
-    from ..node.stack_dump import catches  # here, so that --help does not load what only this needs
-
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().split(b"\0")

@@ -212,7 +212,7 @@ class Controller:
         self._started_at = time.monotonic()
         self._roster.send(Start(self._search.address, port))
         self._wait("started", lambda host: len(host.pids) == len(host.ranks), is_patient=False)
-        self._console.end_progress()
+        self._console.end_progress(is_up=not self._is_failing())
         self._wait("ended", lambda host: host.is_over, is_patient=False)
 
     def _wait(
@@ -523,7 +523,7 @@ class Controller:
 
     def _stop_and_wait(self) -> None:
         """Tell every host to stop, unless all ended well; wait until each has said that nothing is left."""
-        self._console.end_progress()
+        self._console.end_progress(is_stopping=not self._roster.is_over)
         if self._roster.is_over:
             return
         self._wait_for_cause()

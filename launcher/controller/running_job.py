@@ -51,8 +51,11 @@ class RunningJob:
             if silent_s:
                 self.ask_stacks(f"no output for {silent_s:.0f} s")
         if self._stacks.is_asked:
-            for block in self._stacks.blocks(now, ended=self._roster.ended_ranks()):
+            blocks = self._stacks.blocks(now, ended=self._roster.ended_ranks())
+            for block in blocks:
                 self._console.show(block.title, block.lines)
+            if blocks:
+                self._console.answered()
 
     def pass_on(self, number: int) -> None:
         """A signal for the workers."""

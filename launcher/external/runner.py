@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 from ..controller.job_signals import ENDING, received, unignored
 from ..errors import EXIT_HOST, LaunchError
@@ -55,6 +56,7 @@ EXTERNAL: Mapping[str, External] = {
 }
 DRAIN_S = 5.0
 LOOK_EVERY_S = 1.0
+MAX_UNWRITTEN = 256  # lines on their way to the journal of a detached job
 LAST_MOMENT_S = 2.0  # between a second signal and the end by force
 _FOREIGN_FIELDS = ("force_multi", "kill_grace_s", "heartbeat_s")
 
@@ -129,8 +131,9 @@ def run_owned(job: OwnedJob, console: Console) -> Verdict:
         path = str(Path(folder) / "hosts")
         if job.hostfile is not None:
             Path(path).write_text(job.hostfile)
-        process = _start(job, path)
-        words = _Words(process, job.external.tells_failures)
+        process = _start(job, path, console)
+        words = _Words(process, job.external.tells_failures, console)
+        console.started()
         interrupts, lost = _wait(process, events, job, console)
         while kill_descendants(os.getpid()):
             reap()
@@ -155,40 +158,49 @@ def _failure(job: OwnedJob, code: int, first: tuple[str, int] | None) -> HostFai
 
 
 class _Words:
-    """Passes the command's stderr on to ours, byte for byte, where we have to read it;
+    """Passes the command's output on to ours, byte for byte, where we have to read it;
     notes the first failure.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], tells_failures: TellsFailures | None) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], tells_failures: TellsFailures | None, console: Console
+    ) -> None:
         self._tells_failures = tells_failures
+        self._console = console
         self.first_failure: tuple[str, int] | None = None
-        self._pipe = process.stderr
-        self._thread = threading.Thread(target=self._pass_on, name="stderr", daemon=True)
-        if self._pipe is not None:
-            self._thread.start()
+        self._unwritten = threading.BoundedSemaphore(MAX_UNWRITTEN)
+        self._threads = [
+            threading.Thread(target=self._pass_on, args=(number, pipe), name=name, daemon=True)
+            for number, name, pipe in ((1, "stdout", process.stdout), (2, "stderr", process.stderr))
+            if pipe is not None
+        ]
+        for one in self._threads:
+            one.start()
 
     def drain(self) -> None:
         """Once the command has ended, until all it wrote is passed on; other processes that hold the pipe
         are not waited for.
         """
-        if self._pipe is not None:
-            self._thread.join(DRAIN_S)
+        for one in self._threads:
+            one.join(DRAIN_S)
 
-    def _pass_on(self) -> None:
-        if self._pipe is None or self._tells_failures is None:
-            raise AssertionError("a thread for a pipe that there is not")
-        for line in self._pipe:
-            if self.first_failure is None:
+    def _pass_on(self, number: int, pipe: IO[bytes]) -> None:
+        for line in pipe:
+            if number == 2 and self._tells_failures is not None and self.first_failure is None:
                 self.first_failure = self._tells_failures(line.decode("utf-8", "replace"))
+            if not self._console.has_streams:
+                self._unwritten.acquire()
+                self._console.put(number, line, self._unwritten.release)
+                continue
             with contextlib.suppress(
                 OSError
             ):  # our stderr has no reader any more: read on, so that srun can end
                 view = memoryview(line)
                 while view:
-                    view = view[os.write(2, view) :]
+                    view = view[os.write(number, view) :]
 
 
-def _start(job: OwnedJob, hostfile: str) -> subprocess.Popen[bytes]:
+def _start(job: OwnedJob, hostfile: str, console: Console) -> subprocess.Popen[bytes]:
     argv = [word.replace(HOSTFILE, hostfile) for word in job.argv]
     settings = {name: value.replace(HOSTFILE, hostfile) for name, value in job.external.settings}
     us = os.getpid()
@@ -197,7 +209,8 @@ def _start(job: OwnedJob, hostfile: str) -> subprocess.Popen[bytes]:
             argv,
             env={**os.environ, **settings, **dict(job.payload)},
             stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE if job.external.tells_failures else None,
+            stdout=None if console.has_streams else subprocess.PIPE,
+            stderr=subprocess.PIPE if job.external.tells_failures or not console.has_streams else None,
             start_new_session=True,
             preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),
         )
@@ -239,6 +252,7 @@ def _wait(
         if len(interrupts) == 1:
             passed_on = signal.SIGTERM if number == signal.SIGHUP else number
             hint = "; Ctrl-C again kills it" if number == signal.SIGINT else ""
+            console.stopping()
             console.say(f"{signal_name(number)}: stopping {job.argv[0]}{hint}")
             process.send_signal(passed_on)
         else:

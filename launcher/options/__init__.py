@@ -9,10 +9,24 @@ from typing import Any, NamedTuple
 
 import click
 
-from . import backend, binding, check, drop_in, logs, mesh, process, rendezvous, restart, start, tree
+from . import (
+    backend,
+    binding,
+    check,
+    detach,
+    drop_in,
+    logs,
+    mesh,
+    process,
+    rendezvous,
+    restart,
+    start,
+    tree,
+)
 from .backend import BackendOptions
 from .binding import BindingOptions
 from .check import CheckOptions
+from .detach import DetachOptions
 from .drop_in import DropInOptions
 from .hosts import SshOptions as SshOptions
 from .logs import LogOptions
@@ -50,6 +64,7 @@ class Options(NamedTuple):
     backend: BackendOptions = BackendOptions()
     binding: BindingOptions = BindingOptions()
     check: CheckOptions = CheckOptions()
+    detach: DetachOptions = DetachOptions()
     drop_in: DropInOptions = DropInOptions()
     logs: LogOptions = LogOptions()
     mesh: MeshOptions = MeshOptions()
@@ -61,7 +76,10 @@ class Options(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
-_SUBJECTS = (logs, restart, rendezvous, mesh, binding, process, drop_in, backend, start, tree, check)
+_SUBJECTS = (
+    *(logs, restart, rendezvous, mesh, binding, process),
+    *(drop_in, backend, start, tree, check, detach),
+)
 SUBJECT_OPTIONS: tuple[click.Option, ...] = tuple(option for one in _SUBJECTS for option in one.OPTIONS)
 
 

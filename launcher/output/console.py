@@ -4,8 +4,6 @@ progress, the final report.
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,10 +13,12 @@ from ..errors import LaunchError
 from ..inputs.line_prefix import Origin
 from ..job.verdict import Failure, RankFailure, Verdict, describe_all
 from ..options.logs import LogOptions
-from ..wording import cleaned, count, shown_time, wrapped
-from .rank_output import RankOutput, Screen, timestamp
-from .status_line import AboveStatusLine, StatusLine, describe_hosts, shown
-from .writer import Sink, StreamSink, Writer, unbuffered
+from ..wording import cleaned, count, shown_time
+from .display import Display, StreamDisplay
+from .job_watch import JobWatch
+from .rank_output import RankOutput
+from .status_line import describe_hosts
+from .writer import Writer
 
 PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 2.0
@@ -42,25 +42,21 @@ class Console:
         logs: LogOptions | None = None,
         out: IO[bytes] | None = None,
         err: IO[bytes] | None = None,
+        display: Callable[[Writer], Display] | None = None,
+        watch: JobWatch | None = None,
     ) -> None:
+        """`display` makes what shows everything, in place of stdout and stderr; `watch` is told how far
+        the job is.
+        """
         self.has_begun = False
         self._level = _LEVELS[log_level]
-        self._logs = logs or LogOptions()
-        streams = {
-            1: StreamSink(out or unbuffered(sys.stdout), "stdout"),
-            2: StreamSink(err or unbuffered(sys.stderr), "stderr"),
-        }
-        self._terminal = streams[2] if streams[2].is_terminal else None
-        self._status = StatusLine(streams[2])
-        self._screens = {
-            number: Screen(
-                sink=self._above_status(stream),
-                has_color=stream.is_terminal and "NO_COLOR" not in os.environ,
-            )
-            for number, stream in streams.items()
-        }
         self._writer = Writer()
-        self._ranks = RankOutput(self._logs, self._writer, self._screens)
+        logs = logs or LogOptions()
+        self._display: Display = (
+            StreamDisplay(self._writer, logs, out=out, err=err) if display is None else display(self._writer)
+        )
+        self._watch = watch
+        self._ranks = RankOutput(logs, self._display)
         self._last_progress_at = 0.0
         self._num_workers = 0
 
@@ -68,6 +64,11 @@ class Console:
     def failure(self) -> LaunchError | None:
         """Why stdout, stderr or a log file cannot be written to any more, if that is so."""
         return self._writer.failure or self._ranks.failure
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether what other programs print to our stdout and stderr is seen as what is said here."""
+        return self._display.is_ours
 
     @property
     def log_folder(self) -> Path | None:
@@ -82,8 +83,25 @@ class Console:
         self.has_begun = True
         self._ranks.begin(origins)
         self._num_workers = len(origins)
+        self.register(origins)
         if self._ranks.warning:
             self.warn(self._ranks.warning)
+
+    def register(self, origins: tuple[Origin, ...]) -> None:
+        """The processes of the job are about to be started: who watches it is told."""
+        if self._watch is not None:
+            self._watch.began(origins, log_folder=self._ranks.folder, warn=self.warn)
+
+    def started(self) -> None:
+        """All workers run."""
+        self._display.started()
+        if self._watch is not None:
+            self._watch.started()
+
+    def stopping(self) -> None:
+        """The workers are told to end."""
+        if self._watch is not None:
+            self._watch.stopping()
 
     def give_up_if_stuck(self, *, is_urgent: bool) -> None:
         """After an interrupt: a reader or a disk that takes nothing any more must not hold up
@@ -116,7 +134,7 @@ class Console:
 
     def put(self, stream: int, data: bytes, on_done: Callable[[], None] | None = None) -> None:
         """Bytes for stdout (1) or stderr (2) as they are; `on_done` is called when they are written."""
-        self._writer.put(self._screens[stream].sink, data, on_done)
+        self._display.put(stream, data, on_done)
 
     def debug(self, message: str) -> None:
         self._log(10, message)
@@ -142,25 +160,28 @@ class Console:
         """The same, when all hosts are there."""
         self._progress(f"{num_up} of {num_workers} workers up", began_at)
 
-    def end_progress(self) -> None:
-        """The start is over; its line vanishes."""
-        if self._terminal is not None:
-            self._writer.put(self._status, b"")
+    def end_progress(self, *, is_up: bool = False, is_stopping: bool = False) -> None:
+        """The start is over; its line vanishes. Either all workers run, or they are told to end."""
+        self._display.status("")
+        if is_up:
+            self.started()
+        if is_stopping:
+            self.stopping()
 
     def _progress(self, text: str, began_at: float) -> None:
         now = time.monotonic()
         waited_s = self._last_progress_at - began_at
         after_s, every_s = PROGRESS_AFTER_S, max(PROGRESS_EVERY_S, PROGRESS_GROWTH * waited_s)
-        if self._terminal is not None:
+        if self._display.has_status_line:
             after_s, every_s = LIVE_AFTER_S, LIVE_EVERY_S
         if now - began_at < after_s or now - self._last_progress_at < every_s:
             return
         self._last_progress_at = now
         text += f" ({now - began_at:.0f} s)"
-        if self._terminal is None:
+        if not self._display.has_status_line:
             self.say(text)
-        elif self._level <= _LEVELS["info"] and self._writer.is_idle:  # a stopped terminal gets no more
-            self._writer.put(self._status, shown(f"dslaunch: {text}", self._terminal.num_columns))
+        elif self._level <= _LEVELS["info"]:
+            self._display.status(text)
 
     def report(self, verdict: Verdict, *, took_s: float) -> None:
         """The last word: that all ended well, or who failed first, its last lines, and who else failed;
@@ -174,6 +195,8 @@ class Console:
         elif verdict.exit_code == 0:
             what = count(self._num_workers, "worker") if self._num_workers else "the job"
             self.say(f"{what} ended with code 0 after {shown_time(took_s)}")
+        if self._watch is not None:
+            self._watch.reported(failed[0].describe() if failed else "")
         for place in self._ranks.places:
             (self.error if failed else self.say)(f"log files: {place}")
 
@@ -200,7 +223,11 @@ class Console:
         """
         self.error(title)
         for line in lines:
-            self._say_bytes(f"    {cleaned(line.expandtabs())}\n".encode("utf-8", "surrogateescape"))
+            self._display.below(f"    {cleaned(line.expandtabs())}")
+
+    def answered(self) -> None:
+        """All that was asked for by a signal is shown."""
+        self._display.answered()
 
     def _explain(self, culprit: RankFailure) -> None:
         for sentence in culprit.evidence:
@@ -220,21 +247,4 @@ class Console:
             self._ranks.flush()  # what the ranks wrote before this
         if level < self._level:
             return
-        name, message = "dslaunch:", cleaned(message)
-        if self._terminal is not None:
-            taken = len(timestamp(0)) if self._logs.has_timestamps else 0
-            message = wrapped(message, self._terminal.num_columns - taken, first=len(name) + 1)
-        if self._screens[2].has_color:
-            name = f"\x1b[{31 if level >= 40 else 1}m{name}\x1b[0m"
-        self._say_bytes(f"{name} {message}\n".encode("utf-8", "surrogateescape"))
-
-    def _say_bytes(self, line: bytes) -> None:
-        if self._logs.has_timestamps:
-            line = timestamp(time.time()) + line
-        self._writer.put(self._screens[2].sink, line)
-
-    def _above_status(self, stream: StreamSink) -> Sink:
-        """On a terminal, where the status line may stand in the way."""
-        if self._terminal is None or not stream.is_terminal:
-            return stream
-        return AboveStatusLine(stream, self._status)
+        self._display.say(level, cleaned(message))

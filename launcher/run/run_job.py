@@ -13,7 +13,7 @@ from ..controller.timings import describe as describe_timings, drawn
 from ..errors import LaunchError
 from ..job.gateways import gateways_of, plan_groups
 from ..job.mesh import fit, warnings_of
-from ..job.plan import Plan, overruled
+from ..job.plan import Plan, origins_of, overruled
 from ..job.restart import Attempt, decide
 from ..job.verdict import Verdict
 from ..options import Options
@@ -21,6 +21,7 @@ from ..options.backend import PDSH
 from ..output.console import LAST_WORDS_S, Console
 from ..output.job_report import BegunAttempt, EndedAttempt, check_place, write_report
 from ..output.log_files import REPORT
+from ..registry.foreground import watch_foreground
 from .exec_prefix import lost_input
 from .host_pool import read_pool, select_hosts
 from .make_plan import choose_attempt, make_plan
@@ -31,7 +32,20 @@ def run(options: Options) -> int:
 
     Errors: LaunchError for a mistake in what was given.
     """
-    console = Console(log_level=options.log_level, logs=options.logs)
+    if options.detach.is_on and not options.dry_run:
+        from .run_detached import run_detached  # here: few jobs are
+
+        return run_detached(options, run_with)
+    watch = watch_foreground(options)
+    try:
+        return run_with(options, Console(log_level=options.log_level, logs=options.logs, watch=watch))
+    finally:
+        if watch is not None and watch.entry is not None:
+            watch.entry.remove()
+
+
+def run_with(options: Options, console: Console) -> int:
+    """The same with this console."""
     try:
         return _run(options, console)
     except LaunchError:
@@ -198,6 +212,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
         return _show_plan(plan, f"{describe(plan, how=f'by {job.argv[0]}')}\n{job.describe()}", console)
     _warn_of_plan(plan, console)
     begun = BegunAttempt(hosts=plan.host_names)
+    console.register(origins_of(plan))
     verdict = run_owned(job, console)
     console.report(verdict, took_s=begun.duration_s)
     return _end(options, (begun.end(verdict),), console)

@@ -106,6 +106,9 @@ OPTIONS = [
     ("--check",),
     ("--check_gpu",),
     ("--check_bandwidth",),
+    # launcher/options/detach.py
+    ("--detach",),
+    ("--name",),
     ("-h", "--help"),
 ]
 
@@ -430,7 +433,7 @@ def test_what_follows_the_script_is_the_script_s(
         ("checkpoint prune a", "--keep=N is missing; write: dslaunch checkpoint prune DIR --keep=N"),
         ("checkpoint export a b --dtype int8", "--dtype=int8: must be float32, bfloat16 or float16"),
         ("checkpoint --nosuch", "there is no option --nosuch; write: dslaunch checkpoint --help"),
-        ("completion powershell", "SHELL powershell: must be bash, zsh, fish or hosts"),
+        ("completion powershell", "SHELL powershell: must be bash, zsh, fish, hosts or jobs"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(fail: Fail, words: str, message: str) -> None:

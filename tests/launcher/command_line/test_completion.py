@@ -17,6 +17,7 @@ import pytest
 from dslaunch.launcher.command_line import cli
 from dslaunch.launcher.command_line.completion_places import Kind, places
 from tests.exhaustive import few
+from tests.launcher.registry.records import make_record
 
 DSLAUNCH = Path(sys.executable).with_name("dslaunch")
 PATH = f"{DSLAUNCH.parent}:{os.environ['PATH']}"
@@ -59,6 +60,9 @@ ROWS: list[tuple[str, list[str]]] = [
     ('dslaunch -H hosts -i "node1@o', ["node1@other"]),
     ('dslaunch --launcher "op', ["openmpi"]),
     ('dslaunch "trai', ["train.py"]),
+    ("dslaunch attach resn", ["resnet-run"]),
+    ("dslaunch logs -f --rank 3 twin.0", ["twin.0001"]),
+    ("dslaunch stop --no", ["--now"]),
 ]
 
 BASH = """
@@ -113,6 +117,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("home") / "work"
     (folder / "folder").mkdir(parents=True)
     (folder / "train.py").touch()
+    jobs = folder.parent / ".local" / "state" / "dslaunch" / "jobs"
+    jobs.mkdir(parents=True, mode=0o700)
+    jobs.parent.chmod(0o700)
+    make_record(jobs, "resnet-run")
+    for key in ("0001", "1002"):
+        make_record(jobs, "twin", key)
     (folder / "hosts").write_text("node[1-3] slots=2\nother slots=1\n")
     return folder
 
@@ -174,7 +184,12 @@ def test_fish_completes(folder: Path) -> None:
     done = subprocess.run(
         ["fish", "--no-config", "-c", "; ".join([f"source {script}", *asks])],
         cwd=folder,
-        env={**os.environ, "PATH": PATH, "HOME": str(folder)},
+        env={
+            **os.environ,
+            "PATH": PATH,
+            "HOME": str(folder),
+            "XDG_STATE_HOME": str(folder.parent / ".local" / "state"),
+        },
         capture_output=True,
         text=True,
         check=True,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launcher.detached_job import job as known, name_of, tell, wait_for_line, wait_for_state
 from tests.launcher.local_job import Job, Start, poll
 
 pytestmark = pytest.mark.slow
@@ -49,3 +50,47 @@ def test_a_command_that_does_not_end_is_killed(job: Job) -> None:
     assert job.wait() == 143
     assert not (job.folder / "ended").exists()
     job.assert_nothing_is_left()
+
+
+TALKING = """#!/bin/sh
+printf 'out of %s\\n' "ranks"
+printf 'err of ranks\\nno end of line' >&2
+trap 'exit 9' TERM
+until [ -e go ]; do sleep 0.01; done
+exit 5
+"""
+
+
+@pytest.fixture
+def detached(start_words: Start, tmp_path: Path) -> Job:
+    (tmp_path / "srun").write_text(TALKING)
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "hosts").write_text("node[1-2] slots=2\n")
+    (tmp_path / "train.py").write_text("")
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_STATE_HOME": str(tmp_path / "state")}
+    return start_words("--detach", "--launcher=slurm", "-H", "hosts", "train.py", env=env)
+
+
+def test_a_detached_job_keeps_what_its_program_prints(detached: Job, tmp_path: Path) -> None:
+    name = name_of(detached)
+    wait_for_line(tmp_path, name, "out of ranks")
+    found = known(tmp_path, name)
+    assert (found["state"], found["launcher"], found["num_ranks"]) == ("running", "slurm", 4)
+    refused = tell(tmp_path, "stacks", name)
+    assert refused.code == 2
+    assert "has its ranks started by slurm, which dslaunch cannot ask" in refused.err
+    (tmp_path / "go").touch()
+    attached = tell(tmp_path, "attach", name)
+    assert attached.code == 5, attached
+    assert attached.out == "out of ranks\n"
+    assert attached.err.startswith("err of ranks\nno end of line")
+    assert "dslaunch: slurm: srun ended with exit code 5" in attached.err
+    detached.assert_nothing_is_left()
+
+
+def test_a_detached_job_of_a_program_is_stopped(detached: Job, tmp_path: Path) -> None:
+    name = name_of(detached)
+    wait_for_line(tmp_path, name, "out of ranks")
+    assert tell(tmp_path, "stop", name).code == 0
+    assert wait_for_state(tmp_path, name, "ended")["exit_code"] == 143
+    detached.assert_nothing_is_left()

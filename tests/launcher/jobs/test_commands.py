@@ -32,9 +32,11 @@ def test_a_command_has_a_help_with_a_sentence_for_each_option(
 @pytest.mark.parametrize(
     "name",
     sorted(
-        set(cli.COMMANDS) - {"stacks", "report-env", "checkpoint", "drop-in", "completion", "man", "help"}
+        set(cli.COMMANDS)
+        - {"jobs", "logs", "attach", "stop", "stacks"}
+        - {"report-env", "checkpoint", "drop-in", "completion", "man", "help"}
     ),
-)  # one asks a job that has its hosts, the others are about this machine
+)  # the first ones ask a job that has its hosts, the others are about this machine
 def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
     command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher.command_line").command
     assert set(command.params) >= {*CHOICE_OPTIONS, *SSH_OPTIONS}
@@ -54,9 +56,15 @@ def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
             "--ssh_identity=nokey: there is no such file; give a private key",
         ),
         ("check -H hosts --num_nodes 1:2", "'1:2': only a job has a smallest number of hosts; write e.g. 2"),
-        ("stacks", "which job? Write: dslaunch stacks PID"),
-        ("stacks x", "'x' is no process id? Write: dslaunch stacks PID"),
-        ("stacks 0", "'0' is no process id? Write: dslaunch stacks PID"),
+        ("stacks", "which job? Write: dslaunch stacks JOB"),
+        ("stacks x", "no job 'x' is known here; see `dslaunch jobs`"),
+        ("stacks 0", "no job '0' is known here; see `dslaunch jobs`"),
+        ("stacks 1", "1: no dslaunch that runs a job has this process id here; `dslaunch jobs` lists them"),
+        ("stop", "which job? Write: dslaunch stop JOB; `dslaunch jobs` lists them"),
+        ("logs", "which job? Write: dslaunch logs JOB; `dslaunch jobs` lists them"),
+        ("attach nosuch", "no job 'nosuch' is known here; see `dslaunch jobs`"),
+        ("--name 12 t.py", "'12': the name of a job is 1 to 60 letters, digits,"),
+        ("--detach --stdin 0 t.py", "--detach and --stdin=0 exclude each other: a job that outlives the"),
         ("report-env --disk_test 8G", "--disk_test has no effect without --nvme_path, the folder to test"),
         ("report-env --nvme_path . --disk_test 8GB", "'8GB' is no number of bytes; write e.g. 8G"),
         ("report-env --nvme_path . --disk_test 0", "'0' is no number of bytes; write e.g. 8G"),

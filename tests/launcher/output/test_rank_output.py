@@ -9,7 +9,7 @@ import pytest
 from dslaunch.launcher.inputs.line_prefix import Origin
 from dslaunch.launcher.options.logs import LogOptions
 from dslaunch.launcher.output.console import Console
-from dslaunch.launcher.output.rank_output import timestamp
+from dslaunch.launcher.output.display import timestamp
 
 ORIGINS = (Origin("w0", 0, 0, 0), Origin("w0", 0, 1, 1), Origin("w1", 1, 2, 0))
 

@@ -1,0 +1,57 @@
+"""The job that a command speaks of, found by the word on its command line."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from ..errors import LaunchError
+from ..output.table import screen_text, table, terminal_columns
+from ..registry.known_jobs import ELSEWHERE, AmbiguousError, KnownJob, find_job
+from ..wording import cleaned
+
+
+def chosen_job(word: str | None, command: str) -> KnownJob:
+    """The job that `dslaunch COMMAND WORD` means. Where a name means several, a table on stderr says which.
+
+    Errors: LaunchError if there is none, or several
+    """
+    if word is None:
+        raise LaunchError(f"which job? Write: dslaunch {command} JOB; `dslaunch jobs` lists them")
+    try:
+        return find_job(word)
+    except AmbiguousError as error:
+        rows = [
+            (one.record.id, one.state, started(one), one.record.host, str(one.record.pid))
+            for one in error.jobs
+        ]
+        head = ("exact name", "state", "started", "host", "pid")
+        click.echo(
+            screen_text(table(rows, head=head, numbers=(4,), columns=terminal_columns())), nl=False, err=True
+        )
+        raise
+
+
+def refuse_elsewhere(job: KnownJob, command: str) -> None:
+    """Errors: LaunchError for a job of another machine with which this one shares its records"""
+    if job.state == ELSEWHERE:
+        host = job.record.host
+        raise LaunchError(
+            f"{job.record.id} runs on {host}, and is reached from there only: ssh {host} dslaunch {command} "
+            f"{job.record.id}"
+        )
+
+
+def started(job: KnownJob) -> str:
+    """When, on this machine's clock."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.record.began_at))
+
+
+def how_it_ended(job: KnownJob) -> str:
+    """A sentence on a job that is no more."""
+    record = job.record
+    if job.why:
+        return f"{record.name} is lost: {job.why}"
+    verdict = f": {cleaned(record.verdict)}" if record.verdict else ""
+    return f"{record.name} ended with exit code {record.exit_code}{verdict}"

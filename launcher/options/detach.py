@@ -1,0 +1,52 @@
+"""Whether a job outlives the terminal, and what it is called."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import click
+
+MAX_NAME_LENGTH = 60
+_NAME = re.compile(rf"(?![0-9]+\Z)[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_LENGTH - 1}}}")
+
+
+class DetachOptions(NamedTuple):
+    """`name` is empty if none was given."""
+
+    is_on: bool = False
+    name: str = ""
+
+
+def is_job_name(text: str) -> bool:
+    """Whether a job may be called so."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _checked(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not is_job_name(value):
+        raise click.BadParameter(
+            f"{value[:80]!r}: the name of a job is 1 to {MAX_NAME_LENGTH} letters, digits, '.', '_' and '-', "
+            "begins with a letter or a digit, and is more than a number; write e.g. run-3"
+        )
+    return value
+
+
+OPTIONS: tuple[click.Option, ...] = (
+    click.Option(
+        ["--detach"],
+        is_flag=True,
+        help="Return when all workers run; the job outlives the terminal. See `dslaunch jobs`.",
+    ),
+    click.Option(
+        ["--name"],
+        metavar="NAME",
+        callback=_checked,
+        help="What `dslaunch jobs` calls the job.  [default: as the script]",
+    ),
+)
+
+
+def read(given: dict[str, Any]) -> DetachOptions:
+    """The options of this file from all that were given, by parameter name."""
+    return DetachOptions(is_on=given["detach"], name=given["name"] or "")

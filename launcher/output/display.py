@@ -1,0 +1,196 @@
+"""Where the console shows what it says: the screens of this process. A detached job has a journal instead."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import IO, Protocol
+
+from ..inputs.line_prefix import DEFAULT_TEMPLATE, Origin, folded_prefix, prefix
+from ..options.logs import LogOptions
+from ..wording import wrapped
+from .status_line import AboveStatusLine, StatusLine, shown
+from .writer import Sink, StreamSink, Writer, unbuffered
+
+ERROR_LEVEL = 40
+_COLORS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI foregrounds that read well on dark and light
+_BOLD, _RED = 1, 31
+_MAX_FOLDED_HEADS = 1000  # ranks may arrive in many orders
+
+
+class Display(Protocol):
+    """What a console writes to. No method blocks; `on_done` is called when the data is written.
+
+    `at_s` is the time of day of the lines; None: now.
+    """
+
+    @property
+    def has_status_line(self) -> bool:
+        """Whether one line can change in place."""
+        ...
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it shows what other programs print to our stdout and stderr too."""
+        ...
+
+    def begin(self, origins: tuple[Origin, ...]) -> None:
+        """The next attempt has these workers."""
+        ...
+
+    def started(self) -> None:
+        """All of them run."""
+        ...
+
+    def lines(
+        self,
+        ranks: tuple[int, ...],
+        stream: int,
+        body: bytes,
+        *,
+        at_s: float | None = None,
+        on_done: Callable[[], None] | None = None,
+    ) -> None:
+        """Whole lines, the last newline included, that these ranks wrote."""
+        ...
+
+    def say(self, level: int, message: str, *, at_s: float | None = None) -> None:
+        """A sentence of the launcher itself."""
+        ...
+
+    def below(self, text: str, *, at_s: float | None = None) -> None:
+        """A line that stands below such a sentence."""
+        ...
+
+    def answered(self) -> None:
+        """What was asked for by a signal is shown."""
+        ...
+
+    def put(self, stream: int, data: bytes, on_done: Callable[[], None] | None = None) -> None:
+        """Bytes as they are."""
+        ...
+
+    def status(self, text: str) -> None:
+        """Show this as the line that changes in place; empty: erase it."""
+        ...
+
+
+class StreamDisplay:
+    """Our stdout and stderr: prefixes, colors, a line that changes in place on a terminal."""
+
+    is_ours = True
+
+    def __init__(
+        self, writer: Writer, logs: LogOptions, *, out: IO[bytes] | None = None, err: IO[bytes] | None = None
+    ) -> None:
+        self._writer, self._logs = writer, logs
+        streams = {
+            1: StreamSink(out or unbuffered(sys.stdout), "stdout"),
+            2: StreamSink(err or unbuffered(sys.stderr), "stderr"),
+        }
+        self._terminal = streams[2] if streams[2].is_terminal else None
+        self._status = StatusLine(streams[2])
+        self._sinks = {number: self._above_status(stream) for number, stream in streams.items()}
+        self._has_color = {
+            number: stream.is_terminal and "NO_COLOR" not in os.environ for number, stream in streams.items()
+        }
+        self._origins: dict[int, Origin] = {}
+        self._heads: dict[tuple[tuple[int, ...], int], bytes] = {}  # by ranks and stream
+        self._num_folded = 0
+
+    @property
+    def has_status_line(self) -> bool:
+        return self._terminal is not None
+
+    def begin(self, origins: tuple[Origin, ...]) -> None:
+        self._origins = {one.rank: one for one in origins}
+        self._heads = {}
+
+    def started(self) -> None:
+        """The screens of this process show nothing of it."""
+
+    def lines(
+        self,
+        ranks: tuple[int, ...],
+        stream: int,
+        body: bytes,
+        *,
+        at_s: float | None = None,
+        on_done: Callable[[], None] | None = None,
+    ) -> None:
+        head = self._heads.get((ranks, stream))
+        if head is None:
+            head = self._make_head(ranks, stream)
+        if self._logs.has_timestamps:
+            head = timestamp(time.time() if at_s is None else at_s) + head
+        if head:
+            body = head + body[:-1].replace(b"\n", b"\n" + head) + b"\n"
+        self._writer.put(self._sinks[stream], body, on_done)
+
+    def say(self, level: int, message: str, *, at_s: float | None = None) -> None:
+        name = "dslaunch:"
+        if self._terminal is not None:
+            taken = len(timestamp(0)) if self._logs.has_timestamps else 0
+            message = wrapped(message, self._terminal.num_columns - taken, first=len(name) + 1)
+        if self._has_color[2]:
+            name = f"\x1b[{_RED if level >= ERROR_LEVEL else _BOLD}m{name}\x1b[0m"
+        self.below(f"{name} {message}", at_s=at_s)
+
+    def below(self, text: str, *, at_s: float | None = None) -> None:
+        line = f"{text}\n".encode("utf-8", "surrogateescape")
+        if self._logs.has_timestamps:
+            line = timestamp(time.time() if at_s is None else at_s) + line
+        self._writer.put(self._sinks[2], line)
+
+    def answered(self) -> None:
+        """A person sees it."""
+
+    def put(self, stream: int, data: bytes, on_done: Callable[[], None] | None = None) -> None:
+        self._writer.put(self._sinks[stream], data, on_done)
+
+    def status(self, text: str) -> None:
+        if self._terminal is None:
+            return
+        if not text:
+            self._writer.put(self._status, b"")
+        elif self._writer.is_idle:  # a stopped terminal gets no more
+            self._writer.put(self._status, shown(f"dslaunch: {text}", self._terminal.num_columns))
+
+    def _above_status(self, stream: StreamSink) -> Sink:
+        """On a terminal, where the status line may stand in the way."""
+        if self._terminal is None or not stream.is_terminal:
+            return stream
+        return AboveStatusLine(stream, self._status)
+
+    def _make_head(self, ranks: tuple[int, ...], stream: int) -> bytes:
+        has_color = self._has_color[stream]
+        if len(ranks) == 1:
+            template = DEFAULT_TEMPLATE if self._logs.prefix is None else self._logs.prefix
+            color = _COLORS[ranks[0] % len(_COLORS)]
+            head = _colored(prefix(template, self._origins[ranks[0]], stream), color if has_color else None)
+        elif self._logs.prefix == "":
+            head = b""
+        else:
+            origins = tuple(self._origins[rank] for rank in ranks)
+            head = _colored(folded_prefix(origins), _BOLD if has_color else None)
+            self._num_folded += 1
+            if self._num_folded > _MAX_FOLDED_HEADS:
+                self._heads, self._num_folded = {}, 0
+        self._heads[ranks, stream] = head
+        return head
+
+
+def timestamp(at_s: float) -> bytes:
+    """The local time to the millisecond, ISO 8601, and a space."""
+    at_ms = int(at_s * 1000)
+    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at_ms // 1000))
+    return f"{text}.{at_ms % 1000:03} ".encode()
+
+
+def _colored(head: bytes, color: int | None) -> bytes:
+    body = head.rstrip()
+    if color is None or not body:
+        return head
+    return b"\x1b[%dm%b\x1b[0m%b" % (color, body, head[len(body) :])

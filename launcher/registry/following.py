@@ -1,0 +1,105 @@
+"""Shows the journal of a job until the job has ended."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from .journal_reader import Entry, JournalReader
+from .known_jobs import KnownJob, look_at
+from .replay import Replay
+
+POLL_S = 0.1
+_LOOK_EVERY_S = 0.5  # at the record
+
+
+class Following:
+    """One reader of one journal."""
+
+    def __init__(self, job: KnownJob, replay: Replay) -> None:
+        self.job = job
+        self._replay = replay
+        self._reader = JournalReader(job.folder)
+
+    def show_all(self) -> None:
+        """What there is now."""
+        self._replay.show(self._reader.entries())
+        self._replay.writer.drain()
+
+    def show_last(self, num_lines: int) -> int:
+        """What there is now, of the output only the last lines; returns how many were left out."""
+        kept, num_left_out = last_entries(self._reader.entries(), num_lines)
+        self._replay.show(kept)
+        self._replay.writer.drain()
+        return num_left_out
+
+    def step(self, *, waits: bool = True) -> bool:
+        """Show what is new, else wait a moment; False once the job has ended and all of it is shown."""
+        deadline = time.monotonic() + _LOOK_EVERY_S
+        while time.monotonic() < deadline:
+            entries = list(self._reader.entries())
+            if entries:
+                self._replay.show(entries)
+                self._replay.writer.drain()
+                return True
+            if not waits:
+                break
+            time.sleep(POLL_S)
+        self.job = now_of(self.job)
+        if self.job.is_live:
+            return True
+        self._replay.show(self._reader.entries())
+        self._replay.writer.drain()
+        return False
+
+
+def now_of(job: KnownJob) -> KnownJob:
+    """The same job as it is now; one whose record was removed meanwhile is as it was, but has ended."""
+    return look_at(job.folder) or KnownJob(folder=job.folder, record=job.record, state="ended")
+
+
+def last_entries(entries: Iterator[Entry], num_lines: int) -> tuple[list[Entry], int]:
+    """The entries with the last so many lines of output, those that say how to show them, and the number of
+    lines in front of these.
+    """
+    kept: deque[tuple[int, Entry]] = deque()
+    setup: dict[str, Entry] = {}
+    num_kept = num_left_out = 0
+    for one in entries:
+        lines = _num_lines(one)
+        kept.append((lines, one))
+        num_kept += lines
+        while kept and num_kept - kept[0][0] >= num_lines:
+            num, first = kept.popleft()
+            num_kept -= num
+            num_left_out += num
+            if first[0] in ("h", "b"):
+                setup[first[0]] = first
+    first_kept = [setup[kind] for kind in ("h", "b") if kind in setup]
+    over = num_kept - num_lines
+    if kept and over > 0 and kept[0][1][0] == "o":
+        num_left_out += over
+        kept[0] = (num_lines, _without_first(kept[0][1], over))
+    found = [*first_kept, *(one for _, one in kept)]
+    if num_left_out and found[0][0] == "h":  # the lines that are gone are in front of those left out
+        found[0] = [*found[0][:2], 0, *found[0][3:]]
+    return found, num_left_out
+
+
+def _num_lines(entry: Entry) -> int:
+    return str(entry[-1]).count("\n") if entry[0] == "o" else int(entry[0] in ("w", "i", "r"))
+
+
+def _without_first(entry: Entry, num_lines: int) -> Entry:
+    text = "".join(str(entry[-1]).splitlines(keepends=True)[num_lines:])
+    return [*entry[:-1], text]
+
+
+def log_files_of(job: KnownJob, rank: int) -> list[Path]:
+    """The files that --log_dir keeps of this rank in the last attempt."""
+    if not job.record.log_folder:
+        return []
+    folder = Path(job.record.log_folder) / f"attempt_{job.record.attempt}"
+    return sorted(folder.glob(f"rank*{rank}.std*.log"))

@@ -1,0 +1,191 @@
+"""What a detached job shows, kept in its folder as one JSON array a line.
+
+    ["h", segment, dropped, template, timestamps]   the first line of a file: its number from 0, and how many
+                                                    lines of output are gone that were in front of it
+    ["b", attempt, [[host, node_rank, rank, local_rank], ...]]   an attempt begins with these workers
+    ["p", text]                                     how far the start is, for a line that changes in place
+    ["s"]                                           all of them run
+    ["o", time, [rank, ...], stream, text]          whole lines that these ranks wrote
+    ["w", time, level, message]                     a sentence of dslaunch
+    ["i", time, text]                               a line that stands below such a sentence
+    ["r", stream, text]                             what the program that starts the processes printed
+    ["a"]                                           what was asked for by a signal is shown
+    ["l", lines, why]                               lines that could not be kept
+
+Two files, each of at most SEGMENT_BYTES: when `journal` is full it becomes `journal.old`.
+Bytes that are no UTF-8 are surrogates, as in file names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import LaunchError
+from ..inputs.line_prefix import Origin
+from ..options.logs import LogOptions
+from ..output.writer import Writer
+
+FILE, OLD_FILE = "journal", "journal.old"
+SEGMENT_BYTES = 16 << 20
+
+
+class JournalFile:
+    """The two files, as a sink of the writer, whose thread alone calls `write`.
+
+    A job is not stopped because its journal cannot be written: what was lost is counted, told to
+    `on_problem`, and said in the journal as soon as something can be written again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        logs: LogOptions,
+        *,
+        on_problem: Callable[[str], None],
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        """Errors: OSError if the first file cannot be made"""
+        self._folder, self._logs, self._on_problem = folder, logs, on_problem
+        self._segment_bytes = segment_bytes
+        self._segment = 0
+        self._dropped = 0  # lines in front of the older one of the two files
+        self._num_lines = [0, 0]  # of output: in the older file, and in the present one
+        self._begun = b""  # the last line that says that an attempt began: each file has it
+        self._num_lost, self._why_lost = 0, ""
+        self._fd = self._make()
+
+    def write(self, data: bytes) -> None:
+        num_lines = _num_output_lines(data)
+        begun = data.rfind(b'["b"')
+        if begun >= 0 and (begun == 0 or data[begun - 1 : begun] == b"\n"):
+            self._begun = data[begun:].partition(b"\n")[0] + b"\n"
+        try:
+            if self._size + len(data) > self._segment_bytes and self._num_lines[1]:
+                self._turn()
+            if self._num_lost:
+                data = line("l", self._num_lost, self._why_lost) + data
+            self._append(data)
+        except OSError as error:
+            self._num_lost += num_lines
+            self._why_lost = error.strerror or str(error)
+            self._on_problem(f"output is not kept since {_clock()}: {self._why_lost}")
+            return
+        self._num_lines[1] += num_lines
+        if self._num_lost:
+            self._on_problem(f"{self._num_lost} lines of output were not kept: {self._why_lost}")
+            self._num_lost = 0
+
+    def failure(self, error: OSError) -> LaunchError:
+        raise AssertionError(f"a journal that cannot be written ends no job: {error}")
+
+    def _append(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            os.ftruncate(self._fd, self._size)  # no half line, so that what follows can be read
+            raise
+        self._size += len(data)
+
+    def _turn(self) -> None:
+        """Begin the next file. If that fails the present one goes on."""
+        new = self._make(self._segment + 1)
+        os.close(self._fd)
+        self._fd = new
+
+    def _make(self, segment: int = 0) -> int:
+        path = self._folder / FILE
+        dropped = self._dropped + self._num_lines[0]
+        head = line("h", segment, dropped + self._num_lines[1], self._logs.prefix, self._logs.has_timestamps)
+        head += self._begun
+        new = self._folder / f"{FILE}.new"
+        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, head)
+            if segment:
+                os.replace(path, self._folder / OLD_FILE)
+            os.replace(new, path)
+        except OSError:
+            os.close(fd)
+            raise
+        if segment:
+            self._dropped, self._num_lines = dropped, [self._num_lines[1], 0]
+        self._segment, self._size = segment, len(head)
+        return fd
+
+
+class JournalDisplay:
+    """What a console shows, in the journal: the display of a job without a terminal."""
+
+    is_ours = False
+
+    def __init__(self, writer: Writer, file: JournalFile, *, has_status_line: bool = False) -> None:
+        """`has_status_line`: a person looks at the start in a terminal."""
+        self._writer, self._file = writer, file
+        self._num_attempts = 0
+        self.has_status_line = has_status_line
+        self._status = ""
+
+    def begin(self, origins: tuple[Origin, ...]) -> None:
+        self._put(line("b", self._num_attempts, [list(one) for one in origins]))
+        self._num_attempts += 1
+
+    def started(self) -> None:
+        self.has_status_line = False  # later attempts may start unwatched
+        self._put(line("s"))
+
+    def lines(
+        self,
+        ranks: tuple[int, ...],
+        stream: int,
+        body: bytes,
+        *,
+        at_s: float | None = None,
+        on_done: Callable[[], None] | None = None,
+    ) -> None:
+        text = body.decode("utf-8", "surrogateescape")
+        self._put(line("o", _time(at_s), ranks, stream, text), on_done)
+
+    def say(self, level: int, message: str, *, at_s: float | None = None) -> None:
+        self._put(line("w", _time(at_s), level, message))
+
+    def below(self, text: str, *, at_s: float | None = None) -> None:
+        self._put(line("i", _time(at_s), text))
+
+    def answered(self) -> None:
+        self._put(line("a"))
+
+    def put(self, stream: int, data: bytes, on_done: Callable[[], None] | None = None) -> None:
+        self._put(line("r", stream, data.decode("utf-8", "surrogateescape")), on_done)
+
+    def status(self, text: str) -> None:
+        if text != self._status:
+            self._put(line("p", text))
+        self._status = text
+
+    def _put(self, data: bytes, on_done: Callable[[], None] | None = None) -> None:
+        self._writer.put(self._file, data, on_done)
+
+
+def line(*words: Any) -> bytes:
+    """One line of the journal."""
+    return json.dumps(words, separators=(",", ":")).encode("ascii") + b"\n"
+
+
+def _num_output_lines(data: bytes) -> int:
+    """How many lines a person would count: the ends of lines within texts of output, as JSON writes them."""
+    return data.count(b"\\n") + data.count(b'["w"') + data.count(b'["i"')
+
+
+def _time(at_s: float | None) -> float:
+    return round(time.time() if at_s is None else at_s, 3)
+
+
+def _clock() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,172 @@
+"""The jobs of this user that are known here, what has become of each, and the one that is meant by a name."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import LaunchError
+from .holder import holder_of
+from .journal_reader import last_line
+from .record import Record, State, read_record, this_boot, this_host
+from .state_folder import readable_folder
+
+KEPT_S = 7 * 86400.0
+MAX_KEPT = 100
+RECENT_S = 86400.0  # jobs that ended before are listed with --all only
+HALF_MADE_S = 3600.0  # after which a folder without a record is what a crash has left
+LOST, ELSEWHERE = "lost", "elsewhere"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownJob:
+    """A record, and what has become of its job: a state of the record, LOST, or ELSEWHERE."""
+
+    folder: Path
+    record: Record
+    state: str
+    why: str = ""  # it is lost, or why it is not known
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is there, as far as that is known here."""
+        return self.state not in (State.ENDED.value, LOST)
+
+    @property
+    def age_s(self) -> float:
+        return max(0.0, time.time() - self.record.began_at)
+
+    @property
+    def last_line(self) -> str:
+        """What it showed last, or where it shows that."""
+        if self.why:
+            return self.why
+        if self.record.is_detached:
+            line = last_line(self.folder)
+            return f"{self.record.problem}; {line}" if self.record.problem else line
+        return f"in the foreground of {self.record.console or 'another process'}"
+
+
+def known_jobs() -> list[KnownJob]:
+    """All of them, the oldest first.
+
+    Errors: LaunchError if the folder of records is not ours alone
+    """
+    folder = readable_folder()
+    if folder is None:
+        return []
+    found = (look_at(folder / name) for name in _names(folder))
+    return sorted((one for one in found if one is not None), key=lambda one: one.record.began_at)
+
+
+def look_at(folder: Path) -> KnownJob | None:
+    """The job of this folder; None if it has no record that can be read.
+
+    What decides is whether its process holds its lock, for a job of this machine: see holder.py.
+    """
+    record = read_record(folder)
+    if record is not None and record.boot_id == this_boot() and holder_of(folder) is None:
+        record = read_record(folder)  # its last word may have come between the two looks
+    elif record is not None and record.boot_id == this_boot():
+        return KnownJob(folder=folder, record=record, state=record.state.value)
+    if record is None:
+        return None
+    if record.state is State.ENDED:
+        return KnownJob(folder=folder, record=record, state=record.state.value)
+    if record.boot_id == this_boot():
+        why = f"its dslaunch (pid {record.pid}) was killed; the hosts end its workers when they miss it"
+        return KnownJob(folder=folder, record=record, state=LOST, why=why)
+    if record.host == this_host():
+        return KnownJob(folder=folder, record=record, state=LOST, why=f"{record.host} was started anew")
+    why = f"on {record.host}: ask there"
+    return KnownJob(folder=folder, record=record, state=ELSEWHERE, why=why)
+
+
+def find_job(word: str) -> KnownJob:
+    """The job that is meant by a name, an exact name or a process id.
+
+    Errors: LaunchError if there is none; AmbiguousError if there are several
+    """
+    jobs = known_jobs()
+    exact = [one for one in jobs if one.record.id == word]
+    if exact:
+        return exact[0]
+    if word.isascii() and word.isdigit():
+        by_pid = [
+            one for one in jobs if one.is_live and one.state != ELSEWHERE and one.record.pid == int(word)
+        ]
+        if by_pid:
+            return by_pid[0]
+    named = [one for one in jobs if one.record.name == word]
+    live = [one for one in named if one.is_live]
+    if len(live) == 1 or (not live and len(named) == 1):
+        return (live or named)[0]
+    if named:
+        raise AmbiguousError(word, live or named)
+    near = difflib.get_close_matches(word, {one.record.name for one in jobs}, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? `dslaunch jobs` lists all" if near else "see `dslaunch jobs`"
+    raise LaunchError(f"no job {word[:80]!r} is known here; {hint}")
+
+
+class AmbiguousError(LaunchError):
+    """Several jobs have the name; `jobs` are these."""
+
+    def __init__(self, word: str, jobs: Sequence[KnownJob]) -> None:
+        super().__init__(
+            f"{len(jobs)} jobs are called {word}: write the exact name of one, e.g. {jobs[-1].record.id}"
+        )
+        self.jobs = tuple(jobs)
+
+
+def exact_names(jobs: Iterable[KnownJob]) -> dict[Path, str]:
+    """What each is called in a table: its name, or the exact one where several have it."""
+    jobs = list(jobs)
+    names = [one.record.name for one in jobs]
+    return {
+        one.folder: one.record.name if names.count(one.record.name) == 1 else one.record.id for one in jobs
+    }
+
+
+def clean(*, keep: Path | None = None) -> None:
+    """Remove the records of jobs that ended long ago, or long before others; never `keep`, nor one that may
+    still be there.
+    """
+    folder = readable_folder()
+    if folder is None:
+        return
+    over = []
+    for name in _names(folder):
+        one = folder / name
+        if one == keep:
+            continue
+        job = look_at(one)
+        if job is None:
+            _remove_half_made(one)
+        elif not job.is_live:
+            over.append((max(job.record.ended_at, job.record.began_at), one))
+    over.sort(reverse=True)
+    now = time.time()
+    for place, (at_s, one) in enumerate(over):
+        if place >= MAX_KEPT or now - at_s > KEPT_S:
+            shutil.rmtree(one, ignore_errors=True)
+
+
+def _remove_half_made(folder: Path) -> None:
+    try:
+        is_old = time.time() - os.stat(folder).st_mtime > HALF_MADE_S
+        if is_old and holder_of(folder) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        return
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [one.name for one in os.scandir(folder) if one.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        raise LaunchError(f"{folder}: {error.strerror}; make it readable") from None

@@ -1,0 +1,190 @@
+"""A job's own folder in the registry, kept by the process of the job."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import LaunchError
+from ..inputs.line_prefix import Origin
+from ..options import Options
+from . import holder
+from .record import Record, State, name_from, this_boot, this_host, write_record
+from .state_folder import alone_in, writable_folder
+
+_MAX_TRIES = 100
+MAX_HOSTS = 10_000  # of which the names are kept
+
+
+def make_folder(options: Options) -> Path:
+    """A new folder `<name>.<key>` among the records of this user.
+
+    A job that was given no name is called as its program, and of several as `train`, `train-2`, ...
+    Errors: LaunchError if there can be none
+    """
+    jobs = writable_folder()
+    with alone_in(jobs):
+        name = options.detach.name or _free_name(jobs, options)
+        for _ in range(_MAX_TRIES):
+            folder = jobs / f"{name}.{os.urandom(2).hex()}"
+            try:
+                os.mkdir(folder, 0o700)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise LaunchError(f"{folder}: {error.strerror}; make room there") from None
+            return folder
+    raise LaunchError(f"there are too many jobs called {name}; choose another --name")
+
+
+def _free_name(jobs: Path, options: Options) -> str:
+    base = name_from(options.program, is_module=options.is_module)
+    taken = {one.rpartition(".")[0] for one in os.listdir(jobs)}
+    number, name = 1, base
+    while name in taken:
+        number += 1
+        name = f"{base}-{number}"
+    return name
+
+
+class OwnEntry:
+    """The folder of the job that this process is. Nothing raises after `__init__`: what cannot be written is
+    kept in `problem`.
+    """
+
+    def __init__(self, folder: Path, options: Options, *, is_detached: bool) -> None:
+        """Errors: LaunchError if the folder cannot be used"""
+        self.folder = folder
+        self._lock = threading.Lock()  # the journal's thread tells of problems
+        self.problem = ""
+        name, _, key = folder.name.rpartition(".")
+        now = time.time()
+        self.record = Record(
+            name=name,
+            key=key,
+            host=this_host(),
+            boot_id=this_boot(),
+            pid=os.getpid(),
+            command=("dslaunch", *sys.argv[1:]),
+            cwd=_cwd(),
+            launcher="no_ssh" if options.rendezvous.no_ssh else options.backend.launcher.name,
+            is_detached=is_detached,
+            console="" if is_detached else _place_of_stdout(),
+            shown=_shown(options),
+            began_at=now,
+        )
+        try:
+            self._hold = holder.hold(folder)
+            if is_detached:  # else it is written once more is known of it, which is at once
+                write_record(folder, self.record)
+        except OSError as error:
+            raise LaunchError(
+                f"{folder}: the record of the job cannot be kept there: {error.strerror}; set XDG_STATE_HOME "
+                "to a folder on a local disk with room"
+            ) from None
+
+    def change(self, **changes: Any) -> None:
+        """Write the record with these fields changed."""
+        with self._lock:
+            self.record = self.record._replace(**changes)
+            try:
+                write_record(self.folder, self.record)
+            except OSError as error:
+                self.problem = f"{self.folder}: the record of the job is out of date: {error.strerror}"
+
+    def tell_problem(self, problem: str) -> None:
+        """Output could not be kept; told as a sentence once, and again when it has changed."""
+        if problem != self.record.problem:
+            self.change(problem=problem)
+
+    def remove(self) -> None:
+        import shutil  # here: a dry run loads this file, too
+
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.close(self._hold)
+
+
+class EntryWatch:
+    """Keeps the record of a job up to date: see output/job_watch.py."""
+
+    def __init__(self, make: Callable[[], OwnEntry]) -> None:
+        """`make` makes the entry when the first attempt begins."""
+        self._make = make
+        self.entry: OwnEntry | None = None
+        self._attempt = -1
+        self._is_tried = False
+        self._warn: Callable[[str], None] = lambda _: None
+        self.on_started: Callable[[], None] = lambda: None
+
+    def began(
+        self, origins: tuple[Origin, ...], *, log_folder: Path | None, warn: Callable[[str], None]
+    ) -> None:
+        self._warn = warn
+        self._try_make()
+        self._attempt += 1
+        hosts = tuple(dict.fromkeys(one.host for one in origins))[:MAX_HOSTS]
+        self._change(
+            state=State.STARTING,
+            attempt=self._attempt,
+            hosts=hosts,
+            num_ranks=len(origins),
+            first_rank=min((one.rank for one in origins), default=0),
+            log_folder="" if log_folder is None else str(log_folder.absolute()),
+        )
+
+    def started(self) -> None:
+        self._change(state=State.RUNNING, started_at=time.time())
+        self.on_started()
+
+    def stopping(self) -> None:
+        self._change(state=State.STOPPING)
+
+    def reported(self, failure: str) -> None:
+        if self.entry is not None and self.entry.record.is_detached:  # else the record is removed now
+            self._change(verdict=failure)
+
+    def _change(self, **changes: Any) -> None:
+        if self.entry is None:
+            return
+        before = self.entry.problem
+        self.entry.change(**changes)
+        if self.entry.problem and not before:
+            self._warn(self.entry.problem)
+
+    def _try_make(self) -> None:
+        if self._is_tried:
+            return
+        self._is_tried = True
+        try:
+            self.entry = self._make()
+        except LaunchError as error:
+            self._warn(f"`dslaunch jobs` will not show this job: {error}")
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was deleted, which the plan of the job will say
+        return ""
+
+
+def _shown(options: Options) -> tuple[tuple[int, int], ...] | None:
+    logs = options.logs
+    if logs.ranks is None:
+        return None if logs.each_rank_dir is None else ()
+    return tuple((one.start, one.stop - 1) for one in logs.ranks)
+
+
+def _place_of_stdout() -> str:
+    """Where a person finds what a job in the foreground says."""
+    try:
+        return os.ttyname(1) if os.isatty(1) else os.readlink("/proc/self/fd/1")
+    except OSError:
+        return ""

@@ -1,0 +1,124 @@
+"""Where the records of this user's jobs are: a folder that no other user can look into."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import LaunchError
+
+VARIABLE = "XDG_STATE_HOME"
+_LOCK_WAIT_S = 1.0
+_INSTEAD = f"or set {VARIABLE} to a folder of your own"
+
+
+def jobs_folder() -> Path:
+    """The folder of all records, which need not be there.
+
+    Errors: LaunchError if the variable or the home folder cannot be used
+    """
+    given = os.environ.get(VARIABLE)
+    if given:
+        if not os.path.isabs(given):
+            raise LaunchError(f"{VARIABLE}={given}: it must begin with /; give a whole path")
+        return Path(given) / "dslaunch" / "jobs"
+    home = os.environ.get("HOME") or ""
+    if not os.path.isabs(home):
+        raise LaunchError(
+            f"the records of jobs have no place: HOME is {home or 'not set'}; set it, {_INSTEAD}"
+        )
+    return Path(home) / ".local" / "state" / "dslaunch" / "jobs"
+
+
+def readable_folder() -> Path | None:
+    """The folder of all records; None if there is none yet.
+
+    Errors: LaunchError if it is not ours alone
+    """
+    folder = jobs_folder()
+    for one in (folder.parent, folder):
+        try:
+            found = os.stat(one)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise LaunchError(f"{one}: {error.strerror}; make it readable, {_INSTEAD}") from None
+        _refuse_foreign(one, found)
+    return folder
+
+
+def writable_folder() -> Path:
+    """The folder of all records, made if it was not there.
+
+    Errors: LaunchError if it is not ours alone, or cannot be made
+    """
+    folder = jobs_folder()
+    top = folder.parent.parent
+    try:
+        if not os.environ.get(VARIABLE):
+            _refuse_foreign_home(Path(os.environ["HOME"]))
+        os.makedirs(top, mode=0o700, exist_ok=True)
+        for one in (folder.parent, folder):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(one, 0o700)
+            _refuse_foreign(one, os.stat(one))
+        if not os.access(folder, os.W_OK):
+            raise LaunchError(f"{folder}: nothing can be written there; make it writable, {_INSTEAD}")
+    except OSError as error:
+        path = error.filename or folder
+        raise LaunchError(
+            f"{path}: the records of jobs have no place there: {error.strerror}; make it writable, {_INSTEAD}"
+        ) from None
+    return folder
+
+
+def _refuse_foreign_home(home: Path) -> None:
+    """As root with the HOME of another user: what we made there would be in that user's way."""
+    owner = os.stat(home).st_uid
+    if owner != os.getuid() and os.getuid() == 0:
+        raise LaunchError(
+            f"HOME={home} belongs to the user with id {owner}, not to root; set HOME, {_INSTEAD}"
+        )
+
+
+def _refuse_foreign(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISDIR(found.st_mode):
+        raise LaunchError(f"{path} is no folder; move it away, {_INSTEAD}")
+    if found.st_uid != os.getuid():
+        raise LaunchError(
+            f"{path} belongs to the user with id {found.st_uid}, and you have id {os.getuid()}; it must be "
+            f"yours: remove it, {_INSTEAD}"
+        )
+    if found.st_mode & 0o077:
+        raise LaunchError(
+            f"{path} is open to other users (mode {stat.S_IMODE(found.st_mode):o}), and jobs are private; "
+            f"write: chmod 700 {path}"
+        )
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """No other dslaunch chooses a name meanwhile; one that does not go on is not waited for."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    try:
+        while not _is_locked(fd) and time.monotonic() < deadline:
+            time.sleep(0.002)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _is_locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: nothing to wait for
+        return True
+    return True
