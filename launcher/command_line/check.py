@@ -18,6 +18,7 @@ from .prefix_command import SETTINGS, PrefixCommand
 
 if TYPE_CHECKING:
     from ..fleet.check_facts import HostFacts
+    from ..output.console import Console
 
 DEFAULT_TIMEOUT_S = 60.0
 EPILOG = """
@@ -119,7 +120,7 @@ def command(**given: Any) -> int:
             one if slots is not None else one._replace(devices=_found_gpus(host))
             for (one, slots), host in zip(chosen, facts.hosts, strict=True)
         ]
-        code, told[name] = measure(options, hosts, shows=not given["is_json"])
+        code, told[name] = measure(options, hosts, console, shows=not given["is_json"])
         told["exit_code"] = told["exit_code"] or code
     console.drain()
     if given["is_json"]:
@@ -133,13 +134,13 @@ def _found_gpus(host: HostFacts) -> tuple[str, ...]:
 
 
 def _network(
-    options: Options, hosts: Sequence[Selected], *, shows: bool
+    options: Options, hosts: Sequence[Selected], console: Console, *, shows: bool
 ) -> tuple[int, dict[str, Any] | None]:
     """The exit code, and what was measured; None if the measurement failed, which was said then."""
     from ..fleet.network import faults_of, network_as_dict, network_as_text
     from ..run.measure import measure_network
 
-    network = measure_network(options, hosts)
+    network = measure_network(options, hosts, console)
     if isinstance(network, int):
         return network, None
     if shows:
@@ -147,12 +148,14 @@ def _network(
     return (1 if faults_of(network) else 0), network_as_dict(network)
 
 
-def _gpus(options: Options, hosts: Sequence[Selected], *, shows: bool) -> tuple[int, dict[str, Any] | None]:
+def _gpus(
+    options: Options, hosts: Sequence[Selected], console: Console, *, shows: bool
+) -> tuple[int, dict[str, Any] | None]:
     """The same for GPUs."""
     from ..fleet.gpu_speed import faults_of_speed, gpus_as_dict, gpus_as_text
     from ..run.measure import measure_gpus
 
-    measured = measure_gpus(options, hosts)
+    measured = measure_gpus(options, hosts, console)
     if isinstance(measured, int):
         return measured, None
     if shows:

@@ -83,7 +83,7 @@ def _look(options: Options, attempt: Attempt, console: Console) -> _Unfit:
 
 
 def _measure_gpus(options: Options, attempt: Attempt, console: Console) -> _Unfit:
-    measured = measure_gpus(options, _all_hosts(attempt))
+    measured = measure_gpus(options, _all_hosts(attempt), console)
     if isinstance(measured, int):
         raise LaunchError("--check_gpu: nothing was measured, for the reason above", exit_code=measured)
     if not any(gpu.name or gpu.problem for gpu in measured):
@@ -101,7 +101,7 @@ def _measure_network(options: Options, attempt: Attempt, console: Console) -> _U
     if len(hosts) < 2:
         console.debug("--check_bandwidth: there is one host, and no network to measure")
         return {}
-    network = measure_network(options, hosts)
+    network = measure_network(options, hosts, console)
     if isinstance(network, int):
         raise LaunchError("--check_bandwidth: nothing was measured, for the reason above", exit_code=network)
     faults = faults_of(network)

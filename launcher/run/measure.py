@@ -28,14 +28,17 @@ NETWORK_PROGRAM = f"{_PACKAGE}.runtime.comm.network_check"
 GPU_PROGRAM = f"{_PACKAGE}.runtime.metrics.gpu_check"
 
 
-def measure_network(options: Options, hosts: Sequence[Selected]) -> Network | int:
+def measure_network(options: Options, hosts: Sequence[Selected], console: Console) -> Network | int:
     """What was measured, or the exit code of a job that failed; why it did is said then.
 
     `options` are those of the check, or of the job that it comes before. Errors: LaunchError if the answer
     cannot be read
     """
     once = tuple(one._replace(devices=one.devices[:1] or ("0",)) for one in hosts)
-    told, plan, exit_code = _run(options, once, NETWORK_PROGRAM, (f"{STEP_TIMEOUT_S:g}",), mark=NETWORK_MARK)
+    arguments = (f"{STEP_TIMEOUT_S:g}",)
+    told, plan, exit_code = _run(
+        options, once, NETWORK_PROGRAM, arguments, mark=NETWORK_MARK, console=console
+    )
     if not told:
         return exit_code or 1
     try:
@@ -45,11 +48,11 @@ def measure_network(options: Options, hosts: Sequence[Selected]) -> Network | in
 
 
 def measure_gpus(
-    options: Options, hosts: Sequence[Selected], *, size: tuple[str, ...] = ()
+    options: Options, hosts: Sequence[Selected], console: Console, *, size: tuple[str, ...] = ()
 ) -> tuple[MeasuredGpu, ...] | int:
     """The same for each GPU. `size` of a matrix is for tests."""
     once = tuple(one._replace(devices=one.devices or ("0",)) for one in hosts)
-    told, plan, exit_code = _run(options, once, GPU_PROGRAM, size, mark=GPU_MARK)
+    told, plan, exit_code = _run(options, once, GPU_PROGRAM, size, mark=GPU_MARK, console=console)
     if len(told) < plan.world_size:
         return exit_code or 1
     slots = {
@@ -64,7 +67,13 @@ def measure_gpus(
 
 
 def _run(
-    options: Options, hosts: tuple[Selected, ...], program: str, arguments: tuple[str, ...], *, mark: str
+    options: Options,
+    hosts: tuple[Selected, ...],
+    program: str,
+    arguments: tuple[str, ...],
+    *,
+    mark: str,
+    console: Console,
 ) -> tuple[list[str], Plan, int]:
     """What the ranks printed behind the mark, and how the job ended; said, if there is too little of it."""
     job = options._replace(
@@ -80,20 +89,23 @@ def _run(
         start=options.start._replace(preload=(), shows_timings=False),
     )
     plan = make_plan(job, Attempt(hosts=hosts, run_id=""))
-    heard = io.BytesIO()
-    console = Console(log_level="warning", out=heard)
+    heard, said = io.BytesIO(), io.BytesIO()
+    own = Console(log_level="warning", out=heard, err=said)
     began = time.monotonic()
     access = choose_access(job, plan.nodes, (), say=console.say)
     try:
-        verdict = Controller(plan, connect=access.connect, console=console, window=access.window).run()
+        verdict = Controller(plan, connect=access.connect, console=own, window=access.window).run()
     finally:
         access.close()
-    console.drain()
+    own.drain()
     lines = [line.partition(mark) for line in heard.getvalue().decode("utf-8", "replace").splitlines()]
     told = [text for _, found, text in lines if found]
     if verdict.exit_code or not told:
-        console.report(verdict, took_s=time.monotonic() - began)
-        console.drain()
+        own.report(verdict, took_s=time.monotonic() - began)
+        own.drain()
+    words = said.getvalue().decode("utf-8", "replace").splitlines()
+    if words:
+        console.show("the ranks that measure:", [line.removeprefix("dslaunch: ") for line in words])
     return told, plan, verdict.exit_code
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from dslaunch.launcher.inputs.host import Host
 from dslaunch.launcher.inputs.selection import Selected
 from dslaunch.launcher.options import Options
+from dslaunch.launcher.output.console import Console
 from dslaunch.launcher.run.measure import measure_gpus
 
 WORKER = """\
@@ -55,7 +56,7 @@ def main(words: list[str]) -> None:
             tell(f"--preload {preload}", is_right=is_right, said=(ran.stdout + ran.stderr)[-500:])
     host = Selected(Host(name="localhost", slots=1), ("0",))
     size = ("64",) if words == ["--small"] else ()
-    measured = measure_gpus(Options(program=""), [host], size=size)
+    measured = measure_gpus(Options(program=""), [host], Console(log_level="info"), size=size)
     if isinstance(measured, int):
         tell("check --gpu", is_right=False, exit_code=measured)
         return
