@@ -34,6 +34,14 @@ READ_LOADER = 'exec(eval(open(0,"rb",0,closefd=False).readline()))'
 ANNOUNCED = b"dslaunch is here;"
 _ANNOUNCE_AND_READ = f'import os;os.write(1,b"{ANNOUNCED.decode()}");{READ_LOADER}'
 
+# The same for an `ssh` of this machine's: sshd's word for who came follows, up to FROM_END, so that the
+# address on the way to the host is known.
+FROM_END = b";"
+_ANNOUNCE_FROM_AND_READ = (
+    f'import os;os.write(1,b"{ANNOUNCED.decode()}"+os.environb.get(b"SSH_CONNECTION",b"")'
+    f'+b"{FROM_END.decode()}");{READ_LOADER}'
+)
+
 _FIND_PYTHON = (
     'for p in "$0" python3 python; do '
     'if command -v "$p" >/dev/null 2>&1; then exec "$p" -I -S -u -c "$1"; fi; done; '
@@ -176,6 +184,11 @@ def remote_command(python: str = sys.executable) -> str:
 def relayed_command(python: str = sys.executable) -> str:
     """The same for a host behind a gateway: it prints ANNOUNCED before it reads anything."""
     return _command(_ANNOUNCE_AND_READ, python)
+
+
+def announced_command(python: str = sys.executable) -> str:
+    """The same for an `ssh` of this machine: it prints ANNOUNCED, SSH_CONNECTION and FROM_END first."""
+    return _command(_ANNOUNCE_FROM_AND_READ, python)
 
 
 def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:

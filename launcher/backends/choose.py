@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..job.gateways import Group
 from ..job.plan import NodePlan
 from ..options import Options, SshOptions
-from ..options.backend import PDSH
+from ..options.backend import OPENSSH, PDSH
 from .bootstrap import agent_python
 from .channel import Channel
 from .lean_paramiko import lean_paramiko
@@ -74,6 +74,8 @@ def _direct_access(options: Options, nodes: Sequence[NodePlan], *, window: int, 
 
         pdsh = Pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
         access = access._replace(connect=pdsh.connect)
+    elif others and options.backend.launcher == OPENSSH:
+        access = access._replace(connect=_by_openssh(options))
     elif others:
         connect_others, close = _by_ssh(others, options.ssh, num_early=num_early)
         access = access._replace(connect=connect_others, close=close)
@@ -93,6 +95,20 @@ def _direct_access(options: Options, nodes: Sequence[NodePlan], *, window: int, 
 
 def _connect_nobody(node: NodePlan) -> Channel:
     raise AssertionError(f"{node.host.name} is to be connected, and was not among the nodes")
+
+
+def _by_openssh(options: Options) -> Callable[[NodePlan], Channel]:
+    """What connects each host by an `ssh` of its own."""
+    from .openssh import ConnectTimeouts, OpenSsh
+
+    ssh = OpenSsh(
+        options.ssh,
+        launcher_args=options.backend.launcher_args,
+        heartbeat_s=options.heartbeat_s,
+        needed_by="--launcher=openssh",
+    )
+    timeouts = ConnectTimeouts(options.ssh)
+    return lambda node: ssh.connect(node, timeouts.of(node.host))
 
 
 def _by_ssh(

@@ -61,6 +61,11 @@ class Configuration:
         options = self.options
         return _resolve(host.name, host.user or options.user, host.port or options.port, self, depth=0)
 
+    def connect_timeout_s(self, host: Host) -> float:
+        """What the files say of that. Errors: LaunchError as `lookup`"""
+        found = self.lookup(host.name, host.user or self.options.user, host.port or self.options.port)
+        return _seconds(found.get("connecttimeout", ("none",))[0])
+
     def lookup(self, name: str, user: str | None, port: int | None) -> Values:
         """What the files say of `name`, keys in lower case.
 
@@ -69,6 +74,19 @@ class Configuration:
         given: Values = {key: (str(value),) for key, value in (("user", user), ("port", port)) if value}
         found = settings_of(name, given, self._files, self.me)
         return {**found, "port": (str(_port(found.get("port", ("22",))[0])),)}
+
+
+def given_identity(options: SshOptions) -> str | None:
+    """The file of --ssh_identity, if it was given. Errors: LaunchError if there is none"""
+    if not options.identity:
+        return None
+    path = Path(options.identity).expanduser()
+    if not path.is_file():
+        raise LaunchError(
+            f"--ssh_identity={options.identity}: there is no such file; give a private key, or "
+            "leave the option out"
+        )
+    return str(path)
 
 
 def _resolve(
@@ -132,12 +150,8 @@ def _resolve_jump(text: str, configuration: Configuration, *, depth: int) -> Tar
 
 def _identities(options: SshOptions, found: Values, tokens: dict[str, str]) -> tuple[str, ...]:
     """The option's key first. Without any that is named, those that ssh looks for."""
-    if options.identity and not Path(options.identity).expanduser().is_file():
-        raise LaunchError(
-            f"--ssh_identity={options.identity}: there is no such file; give a private key, or "
-            "leave the option out"
-        )
-    given = [str(Path(options.identity).expanduser())] if options.identity else []
+    option = given_identity(options)
+    given = [] if option is None else [option]
     named = found.get("identityfile", () if given else USUAL_IDENTITIES)
     return tuple(dict.fromkeys((*given, *(_path(one, tokens) for one in named if one.lower() != "none"))))
 

@@ -22,10 +22,12 @@ class Launcher(NamedTuple):
 
 
 SSH = Launcher("ssh")
+OPENSSH = Launcher("openssh", program="ssh")
 PDSH = Launcher("pdsh", program="pdsh")
 SLURM = Launcher("slurm", program="srun", starts_itself=True)
 _ROWS = (
     SSH,
+    OPENSSH,
     Launcher("local", is_local=True),
     PDSH,
     Launcher("openmpi", program="mpirun", starts_itself=True),
