@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..job.gateways import Group
 from ..job.plan import NodePlan
-from ..options import Options, SshOptions
+from ..options import Options
 from ..options.backend import OPENSSH, PDSH
 from .bootstrap import agent_python
 from .channel import Channel
@@ -35,7 +35,7 @@ def choose_access(
     """All hosts from here, or, with groups, most of them through gateways."""
     window = options.start.window
     if not groups:
-        return _direct_access(options, nodes, window=window, num_early=window)
+        return _direct_access(options, nodes, window=window, num_early=window, say=say)
     from .ssh_config import Configuration  # as below
 
     configuration = Configuration(options.ssh)
@@ -47,7 +47,7 @@ def choose_access(
         from .ssh_tree import SshTree
 
     tree = SshTree(groups, targets, window=window, heartbeat_s=options.heartbeat_s, say=say)
-    local = direct_connect(options, ())
+    local = direct_connect(options, (), say=say)
     # The tree has a window of its own for connections from here: a host that waits for its
     # gateway must not fill it.
     return Access(
@@ -57,14 +57,23 @@ def choose_access(
     )
 
 
-def direct_connect(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan], Channel]:
+def direct_connect(
+    options: Options, nodes: Sequence[NodePlan], *, say: Callable[[str], None]
+) -> Callable[[NodePlan], Channel]:
     """How to reach each host. SSH settings are resolved before anything is connected,
     so mistakes there come first.
     """
-    return _direct_access(options, nodes, window=len(nodes), num_early=0).connect
+    return _direct_access(options, nodes, window=len(nodes), num_early=0, say=say).connect
 
 
-def _direct_access(options: Options, nodes: Sequence[NodePlan], *, window: int, num_early: int) -> Access:
+def _direct_access(
+    options: Options,
+    nodes: Sequence[NodePlan],
+    *,
+    window: int,
+    num_early: int,
+    say: Callable[[str], None],
+) -> Access:
     """The same; `num_early` connections are begun here already, and `close` must be called then."""
     others = [node for node in nodes if not node.is_local]
     ensure_open_files(len(others))
@@ -77,7 +86,7 @@ def _direct_access(options: Options, nodes: Sequence[NodePlan], *, window: int, 
     elif others and options.backend.launcher == OPENSSH:
         access = access._replace(connect=_by_openssh(options))
     elif others:
-        connect_others, close = _by_ssh(others, options.ssh, num_early=num_early)
+        connect_others, close = _by_ssh(others, options, num_early=num_early, say=say)
         access = access._replace(connect=connect_others, close=close)
 
     def connect(node: NodePlan) -> Channel:
@@ -112,22 +121,29 @@ def _by_openssh(options: Options) -> Callable[[NodePlan], Channel]:
 
 
 def _by_ssh(
-    nodes: Sequence[NodePlan], options: SshOptions, *, num_early: int
+    nodes: Sequence[NodePlan], options: Options, *, num_early: int, say: Callable[[str], None]
 ) -> tuple[Callable[[NodePlan], Channel], Callable[[], None]]:
     """What connects them, and what gives up those that were begun early and are not needed."""
     from .ssh_config import Configuration  # here and below: a local job does not load paramiko (50 ms)
 
-    configuration = Configuration(options)
+    configuration = Configuration(options.ssh)
     targets = {node.node_rank: configuration.resolve(node.host) for node in nodes}
     is_loaded = f"{__package__}.ssh" in sys.modules
     early = EarlyDials({} if is_loaded else dict(list(targets.items())[:num_early]))
     with lean_paramiko():
+        from .openssh_instead import OpenSshInstead
         from .ssh import SshChannel, SshConnection
         from .ssh_login import SshFiles
     files = SshFiles()
+    instead = OpenSshInstead(options, num_hosts=len(nodes), say=say)
 
     def connect(node: NodePlan) -> Channel:
-        connection = SshConnection(targets[node.node_rank], files, early.take(node.node_rank))
-        return SshChannel(connection, python=agent_python(node.host))
+        target = targets[node.node_rank]
+
+        def by_our_own() -> Channel:
+            connection = SshConnection(target, files, early.take(node.node_rank))
+            return SshChannel(connection, python=agent_python(node.host))
+
+        return instead.connect(node, target, by_our_own)
 
     return connect, early.close

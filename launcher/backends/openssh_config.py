@@ -23,13 +23,16 @@ MAX_DEPTH = 16  # of files that include files
 EXEC_TIMEOUT_S = 30.0  # of the command of a `Match exec`
 
 # What is used here: the keywords with one value, those that take the rest of the line, and those with a list.
-_REST_OF_LINE = frozenset(("proxycommand", "proxyjump"))
+_REST_OF_LINE = frozenset(("proxycommand", "proxyjump", "knownhostscommand"))
 _LISTS = frozenset(("userknownhostsfile", "globalknownhostsfile", "canonicaldomains"))
 _USED = _REST_OF_LINE | _LISTS | frozenset((
     *("user", "port", "hostname", "hostkeyalias", "identityfile", "identitiesonly", "identityagent", "tag"),
     *("stricthostkeychecking", "connecttimeout", "addressfamily", "canonicalizehostname",
       "canonicalizemaxdots"),
     *("canonicalizefallbacklocal", "canonicalizepermittedcnames"),
+    # What OpenSSH alone can do, see openssh_only.py.
+    *("kexalgorithms", "hostkeyalgorithms", "ciphers", "macs", "controlpath", "proxyusefdpass"),
+    *("certificatefile", "pkcs11provider", "securitykeyprovider", "verifyhostkeydns"),
 ))  # fmt: skip
 _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 _KEYWORD = re.compile(r"""[ \t]*"?([A-Za-z0-9]+)"?(?:[ \t]*=[ \t]*|[ \t]+|$)""")
@@ -353,7 +356,7 @@ def _canonical(host: str, found: Values, family: socket.AddressFamily, *, is_alw
             f"ssh configuration: what it says of {host} cannot be used: CanonicalizePermittedCNAMEs is not "
             "supported; leave it out, or write the name itself with HostName"
         )
-    is_direct = all(found.get(key, ("none",))[0].lower() == "none" for key in _REST_OF_LINE)
+    is_direct = all(found.get(key, ("none",))[0].lower() == "none" for key in ("proxycommand", "proxyjump"))
     max_dots = found.get("canonicalizemaxdots", ("1",))[0]
     if not max_dots.isdecimal():
         raise LaunchError(f"ssh configuration: canonicalizemaxdots {max_dots!r} is not a whole number")

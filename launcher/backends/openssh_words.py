@@ -50,7 +50,8 @@ _DROPPED = re.compile(
 _NO_ADDRESS = "UNKNOWN"  # where ssh says who closed a connection, and a command leads there
 _OF_SSH = re.compile(
     r"(?:Connection (?:to|closed|reset)|client_loop: |Read from remote host |Write failed|packet_write"
-    r"|Timeout, server|Shared connection to|mux_client_|ssh_dispatch_run_fatal|Killed by signal|Control socket).*"
+    r"|Timeout, server|Shared connection to|mux_client_|ssh_dispatch_run_fatal|Killed by signal"
+    r"|Control socket).*"
 )
 
 # What may let a login succeed, by the method that the host takes.

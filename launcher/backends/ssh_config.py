@@ -13,6 +13,7 @@ from ..errors import LaunchError
 from ..inputs.hostfile import Host
 from ..options.hosts import SshOptions
 from .openssh_config import Line, Me, Values, expand, family_of, read_file, settings_of, tokens_of
+from .openssh_only import OpenSshHints, hints_of
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
@@ -41,6 +42,7 @@ class Target(NamedTuple):
     connect_timeout_s: float
     family: socket.AddressFamily = socket.AF_UNSPEC  # of its address
     agent: str | None = None  # the socket of the ssh-agent; empty: none
+    openssh: OpenSshHints = OpenSshHints()  # what the system's ssh could do besides
 
 
 class Configuration:
@@ -111,11 +113,12 @@ def _resolve(
     if jumps and jumps[-1][:3] == (address, int(real_port), login):
         raise LaunchError(f"ssh configuration: ProxyJump of {name} leads to {name} itself; is it a circle?")
     has_own_timeout = options.connect_timeout_s is None and "connecttimeout" in found
+    identities = _identities(options, found, tokens)
     return Target(
         address=address,
         port=int(real_port),
         user=login,
-        identities=_identities(options, found, tokens),
+        identities=identities,
         has_only_these_identities=_is_yes(found, "identitiesonly"),
         host_key_name=alias.lower()
         if real_port == "22" or "hostkeyalias" in found
@@ -131,6 +134,7 @@ def _resolve(
         else options.connect_timeout_s or CONNECT_TIMEOUT_S,
         family=family_of(found),
         agent=_agent(found, tokens),
+        openssh=hints_of(found, tokens, identities),
     )
 
 

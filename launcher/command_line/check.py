@@ -87,7 +87,9 @@ def command(**given: Any) -> int:
         raise LaunchError("--nccl measures the network between hosts, and there is one host; leave it out")
     nodes = nodes_of(chosen, options)
     num_slots = [one for _, one in chosen]
-    check = Check(nodes, num_slots, settings, connect=direct_connect(options, nodes), console=console)
+    check = Check(
+        nodes, num_slots, settings, connect=direct_connect(options, nodes, say=console.say), console=console
+    )
     facts = check.run()
     report = report_of(facts)
     console.drain()

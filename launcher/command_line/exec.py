@@ -75,7 +75,7 @@ def command(**given: Any) -> int:
     output = HostOutput([node.host.name for node in plan.nodes], console.put, is_folding=not given["no_fold"])
     ended = EachHost(
         plan,
-        connect=direct_connect(options, plan.nodes),
+        connect=direct_connect(options, plan.nodes, say=console.say),
         console=console,
         output=output,
         fails_fast=given["fail_fast"],

@@ -135,7 +135,7 @@ def _with_known_slots(hosts: tuple[Host, ...], options: Options, console: Consol
 
         console.say(f"slots=auto: looking at {count(len(unknown), 'host')}")
         nodes = nodes_of(tuple((Selected(host, ()), None) for host in unknown), options)
-        return tuple(probe(nodes, direct_connect(options, nodes)).values())
+        return tuple(probe(nodes, direct_connect(options, nodes, say=lambda line: None)).values())
 
     return with_known_slots(
         hosts,
