@@ -45,14 +45,14 @@ def hints_of(found: Values, tokens: Mapping[str, str], identities: tuple[str, ..
         has_host_keys=_is_set(found, "knownhostscommand") or _first(found, "verifyhostkeydns") == "yes",
     )
     if _first(found, "proxyusefdpass") == "yes" and _is_set(found, "proxycommand"):
-        return hints._replace(only="ProxyUseFdpass is yes for it")
+        return hints._replace(only="ProxyUseFdpass is yes")
     for key, (name, ours) in _LISTS.items():
         value = _first(found, key)
         if value and value[0] not in _CHANGES and not _knows_one_of(value, ours):
-            return hints._replace(only=f"{name} of its ssh configuration names nothing else")
+            return hints._replace(only=f"{name} in the ssh configuration names nothing else")
     jump = found.get("proxyjump", ("",))[0]
     if _is_set(found, "controlpath") and _is_open(found["controlpath"][0], tokens, jump):
-        return hints._replace(only="a connection to it is open and shared (ControlPath)", is_wish=True)
+        return hints._replace(only="a connection is open and shared (ControlPath)", is_wish=True)
     return hints
 
 

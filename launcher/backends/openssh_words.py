@@ -30,9 +30,7 @@ _NEGOTIATE = re.compile(
 )
 _NAME = re.compile(r"Could not resolve hostname (?P<host>\S+): (?P<why>.*)")
 _CONNECT = re.compile(r"connect to host (?P<host>\S+) port (?P<port>\d+): (?P<why>.*)")
-_SILENT = re.compile(
-    r"Connection timed out during banner exchange|Connection to (?P<host>\S+) port (?P<port>\d+) timed out"
-)
+_SILENT = re.compile(r"Connection timed out during banner exchange|Connection to \S+ port \d+ timed out")
 _NO_SSH = re.compile(r"banner exchange: .*(?:invalid format|line too long)|Protocol major versions differ")
 _MANY = re.compile(r"Too many authentication failures")
 _CONFIGURATION = re.compile(
@@ -100,9 +98,8 @@ def why_not(said: str, *, timeout_s: float, facts: Callable[[], Facts]) -> Launc
             _unconnected(f"{found['host']} port {found['port']}", found["why"].strip(), timeout_s)
         )
     if _SILENT.search(said):
-        where = next(
-            (f"{one['host']} port {one['port']}" for one in _SILENT.finditer(said) if one["host"]), "it"
-        )
+        known = facts()
+        where = f"{known.get('hostname', 'it')} port {known.get('port', '22')}"
         return _host_error(
             f"{where} accepted the connection but does not speak SSH: silent for {timeout_s:.0f} s; is "
             "sshd there stopped, or out of memory?"

@@ -184,7 +184,7 @@ def _check_host_key(
         shown = f"{key.get_name()} {key.fingerprint}"
         problem = f"its host key is not known ({shown}); if that is the right key: {scan}"
         if hop.openssh.has_host_keys or known_hosts.has_authorities(hop.known_hosts):
-            raise OpenSshMay(problem, because="its host key may be known to OpenSSH only")
+            raise OpenSshMay(problem, because="the host key may be known to OpenSSH only")
         raise _host_error(problem)
     if hop.unknown_host_keys == "add":
         known_hosts.add(hop.host_key_name, key, hop.known_hosts[0])
@@ -212,9 +212,11 @@ def _authenticate(hop: Target, transport: paramiko.Transport, files: SshFiles) -
         raise _takes_no_key(hop, methods)
     problem = _why_no_key(hop, unusable, num_tried)
     if others := [one for one in methods if one in _OF_OPENSSH]:
-        raise OpenSshMay(problem, because=f"no key was accepted, and it takes {' or '.join(others)} too")
+        raise OpenSshMay(problem, because=f"no key was accepted, and {' or '.join(others)} would be")
     if hop.openssh.has_keys:
-        raise OpenSshMay(problem, because="no key was accepted that is not on a token or has a certificate")
+        raise OpenSshMay(
+            problem, because="no key was accepted but perhaps one on a token or with a certificate"
+        )
     raise _host_error(problem)
 
 
@@ -233,7 +235,7 @@ def _is_enough(hop: Target, transport: paramiko.Transport, key: paramiko.PKey) -
         raise OpenSshMay(
             f"{_login(hop)}: the key was accepted, and {besides} is asked for besides, which dslaunch never "
             f"answers; allow the key alone there (AuthenticationMethods in sshd_config), or {_SHARE}",
-            because=f"it asks for {besides} besides a key",
+            because=f"{besides} is asked for besides a key",
         )
     return not further
 
@@ -269,7 +271,7 @@ def _takes_no_key(hop: Target, methods: list[str]) -> LaunchError:
     return OpenSshMay(
         f"{_login(hop)}: it takes no key, only {wanted}, which dslaunch never answers; allow a key there "
         f"(PubkeyAuthentication in sshd_config), or {_SHARE}",
-        because=f"it takes no key, only {wanted}",
+        because=f"no key is taken, only {wanted}",
     )
 
 
@@ -349,11 +351,11 @@ def _nothing_in_common(hop: Target, transport: paramiko.Transport, error: Except
                 f"{_where(hop)} and dslaunch have no {what} in common: it offers "
                 f"{', '.join(offered[theirs])}; allow one of these in its sshd_config "
                 f"({setting}): {', '.join(mine)}",
-                because=f"it has no {what} in common with dslaunch's own SSH",
+                because=f"no {what} is common with dslaunch's own SSH",
             )
     return OpenSshMay(
         f"{_where(hop)} and dslaunch have no algorithm in common: {error}; look at its sshd_config",
-        because="it has no algorithm in common with dslaunch's own SSH",
+        because="no algorithm is common with dslaunch's own SSH",
     )
 
 

@@ -12,6 +12,7 @@ import click
 from ..errors import LaunchError
 from ..inputs.selection import Selected
 from ..options import Options
+from ..options.backend import WAY_OPTION
 from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
 from ..options.number import PORT, Seconds
 from .prefix_command import SETTINGS, PrefixCommand
@@ -127,4 +128,4 @@ def _print(text: str) -> None:
     click.echo(text.encode("utf-8", "backslashreplace"), nl=False)
 
 
-command.params[:0] = [*CHOICE_OPTIONS, *SSH_OPTIONS]
+command.params[:0] = [*CHOICE_OPTIONS, *SSH_OPTIONS, WAY_OPTION]

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ..options.backend import WAY_OPTION
 from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
 from ..options.number import Seconds
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
@@ -89,4 +90,4 @@ def command(**given: Any) -> int:
     return ended.exit_code
 
 
-command.params[:0] = [*CHOICE_OPTIONS, *SSH_OPTIONS]
+command.params[:0] = [*CHOICE_OPTIONS, *SSH_OPTIONS, WAY_OPTION]

@@ -53,6 +53,13 @@ def _launcher(context: click.Context, parameter: click.Parameter, value: str) ->
     return launcher
 
 
+def _way(context: click.Context, parameter: click.Parameter, value: str) -> Launcher:
+    ways = {one.name: one for one in (SSH, OPENSSH)}
+    if value.lower() not in ways:
+        raise click.BadParameter(f"{value!r} is no way to reach a host; choose {', '.join(ways)}")
+    return ways[value.lower()]
+
+
 def _split(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(value))
@@ -84,6 +91,15 @@ OPTIONS: tuple[click.Option, ...] = (
         metavar="WORDS",
         help=f"Options for {_either(_PROGRAMS)}, in one word: --launcher_args='--mca btl tcp,self'.",
     ),
+)
+
+# Of commands that run no ranks.
+WAY_OPTION = click.Option(
+    ["--launcher"],
+    default=SSH.name,
+    callback=_way,
+    metavar="NAME",
+    help=f"How hosts are reached: {SSH.name}, or {OPENSSH.name} (the system's ssh).  [default: {SSH.name}]",
 )
 
 

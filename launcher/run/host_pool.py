@@ -20,7 +20,7 @@ from ..job.plan import NodePlan, is_this_machine
 from ..node.address import is_address
 from ..node.devices import count_accelerators
 from ..options import Options
-from ..options.backend import SLURM, SSH
+from ..options.backend import SLURM, SSH, BackendOptions
 from ..options.hosts import read_ssh
 from ..output.console import Console
 from ..wire.frames import Hello
@@ -236,6 +236,7 @@ def host_options(given: dict[str, Any], *, program: str = "", **more: Any) -> Op
         exclude=given["exclude"],
         num_nodes=given["num_nodes"],
         ssh=read_ssh(given),
+        backend=BackendOptions(launcher=given["launcher"]),
         program=program,
         **more,
     )

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from tests.lab import Host
 
@@ -21,6 +22,8 @@ class Command:
     its output goes to files in `folder`.
     """
 
+    way: ClassVar[tuple[str, ...]] = ()  # words for every command: the tests of a file by another launcher
+
     def __init__(
         self,
         host: Host,
@@ -33,6 +36,8 @@ class Command:
         self._out = folder / f"out-{id(self)}"
         self._err = folder / f"err-{id(self)}"
         self.began_at = time.monotonic()
+        head = words[:1] if words[:1] in (("exec",), ("check",)) else ()
+        words = (*head, *self.way, *words[len(head) :])
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = host.popen(
                 [python, "-m", "dslaunch", *words],

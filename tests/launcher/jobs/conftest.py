@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab
+from tests.launcher.command import Command
 
 
 @pytest.fixture
@@ -18,3 +19,11 @@ def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
     path.mkdir()
     (path / "hosts").write_text("".join(f"{node.name} slots=2\n" for node in lab.nodes))
     return path
+
+
+@pytest.fixture(params=["ssh", pytest.param("openssh", marks=pytest.mark.exhaustive)])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By our own SSH, and by the system's ssh: the launcher of every command of a test that uses this."""
+    name = str(request.param)
+    monkeypatch.setattr(Command, "way", ("--launcher=openssh",) if name == "openssh" else ())
+    return name

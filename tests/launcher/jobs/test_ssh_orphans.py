@@ -14,7 +14,7 @@ from tests.exhaustive import few
 from tests.lab import Host, Lab
 from tests.launcher.command import Command, poll
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 CLEAN_WITHIN_S = 15.0
 HEARTBEAT_S = 3

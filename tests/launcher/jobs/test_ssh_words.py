@@ -12,7 +12,7 @@ import pytest
 from tests.lab import Host, Lab
 from tests.launcher.command import Command, poll
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 
 @pytest.fixture
