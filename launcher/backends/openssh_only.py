@@ -68,17 +68,14 @@ def _has_keys(found: Values, identities: tuple[str, ...]) -> bool:
     if any(_is_set(found, key) for key in ("pkcs11provider", "securitykeyprovider", "certificatefile")):
         return True
     others = () if "identityfile" in found else _USUAL_TOKENS
-    return any(_is_token_or_certified(one) for one in (*identities, *others))
+    return any(_is_on_token(one) for one in (*identities, *others))
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_token_or_certified(path: str) -> bool:
-    """Whether this private key lies on a token, or has a certificate beside it."""
-    full = Path(path).expanduser()
-    if full.with_name(f"{full.name}-cert.pub").exists():
-        return True
+def _is_on_token(path: str) -> bool:
+    """Whether this key is one of a token, of which the file holds a handle only."""
     try:
-        with full.with_name(f"{full.name}.pub").open("rb") as file:
+        with Path(f"{path}.pub").expanduser().open("rb") as file:
             return file.read(3) == b"sk-"
     except OSError:
         return False

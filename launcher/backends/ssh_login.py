@@ -214,9 +214,8 @@ def _authenticate(hop: Target, transport: paramiko.Transport, files: SshFiles) -
     if others := [one for one in methods if one in _OF_OPENSSH]:
         raise OpenSshMay(problem, because=f"no key was accepted, and {' or '.join(others)} would be")
     if hop.openssh.has_keys:
-        raise OpenSshMay(
-            problem, because="no key was accepted but perhaps one on a token or with a certificate"
-        )
+        because = "no key was accepted, and OpenSSH has others, on a token or with a certificate"
+        raise OpenSshMay(problem, because=because)
     raise _host_error(problem)
 
 
