@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..job.gateways import Group
 from ..job.plan import NodePlan
 from ..options import Options
 from ..options.backend import OPENSSH, PDSH
 from .bootstrap import agent_python
-from .channel import Channel
+from .channel import Channel, Login, Ways
 from .lean_paramiko import lean_paramiko
 from .open_files import ensure_open_files
 from .ssh_dial import EarlyDials
+
+if TYPE_CHECKING:  # a local job loads none of these
+    from .ssh_config import Target
 
 
 class Access(NamedTuple):
@@ -36,17 +39,18 @@ def choose_access(
     window = options.start.window
     if not groups:
         return _direct_access(options, nodes, window=window, num_early=window, say=say)
-    from .ssh_config import Configuration  # as below
-
-    configuration = Configuration(options.ssh)
-    targets = {node.node_rank: configuration.resolve(node.host) for node in nodes if not node.is_local}
+    others = [node for node in nodes if not node.is_local]
+    targets = _targets(others, options)
     ensure_open_files(
         min(window, len(nodes)) + len(groups) + len(nodes) - sum(len(one.children) for one in groups)
     )
-    with lean_paramiko():
-        from .ssh_tree import SshTree
+    if options.backend.launcher == OPENSSH:
+        ways = _by_openssh(options)
+    else:
+        ways, _ = _by_ssh(targets, options, num_early=0, say=say)
+    from .ssh_tree import SshTree
 
-    tree = SshTree(groups, targets, window=window, heartbeat_s=options.heartbeat_s, say=say)
+    tree = SshTree(groups, targets, ways, window=window, heartbeat_s=options.heartbeat_s, say=say)
     local = direct_connect(options, (), say=say)
     # The tree has a window of its own for connections from here: a host that waits for its
     # gateway must not fill it.
@@ -84,10 +88,10 @@ def _direct_access(
         pdsh = Pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
         access = access._replace(connect=pdsh.connect)
     elif others and options.backend.launcher == OPENSSH:
-        access = access._replace(connect=_by_openssh(options))
+        access = access._replace(connect=_by_openssh(options).connect)
     elif others:
-        connect_others, close = _by_ssh(others, options, num_early=num_early, say=say)
-        access = access._replace(connect=connect_others, close=close)
+        ways, close = _by_ssh(_targets(others, options), options, num_early=num_early, say=say)
+        access = access._replace(connect=ways.connect, close=close)
 
     def connect(node: NodePlan) -> Channel:
         if node.is_local:
@@ -106,9 +110,17 @@ def _connect_nobody(node: NodePlan) -> Channel:
     raise AssertionError(f"{node.host.name} is to be connected, and was not among the nodes")
 
 
-def _by_openssh(options: Options) -> Callable[[NodePlan], Channel]:
-    """What connects each host by an `ssh` of its own."""
-    from .openssh import ConnectTimeouts, OpenSsh
+def _targets(nodes: Sequence[NodePlan], options: Options) -> dict[int, Target]:
+    """By node_rank."""
+    from .ssh_config import Configuration  # here and below: a local job does not load paramiko (50 ms)
+
+    configuration = Configuration(options.ssh)
+    return {node.node_rank: configuration.resolve(node.host) for node in nodes}
+
+
+def _by_openssh(options: Options) -> Ways:
+    """Each host by an `ssh` of its own."""
+    from .openssh import ConnectTimeouts, OpenSsh, OpenSshLogin
 
     ssh = OpenSsh(
         options.ssh,
@@ -117,33 +129,39 @@ def _by_openssh(options: Options) -> Callable[[NodePlan], Channel]:
         needed_by="--launcher=openssh",
     )
     timeouts = ConnectTimeouts(options.ssh)
-    return lambda node: ssh.connect(node, timeouts.of(node.host))
+    return Ways(
+        connect=lambda node: ssh.connect(node, timeouts.of(node.host)),
+        log_in=lambda node: OpenSshLogin(ssh, node, timeouts.of(node.host)),
+    )
 
 
 def _by_ssh(
-    nodes: Sequence[NodePlan], options: Options, *, num_early: int, say: Callable[[str], None]
-) -> tuple[Callable[[NodePlan], Channel], Callable[[], None]]:
-    """What connects them, and what gives up those that were begun early and are not needed."""
-    from .ssh_config import Configuration  # here and below: a local job does not load paramiko (50 ms)
-
-    configuration = Configuration(options.ssh)
-    targets = {node.node_rank: configuration.resolve(node.host) for node in nodes}
+    targets: Mapping[int, Target], options: Options, *, num_early: int, say: Callable[[str], None]
+) -> tuple[Ways, Callable[[], None]]:
+    """By our own SSH, and what gives up those that were begun early and are not needed."""
     is_loaded = f"{__package__}.ssh" in sys.modules
     early = EarlyDials({} if is_loaded else dict(list(targets.items())[:num_early]))
     with lean_paramiko():
+        from .openssh import OpenSsh, OpenSshLogin
         from .openssh_instead import OpenSshInstead
-        from .ssh import SshChannel, SshConnection
+        from .ssh import SshConnection
         from .ssh_login import SshFiles
-    files = SshFiles()
-    instead = OpenSshInstead(options, num_hosts=len(nodes), say=say)
 
-    def connect(node: NodePlan) -> Channel:
+    files = SshFiles()
+    instead = OpenSshInstead(options, num_hosts=len(targets), say=say)
+
+    def log_in(node: NodePlan) -> Login:
         target = targets[node.node_rank]
 
-        def by_our_own() -> Channel:
-            connection = SshConnection(target, files, early.take(node.node_rank))
-            return SshChannel(connection, python=agent_python(node.host))
+        def ours() -> Login:
+            return SshConnection(target, files, early.take(node.node_rank))
 
-        return instead.connect(node, target, by_our_own)
+        def theirs(ssh: OpenSsh) -> Login:
+            return OpenSshLogin(ssh, node, target.connect_timeout_s)
 
-    return connect, early.close
+        return instead.reach(node, target, ours=ours, theirs=theirs)
+
+    def connect(node: NodePlan) -> Channel:
+        return log_in(node).open(agent_python(node.host))
+
+    return Ways(connect, log_in, is_reached=instead.settle), early.close

@@ -35,6 +35,7 @@ MAX_NOISE_BYTES = 1 << 20  # of login scripts; who reads the stream tells of mor
 START_MARGIN_S = 20.0  # from a connection to the first word of a Python: a login, and its shell
 STATUS_WITHIN_S = 2.0  # after the end of the stream
 END_WITHIN_S = 2.0  # after SIGTERM; an ssh that is still there then is killed
+SAME_MOMENT_S = 0.5  # in which all logins of a host that is lost end
 LOOK_EVERY_S = 0.005  # whether it has ended
 FIRST_PAUSE_S = 0.3  # as of backends/ssh.py: before a login that sshd dropped is tried again
 FACTS_WITHIN_S = 5.0
@@ -170,6 +171,37 @@ class ConnectTimeouts:
         return CONNECT_TIMEOUT_S
 
 
+class OpenSshLogin:
+    """A host on which several bootstraps are started, each by an ssh of its own."""
+
+    def __init__(self, ssh: OpenSsh, node: NodePlan, connect_timeout_s: float) -> None:
+        """Errors: LaunchError as OpenSsh.connect"""
+        self._ssh = ssh
+        self._node = node
+        self._connect_timeout_s = connect_timeout_s
+        self._unused: list[OpenSshChannel] = [self._connect()]
+        self._lock = threading.Lock()
+
+    def open(self, python: str) -> OpenSshChannel:
+        """Errors: LaunchError as OpenSsh.connect"""
+        with self._lock:
+            if self._unused:
+                return self._unused.pop()
+        return self._connect()
+
+    def _connect(self) -> OpenSshChannel:
+        return self._ssh.connect(self._node, self._connect_timeout_s)
+
+    def hold(self) -> None:
+        """There is nothing that others share."""
+
+    def release(self) -> None:
+        with self._lock:
+            unused, self._unused = self._unused, []
+        for one in unused:
+            one.close()
+
+
 class OpenSshChannel:
     """A bootstrap that an `ssh` of this machine started on another one."""
 
@@ -201,6 +233,7 @@ class OpenSshChannel:
         self._errors = b""
         self._is_err_over = False
         self._is_closed = False
+        self._is_hung_up = False
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._writing = threading.Lock()
@@ -277,6 +310,17 @@ class OpenSshChannel:
         with self._reading:  # its reader sees the end of the stream
             self._out.close()
             self._err.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether `hang_up` ended the stream."""
+        return self._is_hung_up
+
+    def hang_up(self) -> None:
+        """End the stream, unless it ends by itself at this moment, as with its host."""
+        if not self._has_ended(SAME_MOMENT_S):
+            self._is_hung_up = True
+            self._signal(signal.SIGTERM)
 
     def _read(self, deadline: float | None) -> bytes | None:
         """What comes first of bytes and the end of the stream (empty); None at the deadline."""

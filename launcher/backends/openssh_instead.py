@@ -14,7 +14,7 @@ from ..errors import EXIT_HOST, LaunchError
 from ..inputs.host_list import folded
 from ..job.plan import NodePlan
 from ..options import Options
-from .channel import Channel
+from .channel import Login
 from .openssh import NO_SSH, OpenSsh, ssh_program
 from .openssh_only import OpenSshHints
 from .ssh_config import Target
@@ -32,8 +32,10 @@ class OpenSshInstead:
         self._ssh: OpenSsh | None = None
         self._lock = threading.Lock()
 
-    def connect(self, node: NodePlan, target: Target, ours: Callable[[], Channel]) -> Channel:
-        """By `ours` or, where that does not do, by an ssh.
+    def reach(
+        self, node: NodePlan, target: Target, *, ours: Callable[[], Login], theirs: Callable[[OpenSsh], Login]
+    ) -> Login:
+        """By `ours` or, where that does not do, by `theirs`.
 
         Errors: LaunchError with the reasons of both
         """
@@ -48,7 +50,7 @@ class OpenSshInstead:
                     return ours()
                 except OpenSshMay as refused:
                     first, because = refused, refused.because
-            return self._by_openssh(node, target, because, first)
+            return self._by_openssh(theirs, because, first)
         except BaseException:
             because = ""
             raise
@@ -73,13 +75,15 @@ class OpenSshInstead:
             lines.append(f"{folded(names)}: {how}")
         return lines
 
-    def _by_openssh(self, node: NodePlan, target: Target, because: str, first: LaunchError | None) -> Channel:
+    def _by_openssh(
+        self, theirs: Callable[[OpenSsh], Login], because: str, first: LaunchError | None
+    ) -> Login:
         try:
             with self._lock:
                 self._ssh = self._ssh or OpenSsh(
                     self._options.ssh, heartbeat_s=self._options.heartbeat_s, needed_by=because
                 )
-            return self._ssh.connect(node, target.connect_timeout_s)
+            return theirs(self._ssh)
         except LaunchError as second:
             if first is None:
                 raise

@@ -34,18 +34,17 @@ _SILENT = re.compile(r"Connection timed out during banner exchange|Connection to
 _NO_SSH = re.compile(r"banner exchange: .*(?:invalid format|line too long)|Protocol major versions differ")
 _MANY = re.compile(r"Too many authentication failures")
 _CONFIGURATION = re.compile(
-    r"^(?:\S+: line \d+: .*|\S+ line \d+: .*|Bad owner or permissions on .*|Can't open user config file .*"
-    r"|Bad configuration option.*|command-line.*|.*keyword .* extra arguments at end of line.*"
-    r"|unknown option .*|.*usage: ssh .*)$",
+    r"^(?:\S+:? line \d+: (?:Bad|keyword|[Mm]issing|[Uu]nsupported|[Nn]o argument|[Ii]nvalid|garbage).*"
+    r"|Bad owner or permissions on .*|Can't open user config file .*|command-line.*|unknown option .*"
+    r"|usage: ssh .*)$",
     re.MULTILINE,
 )
 _DROPPED = re.compile(
     r"(?:kex|ssh)_exchange_identification: .*|banner exchange: .*"
-    r"|Connection (?:closed|reset) by (?P<host>\S+)(?: port (?P<port>\d+))?.*"
+    r"|Connection (?:closed|reset) by .*"
     r"|Received disconnect from .*|Disconnected from .*|ssh_dispatch_run_fatal: .*"
     r"|read: Connection reset by peer"
 )
-_NO_ADDRESS = "UNKNOWN"  # where ssh says who closed a connection, and a command leads there
 _OF_SSH = re.compile(
     r"(?:Connection (?:to|closed|reset)|client_loop: |Read from remote host |Write failed|packet_write"
     r"|Timeout, server|Shared connection to|mux_client_|ssh_dispatch_run_fatal|Killed by signal"
@@ -117,23 +116,30 @@ def why_not(said: str, *, timeout_s: float, facts: Callable[[], Facts]) -> Launc
         return _host_error(
             f"OpenSSH's ssh cannot use what it is told: {found[0].strip()}; correct the ssh configuration"
         )
-    return _other(said)
+    return _other(said, facts)
 
 
-def _other(said: str) -> LaunchError:
+def _other(said: str, facts: Callable[[], Facts]) -> LaunchError:
     """A connection that ended, or words that are not known."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     drops = [found for found in map(_DROPPED.fullmatch, lines) if found]
     others = [line for line in lines if not _DROPPED.fullmatch(line)]
-    is_led = any(found["host"] == _NO_ADDRESS for found in drops)
-    if drops and is_led and others:
+    if not lines:
         return _host_error(
-            f"the way to it ended before the login did: {others[-1]}; correct ProxyCommand or ProxyJump in "
-            "the ssh configuration, or repair the way that it goes"
+            "no agent started there: the login or the connection ended, and said nothing; a command must run "
+            "there: test with ssh HOST true"
         )
     if drops:
+        known = facts()
+        way = next((key for key in ("proxycommand", "proxyjump") if known.get(key, "none") != "none"), "")
+        if way and others:
+            name = {"proxycommand": "ProxyCommand", "proxyjump": "ProxyJump"}[way]
+            return _host_error(
+                f"{name} {known[way]!r} ended: {others[-1]}; correct it in the ssh configuration, or repair "
+                "the way that it goes"
+            )
         return Dropped(f"the connection ended during the login: {drops[0][0]}", exit_code=EXIT_HOST)
-    return _host_error(f"OpenSSH's ssh could not connect: {lines[-1] if lines else 'it said nothing'}")
+    return _host_error(f"OpenSSH's ssh could not connect: {lines[-1]}")
 
 
 def _unconnected(where: str, why: str, timeout_s: float) -> str:

@@ -9,12 +9,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
+import pytest
+
 from tests.lab import Host
 
 TIMEOUT_S = 60.0
 AT_ONCE_S = 20.0  # no time limit of the job (30 s and more) was waited for
 # on top of a time that is promised: other tests keep the machine busy, an idle one takes below 0.5 s
 BUSY_S = 10.0
+# For a test with the fixture `way`: both in `make test`.
+BOTH_WAYS = pytest.mark.parametrize("way", ["ssh", "openssh"], indirect=True)
 
 
 class Command:

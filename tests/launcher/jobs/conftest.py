@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
     """A new folder of this test that all hosts share, with a hostfile `hosts` that gives each
     of them two slots.
     """
-    path = lab.shared / request.node.name.replace("/", "_").replace("[", "-").replace("]", "")[:80]
+    name = request.node.name.replace("/", "_").replace("[", "-").replace("]", "")
+    path = lab.shared / (name if len(name) <= 80 else f"{name[:70]}-{zlib.crc32(name.encode()):x}")
     path.mkdir()
     (path / "hosts").write_text("".join(f"{node.name} slots=2\n" for node in lab.nodes))
     return path

@@ -13,7 +13,7 @@ import pytest
 
 from tests.exhaustive import few
 from tests.lab import Lab
-from tests.launcher.command import AT_ONCE_S, BUSY_S, Command, poll
+from tests.launcher.command import AT_ONCE_S, BOTH_WAYS, BUSY_S, Command, poll
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
@@ -121,6 +121,7 @@ def test_an_interrupt_stops_all_hosts(lab: Lab, folder: Path, signum: int) -> No
     assert_clean(lab)
 
 
+@BOTH_WAYS
 def test_a_cut_link_is_noticed_within_the_heartbeat_on_both_sides(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder, "--heartbeat=3", "work.py", "--daemon")
     lab.host("node3").link_down()
@@ -149,6 +150,7 @@ def test_a_host_that_dies_is_named(lab: Lab, folder: Path) -> None:
     assert_clean(lab)
 
 
+@BOTH_WAYS
 def test_every_unreachable_host_is_reported_and_no_worker_starts(lab: Lab, folder: Path) -> None:
     lab.host("node1").drop_port(
         22

@@ -20,7 +20,7 @@ from tests.conftest import LAB_NAME, LAB_WAIT_S
 from tests.lab import Host, Lab
 from tests.launcher.command import AT_ONCE_S, BUSY_S, Command, poll
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 NUM_NODES = 9
 TREE = ("-H", "hosts", "--tree_above=2", "--tree_radix=2")
