@@ -126,7 +126,7 @@ def expand(text: str, tokens: Mapping[str, str], *, has_variables: bool = False)
         if match[1] != "%" and match[1] not in tokens:
             known = " ".join(f"%{one}" for one in tokens)
             raise LaunchError(
-                f"ssh configuration: {text!r}: %{match[1]} has no meaning there; allowed are %% {known}"
+                f"ssh configuration: {text!r}: %{match[1]} has no meaning there; allowed are %% {known}; or use --launcher=openssh"
             )
         return "%" if match[1] == "%" else tokens[match[1]]
 
@@ -235,7 +235,10 @@ class _Reading:
                 holds = holds and self._is_met(name, value) != is_negated
             else:
                 allowed = ", ".join(("all", "final", "canonical", *_LOCAL_CRITERIA))
-                raise _unusable(line.place, f"Match {name} is not supported; allowed are {allowed}")
+                raise _unusable(
+                    line.place,
+                    f"Match {name} is not supported; allowed are {allowed}; or use --launcher=openssh",
+                )
         return holds
 
     def _is_met(self, name: str, value: str) -> bool:
@@ -354,7 +357,7 @@ def _canonical(host: str, found: Values, family: socket.AddressFamily, *, is_alw
     if found.get("canonicalizepermittedcnames", ("none",))[0].lower() != "none":
         raise LaunchError(
             f"ssh configuration: what it says of {host} cannot be used: CanonicalizePermittedCNAMEs is not "
-            "supported; leave it out, or write the name itself with HostName"
+            "supported; leave it out, write the name itself with HostName, or use --launcher=openssh"
         )
     is_direct = all(found.get(key, ("none",))[0].lower() == "none" for key in ("proxycommand", "proxyjump"))
     max_dots = found.get("canonicalizemaxdots", ("1",))[0]

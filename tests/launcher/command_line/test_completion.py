@@ -38,7 +38,7 @@ ROWS: list[tuple[str, list[str]]] = [
     ("dslaunch check --no_to", ["--no_torch"]),
     ("dslaunch env --show", ["--show_secrets"]),
     ("dslaunch --drop_in al", ["always"]),
-    ("dslaunch --launcher=o", ["--launcher=openmpi"]),
+    ("dslaunch --launcher=o", ["--launcher=openmpi", "--launcher=openssh"]),
     ("dslaunch exec --launch", []),
     ("dslaunch checkpoint export --dtype bf", ["bfloat16"]),
     ("dslaunch checkpoint verif", ["verify"]),
