@@ -253,8 +253,8 @@ class OpenSshChannel:
             data = self._read(deadline)
             if data is None:
                 raise LaunchError(
-                    f"nothing came within {timeout_s:g} s, neither an agent nor a refusal; does a login script "
-                    "there wait for something? See: ssh -v -o BatchMode=yes HOST true",
+                    f"nothing came within {timeout_s:g} s, neither an agent nor a refusal; does a login "
+                    "script there wait for something? See: ssh -v -o BatchMode=yes HOST true",
                     exit_code=EXIT_HOST,
                 )
             noise += data

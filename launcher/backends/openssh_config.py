@@ -126,7 +126,8 @@ def expand(text: str, tokens: Mapping[str, str], *, has_variables: bool = False)
         if match[1] != "%" and match[1] not in tokens:
             known = " ".join(f"%{one}" for one in tokens)
             raise LaunchError(
-                f"ssh configuration: {text!r}: %{match[1]} has no meaning there; allowed are %% {known}; or use --launcher=openssh"
+                f"ssh configuration: {text!r}: %{match[1]} has no meaning there; allowed are %% {known}; "
+                "or use --launcher=openssh"
             )
         return "%" if match[1] == "%" else tokens[match[1]]
 

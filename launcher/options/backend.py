@@ -37,6 +37,7 @@ _ROWS = (
     SLURM,
 )
 LAUNCHERS = {one.name: one for one in _ROWS}
+WAYS = {one.name: one for one in (SSH, OPENSSH)}  # of those, what reaches hosts by SSH from here
 
 
 class BackendOptions(NamedTuple):
@@ -54,10 +55,9 @@ def _launcher(context: click.Context, parameter: click.Parameter, value: str) ->
 
 
 def _way(context: click.Context, parameter: click.Parameter, value: str) -> Launcher:
-    ways = {one.name: one for one in (SSH, OPENSSH)}
-    if value.lower() not in ways:
-        raise click.BadParameter(f"{value!r} is no way to reach a host; choose {', '.join(ways)}")
-    return ways[value.lower()]
+    if value.lower() not in WAYS:
+        raise click.BadParameter(f"{value!r} is no way to reach a host; choose {', '.join(WAYS)}")
+    return WAYS[value.lower()]
 
 
 def _split(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:

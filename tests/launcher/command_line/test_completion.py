@@ -39,7 +39,8 @@ ROWS: list[tuple[str, list[str]]] = [
     ("dslaunch env --show", ["--show_secrets"]),
     ("dslaunch --drop_in al", ["always"]),
     ("dslaunch --launcher=o", ["--launcher=openmpi", "--launcher=openssh"]),
-    ("dslaunch exec --launch", []),
+    ("dslaunch exec --max_re", []),
+    ("dslaunch exec --launcher o", ["openssh"]),
     ("dslaunch checkpoint export --dtype bf", ["bfloat16"]),
     ("dslaunch checkpoint verif", ["verify"]),
     ("dslaunch checkpoint ls --dt", []),
@@ -57,7 +58,7 @@ ROWS: list[tuple[str, list[str]]] = [
     ("dslaunch -q check --no_to", []),
     ("dslaunch -H 'hosts' --include='o", ["--include=other"]),
     ('dslaunch -H hosts -i "node1@o', ["node1@other"]),
-    ('dslaunch --launcher "op', ["openmpi"]),
+    ('dslaunch --launcher "op', ["openmpi", "openssh"]),
     ('dslaunch "trai', ["train.py"]),
 ]
 
