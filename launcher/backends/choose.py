@@ -13,7 +13,7 @@ from ..options.backend import OPENSSH, PDSH
 from .bootstrap import agent_python
 from .channel import Channel, Login, Ways
 from .lean_paramiko import lean_paramiko
-from .open_files import ensure_open_files
+from .open_files import NUM_PER_HOST, NUM_PER_PROCESS, ensure_open_files
 from .ssh_dial import EarlyDials
 
 if TYPE_CHECKING:  # a local job loads none of these
@@ -42,7 +42,8 @@ def choose_access(
     others = [node for node in nodes if not node.is_local]
     targets = _targets(others, options)
     ensure_open_files(
-        min(window, len(nodes)) + len(groups) + len(nodes) - sum(len(one.children) for one in groups)
+        min(window, len(nodes)) + len(groups) + len(nodes) - sum(len(one.children) for one in groups),
+        num_per_host=_files_per_host(options),
     )
     if options.backend.launcher == OPENSSH:
         ways = _by_openssh(options)
@@ -80,7 +81,7 @@ def _direct_access(
 ) -> Access:
     """The same; `num_early` connections are begun here already, and `close` must be called then."""
     others = [node for node in nodes if not node.is_local]
-    ensure_open_files(len(others))
+    ensure_open_files(len(others), num_per_host=_files_per_host(options))
     access = Access(connect=_connect_nobody, window=window)
     if others and options.backend.launcher == PDSH:
         from .pdsh import Pdsh
@@ -104,6 +105,10 @@ def _direct_access(
         return access.connect(node)
 
     return access._replace(connect=connect)
+
+
+def _files_per_host(options: Options) -> int:
+    return NUM_PER_PROCESS if options.backend.launcher == OPENSSH else NUM_PER_HOST
 
 
 def _connect_nobody(node: NodePlan) -> Channel:

@@ -20,7 +20,7 @@ from ..job.plan import NodePlan, is_this_machine
 from ..node.address import is_address
 from ..node.devices import count_accelerators
 from ..options import Options
-from ..options.backend import SLURM, SSH, BackendOptions
+from ..options.backend import SLURM, WAYS, BackendOptions
 from ..options.hosts import read_ssh
 from ..output.console import Console
 from ..wire.frames import Hello
@@ -104,7 +104,7 @@ def _this_machine(options: Options, console: Console) -> tuple[Host, ...]:
             f"--num_nodes={options.num_nodes} needs a hostfile, and none was given (nor is there "
             f"{DEFAULT_HOSTFILE}); give --hostfile"
         )
-    if options.backend.launcher == SSH and options.force_multi:
+    if options.backend.launcher.name in WAYS and options.force_multi:
         console.debug("--force_multi: this machine is reached by ssh too")
     num_devices = count_accelerators()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -93,6 +93,30 @@ def test_a_connection_that_is_open_already_serves_where_a_person_would_be_asked(
     assert lab.wait_until_clean(CLEAN_WITHIN_S) == []
 
 
+def test_a_jump_host_that_asks_is_passed_by_its_open_connection(lab: Lab, folder: Path, serve: Serve) -> None:
+    """As on most clusters: the login host wants a code, and the nodes behind it a key."""
+    jump = lab.host("node1").address
+    config(
+        lab,
+        f"Host {jump}\n  ControlPath ~/.ssh/shared-%C\n  StrictHostKeyChecking no\n"
+        f"Host node2 node3\n  ProxyJump {jump}\n",
+    )
+    lab.head.run(["ssh", "-fNM", jump], check=True)
+    serve(lab.host("node1"), *ASKS_ONLY)
+    command = Command(lab.head, folder, "-H", "hosts", "-i", "node2@node3", "show.py")
+    assert_runs(command, on="node2 node3", num_ranks=4)
+    assert "node[2-3]: reached by the system's ssh, because a connection is open and shared" in command.err
+    checked = Command(lab.head, folder, "exec", "-H", "hosts", "-i", "node2@node3", "--", "hostname")
+    assert checked.wait() == 0, checked.err
+    assert "node[2-3]: reached by the system's ssh" in checked.err
+    lab.head.run(["ssh", "-O", "exit", jump], check=True)
+    command = Command(lab.head, folder, "-H", "hosts", "-i", "node2@node3", "show.py")
+    assert command.wait() == 3
+    assert "node[2-3]: " in command.err
+    assert "it takes no key, only keyboard-interactive" in command.err
+    assert lab.wait_until_clean(CLEAN_WITHIN_S) == []
+
+
 def test_one_that_needs_openssh_is_told_so_where_there_is_none(lab: Lab, folder: Path, serve: Serve) -> None:
     serve(lab.host("node1"), *NEW_ONLY)
     command = Command(lab.head, folder, "-H", "hosts", "-i", "node1", "show.py", env={"PATH": "/nowhere"})
@@ -105,6 +129,12 @@ def test_one_that_needs_openssh_is_told_so_where_there_is_none(lab: Lab, folder:
     assert command.wait() == 3
     assert command.err.startswith("dslaunch: --launcher=openssh: there is no program ssh on PATH; install ")
     assert len(command.err.splitlines()) == 1
+    config(lab, "Host node2\n  Ciphers chacha20-poly1305@openssh.com\n")
+    command = Command(lab.head, folder, "-H", "hosts", "-i", "node2", "show.py", env={"PATH": "/nowhere"})
+    assert command.wait() == 3
+    assert command.err.startswith(
+        "dslaunch: node2: Ciphers in the ssh configuration names nothing else: there is no program ssh "
+    )
 
 
 def test_a_certificate_is_enough(lab: Lab, folder: Path, serve: Serve) -> None:
