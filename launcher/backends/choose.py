@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..errors import EXIT_HOST, LaunchError
 from ..job.gateways import Group
 from ..job.plan import NodePlan
 from ..options import Options
@@ -125,13 +126,19 @@ def _targets(nodes: Sequence[NodePlan], options: Options) -> dict[int, Target]:
 
 def _by_openssh(options: Options) -> Ways:
     """Each host by an `ssh` of its own."""
-    from .openssh import ConnectTimeouts, OpenSsh, OpenSshLogin
+    from .openssh import NO_SSH, ConnectTimeouts, OpenSsh, OpenSshLogin, ssh_program
 
+    program = ssh_program()
+    if program is None:
+        raise LaunchError(
+            f"--launcher=openssh: {NO_SSH}, or use --launcher=ssh, which needs no other program",
+            exit_code=EXIT_HOST,
+        )
     ssh = OpenSsh(
+        program,
         options.ssh,
         launcher_args=options.backend.launcher_args,
         heartbeat_s=options.heartbeat_s,
-        needed_by="--launcher=openssh",
     )
     timeouts = ConnectTimeouts(options.ssh)
     return Ways(

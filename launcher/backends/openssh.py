@@ -66,18 +66,9 @@ class OpenSsh:
     """Connects the hosts of one job. Any thread may call `connect`."""
 
     def __init__(
-        self, options: SshOptions, *, launcher_args: tuple[str, ...] = (), heartbeat_s: float, needed_by: str
+        self, program: str, options: SshOptions, *, launcher_args: tuple[str, ...] = (), heartbeat_s: float
     ) -> None:
-        """`needed_by`: what the person gave, for the case that there is no ssh.
-
-        Errors: LaunchError if there is no ssh, or a file that was named is not there
-        """
-        program = ssh_program()
-        if program is None:
-            raise LaunchError(
-                f"{needed_by}: {NO_SSH}, or use --launcher=ssh, which needs no other program",
-                exit_code=EXIT_HOST,
-            )
+        """Errors: LaunchError if a file that was named is not there"""
         self._program = program
         self._options = options
         self._identity = given_identity(options)

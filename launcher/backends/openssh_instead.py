@@ -78,19 +78,19 @@ class OpenSshInstead:
     def _by_openssh(
         self, theirs: Callable[[OpenSsh], Login], because: str, first: LaunchError | None
     ) -> Login:
+        program = ssh_program()
+        if program is None and first is None:
+            raise LaunchError(f"{because}, and {NO_SSH}", exit_code=EXIT_HOST)
+        if program is None:
+            raise LaunchError(f"{first}; the system's ssh might do, but {NO_SSH}", exit_code=EXIT_HOST)
+        with self._lock:
+            if self._ssh is None:
+                self._ssh = OpenSsh(program, self._options.ssh, heartbeat_s=self._options.heartbeat_s)
         try:
-            with self._lock:
-                self._ssh = self._ssh or OpenSsh(
-                    self._options.ssh, heartbeat_s=self._options.heartbeat_s, needed_by=because
-                )
             return theirs(self._ssh)
         except LaunchError as second:
             if first is None:
                 raise
-            if ssh_program() is None:
-                raise LaunchError(
-                    f"{first}; the system's ssh might do, but {NO_SSH}", exit_code=EXIT_HOST
-                ) from None
             raise LaunchError(f"{first}; by the system's ssh: {second}", exit_code=EXIT_HOST) from None
 
 
