@@ -80,7 +80,7 @@ class OpenSshInstead:
     ) -> Login:
         program = ssh_program()
         if program is None and first is None:
-            raise LaunchError(f"{because}, and {NO_SSH}", exit_code=EXIT_HOST)
+            raise LaunchError(f"{because}, which needs the system's ssh, and {NO_SSH}", exit_code=EXIT_HOST)
         if program is None:
             raise LaunchError(f"{first}; the system's ssh might do, but {NO_SSH}", exit_code=EXIT_HOST)
         with self._lock:

@@ -90,11 +90,13 @@ def test_a_stopped_ssh_is_a_silent_host_and_does_not_stay(lab: Lab, folder: Path
 
 
 def test_a_launcher_killed_by_9_leaves_no_ssh_even_of_a_host_that_is_cut_off(lab: Lab, folder: Path) -> None:
-    command = launch(lab, folder)
+    """Long before ssh itself would notice that."""
+    command = launch(lab, folder, "--heartbeat=60")
     lab.host("node3").unplug()
     command.process.kill()
     command.wait()
     poll(lambda: logins(lab.head) == {}, "the end of each ssh", command, BUSY_S)
+    lab.host("node3").plug()
     assert_clean(lab)
 
 

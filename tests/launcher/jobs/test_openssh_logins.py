@@ -133,7 +133,7 @@ def test_one_that_needs_openssh_is_told_so_where_there_is_none(lab: Lab, folder:
     command = Command(lab.head, folder, "-H", "hosts", "-i", "node2", "show.py", env={"PATH": "/nowhere"})
     assert command.wait() == 3
     assert command.err.startswith(
-        "dslaunch: node2: Ciphers in the ssh configuration names nothing else, and there is no program ssh "
+        "dslaunch: node2: Ciphers in the ssh configuration names nothing else, which needs the system's "
     )
 
 
