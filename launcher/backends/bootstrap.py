@@ -45,6 +45,14 @@ _READ_INSIDE = (
     f'exec(eval(l)) if l else __import__("os").write(2,b"{NO_INPUT}")'
 )
 
+# The same for an `ssh` of this machine's: sshd's word for who came follows, up to FROM_END, so that the
+# address on the way to the host is known.
+FROM_END = b";"
+_ANNOUNCE_FROM_AND_READ = (
+    f'import os;os.write(1,b"{ANNOUNCED.decode()}"+os.environb.get(b"SSH_CONNECTION",b"")'
+    f'+b"{FROM_END.decode()}");{READ_LOADER}'
+)
+
 _FIND_PYTHON = (
     'for p in "$0" python3 python; do '
     'if command -v "$p" >/dev/null 2>&1; then exec "$p" -I -S -u -c "$1"; fi; done; '
@@ -220,6 +228,14 @@ def inside(python: str, prefix: tuple[str, ...]) -> tuple[str, ...]:
 
 def _entered(shell: str, python: str, prefix: tuple[str, ...]) -> tuple[str, ...]:
     return "/bin/sh", "-c", shell, "sh", *inside(python, prefix)
+
+
+def announced_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) -> str:
+    """The same for an `ssh` of this machine: it prints ANNOUNCED, SSH_CONNECTION and FROM_END first."""
+    if prefix:
+        words = f'"{ANNOUNCED.decode()}" "$SSH_CONNECTION" "{FROM_END.decode()}"'
+        return _command(_entered(f"printf %s {words}; {_ENTER}", python, prefix))
+    return _command(node_python(_ANNOUNCE_FROM_AND_READ, python))
 
 
 def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..errors import EXIT_HOST, LaunchError
+from ..job.plan import NodePlan
 
 
 class WayLost(LaunchError):
@@ -57,3 +59,39 @@ class RelayedStream(Protocol):
     def way_silent_s(self) -> float:
         """For how long nothing came through that host: so much silence is, for a while, not this host's."""
         ...
+
+
+class LoginStream(Channel, Protocol):
+    """A channel that a login gave; such a login may give others."""
+
+    def hang_up(self) -> None:
+        """End the stream only, which ends what was started; the rest stays until `close`."""
+        ...
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the host could still be reached when the stream ended, as far as that is known."""
+        ...
+
+
+class Login(Protocol):
+    """Starts bootstraps on one host. It ends with the last stream on it, or who holds it."""
+
+    def open(self, python: str, prefix: tuple[str, ...] = ()) -> LoginStream:
+        """Start one with this Python, behind the words of a prefix.
+
+        Errors: LaunchError if nothing more may be started there.
+        """
+        ...
+
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class Ways(NamedTuple):
+    """How hosts are reached from here: each once, by one of these, or in another way, which is told."""
+
+    connect: Callable[[NodePlan], Channel]
+    log_in: Callable[[NodePlan], Login]
+    is_reached: Callable[[NodePlan], None] = lambda node: None

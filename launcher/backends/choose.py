@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
+from ..errors import EXIT_HOST, LaunchError
 from ..job.gateways import Group
 from ..job.plan import NodePlan
-from ..options import Options, SshOptions
-from ..options.backend import PDSH
+from ..options import Options
+from ..options.backend import OPENSSH, PDSH
 from .bootstrap import agent_python
-from .channel import Channel
+from .channel import Channel, Login, Ways
 from .lean_paramiko import lean_paramiko
-from .open_files import ensure_open_files
+from .open_files import NUM_PER_HOST, NUM_PER_PROCESS, ensure_open_files
 from .ssh_dial import EarlyDials
+
+if TYPE_CHECKING:  # a local job loads none of these
+    from .ssh_config import Target
 
 
 class Access(NamedTuple):
@@ -35,19 +39,21 @@ def choose_access(
     """All hosts from here, or, with groups, most of them through gateways."""
     window = options.start.window
     if not groups:
-        return _direct_access(options, nodes, window=window, num_early=window)
-    from .ssh_config import Configuration  # as below
-
-    configuration = Configuration(options.ssh)
-    targets = {node.node_rank: configuration.resolve(node.host) for node in nodes if not node.is_local}
+        return _direct_access(options, nodes, window=window, num_early=window, say=say)
+    others = [node for node in nodes if not node.is_local]
+    targets = _targets(others, options)
     ensure_open_files(
-        min(window, len(nodes)) + len(groups) + len(nodes) - sum(len(one.children) for one in groups)
+        min(window, len(nodes)) + len(groups) + len(nodes) - sum(len(one.children) for one in groups),
+        num_per_host=_files_per_host(options),
     )
-    with lean_paramiko():
-        from .ssh_tree import SshTree
+    if options.backend.launcher == OPENSSH:
+        ways = _by_openssh(options)
+    else:
+        ways, _ = _by_ssh(targets, options, num_early=0, say=say)
+    from .ssh_tree import SshTree
 
-    tree = SshTree(groups, targets, window=window, heartbeat_s=options.heartbeat_s, say=say)
-    local = direct_connect(options, ())
+    tree = SshTree(groups, targets, ways, window=window, heartbeat_s=options.heartbeat_s, say=say)
+    local = direct_connect(options, (), say=say)
     # The tree has a window of its own for connections from here: a host that waits for its
     # gateway must not fill it.
     return Access(
@@ -57,26 +63,37 @@ def choose_access(
     )
 
 
-def direct_connect(options: Options, nodes: Sequence[NodePlan]) -> Callable[[NodePlan], Channel]:
+def direct_connect(
+    options: Options, nodes: Sequence[NodePlan], *, say: Callable[[str], None]
+) -> Callable[[NodePlan], Channel]:
     """How to reach each host. SSH settings are resolved before anything is connected,
     so mistakes there come first.
     """
-    return _direct_access(options, nodes, window=len(nodes), num_early=0).connect
+    return _direct_access(options, nodes, window=len(nodes), num_early=0, say=say).connect
 
 
-def _direct_access(options: Options, nodes: Sequence[NodePlan], *, window: int, num_early: int) -> Access:
+def _direct_access(
+    options: Options,
+    nodes: Sequence[NodePlan],
+    *,
+    window: int,
+    num_early: int,
+    say: Callable[[str], None],
+) -> Access:
     """The same; `num_early` connections are begun here already, and `close` must be called then."""
     others = [node for node in nodes if not node.is_local]
-    ensure_open_files(len(others))
+    ensure_open_files(len(others), num_per_host=_files_per_host(options))
     access = Access(connect=_connect_nobody, window=window)
     if others and options.backend.launcher == PDSH:
         from .pdsh import Pdsh
 
         pdsh = Pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
         access = access._replace(connect=pdsh.connect)
+    elif others and options.backend.launcher == OPENSSH:
+        access = access._replace(connect=_by_openssh(options).connect)
     elif others:
-        connect_others, close = _by_ssh(others, options.ssh, num_early=num_early)
-        access = access._replace(connect=connect_others, close=close)
+        ways, close = _by_ssh(_targets(others, options), options, num_early=num_early, say=say)
+        access = access._replace(connect=ways.connect, close=close)
 
     def connect(node: NodePlan) -> Channel:
         if node.is_local:
@@ -88,27 +105,72 @@ def _direct_access(options: Options, nodes: Sequence[NodePlan], *, window: int, 
     return access._replace(connect=connect)
 
 
+def _files_per_host(options: Options) -> int:
+    return NUM_PER_PROCESS if options.backend.launcher == OPENSSH else NUM_PER_HOST
+
+
 def _connect_nobody(node: NodePlan) -> Channel:
     raise AssertionError(f"{node.host.name} is to be connected, and was not among the nodes")
 
 
-def _by_ssh(
-    nodes: Sequence[NodePlan], options: SshOptions, *, num_early: int
-) -> tuple[Callable[[NodePlan], Channel], Callable[[], None]]:
-    """What connects them, and what gives up those that were begun early and are not needed."""
+def _targets(nodes: Sequence[NodePlan], options: Options) -> dict[int, Target]:
+    """By node_rank."""
     from .ssh_config import Configuration  # here and below: a local job does not load paramiko (50 ms)
 
-    configuration = Configuration(options)
-    targets = {node.node_rank: configuration.resolve(node.host) for node in nodes}
+    configuration = Configuration(options.ssh)
+    return {node.node_rank: configuration.resolve(node.host) for node in nodes}
+
+
+def _by_openssh(options: Options) -> Ways:
+    """Each host by an `ssh` of its own."""
+    from .openssh import NO_SSH, ConnectTimeouts, OpenSsh, OpenSshLogin, ssh_program
+
+    program = ssh_program()
+    if program is None:
+        raise LaunchError(
+            f"--launcher=openssh: {NO_SSH}, or use --launcher=ssh, which needs no other program",
+            exit_code=EXIT_HOST,
+        )
+    ssh = OpenSsh(
+        program,
+        options.ssh,
+        launcher_args=options.backend.launcher_args,
+        heartbeat_s=options.heartbeat_s,
+    )
+    timeouts = ConnectTimeouts(options.ssh)
+    return Ways(
+        connect=lambda node: ssh.connect(node, timeouts.of(node.host), node.host.exec_prefix or ()),
+        log_in=lambda node: OpenSshLogin(ssh, node, timeouts.of(node.host)),
+    )
+
+
+def _by_ssh(
+    targets: Mapping[int, Target], options: Options, *, num_early: int, say: Callable[[str], None]
+) -> tuple[Ways, Callable[[], None]]:
+    """By our own SSH, and what gives up those that were begun early and are not needed."""
     is_loaded = f"{__package__}.ssh" in sys.modules
     early = EarlyDials({} if is_loaded else dict(list(targets.items())[:num_early]))
     with lean_paramiko():
-        from .ssh import SshChannel, SshConnection
+        from .openssh import OpenSsh, OpenSshLogin
+        from .openssh_instead import OpenSshInstead
+        from .ssh import SshConnection
         from .ssh_login import SshFiles
+
     files = SshFiles()
+    instead = OpenSshInstead(options, num_hosts=len(targets), say=say)
+
+    def log_in(node: NodePlan) -> Login:
+        target = targets[node.node_rank]
+
+        def ours() -> Login:
+            return SshConnection(target, files, early.take(node.node_rank))
+
+        def theirs(ssh: OpenSsh) -> Login:
+            return OpenSshLogin(ssh, node, target.connect_timeout_s)
+
+        return instead.reach(node, target, ours=ours, theirs=theirs)
 
     def connect(node: NodePlan) -> Channel:
-        connection = SshConnection(targets[node.node_rank], files, early.take(node.node_rank))
-        return SshChannel(connection, python=agent_python(node.host), prefix=node.host.exec_prefix or ())
+        return log_in(node).open(agent_python(node.host), node.host.exec_prefix or ())
 
-    return connect, early.close
+    return Ways(connect, log_in, is_reached=instead.settle), early.close

@@ -43,6 +43,11 @@ class KnownHosts:
                     keys.setdefault(entry.key.get_name(), entry.key)
         return [*keys.values()]
 
+    def has_authorities(self, paths: Iterable[str]) -> bool:
+        """Whether a line names an authority, whose certificates only OpenSSH reads."""
+        with self._lock:
+            return any(self._file(path).has_authorities for path in paths)
+
     def add(self, name: str, key: paramiko.PKey, path: str) -> None:
         """Add a line to a file, unless a connection at the same time has added it.
 
@@ -70,6 +75,7 @@ class _File:
     def __init__(self, path: str) -> None:
         self._lines: dict[str, list[str]] = {}
         self._hashed: list[tuple[bytes, bytes, str]] = []  # salt, digest, line
+        self.has_authorities = False
         try:
             text = read_named(Path(path)).decode("utf-8", "replace")
         except (FileNotFoundError, PermissionError):
@@ -83,6 +89,8 @@ class _File:
             self.note(line.strip())
 
     def note(self, line: str) -> None:
+        if line.startswith("@cert-authority"):
+            self.has_authorities = True
         if not line or line[0] in "#@":  # @revoked and @cert-authority: paramiko knows neither
             return
         for name in line.split(maxsplit=1)[0].split(","):

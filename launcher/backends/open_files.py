@@ -11,15 +11,16 @@ from ..errors import LaunchError
 NUM_OWN = 48  # of this process: Python, its modules while they are loaded, streams, files that are read
 WITH_TREE = ", or reach most hosts through others with --tree_above"
 NUM_PER_HOST = 2  # a connection, and while it is made another one
+NUM_PER_PROCESS = 3  # the pipes of an ssh; two more while it is started, one after the other
 
 
-def ensure_open_files(num_hosts: int, *, hint: str = WITH_TREE) -> None:
+def ensure_open_files(num_hosts: int, *, num_per_host: int = NUM_PER_HOST, hint: str = WITH_TREE) -> None:
     """Raise this process's limit if that is needed. `num_hosts` counts those that are connected from here;
     what the workers of this machine take is their agent's, see node/limits.py. `hint`: what else may be done.
 
     Errors: LaunchError if that is not allowed
     """
-    needed = NUM_OWN + NUM_PER_HOST * num_hosts
+    needed = NUM_OWN + num_per_host * num_hosts
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return

@@ -23,13 +23,16 @@ MAX_DEPTH = 16  # of files that include files
 EXEC_TIMEOUT_S = 30.0  # of the command of a `Match exec`
 
 # What is used here: the keywords with one value, those that take the rest of the line, and those with a list.
-_REST_OF_LINE = frozenset(("proxycommand", "proxyjump"))
+_REST_OF_LINE = frozenset(("proxycommand", "proxyjump", "knownhostscommand"))
 _LISTS = frozenset(("userknownhostsfile", "globalknownhostsfile", "canonicaldomains"))
 _USED = _REST_OF_LINE | _LISTS | frozenset((
     *("user", "port", "hostname", "hostkeyalias", "identityfile", "identitiesonly", "identityagent", "tag"),
     *("stricthostkeychecking", "connecttimeout", "addressfamily", "canonicalizehostname",
       "canonicalizemaxdots"),
     *("canonicalizefallbacklocal", "canonicalizepermittedcnames"),
+    # What OpenSSH alone can do, see openssh_only.py.
+    *("kexalgorithms", "hostkeyalgorithms", "ciphers", "macs", "controlpath", "proxyusefdpass"),
+    *("certificatefile", "pkcs11provider", "securitykeyprovider", "verifyhostkeydns"),
 ))  # fmt: skip
 _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 _KEYWORD = re.compile(r"""[ \t]*"?([A-Za-z0-9]+)"?(?:[ \t]*=[ \t]*|[ \t]+|$)""")
@@ -123,7 +126,8 @@ def expand(text: str, tokens: Mapping[str, str], *, has_variables: bool = False)
         if match[1] != "%" and match[1] not in tokens:
             known = " ".join(f"%{one}" for one in tokens)
             raise LaunchError(
-                f"ssh configuration: {text!r}: %{match[1]} has no meaning there; allowed are %% {known}"
+                f"ssh configuration: {text!r}: %{match[1]} has no meaning there; allowed are %% {known}; "
+                "or use --launcher=openssh"
             )
         return "%" if match[1] == "%" else tokens[match[1]]
 
@@ -232,7 +236,10 @@ class _Reading:
                 holds = holds and self._is_met(name, value) != is_negated
             else:
                 allowed = ", ".join(("all", "final", "canonical", *_LOCAL_CRITERIA))
-                raise _unusable(line.place, f"Match {name} is not supported; allowed are {allowed}")
+                raise _unusable(
+                    line.place,
+                    f"Match {name} is not supported; allowed are {allowed}; or use --launcher=openssh",
+                )
         return holds
 
     def _is_met(self, name: str, value: str) -> bool:
@@ -351,9 +358,9 @@ def _canonical(host: str, found: Values, family: socket.AddressFamily, *, is_alw
     if found.get("canonicalizepermittedcnames", ("none",))[0].lower() != "none":
         raise LaunchError(
             f"ssh configuration: what it says of {host} cannot be used: CanonicalizePermittedCNAMEs is not "
-            "supported; leave it out, or write the name itself with HostName"
+            "supported; leave it out, write the name itself with HostName, or use --launcher=openssh"
         )
-    is_direct = all(found.get(key, ("none",))[0].lower() == "none" for key in _REST_OF_LINE)
+    is_direct = all(found.get(key, ("none",))[0].lower() == "none" for key in ("proxycommand", "proxyjump"))
     max_dots = found.get("canonicalizemaxdots", ("1",))[0]
     if not max_dots.isdecimal():
         raise LaunchError(f"ssh configuration: canonicalizemaxdots {max_dots!r} is not a whole number")

@@ -71,6 +71,10 @@ class SshConnection:
             raise
         return channel
 
+    def open(self, python: str, prefix: tuple[str, ...] = ()) -> SshChannel:
+        """Start a bootstrap. Errors: as `run`"""
+        return SshChannel(self, python=python, prefix=prefix)
+
     def hold(self) -> None:
         with self._lock:
             self._num_holders += 1

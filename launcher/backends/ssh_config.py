@@ -13,6 +13,7 @@ from ..errors import LaunchError
 from ..inputs.hostfile import Host
 from ..options.hosts import SshOptions
 from .openssh_config import Line, Me, Values, expand, family_of, read_file, settings_of, tokens_of
+from .openssh_only import OpenSshHints, hints_of
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
@@ -41,6 +42,7 @@ class Target(NamedTuple):
     connect_timeout_s: float
     family: socket.AddressFamily = socket.AF_UNSPEC  # of its address
     agent: str | None = None  # the socket of the ssh-agent; empty: none
+    openssh: OpenSshHints = OpenSshHints()  # what the system's ssh could do besides
 
 
 class Configuration:
@@ -61,6 +63,11 @@ class Configuration:
         options = self.options
         return _resolve(host.name, host.user or options.user, host.port or options.port, self, depth=0)
 
+    def connect_timeout_s(self, host: Host) -> float:
+        """What the files say of that. Errors: LaunchError as `lookup`"""
+        found = self.lookup(host.name, host.user or self.options.user, host.port or self.options.port)
+        return _seconds(found.get("connecttimeout", ("none",))[0])
+
     def lookup(self, name: str, user: str | None, port: int | None) -> Values:
         """What the files say of `name`, keys in lower case.
 
@@ -69,6 +76,19 @@ class Configuration:
         given: Values = {key: (str(value),) for key, value in (("user", user), ("port", port)) if value}
         found = settings_of(name, given, self._files, self.me)
         return {**found, "port": (str(_port(found.get("port", ("22",))[0])),)}
+
+
+def given_identity(options: SshOptions) -> str | None:
+    """The file of --ssh_identity, if it was given. Errors: LaunchError if there is none"""
+    if not options.identity:
+        return None
+    path = Path(options.identity).expanduser()
+    if not path.is_file():
+        raise LaunchError(
+            f"--ssh_identity={options.identity}: there is no such file; give a private key, or "
+            "leave the option out"
+        )
+    return str(path)
 
 
 def _resolve(
@@ -93,11 +113,12 @@ def _resolve(
     if jumps and jumps[-1][:3] == (address, int(real_port), login):
         raise LaunchError(f"ssh configuration: ProxyJump of {name} leads to {name} itself; is it a circle?")
     has_own_timeout = options.connect_timeout_s is None and "connecttimeout" in found
+    identities = _identities(options, found, tokens)
     return Target(
         address=address,
         port=int(real_port),
         user=login,
-        identities=_identities(options, found, tokens),
+        identities=identities,
         has_only_these_identities=_is_yes(found, "identitiesonly"),
         host_key_name=alias.lower()
         if real_port == "22" or "hostkeyalias" in found
@@ -113,6 +134,7 @@ def _resolve(
         else options.connect_timeout_s or CONNECT_TIMEOUT_S,
         family=family_of(found),
         agent=_agent(found, tokens),
+        openssh=hints_of(found, tokens, identities),
     )
 
 
@@ -132,12 +154,8 @@ def _resolve_jump(text: str, configuration: Configuration, *, depth: int) -> Tar
 
 def _identities(options: SshOptions, found: Values, tokens: dict[str, str]) -> tuple[str, ...]:
     """The option's key first. Without any that is named, those that ssh looks for."""
-    if options.identity and not Path(options.identity).expanduser().is_file():
-        raise LaunchError(
-            f"--ssh_identity={options.identity}: there is no such file; give a private key, or "
-            "leave the option out"
-        )
-    given = [str(Path(options.identity).expanduser())] if options.identity else []
+    option = given_identity(options)
+    given = [] if option is None else [option]
     named = found.get("identityfile", () if given else USUAL_IDENTITIES)
     return tuple(dict.fromkeys((*given, *(_path(one, tokens) for one in named if one.lower() != "none"))))
 

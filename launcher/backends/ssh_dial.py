@@ -151,11 +151,11 @@ class EarlyDials:
     """Connections that are begun before they are asked for. Any thread may call."""
 
     def __init__(self, targets: Mapping[int, Target]) -> None:
-        """By node_rank; those that are reached through another host or a command are left out."""
+        """By node_rank; those that are reached through another host, a command or an ssh are left out."""
         self._targets = {
             rank: target
             for rank, target in targets.items()
-            if not target.jumps and target.proxy_command is None
+            if not target.jumps and target.proxy_command is None and not target.openssh.only
         }
         self._begun: dict[int, Dial] = {}
         self._lock = threading.Lock()

@@ -29,8 +29,22 @@ from .ssh_config import Target
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # what it would print we report ourselves, once
 
 
+_OF_OPENSSH = ("gssapi-with-mic", "gssapi-keyex", "hostbased")  # methods that ask no person
+_SHARE = "open a connection that OpenSSH shares (ssh -fNM HOST, with ControlPath in the ssh configuration)"
+
+
 class Dropped(LaunchError):
     """The connection ended before the login did, as sshd does that has too many logins at the same time."""
+
+
+class OpenSshMay(LaunchError):
+    """Our own SSH does not get in there, and OpenSSH may: `because` says why, in words that follow a
+    host's name.
+    """
+
+    def __init__(self, message: str, *, because: str) -> None:
+        super().__init__(message, exit_code=EXIT_HOST)
+        self.because = because
 
 
 class UnusableKey(Exception):
@@ -119,7 +133,7 @@ def log_in(hop: Target, sock: socket.socket | paramiko.Channel, files: SshFiles)
         _authenticate(hop, transport, files)
     except IncompatiblePeer as error:
         transport.close()
-        raise _host_error(_nothing_in_common(hop, transport, error)) from None
+        raise _nothing_in_common(hop, transport, error) from None
     except (paramiko.SSHException, EOFError, OSError) as error:
         transport.close()
         raise _why_not(hop, transport, error, waited_s=time.monotonic() - began) from None
@@ -167,10 +181,11 @@ def _check_host_key(
         )
     if hop.unknown_host_keys == "refuse":
         scan = f"ssh-keyscan {_port_option(hop)}{hop.address} >> {hop.known_hosts[0]}"
-        raise _host_error(
-            f"its host key is not known ({key.get_name()} {key.fingerprint}); if that is "
-            f"the right key: {scan}"
-        )
+        shown = f"{key.get_name()} {key.fingerprint}"
+        problem = f"its host key is not known ({shown}); if that is the right key: {scan}"
+        if hop.openssh.has_host_keys or known_hosts.has_authorities(hop.known_hosts):
+            raise OpenSshMay(problem, because="the host key may be known to OpenSSH only")
+        raise _host_error(problem)
     if hop.unknown_host_keys == "add":
         known_hosts.add(hop.host_key_name, key, hop.known_hosts[0])
 
@@ -188,37 +203,74 @@ def _authenticate(hop: Target, transport: paramiko.Transport, files: SshFiles) -
     with _agent_keys(hop) as agent_keys:
         for key in _candidates(hop, agent_keys, files, unusable):
             num_tried += 1
-            try:
-                further = transport.auth_publickey(hop.user, key)
-            except paramiko.BadAuthenticationType as error:
-                wanted = " or ".join(error.allowed_types)
-                raise _host_error(
-                    f"{_login(hop)}: it takes no key, only {wanted}, which dslaunch never answers; allow a "
-                    "key there (PubkeyAuthentication in sshd_config), or use --launcher pdsh"
-                ) from None
-            except paramiko.AuthenticationException as error:
-                if not transport.is_active() or "timeout" in str(error).lower():
-                    raise paramiko.SSHException(str(error)) from None
-                continue
-            if not further:
+            if _is_enough(hop, transport, key):
                 return
-            if "publickey" not in further:
-                raise _host_error(
-                    f"{_login(hop)}: the key was accepted, and {' or '.join(further)} is asked for besides, "
-                    "which dslaunch never answers; allow the key alone there (AuthenticationMethods in "
-                    "sshd_config), or use --launcher pdsh"
-                )
+    methods = _methods(hop, transport)
+    if transport.is_authenticated():  # by none
+        return
+    if methods and "publickey" not in methods:
+        raise _takes_no_key(hop, methods)
+    problem = _why_no_key(hop, unusable, num_tried)
+    if others := [one for one in methods if one in _OF_OPENSSH]:
+        raise OpenSshMay(problem, because=f"no key was accepted, and {' or '.join(others)} would be")
+    if hop.openssh.has_keys:
+        because = "no key was accepted, and OpenSSH has others, on a token or with a certificate"
+        raise OpenSshMay(problem, because=because)
+    raise _host_error(problem)
+
+
+def _is_enough(hop: Target, transport: paramiko.Transport, key: paramiko.PKey) -> bool:
+    """Whether the login is done with this key. Errors: as _authenticate"""
+    try:
+        further = transport.auth_publickey(hop.user, key)
+    except paramiko.BadAuthenticationType as error:
+        raise _takes_no_key(hop, error.allowed_types) from None
+    except paramiko.AuthenticationException as error:
+        if not transport.is_active() or "timeout" in str(error).lower():
+            raise paramiko.SSHException(str(error)) from None
+        return False
+    if further and "publickey" not in further:
+        besides = " or ".join(further)
+        raise OpenSshMay(
+            f"{_login(hop)}: the key was accepted, and {besides} is asked for besides, which dslaunch never "
+            f"answers; allow the key alone there (AuthenticationMethods in sshd_config), or {_SHARE}",
+            because=f"{besides} is asked for besides a key",
+        )
+    return not further
+
+
+def _why_no_key(hop: Target, unusable: list[str], num_tried: int) -> str:
     if not num_tried and unusable and all(" is encrypted: " in one for one in unusable):
-        raise _host_error(f"{_login(hop)}: the private key is encrypted; load it with ssh-add first")
+        return f"{_login(hop)}: the private key is encrypted; load it with ssh-add first"
     tried = ", ".join(hop.identities) or "ssh-agent"
     named = [one for one in unusable if not one.startswith("there is no ")]
     if not num_tried:
         tried = f"no key: {'; '.join(named or unusable) or 'ssh-agent has none'}"
     elif named:
         tried += f"; not used: {'; '.join(named)}"
-    raise _host_error(
+    return (
         f"{_login(hop)} was refused (tried {tried}); allow the key there, or give --ssh_identity, and test "
         f"with: ssh -o BatchMode=yes {_port_option(hop)}{_login(hop)} true"
+    )
+
+
+def _methods(hop: Target, transport: paramiko.Transport) -> list[str]:
+    """What the host takes, as it says when it is asked for nothing; empty if it does not say that."""
+    try:
+        transport.auth_none(hop.user)
+    except paramiko.BadAuthenticationType as error:
+        return error.allowed_types
+    except (paramiko.SSHException, EOFError, OSError):  # it has heard too much already
+        pass
+    return []
+
+
+def _takes_no_key(hop: Target, methods: list[str]) -> LaunchError:
+    wanted = " or ".join(methods)
+    return OpenSshMay(
+        f"{_login(hop)}: it takes no key, only {wanted}, which dslaunch never answers; allow a key there "
+        f"(PubkeyAuthentication in sshd_config), or {_SHARE}",
+        because=f"no key is taken, only {wanted}",
     )
 
 
@@ -283,7 +335,7 @@ def _agent_keys(hop: Target) -> Iterator[tuple[paramiko.PKey, ...]]:
 # Words.
 
 
-def _nothing_in_common(hop: Target, transport: paramiko.Transport, error: Exception) -> str:
+def _nothing_in_common(hop: Target, transport: paramiko.Transport, error: Exception) -> LaunchError:
     """Which kind of algorithm, and both sides' lists."""
     ours = transport.get_security_options()
     offered = getattr(transport, "offered", {})
@@ -294,12 +346,16 @@ def _nothing_in_common(hop: Target, transport: paramiko.Transport, error: Except
         ("MAC", "MACs", ours.digests, "server_mac_algo_list"),
     ):
         if theirs in offered and not set(mine) & set(offered[theirs]):
-            return (
+            return OpenSshMay(
                 f"{_where(hop)} and dslaunch have no {what} in common: it offers "
                 f"{', '.join(offered[theirs])}; allow one of these in its sshd_config "
-                f"({setting}): {', '.join(mine)}"
+                f"({setting}): {', '.join(mine)}",
+                because=f"no {what} is common with dslaunch's own SSH",
             )
-    return f"{_where(hop)} and dslaunch have no algorithm in common: {error}; look at its sshd_config"
+    return OpenSshMay(
+        f"{_where(hop)} and dslaunch have no algorithm in common: {error}; look at its sshd_config",
+        because="no algorithm is common with dslaunch's own SSH",
+    )
 
 
 def _where(hop: Target) -> str:

@@ -8,7 +8,6 @@ here, as without a tree.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,11 +16,10 @@ from ..job.gateways import Group, is_loopback
 from ..job.plan import NodePlan
 from ..wording import count
 from .bootstrap import agent_python, relayed_command
-from .channel import Channel
+from .channel import Channel, Login, LoginStream, Ways
+from .openssh import settings
 from .relayed import RelayedChannel, RelayStreams
-from .ssh import SshChannel, SshConnection
 from .ssh_config import Target
-from .ssh_login import SshFiles
 
 START_MARGIN_S = 20.0  # from a login to the first word of a Python: a login shell
 
@@ -36,6 +34,7 @@ class SshTree:
         self,
         groups: Sequence[Group],
         targets: Mapping[int, Target],
+        ways: Ways,
         *,
         window: int,
         heartbeat_s: float,
@@ -45,13 +44,12 @@ class SshTree:
         here at the same time.
         """
         self._heartbeat_s = heartbeat_s
-        self._files = SshFiles()
         self._targets = targets
+        self._ways = ways
         self._window = threading.BoundedSemaphore(window)
         self._gateways: dict[int, _Gateway] = {}
         for group in groups:
-            target = targets[group.gateway.node_rank]
-            gateway = _Gateway(group, target, files=self._files, window=self._window, say=say)
+            gateway = _Gateway(group, ways.log_in, window=self._window, say=say)
             for node in (group.gateway, *group.children):
                 self._gateways[node.node_rank] = gateway
 
@@ -74,13 +72,10 @@ class SshTree:
                 gateway.settle(node, str(error))
             else:
                 gateway.settle(node, "")
+                self._ways.is_reached(node)
                 return channel
         with self._window:
-            return SshChannel(
-                SshConnection(target, self._files),
-                python=agent_python(node.host),
-                prefix=node.host.exec_prefix or (),
-            )
+            return self._ways.connect(node)
 
     def summary(self) -> str:
         """How many hosts were reached in which way."""
@@ -96,20 +91,18 @@ class _Gateway:
     def __init__(
         self,
         group: Group,
-        target: Target,
+        log_in: Callable[[NodePlan], Login],
         *,
-        files: SshFiles,
         window: threading.BoundedSemaphore,
         say: Callable[[str], None],
     ) -> None:
         self.node = group.gateway
         self.num_through = 0
-        self._target = target
-        self._files = files
+        self._log_in = log_in
         self._window = window
         self._say = say
         self._making = threading.Lock()  # held while something is made
-        self._connection: SshConnection | None = None
+        self._login: Login | None = None
         self._relay: RelayStreams | None = None
         self._error = ""  # why there is no connection, or no relay
         self._agent: _AgentChannel | None = None
@@ -123,8 +116,9 @@ class _Gateway:
         """The stream to its own agent."""
         try:
             with self._making:
-                connection = self._connected()
-            self._agent = _AgentChannel(self, connection)
+                login = self._logged_in()
+            host = self.node.host
+            self._agent = _AgentChannel(self, login.open(agent_python(host), host.exec_prefix or ()))
         except BaseException:
             self.agent_is_done()
             raise
@@ -165,8 +159,8 @@ class _Gateway:
         if self._relay is not None:
             self._relay.give_up()
         self._close_if_done()
-        if self._connection is not None:
-            self._connection.release()
+        if self._login is not None:
+            self._login.release()
 
     def child_is_done(self) -> None:
         with self._lock:
@@ -182,27 +176,27 @@ class _Gateway:
         if relay is not None:
             relay.close()
 
-    def _connected(self) -> SshConnection:
-        if self._error and self._connection is None:
+    def _logged_in(self) -> Login:
+        if self._error and self._login is None:
             raise LaunchError(self._error, exit_code=EXIT_HOST)
-        if self._connection is None:
+        if self._login is None:
             try:
                 with self._window:
-                    self._connection = SshConnection(self._target, self._files)
-                self._connection.hold()  # until agent_is_done
+                    self._login = self._log_in(self.node)
+                self._login.hold()  # until agent_is_done
             except LaunchError as error:
                 self._error = str(error)
                 raise
-        return self._connection
+        return self._login
 
     def _relayed(self) -> RelayStreams:
         with self._making:
             if self._error:
                 raise LaunchError(self._error, exit_code=EXIT_HOST)
             if self._relay is None:
-                connection = self._connected()
+                login = self._logged_in()
                 try:
-                    stream = SshChannel(connection, python=agent_python(self.node.host))
+                    stream = login.open(agent_python(self.node.host))
                     self._relay = RelayStreams(stream, gateway=self.node.host.name, on_end=self._relay_ended)
                 except (LaunchError, OSError) as error:
                     self._error = str(error)
@@ -215,45 +209,43 @@ class _Gateway:
             self._agent.hang_up()
 
 
-class _AgentChannel(SshChannel):
+class _AgentChannel:
     """The gateway's own agent; lost with the relay."""
 
-    def __init__(self, gateway: _Gateway, connection: SshConnection) -> None:
-        host = gateway.node.host
-        super().__init__(connection, python=agent_python(host), prefix=host.exec_prefix or ())
+    def __init__(self, gateway: _Gateway, stream: LoginStream) -> None:
+        self.local_address = stream.local_address
+        self.write = stream.write
+        self.error_text = stream.error_text
+        self.exit_status = stream.exit_status
+        self.hang_up = stream.hang_up
+        self._stream = stream
         self._gateway = gateway
+        self._is_closed = False
 
     def read(self) -> bytes:
-        data = super().read()
+        data = self._stream.read()
         why = "" if data or self._is_closed else self._gateway.why_relay_ended()
-        if why and self.is_connected:
+        if why and self._stream.is_connected:
             raise LaunchError(f"the relay to the hosts behind it ended: {why}", exit_code=EXIT_HOST)
         return data
 
     def close(self) -> None:
-        super().close()
+        self._is_closed = True
+        self._stream.close()
         self._gateway.agent_is_done()
 
 
 def ssh_command(
     target: Target, *, python: str, heartbeat_s: float, prefix: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """What a gateway runs to start an agent on another host.
-
-    It asks no questions, and shares and forwards nothing.
-
-    It ends a while after the agent does if it hears nothing: else it would stay on a gateway that is cut off.
+    """What a gateway runs to start an agent on another host: an ssh that uses no connection that is open
+    there already, and would not stay on a gateway that is cut off.
     """
-    settings = {
-        "BatchMode": "yes",
-        "ConnectTimeout": str(max(1, math.ceil(target.connect_timeout_s))),
-        "ServerAliveInterval": str(max(1, math.ceil(heartbeat_s / 2))),
-        "ServerAliveCountMax": "3",
-        "ControlMaster": "no",
+    told = {
+        **settings(connect_timeout_s=target.connect_timeout_s, heartbeat_s=heartbeat_s),
         "ControlPath": "none",
-        "ClearAllForwardings": "yes",
     }
-    words = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
+    words = [word for name, value in told.items() for word in ("-o", f"{name}={value}")]
     where = ("-p", str(target.port), "-l", target.user, "--", target.address)
     return ("ssh", "-T", "-a", "-x", *words, *where, relayed_command(python, prefix))
 

@@ -12,6 +12,7 @@ import click
 from ..errors import LaunchError
 from ..inputs.selection import Selected
 from ..options import Options
+from ..options.backend import WAY_OPTION
 from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
 from ..options.number import PORT, Seconds
 from .prefix_command import SETTINGS, PrefixCommand
@@ -103,7 +104,9 @@ def command(**given: Any) -> int:
         )
     nodes = nodes_of(chosen, options)
     num_slots = [one for _, one in chosen]
-    check = Check(nodes, num_slots, settings, connect=direct_connect(options, nodes), console=console)
+    check = Check(
+        nodes, num_slots, settings, connect=direct_connect(options, nodes, say=console.say), console=console
+    )
     facts = check.run()
     report = report_of(facts)
     console.drain()
@@ -172,4 +175,4 @@ def _print(text: str) -> None:
     click.echo(text.encode("utf-8", "backslashreplace"), nl=False)
 
 
-command.params[:0] = [*CHOICE_OPTIONS, *SSH_OPTIONS]
+command.params[:0] = [*CHOICE_OPTIONS, *SSH_OPTIONS, WAY_OPTION]

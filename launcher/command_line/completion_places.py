@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import click
 
-from ..options.backend import LAUNCHERS
+from ..options.backend import LAUNCHERS, WAY_OPTION, WAYS
 from .cli import COMMANDS, dslaunch
 from .help_topics import COMMANDS as SUMMARIES
 from .job_help import topic_names
@@ -128,7 +128,7 @@ def _argument(words: tuple[str, ...], arguments: list[click.Argument]) -> Value:
 
 def _value(parameter: click.Parameter) -> Value:
     if parameter.name == "launcher":
-        return Value(Kind.WORDS, tuple(LAUNCHERS))
+        return Value(Kind.WORDS, tuple(WAYS if parameter is WAY_OPTION else LAUNCHERS))
     if isinstance(parameter.type, click.Choice):
         return Value(Kind.WORDS, tuple(str(one) for one in parameter.type.choices))
     return Value(_OF_METAVAR.get(parameter.metavar or "", Kind.FREE))

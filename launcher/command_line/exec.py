@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ..options.backend import WAY_OPTION
 from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
 from ..options.number import Seconds
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
@@ -75,7 +76,7 @@ def command(**given: Any) -> int:
     output = HostOutput([node.host.name for node in plan.nodes], console.put, is_folding=not given["no_fold"])
     ended = EachHost(
         plan,
-        connect=direct_connect(options, plan.nodes),
+        connect=direct_connect(options, plan.nodes, say=console.say),
         console=console,
         output=output,
         fails_fast=given["fail_fast"],
@@ -89,4 +90,4 @@ def command(**given: Any) -> int:
     return ended.exit_code
 
 
-command.params[:0] = [*CHOICE_OPTIONS, *SSH_OPTIONS]
+command.params[:0] = [*CHOICE_OPTIONS, *SSH_OPTIONS, WAY_OPTION]

@@ -22,10 +22,12 @@ class Launcher(NamedTuple):
 
 
 SSH = Launcher("ssh")
+OPENSSH = Launcher("openssh", program="ssh")
 PDSH = Launcher("pdsh", program="pdsh")
 SLURM = Launcher("slurm", program="srun", starts_itself=True)
 _ROWS = (
     SSH,
+    OPENSSH,
     Launcher("local", is_local=True),
     PDSH,
     Launcher("openmpi", program="mpirun", starts_itself=True),
@@ -35,6 +37,7 @@ _ROWS = (
     SLURM,
 )
 LAUNCHERS = {one.name: one for one in _ROWS}
+WAYS = {one.name: one for one in (SSH, OPENSSH)}  # of those, what reaches hosts by SSH from here
 
 
 class BackendOptions(NamedTuple):
@@ -49,6 +52,12 @@ def _launcher(context: click.Context, parameter: click.Parameter, value: str) ->
     if launcher is None:
         raise click.BadParameter(f"{value!r} is not a launcher; choose {', '.join(LAUNCHERS)}")
     return launcher
+
+
+def _way(context: click.Context, parameter: click.Parameter, value: str) -> Launcher:
+    if value.lower() not in WAYS:
+        raise click.BadParameter(f"{value!r} is no way to reach a host; choose {', '.join(WAYS)}")
+    return WAYS[value.lower()]
 
 
 def _split(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -82,6 +91,15 @@ OPTIONS: tuple[click.Option, ...] = (
         metavar="WORDS",
         help=f"Options for {_either(_PROGRAMS)}, in one word: --launcher_args='--mca btl tcp,self'.",
     ),
+)
+
+# Of commands that run no ranks.
+WAY_OPTION = click.Option(
+    ["--launcher"],
+    default=SSH.name,
+    callback=_way,
+    metavar="NAME",
+    help=f"How hosts are reached: {SSH.name}, or {OPENSSH.name} (the system's ssh).  [default: {SSH.name}]",
 )
 
 

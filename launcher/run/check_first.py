@@ -69,7 +69,9 @@ def _look(options: Options, attempt: Attempt, console: Console) -> _Unfit:
         timeout_s=TIMEOUT_S,
     )
     num_slots = [len(one.devices) for one in hosts]
-    facts = Check(nodes, num_slots, settings, connect=direct_connect(options, nodes), console=console).run()
+    facts = Check(
+        nodes, num_slots, settings, connect=direct_connect(options, nodes, say=console.say), console=console
+    ).run()
     report = report_of(facts)
     for one in report.findings:
         if not one.is_problem:

@@ -20,7 +20,7 @@ from ..job.plan import NodePlan, is_this_machine
 from ..node.address import is_address
 from ..node.devices import count_accelerators
 from ..options import Options
-from ..options.backend import SLURM, SSH
+from ..options.backend import SLURM, WAYS, BackendOptions
 from ..options.hosts import read_ssh
 from ..output.console import Console
 from ..wire.frames import Hello
@@ -106,7 +106,7 @@ def _this_machine(options: Options, console: Console) -> tuple[Host, ...]:
             f"--num_nodes={options.num_nodes} needs a hostfile, and none was given (nor is there "
             f"{DEFAULT_HOSTFILE}); give --hostfile"
         )
-    if options.backend.launcher == SSH and options.force_multi:
+    if options.backend.launcher.name in WAYS and options.force_multi:
         console.debug("--force_multi: this machine is reached by ssh too")
     num_devices = count_accelerators()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -137,7 +137,7 @@ def _with_known_slots(hosts: tuple[Host, ...], options: Options, console: Consol
 
         console.say(f"slots=auto: looking at {count(len(unknown), 'host')}")
         nodes = nodes_of(tuple((Selected(host, ()), None) for host in unknown), options)
-        return tuple(probe(nodes, direct_connect(options, nodes)).values())
+        return tuple(probe(nodes, direct_connect(options, nodes, say=lambda line: None)).values())
 
     return with_known_slots(
         hosts,
@@ -239,6 +239,7 @@ def host_options(given: dict[str, Any], *, program: str = "", **more: Any) -> Op
         num_nodes=given["num_nodes"],
         exec_prefix=given["exec_prefix"],
         ssh=read_ssh(given),
+        backend=BackendOptions(launcher=given["launcher"]),
         program=program,
         **more,
     )

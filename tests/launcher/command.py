@@ -7,6 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
+
+import pytest
 
 from tests.lab import Host
 
@@ -14,12 +17,16 @@ TIMEOUT_S = 60.0
 AT_ONCE_S = 20.0  # no time limit of the job (30 s and more) was waited for
 # on top of a time that is promised: other tests keep the machine busy, an idle one takes below 0.5 s
 BUSY_S = 10.0
+# For a test with the fixture `way`: both in `make test`.
+BOTH_WAYS = pytest.mark.parametrize("way", ["ssh", "openssh"], indirect=True)
 
 
 class Command:
     """Starts `dslaunch WORDS...` on a host, in `folder` unless `cwd` is given;
     its output goes to files in `folder`.
     """
+
+    way: ClassVar[tuple[str, ...]] = ()  # words for every command: the tests of a file by another launcher
 
     def __init__(
         self,
@@ -33,6 +40,8 @@ class Command:
         self._out = folder / f"out-{id(self)}"
         self._err = folder / f"err-{id(self)}"
         self.began_at = time.monotonic()
+        head = words[:1] if words[:1] in (("exec",), ("check",)) else ()
+        words = (*head, *self.way, *words[len(head) :])
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = host.popen(
                 [python, "-m", "dslaunch", *words],

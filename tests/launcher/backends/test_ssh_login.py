@@ -110,7 +110,8 @@ def test_a_second_factor_is_never_asked_for(
     refused = refusal(log, Server((key,), further="keyboard-interactive"), key)
     assert str(refused) == (
         "ada@w0: the key was accepted, and keyboard-interactive is asked for besides, which dslaunch never "
-        "answers; allow the key alone there (AuthenticationMethods in sshd_config), or use --launcher pdsh"
+        "answers; allow the key alone there (AuthenticationMethods in sshd_config), or open a "
+        "connection that OpenSSH shares (ssh -fNM HOST, with ControlPath in the ssh configuration)"
     )
     assert capfd.readouterr() == ("", "")
 

@@ -367,7 +367,8 @@ def test_what_follows_the_script_is_the_script_s(
         ("--log_level loud t.py", "--log_level=loud: must be debug, info, warning, error or critical"),
         (
             "--launcher teleport t.py",
-            "'teleport' is not a launcher; choose ssh, local, pdsh, openmpi, mpich, impi, mvapich, slurm",
+            "'teleport' is not a launcher; choose ssh, openssh, local, pdsh, openmpi, mpich, impi, "
+            "mvapich, slurm",
         ),
         ("--launch local t.py", "--launch is ambiguous: it may be --launcher or --launcher_args"),
         ("--launcher_args=-k t.py", "--launcher_args has no effect with --launcher=ssh"),
@@ -422,7 +423,7 @@ def test_what_follows_the_script_is_the_script_s(
                 f"--tree_above=9 has no effect with --launcher={name}; leave it",
             )
             for name in LAUNCHERS
-            if name != "ssh"
+            if name not in ("ssh", "openssh")
         ),
         ("--connect_timeout soon t.py", "'soon' is not allowed; give seconds from 0"),
         ("checkpoint ls", "which DIR? Write: dslaunch checkpoint ls DIR"),

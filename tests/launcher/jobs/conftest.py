@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import pytest
 
 from tests.lab import Lab
+from tests.launcher.command import Command
 
 
 @pytest.fixture
@@ -14,7 +16,16 @@ def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
     """A new folder of this test that all hosts share, with a hostfile `hosts` that gives each
     of them two slots.
     """
-    path = lab.shared / request.node.name.replace("/", "_").replace("[", "-").replace("]", "")[:80]
+    name = request.node.name.replace("/", "_").replace("[", "-").replace("]", "")
+    path = lab.shared / (name if len(name) <= 80 else f"{name[:70]}-{zlib.crc32(name.encode()):x}")
     path.mkdir()
     (path / "hosts").write_text("".join(f"{node.name} slots=2\n" for node in lab.nodes))
     return path
+
+
+@pytest.fixture(params=["ssh", pytest.param("openssh", marks=pytest.mark.exhaustive)])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By our own SSH, and by the system's ssh: the launcher of every command of a test that uses this."""
+    name = str(request.param)
+    monkeypatch.setattr(Command, "way", ("--launcher=openssh",) if name == "openssh" else ())
+    return name

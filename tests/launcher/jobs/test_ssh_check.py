@@ -19,7 +19,7 @@ import pytest
 from tests.lab import Host, Lab
 from tests.launcher.command import AT_ONCE_S, Command, poll
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 FAKE_NVML = Path(__file__).parents[1] / "fake_nvml"
 IMPORTS = ":".join(one for one in sys.path if one)
@@ -208,12 +208,17 @@ def test_what_is_different_on_one_host_is_named_with_that_host(lab: Lab, folder:
 
 
 @pytest.mark.exhaustive
-def test_a_login_that_never_ends_is_said(lab: Lab, folder: Path) -> None:
+def test_a_login_that_never_ends_is_said(lab: Lab, folder: Path, way: str) -> None:
     (lab.host("node2").home / ".bashrc").write_text("sleep 600\n")
     report = found(Command(lab.head, folder, "check", "-H", "hosts", "--no_torch", "--json"), 3)
     texts = problems(report)
     assert set(texts) == {"node2"}
-    assert "connected, but no agent answered within 10 s" in texts["node2"]
+    words = (
+        "connected, but no agent answered within 10 s"
+        if way == "ssh"
+        else "nothing came within 30 s, neither "
+    )
+    assert words in texts["node2"]
 
 
 @pytest.mark.exhaustive

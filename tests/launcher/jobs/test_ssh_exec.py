@@ -14,7 +14,7 @@ import pytest
 from tests.lab import Lab
 from tests.launcher.command import Command, poll
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 
 def execute(lab: Lab, folder: Path, *words: str, env: dict[str, str] | None = None) -> Command:

@@ -13,9 +13,9 @@ import pytest
 
 from tests.exhaustive import few
 from tests.lab import Lab
-from tests.launcher.command import AT_ONCE_S, BUSY_S, Command, poll
+from tests.launcher.command import AT_ONCE_S, BOTH_WAYS, BUSY_S, Command, poll
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 CLEAN_WITHIN_S = 15.0
 STOP_WITHIN_S = 2.0  # after the first failure, beyond the grace
@@ -121,6 +121,7 @@ def test_an_interrupt_stops_all_hosts(lab: Lab, folder: Path, signum: int) -> No
     assert_clean(lab)
 
 
+@BOTH_WAYS
 def test_a_cut_link_is_noticed_within_the_heartbeat_on_both_sides(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder, "--heartbeat=3", "work.py", "--daemon")
     lab.host("node3").link_down()
@@ -149,6 +150,7 @@ def test_a_host_that_dies_is_named(lab: Lab, folder: Path) -> None:
     assert_clean(lab)
 
 
+@BOTH_WAYS
 def test_every_unreachable_host_is_reported_and_no_worker_starts(lab: Lab, folder: Path) -> None:
     lab.host("node1").drop_port(
         22
@@ -174,26 +176,33 @@ def test_every_unreachable_host_is_reported_and_no_worker_starts(lab: Lab, folde
     assert_clean(lab)
 
 
-def test_an_unknown_host_key_is_refused_with_the_fix_and_the_fix_works(lab: Lab, folder: Path) -> None:
+def test_an_unknown_host_key_is_refused_with_the_fix_and_the_fix_works(
+    lab: Lab, folder: Path, way: str
+) -> None:
     (lab.head.home / ".ssh" / "known_hosts").write_text("")
     (folder / "work.py").write_text("print('fine')")
     command = Command(lab.head, folder, "-H", "hosts", "-i", "node2:0", "work.py")
     assert command.wait() == 3
     (line,) = command.err.splitlines()
-    assert line.startswith("dslaunch: node2: its host key is not known (ssh-ed25519 SHA256:")
-    fix = line.partition("if that is the right key: ")[2]
+    shown = " (ssh-ed25519 SHA256:" if way == "ssh" else "; "
+    assert line.startswith(f"dslaunch: node2: its host key is not known{shown}")
+    fix = line[line.index("ssh-keyscan ") :]
     lab.head.run(["sh", "-c", fix], check=True)
     command = Command(lab.head, folder, "-H", "hosts", "-i", "node2:0", "work.py")
     assert command.wait() == 0, command.err
 
 
-def test_a_wrong_key_is_refused_with_what_was_tried(lab: Lab, folder: Path) -> None:
+def test_a_wrong_key_is_refused_with_what_was_tried(lab: Lab, folder: Path, way: str) -> None:
     lab.head.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "/root/other"], check=True)
     (lab.head.home / ".ssh" / "id_ed25519").unlink()
     command = Command(lab.head, folder, "-H", "hosts", "-i", "node1", "--ssh_identity=/root/other", "work.py")
     assert command.wait() == 3
     (line,) = command.err.splitlines()
-    assert line.startswith("dslaunch: node1: root@node1 was refused (tried /root/other); allow the key there")
+    if way == "openssh":
+        why = "OpenSSH's ssh; that host takes publickey); allow a key there, or load it with ssh-add; "
+    else:
+        why = "tried /root/other); allow the key there"
+    assert line.startswith(f"dslaunch: node1: root@node1 was refused ({why}")
     assert_clean(lab)
 
 

@@ -16,7 +16,7 @@ from tests.exhaustive import few
 from tests.lab import Lab
 from tests.launcher.command import Command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 SHOW = """
 import json, os, sys

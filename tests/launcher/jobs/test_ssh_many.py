@@ -45,6 +45,7 @@ def test_all_start_though_neither_ssh_nor_pdsh_is_installed(many: Lab, folder: P
 
 
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("way")
 def test_three_hosts_that_cannot_be_used_are_one_report_soon_after_the_timeout(
     many: Lab, folder: Path
 ) -> None:

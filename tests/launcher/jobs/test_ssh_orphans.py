@@ -12,9 +12,9 @@ import pytest
 
 from tests.exhaustive import few
 from tests.lab import Host, Lab
-from tests.launcher.command import Command, poll
+from tests.launcher.command import BOTH_WAYS, Command, poll
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 CLEAN_WITHIN_S = 15.0
 HEARTBEAT_S = 3
@@ -65,6 +65,7 @@ def workers(host: Host) -> list[int]:
     return [one.pid for one in host.processes() if "work.py" in one.argv]
 
 
+@BOTH_WAYS
 def test_the_launcher_killed_by_9_leaves_nothing(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder)
     command.process.kill()

@@ -13,7 +13,7 @@ from tests.exhaustive import few
 from tests.lab import Lab
 from tests.launcher.command import Command, poll
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 CLOCK_S = 0.01  # between the wall clock, in whole milliseconds, and the one that durations are from
 

@@ -20,7 +20,7 @@ from tests.conftest import LAB_NAME, LAB_WAIT_S
 from tests.lab import Host, Lab
 from tests.launcher.command import AT_ONCE_S, BUSY_S, Command, poll
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 NUM_NODES = 9
 TREE = ("-H", "hosts", "--tree_above=2", "--tree_radix=2")
@@ -235,16 +235,23 @@ def hide_ssh(host: Host) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_gateway_that_allows_one_session_leaves_all_to_the_launcher(lab: Lab, folder: Path) -> None:
+def test_a_gateway_that_allows_one_session_leaves_all_to_the_launcher(
+    lab: Lab, folder: Path, way: str
+) -> None:
+    """With an ssh for each session there is one in each connection."""
     node = lab.host("node1")
     node.sshd_kill()
     node.run(["/usr/sbin/sshd", "-o", "MaxSessions=1"], check=True)
     node.wait_for_sshd()
     command = Command(lab.head, folder, *TREE, "show.py")
     try:
-        assert ways(lab, command) == through_gateways(lab, node2="head", node3="head")
+        others = {"node2": "head", "node3": "head"} if way == "ssh" else {}
+        assert ways(lab, command) == through_gateways(lab, **others)
     finally:
         node.sshd_kill()  # `restore` starts it as it was
+    if way == "openssh":
+        assert said(command) == []
+        return
     (line,) = said(command)
     assert line.startswith("dslaunch: node1: cannot be a gateway (SSH refused to run a command: ")
 

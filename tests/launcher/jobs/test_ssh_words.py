@@ -12,7 +12,7 @@ import pytest
 from tests.lab import Host, Lab
 from tests.launcher.command import Command, poll
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 
 @pytest.fixture
@@ -97,13 +97,12 @@ def test_text_of_another_program_in_the_stream_is_quoted(lab: Lab, folder: Path)
 
 
 @pytest.mark.parametrize("command", ["no-such-program %h", "sh -c 'echo cannot go there >&2; exit 5'"])
-def test_a_proxy_command_that_does_not_work_is_named(command: str, lab: Lab, folder: Path) -> None:
+def test_a_proxy_command_that_does_not_work_is_named(command: str, lab: Lab, folder: Path, way: str) -> None:
     (lab.head.home / ".ssh" / "config").write_text(f"Host node1\n  ProxyCommand {command}\n")
     said = said_of(lab, folder, "--connect_timeout=2")
-    assert said.startswith(f"dslaunch: node1: ProxyCommand {command.replace('%h', 'node1')!r} ended with "), (
-        said
-    )
-    assert ("no-such-program: not found" in said) or ("ended with 5: cannot go there" in said)
+    shown, status = (command.replace("%h", "node1"), " with 5") if way == "ssh" else (command, "")
+    assert said.startswith(f"dslaunch: node1: ProxyCommand {shown!r} ended"), said
+    assert ("no-such-program: not found" in said) or (f" ended{status}: cannot go there" in said)
 
 
 def test_a_proxy_command_is_run_by_a_shell_and_leaves_nothing_behind(lab: Lab, folder: Path) -> None:

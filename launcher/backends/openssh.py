@@ -1,0 +1,379 @@
+"""The agents of other machines, reached by the system's own `ssh`: one process of it for each host.
+
+It reads its configuration by itself, so whatever OpenSSH can do to log in is done: Kerberos, host-based
+logins, keys on tokens, connections that are open already. It asks no person for anything, and never becomes
+the connection that others share (ControlMaster): it would have to stay for them when the job has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from ..errors import EXIT_HOST, LaunchError
+from ..inputs.host import Host
+from ..job.plan import NodePlan
+from ..options.hosts import SshOptions
+from .bootstrap import ANNOUNCED, FROM_END, agent_python, announced_command
+from .child_starter import child_starter
+from .openssh_words import CONNECTION_FAILED, Dropped, Facts, is_of_ssh, why_not
+from .ssh_config import CONNECT_TIMEOUT_S, Configuration, given_identity
+
+READ_BYTES = 1 << 18
+ERROR_TEXT_BYTES = 1 << 14
+MAX_NOISE_BYTES = 1 << 20  # of login scripts; who reads the stream tells of more
+START_MARGIN_S = 20.0  # from a connection to the first word of a Python: a login, and its shell
+STATUS_WITHIN_S = 2.0  # after the end of the stream
+END_WITHIN_S = 2.0  # after SIGTERM; an ssh that is still there then is killed
+SAME_MOMENT_S = 0.5  # in which all logins of a host that is lost end
+LOOK_EVERY_S = 0.005  # whether it has ended
+FIRST_PAUSE_S = 0.3  # as of backends/ssh.py: before a login that sshd dropped is tried again
+FACTS_WITHIN_S = 5.0
+NO_SSH = "there is no program ssh on PATH; install OpenSSH's client (apt-get install openssh-client)"
+
+
+def settings(*, connect_timeout_s: float, heartbeat_s: float) -> dict[str, str]:
+    """What each ssh of a job is told: it asks no questions, and shares and forwards nothing.
+
+    It ends a while after the agent does if it hears nothing.
+    """
+    return {
+        "BatchMode": "yes",
+        "ConnectTimeout": str(max(1, math.ceil(connect_timeout_s))),
+        "ServerAliveInterval": str(max(1, math.ceil(heartbeat_s / 2))),
+        "ServerAliveCountMax": "3",
+        "ControlMaster": "no",
+        "ClearAllForwardings": "yes",
+    }
+
+
+def ssh_program() -> str | None:
+    """Where the system's ssh is, if there is one."""
+    return shutil.which("ssh")
+
+
+class OpenSsh:
+    """Connects the hosts of one job. Any thread may call `connect`."""
+
+    def __init__(
+        self, program: str, options: SshOptions, *, launcher_args: tuple[str, ...] = (), heartbeat_s: float
+    ) -> None:
+        """Errors: LaunchError if a file that was named is not there"""
+        self._program = program
+        self._options = options
+        self._identity = given_identity(options)
+        if options.config and not Path(options.config).is_file():
+            raise LaunchError(f"--ssh_config={options.config}: there is no such file")
+        self._heartbeat_s = heartbeat_s
+        self._launcher_args = launcher_args
+
+    def connect(
+        self, node: NodePlan, connect_timeout_s: float, prefix: tuple[str, ...] = ()
+    ) -> OpenSshChannel:
+        """Start an agent there, again and again if sshd drops the login, until the time for that is used.
+
+        Errors: LaunchError with what to do about it
+        """
+        give_up_at = time.monotonic() + connect_timeout_s
+        pause_s = FIRST_PAUSE_S
+        while True:
+            left_s = max(1.0, round(give_up_at - time.monotonic(), 1))
+            try:
+                return self._connect_once(node, left_s, prefix)
+            except Dropped as dropped:
+                time.sleep(random.uniform(0.5, 1.0) * pause_s)
+                pause_s *= 2
+                if time.monotonic() >= give_up_at:
+                    raise LaunchError(str(dropped), exit_code=EXIT_HOST) from None
+
+    def _connect_once(self, node: NodePlan, timeout_s: float, prefix: tuple[str, ...]) -> OpenSshChannel:
+        given = settings(connect_timeout_s=timeout_s, heartbeat_s=self._heartbeat_s)
+        given |= {"LogLevel": "ERROR", "RemoteCommand": "none", "PermitLocalCommand": "no"}
+        words = [word for name, value in given.items() for word in ("-o", f"{name}={value}")]
+        where = self._where(node.host)
+        command = announced_command(agent_python(node.host), prefix)
+        channel = OpenSshChannel((self._program, "-T", "-a", "-x", *words, *where, command))
+        try:
+            is_there = channel.wait_until_announced(timeout_s + START_MARGIN_S)
+        except BaseException:
+            channel.close()
+            raise
+        if is_there:
+            return channel
+        said = channel.own_words()
+        channel.close()
+        raise why_not(said, timeout_s=timeout_s, facts=lambda: self._facts(where))
+
+    def _where(self, host: Host) -> tuple[str, ...]:
+        """The words that name a host: what was given for it, and nothing that its configuration says."""
+        options = self._options
+        port, user = host.port or options.port, host.user or options.user
+        words: list[str] = []
+        for flag, value in (("-F", options.config), ("-p", port), ("-l", user), ("-i", self._identity)):
+            if value is not None:
+                words += [flag, str(value)]
+        return (*words, *self._launcher_args, "--", host.name)
+
+    def _facts(self, where: tuple[str, ...]) -> Facts:
+        """What ssh makes of its configuration for this host; empty if it does not say that."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            ran = subprocess.run(
+                [self._program, "-G", *where],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                timeout=FACTS_WITHIN_S,
+                check=False,
+            )
+            lines = ran.stdout.decode("utf-8", "replace").splitlines()
+            return {key: value for key, _, value in (line.partition(" ") for line in lines)}
+        return {}
+
+
+class ConnectTimeouts:
+    """How long a connection may take: as the option, the configuration, or a default of ours say.
+
+    That configuration is OpenSSH's: what we do not understand of it says nothing here.
+    """
+
+    def __init__(self, options: SshOptions) -> None:
+        self._given_s = options.connect_timeout_s
+        self._configuration: Configuration | None = None
+        if self._given_s is None:
+            with contextlib.suppress(LaunchError):
+                self._configuration = Configuration(options)
+
+    def of(self, host: Host) -> float:
+        """In seconds."""
+        if self._given_s is not None:
+            return self._given_s
+        if self._configuration is not None:
+            with contextlib.suppress(LaunchError):
+                return self._configuration.connect_timeout_s(host)
+        return CONNECT_TIMEOUT_S
+
+
+class OpenSshLogin:
+    """A host on which several bootstraps are started, each by an ssh of its own."""
+
+    def __init__(self, ssh: OpenSsh, node: NodePlan, connect_timeout_s: float) -> None:
+        """Errors: LaunchError as OpenSsh.connect"""
+        self._ssh = ssh
+        self._node = node
+        self._connect_timeout_s = connect_timeout_s
+        self._prefix = node.host.exec_prefix or ()
+        self._unused: list[OpenSshChannel] = [self._connect(self._prefix)]
+        self._lock = threading.Lock()
+
+    def open(self, python: str, prefix: tuple[str, ...] = ()) -> OpenSshChannel:
+        """Errors: LaunchError as OpenSsh.connect"""
+        with self._lock:
+            if self._unused and prefix == self._prefix:
+                return self._unused.pop()
+        return self._connect(prefix)
+
+    def _connect(self, prefix: tuple[str, ...]) -> OpenSshChannel:
+        return self._ssh.connect(self._node, self._connect_timeout_s, prefix)
+
+    def hold(self) -> None:
+        """There is nothing that others share."""
+
+    def release(self) -> None:
+        with self._lock:
+            unused, self._unused = self._unused, []
+        for one in unused:
+            one.close()
+
+
+class OpenSshChannel:
+    """A bootstrap that an `ssh` of this machine started on another one."""
+
+    def __init__(self, argv: tuple[str, ...]) -> None:
+        """Start that ssh; nothing is known of the host yet.
+
+        Errors: LaunchError if a limit of this machine does not allow it
+        """
+        self.local_address = ""
+        environment = {
+            **os.environ,
+            "SSH_ASKPASS_REQUIRE": "never",
+        }  # an ssh that leads to it asks nobody either
+        try:
+            self._process = child_starter().start(argv, environment)
+        except (OSError, subprocess.SubprocessError) as error:
+            from ..node.limits import why_not_started  # here: few starts fail
+
+            why = why_not_started("ssh", error) or f"cannot start {argv[0]}: {error}"
+            raise LaunchError(why, exit_code=EXIT_HOST) from None
+        if self._process.stdin is None or self._process.stdout is None or self._process.stderr is None:
+            raise AssertionError("Popen gave no pipes")
+        self._in, self._out, self._err = self._process.stdin, self._process.stdout, self._process.stderr
+        os.set_blocking(self._err.fileno(), False)
+        self._poll = select.poll()
+        self._poll.register(self._out, select.POLLIN)
+        self._poll.register(self._err, select.POLLIN)
+        self._kept = b""  # read, and not given out yet
+        self._errors = b""
+        self._is_err_over = False
+        self._is_closed = False
+        self._is_hung_up = False
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._writing = threading.Lock()
+        self._reaping = threading.Lock()
+
+    def wait_until_announced(self, timeout_s: float) -> bool:
+        """Until a Python there says that it runs; what login scripts print before is dropped.
+
+        False if ssh could not connect. Where a login ended without that word True: who reads the stream finds
+        out why.
+
+        Errors: LaunchError if nothing happens in this time
+        """
+        deadline = time.monotonic() + timeout_s
+        noise = b""
+        while len(noise) < MAX_NOISE_BYTES:
+            data = self._read(deadline)
+            if data is None:
+                raise LaunchError(
+                    f"nothing came within {timeout_s:g} s, neither an agent nor a refusal; does a login "
+                    "script there wait for something? See: ssh -v -o BatchMode=yes HOST true",
+                    exit_code=EXIT_HOST,
+                )
+            noise += data
+            _, announced, rest = noise.partition(ANNOUNCED)
+            came_from, end, kept = rest.partition(FROM_END)
+            if announced and end:
+                self.local_address = _ours(came_from.decode("ascii", "replace"))
+                self._kept = kept
+                return True
+            if not data:
+                break
+        self._kept = noise
+        return bool(noise) or self.exit_status() is not None
+
+    def read(self) -> bytes:
+        data, self._kept = self._kept, b""
+        return data or self._read(None) or b""
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        with self._writing:
+            if self._in.closed:
+                raise OSError("the stream is closed")
+            while view:
+                view = view[self._in.write(view) or 0 :]
+
+    def error_text(self) -> str:
+        """What the host said; ssh's own words tell only that the connection ended."""
+        return "\n".join(line for line in self.own_words().splitlines() if not is_of_ssh(line))
+
+    def own_words(self) -> str:
+        """All of it."""
+        return self._errors.decode("utf-8", "replace").replace("\r", "")
+
+    def exit_status(self) -> int | None:
+        """Of what was started there; ssh ends with a status of its own if that is not known."""
+        if not self._has_ended(STATUS_WITHIN_S):
+            return None
+        status = self._process.returncode
+        return status if 0 <= status != CONNECTION_FAILED else None
+
+    def close(self) -> None:
+        with self._lock:
+            was_closed, self._is_closed = self._is_closed, True
+        if was_closed:
+            return
+        self._signal(signal.SIGTERM)
+        if not self._has_ended(END_WITHIN_S):
+            self._signal(signal.SIGKILL)
+            self._has_ended(END_WITHIN_S)
+        with self._writing, contextlib.suppress(OSError):
+            self._in.close()
+        with self._reading:  # its reader sees the end of the stream
+            self._out.close()
+            self._err.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether `hang_up` ended the stream."""
+        return self._is_hung_up
+
+    def hang_up(self) -> None:
+        """End the stream, unless it ends by itself at this moment, as with its host."""
+        if not self._has_ended(SAME_MOMENT_S):
+            self._is_hung_up = True
+            self._signal(signal.SIGTERM)
+
+    def _read(self, deadline: float | None) -> bytes | None:
+        """What comes first of bytes and the end of the stream (empty); None at the deadline."""
+        with self._reading:
+            while not self._out.closed:
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return None
+                ready = {fd for fd, _ in self._poll.poll(None if left_s is None else left_s * 1e3)}
+                if self._err.fileno() in ready:
+                    self._read_errors()
+                if self._out.fileno() in ready:
+                    data = os.read(self._out.fileno(), READ_BYTES)
+                    if not data:
+                        self._has_ended(STATUS_WITHIN_S)
+                        self._read_errors()
+                    return data
+            return b""
+
+    def _read_errors(self) -> None:
+        """What is there now."""
+        if self._is_err_over:
+            return
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._err.fileno(), READ_BYTES):
+                self._errors = (self._errors + data)[-ERROR_TEXT_BYTES:]
+            self._is_err_over = True
+            self._poll.unregister(self._err)
+
+    def _signal(self, number: int) -> None:
+        with self._reaping:
+            if self._process.returncode is None:
+                self._process.send_signal(number)
+
+    def _has_ended(self, within_s: float) -> bool:
+        """Whether it has; then nothing is left of what it started on this machine, such as a ProxyCommand."""
+        deadline = time.monotonic() + within_s
+        with self._reaping:
+            pid = self._process.pid
+            while self._process.returncode is None:
+                # Not reaped before its process group, which has the same number, was dealt with.
+                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(pid, signal.SIGKILL)
+                    self._process.wait()
+                elif time.monotonic() > deadline:
+                    return False
+                else:
+                    time.sleep(LOOK_EVERY_S)
+        return True
+
+
+def _ours(connection: str) -> str:
+    """The address in sshd's SSH_CONNECTION from which we came, if it is one of this machine:
+    behind a jump host, or a router that changes addresses, it is another's.
+    """
+    address = connection.partition(" ")[0].removeprefix("::ffff:")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.bind((address, 0))
+        return address
+    return ""

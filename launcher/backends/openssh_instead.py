@@ -1,0 +1,99 @@
+"""The system's `ssh` for those hosts of a job where our own SSH does not get in, or may not be used.
+
+Our own comes first: it is one process and has errors with a type, see docs/design/wire.md. So what a
+distribution writes into everybody's ssh configuration, such as GSSAPIAuthentication, changes nothing where a
+key is enough.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ..errors import EXIT_HOST, LaunchError
+from ..inputs.host_list import folded
+from ..job.plan import NodePlan
+from ..options import Options
+from .channel import Login
+from .openssh import NO_SSH, OpenSsh, ssh_program
+from .openssh_only import OpenSshHints
+from .ssh_config import Target
+from .ssh_login import OpenSshMay
+
+
+class OpenSshInstead:
+    """Any thread may call. Once all hosts are settled `say` gets what was done: one line for a reason."""
+
+    def __init__(self, options: Options, *, num_hosts: int, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._say = say
+        self._num_unsettled = num_hosts
+        self._hosts: dict[str, list[NodePlan]] = {}  # by why they are reached so
+        self._ssh: OpenSsh | None = None
+        self._lock = threading.Lock()
+
+    def reach(
+        self, node: NodePlan, target: Target, *, ours: Callable[[], Login], theirs: Callable[[OpenSsh], Login]
+    ) -> Login:
+        """By `ours` or, where that does not do, by `theirs`.
+
+        Errors: LaunchError with the reasons of both
+        """
+        because = ""
+        try:
+            hints = _hints(target)
+            first: LaunchError | None = None
+            if hints.only and not (hints.is_wish and ssh_program() is None):
+                because = hints.only
+            else:
+                try:
+                    return ours()
+                except OpenSshMay as refused:
+                    first, because = refused, refused.because
+            return self._by_openssh(theirs, because, first)
+        except BaseException:
+            because = ""
+            raise
+        finally:
+            self.settle(node, because)
+
+    def settle(self, node: NodePlan, because: str = "") -> None:
+        """The host is reached, or will not be; `because`: why by an ssh."""
+        with self._lock:
+            self._num_unsettled -= 1
+            if because:
+                self._hosts.setdefault(because, []).append(node)
+            lines = self._lines() if self._num_unsettled == 0 else []
+        for line in lines:
+            self._say(line)
+
+    def _lines(self) -> list[str]:
+        lines = []
+        for because, nodes in self._hosts.items():
+            names = [node.host.name for node in sorted(nodes, key=lambda one: one.node_rank)]
+            how = f"reached by the system's ssh, because {because}; --launcher=openssh begins with that"
+            lines.append(f"{folded(names)}: {how}")
+        return lines
+
+    def _by_openssh(
+        self, theirs: Callable[[OpenSsh], Login], because: str, first: LaunchError | None
+    ) -> Login:
+        program = ssh_program()
+        if program is None and first is None:
+            raise LaunchError(f"{because}, which needs the system's ssh, and {NO_SSH}", exit_code=EXIT_HOST)
+        if program is None:
+            raise LaunchError(f"{first}; the system's ssh might do, but {NO_SSH}", exit_code=EXIT_HOST)
+        with self._lock:
+            if self._ssh is None:
+                self._ssh = OpenSsh(program, self._options.ssh, heartbeat_s=self._options.heartbeat_s)
+        try:
+            return theirs(self._ssh)
+        except LaunchError as second:
+            if first is None:
+                raise
+            raise LaunchError(f"{first}; by the system's ssh: {second}", exit_code=EXIT_HOST) from None
+
+
+def _hints(target: Target) -> OpenSshHints:
+    """Of the first host on the way that has some."""
+    return next((hop.openssh for hop in (*target.jumps, target) if hop.openssh.only), target.openssh)

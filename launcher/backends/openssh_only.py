@@ -1,0 +1,108 @@
+"""What an ssh configuration asks for, host by host, that dslaunch's own SSH cannot do and OpenSSH can."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import LaunchError
+from .lean_paramiko import lean_paramiko
+from .openssh_config import Values, expand
+
+# Keys on a token, which OpenSSH looks for by itself.
+_USUAL_TOKENS = ("~/.ssh/id_ed25519_sk", "~/.ssh/id_ecdsa_sk")
+_LISTS = {
+    "kexalgorithms": ("KexAlgorithms", "kex"),
+    "hostkeyalgorithms": ("HostKeyAlgorithms", "key_types"),
+    "ciphers": ("Ciphers", "ciphers"),
+    "macs": ("MACs", "digests"),
+}
+_CHANGES = "+-^"  # with these a list changes OpenSSH's own, and leaves enough that both know
+
+
+class OpenSshHints(NamedTuple):
+    """`only`: why nothing but OpenSSH will do, in words that follow `because`; empty if our own SSH comes
+    first. `is_wish`: our own would do as well. `has_keys`, `has_host_keys`: OpenSSH may have a key for the
+    login, or know the host, where our own SSH does not.
+    """
+
+    only: str = ""
+    is_wish: bool = False
+    has_keys: bool = False
+    has_host_keys: bool = False
+
+
+def hints_of(found: Values, tokens: Mapping[str, str], identities: tuple[str, ...]) -> OpenSshHints:
+    """From the settings of one host. `tokens`: what %h and the like stand for; `identities`: key files."""
+    hints = OpenSshHints(
+        has_keys=_has_keys(found, identities),
+        has_host_keys=_is_set(found, "knownhostscommand") or _first(found, "verifyhostkeydns") == "yes",
+    )
+    if _first(found, "proxyusefdpass") == "yes" and _is_set(found, "proxycommand"):
+        return hints._replace(only="ProxyUseFdpass is yes")
+    for key, (name, ours) in _LISTS.items():
+        value = _first(found, key)
+        if value and value[0] not in _CHANGES and not _knows_one_of(value, ours):
+            return hints._replace(only=f"{name} in the ssh configuration names nothing else")
+    jump = found.get("proxyjump", ("",))[0]
+    if _is_set(found, "controlpath") and _is_open(found["controlpath"][0], tokens, jump):
+        return hints._replace(only="a connection is open and shared (ControlPath)", is_wish=True)
+    return hints
+
+
+def _first(found: Values, key: str) -> str:
+    return found.get(key, ("",))[0].lower()
+
+
+def _is_set(found: Values, key: str) -> bool:
+    return _first(found, key) not in ("", "none")
+
+
+def _has_keys(found: Values, identities: tuple[str, ...]) -> bool:
+    if any(_is_set(found, key) for key in ("pkcs11provider", "securitykeyprovider", "certificatefile")):
+        return True
+    others = () if "identityfile" in found else _USUAL_TOKENS
+    return any(_is_on_token(one) for one in (*identities, *others))
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_on_token(path: str) -> bool:
+    """Whether this key is one of a token, of which the file holds a handle only."""
+    try:
+        with Path(f"{path}.pub").expanduser().open("rb") as file:
+            return file.read(3) == b"sk-"
+    except OSError:
+        return False
+
+
+@functools.lru_cache(maxsize=1024)
+def _knows_one_of(names: str, ours: str) -> bool:
+    """Whether paramiko knows one of these names, which may have patterns."""
+    from fnmatch import fnmatchcase
+
+    with lean_paramiko():
+        import paramiko
+
+    one, other = socket.socketpair()
+    with one, other:
+        options = paramiko.Transport(one).get_security_options()
+        known = getattr(options, ours)
+    return any(fnmatchcase(name, wanted) for wanted in names.split(",") for name in known)
+
+
+def _is_open(text: str, tokens: Mapping[str, str], jump: str) -> bool:
+    """Whether OpenSSH listens at this ControlPath; if that ssh was killed, another one connects anew."""
+    for jumps in dict.fromkeys(("", jump)):  # newer versions count it as well
+        names = "".join((*(tokens[one] for one in "lhpr"), jumps))
+        known = {**tokens, "C": hashlib.sha1(names.encode()).hexdigest(), "j": jump}
+        with contextlib.suppress(LaunchError, OSError):  # a token or a variable that is not known, no file
+            path = Path(expand(text, known, has_variables=True)).expanduser()
+            if stat.S_ISSOCK(path.stat().st_mode):
+                return True
+    return False
