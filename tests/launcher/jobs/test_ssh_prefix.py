@@ -13,7 +13,7 @@ import pytest
 from tests.exhaustive import few
 from tests.lab import Lab
 from tests.launcher.boxes import UNSHARE
-from tests.launcher.command import AT_ONCE_S, Command, poll
+from tests.launcher.command import AT_ONCE_S, BOTH_WAYS, Command, poll
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +51,8 @@ def shown(command: Command) -> list[list[object]]:
     return sorted(found, key=lambda one: int(one[1]))
 
 
+@BOTH_WAYS
+@pytest.mark.usefixtures("way")
 def test_ranks_of_all_hosts_run_inside_and_reach_rank_0(lab: Lab, folder: Path) -> None:
     lines = [f"{node.name} slots=2" for node in lab.nodes[:3]]
     (folder / "hosts").write_text("\n".join([*lines[:2], f"{lines[2]} exec_prefix=''"]) + "\n")
