@@ -128,7 +128,7 @@ TOPICS = (
     Topic(
         "elastic",
         "Elastic jobs: other hosts after a failure",
-        ("spares", "min_nodes", "max_nodes", "elastic_training"),
+        ("spares", "min_nodes", "max_nodes", "elastic_training", "notice_file", "notice_command"),
         ELASTIC,
     ),
     Topic(

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import click
 
-from . import backend, binding, drop_in, logs, mesh, process, rendezvous, restart, start, tree
+from . import backend, binding, drop_in, elastic, logs, mesh, process, rendezvous, restart, start, tree
 from .backend import BackendOptions
 from .binding import BindingOptions
 from .drop_in import DropInOptions
+from .elastic import ElasticOptions
 from .hosts import SshOptions as SshOptions
 from .logs import LogOptions
 from .mesh import MeshOptions
@@ -48,6 +49,7 @@ class Options(NamedTuple):
     backend: BackendOptions = BackendOptions()
     binding: BindingOptions = BindingOptions()
     drop_in: DropInOptions = DropInOptions()
+    elastic: ElasticOptions = ElasticOptions()
     logs: LogOptions = LogOptions()
     mesh: MeshOptions = MeshOptions()
     process: ProcessOptions = ProcessOptions()
@@ -58,7 +60,7 @@ class Options(NamedTuple):
     arguments: tuple[str, ...] = ()
 
 
-_SUBJECTS = (logs, restart, rendezvous, mesh, binding, process, drop_in, backend, start, tree)
+_SUBJECTS = (logs, restart, elastic, rendezvous, mesh, binding, process, drop_in, backend, start, tree)
 SUBJECT_OPTIONS: tuple[click.Option, ...] = tuple(option for one in _SUBJECTS for option in one.OPTIONS)
 
 

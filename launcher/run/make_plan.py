@@ -104,6 +104,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         mesh=mesh,
         mesh_estimate=estimate_of(options.mesh.estimate),
         hosts_from=attempt.hosts_from,
+        elastic=options.elastic,
     )
 
 

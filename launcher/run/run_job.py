@@ -14,6 +14,7 @@ from ..errors import LaunchError
 from ..job.gateways import gateways_of, plan_groups
 from ..job.mesh import fit, warnings_of
 from ..job.plan import Plan, overruled
+from ..job.resize import next_attempt
 from ..job.restart import Attempt, decide
 from ..job.verdict import Verdict
 from ..options import Options
@@ -22,6 +23,7 @@ from ..output.console import LAST_WORDS_S, Console
 from ..output.job_report import BegunAttempt, EndedAttempt, check_place, write_report
 from ..output.log_files import REPORT
 from .host_pool import read_pool, select_hosts
+from .host_watch import Hosts, watch_hosts
 from .make_plan import choose_attempt, make_plan
 
 
@@ -105,6 +107,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     Errors: LaunchError if an attempt cannot be made
     """
     attempt: Attempt | None = first
+    hosts = watch_hosts(options, first, console)
     while attempt is not None:
         plan = make_plan(options, attempt)
         if attempt is first:
@@ -115,25 +118,38 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
         groups = plan_groups(plan.nodes, options.tree)
         access = choose_access(options, plan.nodes, groups, say=console.say)
         try:
-            verdict = _run_attempt(plan, access, console)
+            verdict = _run_attempt(plan, access, console, attempt, hosts)
         finally:
             access.close()
         if options.start.shows_timings:
             console.say("; ".join(filter(None, (describe_timings(verdict.phases_s), access.summary()))))
         console.report(verdict, took_s=begun.duration_s)
-        decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
+        if hosts is None:
+            decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
+        else:
+            decision = next_attempt(attempt, verdict, hosts.known(), hosts.rules)
         if decision.why:
             console.say(decision.why)
         ended.append(begun.end(verdict, decision.why))
         attempt = decision.attempt
 
 
-def _run_attempt(plan: Plan, access: Access, console: Console) -> Verdict:
+def _run_attempt(
+    plan: Plan, access: Access, console: Console, attempt: Attempt, hosts: Hosts | None
+) -> Verdict:
     # Here, because it takes 10 ms, and the first hosts are being connected already.
     from ..controller.controller import Controller
 
-    controller = Controller(plan, connect=access.connect, console=console, window=access.window)
-    return controller.run()
+    controller = Controller(plan, connect=access.connect, console=console, window=access.window, watch=hosts)
+    if hosts is None:
+        return controller.run()
+    verdict: Verdict | None = None
+    hosts.begin(attempt)
+    try:
+        verdict = controller.run()
+    finally:
+        hosts.end(verdict)
+    return verdict
 
 
 def _write_reports(

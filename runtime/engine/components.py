@@ -150,7 +150,9 @@ def make_components(
     )
     saver = Saver(job)
     save_dir = config.checkpoint.preemption_save_dir
-    preemption = None if save_dir is None else Preemption(job, save_dir=save_dir)
+    preemption = None
+    if save_dir is not None or worker.resize_file is not None:
+        preemption = Preemption(job, save_dir=save_dir, resize_file=worker.resize_file)
     model.before_change = saver.before_change
     if order_check is not None:
         model.prefetcher.after_evaluation = partial(order_check.end_forward, device)
