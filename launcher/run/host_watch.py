@@ -61,6 +61,9 @@ class Hosts:
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
+        if self._path is not None:
+            self._signature = self._seen = _signature_of(self._path)
+            self._read(self._path, word="is there")
 
     def begin(self, attempt: Attempt) -> None:
         """An attempt starts with these hosts and spares."""
@@ -147,9 +150,13 @@ class Hosts:
         is_still, self._seen = signature == self._seen, signature
         if not is_still or signature == self._signature:
             return
-        is_first, self._signature = self._signature is None, signature
+        self._signature = signature
+        self._read(self._path, word="is new in the hostfile")
+
+    def _read(self, path: Path, *, word: str) -> None:
+        """Take the hosts that the file names now; what is new in it is said with `word`."""
         try:
-            hosts = read_hostfile(self._path)
+            hosts = read_hostfile(path)
             selected = self._select(hosts)
         except LaunchError as error:
             if str(error) != self._problem:
@@ -161,7 +168,6 @@ class Hosts:
             old = {one.host.name: one for one in self._pool}
             for one in selected:
                 if one.host.name not in old:
-                    word = "is there" if is_first else "is new in the hostfile"
                     self._candidates[one.host.name] = _Candidate(word)
             self._pool = tuple(
                 old.get(one.host.name, one) if one.host.slots is None else one for one in selected
