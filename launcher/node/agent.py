@@ -163,21 +163,25 @@ class Agent:
         now = time.monotonic()
         self._uplink.check_silence(now)
         self._check_preparation(now)
-        if self._notice is not None:
-            if self._state != State.RUNNING or self._workers.is_reported:
-                self._notice.close()
-                self._notice = None
-            else:
-                self._notice.look(now)
         if self._state == State.RUNNING or self._state == State.STOPPING:
             self._workers.send_stacks(now)
             self._workers.send_prompts(now)
             self._workers.collect(is_our_kill=self._state == State.STOPPING)
-            if self._state == State.RUNNING and self._workers.is_reported:
+            if self._notice is not None:
+                self._look_at_notice(now)
+            elif self._state == State.RUNNING and self._workers.is_reported:
                 self._state = State.STOPPING
                 self._ending.begin_with_left_over()
         if self._state == State.STOPPING and self._ending.go_on(now):
             self._end()
+
+    def _look_at_notice(self, now: float) -> None:
+        """While the workers run; a command that runs at their end is ended before what they have left."""
+        if self._notice is not None and self._state == State.RUNNING and not self._workers.is_reported:
+            self._notice.look(now)
+        elif self._notice is not None:
+            self._notice.close()
+            self._notice = None
 
     # The end.
 

@@ -36,6 +36,7 @@ class Command:
         self._until = time.monotonic() + COMMAND_TIMEOUT_S
         self._process: subprocess.Popen[bytes] | None = None
         self._said = b""
+        self._has_ended = False
         self.fd, write = os.pipe()
         os.set_blocking(self.fd, False)
         try:
@@ -59,6 +60,7 @@ class Command:
             data = os.read(self.fd, 64)
             self._said += data
             if not data:
+                self._has_ended = True
                 text = self._said.strip()
                 self.code = int(text) if text.isdigit() else None
                 self.problem = self.problem or _CANNOT_RUN.get(self.code or 0, "")
@@ -73,13 +75,11 @@ class Command:
     def close(self) -> None:
         """Nothing of it is left running."""
         os.close(self.fd)
-        if self._process is not None and self.code is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
         if self._process is not None:
-            with suppress(ChildProcessError):
-                os.waitpid(self._process.pid, 0)
-            self._process.returncode = 0  # collected, here or by the agent
+            if not self._has_ended:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.returncode = 0  # the agent collects it
 
 
 class NoticeWatch:

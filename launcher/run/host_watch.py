@@ -134,13 +134,11 @@ class Hosts:
     # The thread.
 
     def _run(self, is_over: threading.Event) -> None:
-        while True:
+        while not is_over.wait(LOOK_EVERY_S):
             self._look_at_hostfile()
             due = self._due()
             if due:
                 self._try(due, is_over)
-            if is_over.wait(LOOK_EVERY_S):
-                return
 
     def _look_at_hostfile(self) -> None:
         """Read it if it has changed and stays so for two looks: an editor may be writing it."""
