@@ -25,7 +25,7 @@ from ..job.master_address import LOOPBACK
 from ..job.plan import Plan
 from ..job.verdict import Failure, HostFailure, Verdict, signal_name, verdict_of
 from ..node.process_tree import become_subreaper, die_with_parent, kill_descendants, reap
-from ..options import Options, binding, logs, process, rendezvous, restart, start
+from ..options import Options, binding, elastic, logs, process, rendezvous, restart, start
 from ..options.hosts import SSH_OPTIONS
 from ..output.console import Console
 from . import mpirun, srun
@@ -38,6 +38,7 @@ from .rank_start import RankStart
 _FOREIGN_SUBJECTS = {
     "ssh": SSH_OPTIONS,
     "binding": binding.OPTIONS,
+    "elastic": elastic.OPTIONS,
     "logs": logs.OPTIONS,
     "process": process.OPTIONS,
     "rendezvous": rendezvous.OPTIONS,

@@ -18,7 +18,7 @@ from .mesh import fit
 from .restart import Attempt, Decision, decide, replace_hosts
 from .verdict import HostFailure, RankFailure, Verdict
 
-JOINING_S = 60.0  # from a start: a host that has come with it and fails within is left out again
+JOINING_S = 60.0  # from a start: if the job fails within, hosts that have come with it are left out again
 
 
 class Known(NamedTuple):
@@ -85,10 +85,11 @@ def next_attempt(attempt: Attempt, verdict: Verdict, known: Known, rules: Rules)
         following = attempt._replace(
             hosts=hosts, spares=spares, number=attempt.number + 1, last_culprit=None, joined=frozenset()
         )
-        if len(hosts) < rules.minimum:
-            return Decision(None, f"not started again: {_too_few(len(hosts), rules)}")
         restart = rules.restart._replace(min_nodes=rules.minimum)
-        return fit(Decision(following, "; ".join(changes)), rules.mesh, restart)
+        if len(hosts) >= rules.minimum:
+            return fit(Decision(following, "; ".join(changes)), rules.mesh, restart)
+        if verdict.leaving:
+            return Decision(None, f"not started again: {_too_few(len(hosts), rules)}")
     hosts, spares, _ = replace_hosts(attempt, known.going, keeps_lost=False)
     without = attempt._replace(hosts=hosts, spares=spares)
     return fit(decide(without, verdict, rules.restart), rules.mesh, rules.restart)
@@ -114,17 +115,15 @@ def _forgiven(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
     leaving = {name: f"told to go: {why}" for name, why in verdict.leaving.items()}
     if culprit.host in leaving:
         return leaving
-    is_new = culprit.host in attempt.joined and (verdict.ran_s or 0.0) < JOINING_S
-    is_at_fault = isinstance(culprit, RankFailure) or culprit.is_host_at_fault
-    if not (is_new and is_at_fault):
+    is_old_host = isinstance(culprit, HostFailure) and culprit.host not in attempt.joined
+    if (
+        not attempt.joined
+        or (verdict.ran_s or 0.0) > JOINING_S
+        or (is_old_host and verdict.ran_s is not None)
+    ):
         return {}
-    failed = [one for one in (culprit, *verdict.others) if isinstance(one, HostFailure | RankFailure)]
-    return {one.host: _what(one) for one in failed if one.host in attempt.joined} | leaving
-
-
-def _what(failure: HostFailure | RankFailure) -> str:
-    what = failure.message if isinstance(failure, HostFailure) else f"rank {failure.rank} failed there"
-    return f"it had just joined: {what}"
+    # With them the job fails, and without them it ran: a batch that so many ranks do not divide, say.
+    return leaving | {name: f"it had just joined: {culprit.describe()}" for name in sorted(attempt.joined)}
 
 
 def _why(attempt: Attempt, hosts: tuple[Selected, ...], going: Mapping[str, str], known: Known) -> str:

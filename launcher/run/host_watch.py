@@ -36,7 +36,7 @@ class _Candidate:
 
     word: str  # what is said of it when it can
     is_good: bool = False
-    must_go_first: bool = False  # it got a signal: it has to be away, or another machine, before it counts
+    must_go_first: bool = False  # it counts again only after it was away, or when it has started anew
     machine: str = ""
     try_at: float = 0.0
     wait_s: float = TRY_AGAIN_S
@@ -94,13 +94,9 @@ class Hosts:
             for name, why in verdict.leaving.items():
                 is_signal = why.startswith("its agent got")
                 self._candidates[name] = _Candidate("is back", must_go_first=is_signal, wait_s=5.0)
-            for one in (verdict.culprit, *verdict.others):
-                name = getattr(one, "host", "")
-                if name in self._attempt.joined:  # it is not taken again at once
-                    wait_s = LONGEST_S
-                    self._candidates[name] = _Candidate(
-                        "is back", try_at=time.monotonic() + wait_s, wait_s=wait_s
-                    )
+            if verdict.culprit is not None:  # if it failed for a host that had joined, it would again
+                for name in self._attempt.joined:
+                    self._candidates[name] = _Candidate("is back", must_go_first=True)
 
     def known(self) -> Known:
         """What is known now; also between attempts."""

@@ -91,6 +91,7 @@ def lost(host: str) -> HostFailure:
     return HostFailure(host=host, message="lost", at_s=9.0)
 
 
+RANK = "rank 3 on a (local rank 0, pid 1) exited with code 1"
 FREE = "starting again, which counts as no restart"
 
 
@@ -104,12 +105,14 @@ FREE = "starting again, which counts as no restart"
         (ended(lost("b"), b="x"), known(b=GONE), "", ("a", f"{FREE}; without b (told to go: x)"), 0),
         (ended(rank_of("b"), b="x"), known(b=GONE), "", ("a", f"{FREE}; without b (told to go: x)"), 0),
         (ended(rank_of("a"), b="x"), known(b=GONE), "", ("a", "starting again (1 of 1 restarts)"), 1),
-        (ended(lost("b")), known(), "b", ("a", f"{FREE}; without b (it had just joined: lost)"), 0),
+        (ended(lost("b")), known(), "b", ("a", f"{FREE}; without b (it had just joined: b: lost)"), 0),
         (ended(lost("b"), ran_s=None), known(), "b",
-         ("a", f"{FREE}; without b (it had just joined: lost)"), 0),
-        (ended(rank_of("b")), known(), "b",
-         ("a", f"{FREE}; without b (it had just joined: rank 3 failed there)"), 0),
-        (ended(lost("b"), ran_s=JOINING_S), known(), "b",
+         ("a", f"{FREE}; without b (it had just joined: b: lost)"), 0),
+        # Another one failed with it; and before it had joined the job ran.
+        (ended(rank_of("a")), known(), "b", ("a", f"{FREE}; without b (it had just joined: {RANK})"), 0),
+        (ended(lost("a")), known(), "b",
+         ("a b", "starting again (1 of 1 restarts); with a again (lost), for there is no spare"), 1),
+        (ended(lost("b"), ran_s=JOINING_S + 1), known(), "b",
          ("a b", "starting again (1 of 1 restarts); with b again (lost), for there is no spare"), 1),
         (ended(lost("b")), known("c"), "",
          ("a c", "starting again (1 of 1 restarts); c instead of b (lost)"), 1),
