@@ -35,7 +35,8 @@ class _Candidate:
     """A host that might take part. Times are on the monotonic clock."""
 
     word: str  # what is said of it when it can
-    is_good: bool = False
+    is_good: bool = False  # it was tried, and can be used
+    is_spare: bool = False  # it was not tried, and nothing is known against it
     must_go_first: bool = False  # it counts again only after it was away, or when it has started anew
     machine: str = ""
     try_at: float = 0.0
@@ -51,9 +52,8 @@ class Hosts:
         self.rules = Rules(options.restart, options.mesh, wanted or len(first.hosts))
         self._path = hostfile_path(options)
         self._pool = first.hosts + first.spares
-        self._candidates = {one.host.name: _Candidate("is a spare") for one in first.spares}
+        self._candidates = {one.host.name: _Candidate("is a spare", is_spare=True) for one in first.spares}
         self._attempt = first
-        self._spares: frozenset[str] = frozenset()
         self._signature: object = None
         self._seen: object = None  # at the last look
         self._problem = ""
@@ -63,13 +63,12 @@ class Hosts:
         self._thread: threading.Thread | None = None
         if self._path is not None:
             self._signature = self._seen = _signature_of(self._path)
-            self._read(self._path, word="is there")
+            self._read(self._path, word="is there", are_spares=False)
 
     def begin(self, attempt: Attempt) -> None:
         """An attempt starts with these hosts and spares."""
         with self._lock:
             self._attempt = attempt
-            self._spares = frozenset(one.host.name for one in attempt.spares)
             self._leaving = {}
             taking_part = {one.host.name for one in attempt.hosts}
             for one in self._pool:
@@ -120,12 +119,16 @@ class Hosts:
         } | {name: f"was told to go ({why})" for name, why in leaving.items() if name in taking_part}
         others = [one for one in self._pool if one.host.name not in taking_part and one.devices]
         coming = tuple(one for one in others if self._is_good(one.host.name))
-        spares = tuple(one for one in others if one not in coming and one.host.name in self._spares)
+        spares = tuple(one for one in others if self._is_spare(one.host.name))
         return Known(going, coming, spares, {name: one.word for name, one in self._candidates.items()})
 
     def _is_good(self, name: str) -> bool:
         candidate = self._candidates.get(name)
         return candidate is not None and candidate.is_good
+
+    def _is_spare(self, name: str) -> bool:
+        candidate = self._candidates.get(name)
+        return candidate is not None and candidate.is_spare and not candidate.is_good
 
     # The thread.
 
@@ -145,9 +148,9 @@ class Hosts:
         if not is_still or signature == self._signature:
             return
         self._signature = signature
-        self._read(self._path, word="is new in the hostfile")
+        self._read(self._path, word="is new in the hostfile", are_spares=True)
 
-    def _read(self, path: Path, *, word: str) -> None:
+    def _read(self, path: Path, *, word: str, are_spares: bool) -> None:
         """Take the hosts that the file names now; what is new in it is said with `word`."""
         try:
             hosts = read_hostfile(path)
@@ -162,7 +165,7 @@ class Hosts:
             old = {one.host.name: one for one in self._pool}
             for one in selected:
                 if one.host.name not in old:
-                    self._candidates[one.host.name] = _Candidate(word)
+                    self._candidates[one.host.name] = _Candidate(word, is_spare=are_spares)
             self._pool = tuple(
                 old.get(one.host.name, one) if one.host.slots is None else one for one in selected
             )
@@ -214,6 +217,7 @@ class Hosts:
         if trial.hello is None or (candidate.machine and machine != candidate.machine):
             candidate.must_go_first = False  # it was away
         candidate.machine = machine or candidate.machine
+        candidate.is_spare = False
         candidate.is_good = trial.is_good and not candidate.must_go_first
         candidate.try_at, candidate.wait_s = now + candidate.wait_s, min(LONGEST_S, 2 * candidate.wait_s)
         if candidate.is_good and one.host.slots is None and trial.hello is not None:

@@ -184,6 +184,7 @@ def test_a_verdict_as_json() -> None:
         "others": [],
         "interrupted_by": "SIGINT (2)",
         "phases_s": {},
+        "change": None,
     }
 
 
