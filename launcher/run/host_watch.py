@@ -40,7 +40,7 @@ class _Candidate:
     must_go_first: bool = False  # it counts again only after it was away, or when it has started anew
     machine: str = ""
     try_at: float = 0.0
-    wait_s: float = TRY_AGAIN_S
+    wait_s: float = 0.0  # how long it was left alone before
 
 
 class Hosts:
@@ -92,7 +92,7 @@ class Hosts:
             self._leaving = dict(verdict.leaving)
             for name, why in verdict.leaving.items():
                 is_signal = why.startswith("its agent got")
-                self._candidates[name] = _Candidate("is back", must_go_first=is_signal, wait_s=5.0)
+                self._candidates[name] = _Candidate("is back", must_go_first=is_signal)
             if verdict.culprit is not None:  # if it failed for a host that had joined, it would again
                 for name in self._attempt.joined:
                     self._candidates[name] = _Candidate("is back", must_go_first=True)
@@ -219,7 +219,8 @@ class Hosts:
         candidate.machine = machine or candidate.machine
         candidate.is_spare = False
         candidate.is_good = trial.is_good and not candidate.must_go_first
-        candidate.try_at, candidate.wait_s = now + candidate.wait_s, min(LONGEST_S, 2 * candidate.wait_s)
+        candidate.wait_s = min(LONGEST_S, max(TRY_AGAIN_S, 2 * candidate.wait_s))
+        candidate.try_at = now + candidate.wait_s
         if candidate.is_good and one.host.slots is None and trial.hello is not None:
             slots = min(trial.hello.num_devices or max(1, self._options.num_gpus), MAX_SLOTS)
             (counted,) = select_hosts(
