@@ -9,6 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.exhaustive import few
 from tests.lab import Lab
 from tests.launcher.command import Command, poll
 
@@ -72,8 +73,12 @@ def end(command: Command, folder: Path) -> dict[str, Any]:
     return report
 
 
-def test_a_host_that_was_cut_off_is_back_at_the_next_checkpoint(lab: Lab, folder: Path) -> None:
-    command = launch(lab, folder, "--num_nodes=1:3", "--max_restarts=1", "--min_uptime=0", "work.py")
+@pytest.mark.parametrize("launcher", few(["ssh", "pdsh"], lambda launcher: launcher == "ssh"))
+def test_a_host_that_was_cut_off_is_back_at_the_next_checkpoint(
+    lab: Lab, folder: Path, launcher: str
+) -> None:
+    words = (f"--launcher={launcher}", "--num_nodes=1:3", "--max_restarts=1", "--min_uptime=0")
+    command = launch(lab, folder, *words, "work.py")
     wait_for_starts(command, "node1 node2 node3")
     lost = lab.host("node2")
     lost.link_down()
