@@ -90,9 +90,11 @@ def next_attempt(attempt: Attempt, verdict: Verdict, known: Known, rules: Rules)
             return fit(Decision(following, "; ".join(changes)), rules.mesh, restart)
         if verdict.leaving:
             return Decision(None, f"not started again: {_too_few(len(hosts), rules)}")
-    hosts, spares, _ = replace_hosts(attempt, known.going, keeps_lost=False)
-    without = attempt._replace(hosts=hosts, spares=spares)
-    return fit(decide(without, verdict, rules.restart), rules.mesh, rules.restart)
+    hosts, spares, changes = replace_hosts(attempt, known.going, keeps_lost=False)
+    decision = decide(attempt._replace(hosts=hosts, spares=spares), verdict, rules.restart)
+    if decision.attempt is not None:
+        decision = decision._replace(why="; ".join([decision.why, *changes]))
+    return fit(decision, rules.mesh, rules.restart)
 
 
 def _after_change(attempt: Attempt, known: Known, rules: Rules) -> Decision:
@@ -115,12 +117,12 @@ def _forgiven(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
     leaving = {name: f"told to go: {why}" for name, why in verdict.leaving.items()}
     if culprit.host in leaving:
         return leaving
-    is_old_host = isinstance(culprit, HostFailure) and culprit.host not in attempt.joined
-    if (
-        not attempt.joined
-        or (verdict.ran_s or 0.0) > JOINING_S
-        or (is_old_host and verdict.ran_s is not None)
-    ):
+    is_of_old_host = (
+        isinstance(culprit, HostFailure)
+        and culprit.host not in attempt.joined
+        and (culprit.is_host_at_fault or verdict.ran_s is not None)
+    )
+    if not attempt.joined or (verdict.ran_s or 0.0) > JOINING_S or is_of_old_host:
         return {}
     # With them the job fails, and without them it ran: a batch that so many ranks do not divide, say.
     return leaving | {name: f"it had just joined: {culprit.describe()}" for name in sorted(attempt.joined)}

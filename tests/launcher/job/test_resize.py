@@ -104,12 +104,16 @@ FREE = "starting again, which counts as no restart"
          ("a b", "the hosts stay as they are, after all: starting again from the checkpoint"), 0),
         (ended(lost("b"), b="x"), known(b=GONE), "", ("a", f"{FREE}; without b (told to go: x)"), 0),
         (ended(rank_of("b"), b="x"), known(b=GONE), "", ("a", f"{FREE}; without b (told to go: x)"), 0),
-        (ended(rank_of("a"), b="x"), known(b=GONE), "", ("a", "starting again (1 of 1 restarts)"), 1),
+        (ended(rank_of("a"), b="x"), known(b=GONE), "",
+         ("a", f"starting again (1 of 1 restarts); without b ({GONE})"), 1),
         (ended(lost("b")), known(), "b", ("a", f"{FREE}; without b (it had just joined: b: lost)"), 0),
         (ended(lost("b"), ran_s=None), known(), "b",
          ("a", f"{FREE}; without b (it had just joined: b: lost)"), 0),
         # Another one failed with it; and before it had joined the job ran.
         (ended(rank_of("a")), known(), "b", ("a", f"{FREE}; without b (it had just joined: {RANK})"), 0),
+        # Both are one machine, which is said of the one that is heard of later.
+        (ended(lost("a")._replace(exit_code=2), ran_s=None), known(), "b",
+         ("a", f"{FREE}; without b (it had just joined: a: lost)"), 0),
         (ended(lost("a")), known(), "b",
          ("a b", "starting again (1 of 1 restarts); with a again (lost), for there is no spare"), 1),
         (ended(lost("b"), ran_s=JOINING_S + 1), known(), "b",
