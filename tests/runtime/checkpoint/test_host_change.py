@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+import dslaunch
 from dslaunch.runtime.checkpoint.preemption import CHANGE_CODE
+from tests.exhaustive import few
 from tests.runtime.checkpoint.states import make, run, whole_state
 from tests.runtime.models import assert_same_bits
 from tests.runtime.ranks import Ranks
@@ -105,3 +107,81 @@ def test_with_a_folder_for_it_all_end_after_the_next_step_and_sigterm_counts_mor
     ranks: Ranks, tmp_path: Path, is_signalled: bool, code: int
 ) -> None:
     assert ranks(_ends_after_a_step, str(tmp_path), is_signalled, world_size=2) == [(code, 2)] * 2
+
+
+STEPS = 18
+# Of a loss, the mean over the same 12 samples, and of the weights: two and three ranks add in another order.
+TOLERANCE = 1e-5
+OPTIMIZERS = {
+    "SGD": {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}},
+    "Adam": {"type": "Adam", "params": {"lr": 0.01}},
+}
+
+
+def _part(rank: int, folder: str, optimizer: str, stage: int, asked_at: int) -> tuple[Any, Any, Any]:
+    """Train from where the folder's checkpoint is, saving every third step, until the end or until the ranks
+    are asked to end, at this step; return the losses by step, the weights, and the exit code.
+    """
+    file = Path(f"{folder}/asked-{torch.distributed.get_world_size()}-{asked_at}")
+    losses: dict[int, float] = {}
+    with _asked_by(str(file)):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        config = {
+            "train_batch_size": 12,
+            "optimizer": OPTIMIZERS[optimizer],
+            "zero_optimization": {"stage": stage, "reduce_bucket_size": 50},
+            "checkpoint": {"async_save": True},
+        }
+        engine, *_ = dslaunch.initialize(model=model, model_parameters=model.parameters(), config=config)
+        engine.load_checkpoint(f"{folder}/out")
+        code = 0
+        try:
+            while engine.global_steps < STEPS:
+                step = engine.global_steps
+                x = torch.randn(12, 8, generator=torch.Generator().manual_seed(step))
+                own = x.chunk(engine.world_size)[rank]
+                loss = (engine(own) - own.sum(1, keepdim=True)).square().mean()
+                engine.backward(loss)
+                engine.step()
+                whole = loss.detach().clone()
+                torch.distributed.all_reduce(whole)
+                losses[step] = whole.item() / engine.world_size
+                if engine.global_steps == asked_at and rank == 0:
+                    file.touch()
+                if engine.global_steps % 3 == 0:
+                    engine.save_checkpoint(f"{folder}/out")
+        except SystemExit as ended:
+            code = ended.code
+        with dslaunch.zero.GatheredParameters(list(model.parameters())):
+            weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+        engine.destroy()
+    return losses, weights, code
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "stage"),
+    few([(name, stage) for name in OPTIMIZERS for stage in range(4)], lambda name, stage: stage == 2),
+)
+def test_two_ranks_then_three_then_two_lose_as_two_do(
+    ranks: Ranks, tmp_path: Path, optimizer: str, stage: int
+) -> None:
+    """The same on hosts that come and go: tests/runtime/training/test_elastic_hosts.py."""
+    losses: dict[int, float] = {}
+    weights: dict[str, torch.Tensor] = {}
+    for world_size, asked_at, code in ((2, 6, 75), (3, 12, 75), (2, 0, 0)):
+        parts = ranks(_part, str(tmp_path), optimizer, stage, asked_at, world_size=world_size)
+        assert [one[2] for one in parts] == [code] * world_size
+        assert not losses.keys() & parts[0][0].keys(), "no step is done twice"
+        losses |= parts[0][0]
+        weights = parts[0][1]
+    (tmp_path / "plain").mkdir()
+    plain_losses, plain_weights, _ = ranks(_part, str(tmp_path / "plain"), optimizer, stage, 0, world_size=2)[
+        0
+    ]
+    assert sorted(losses) == sorted(plain_losses) == list(range(STEPS))
+    for step in range(STEPS):
+        assert abs(losses[step] - plain_losses[step]) < TOLERANCE, step
+    for name, weight in weights.items():
+        assert (weight - plain_weights[name]).abs().max() < TOLERANCE, name
+        assert abs(weight.norm() - plain_weights[name].norm()) < TOLERANCE, name

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.exhaustive import few
 from tests.lab import Lab
 from tests.launcher.command import Command, poll
 
@@ -99,12 +98,10 @@ CASES = [
     for is_async in (False, True)
     for has_dir in (False, True)
 ]
-FAST = [("SGD", 2, True, False)]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "stage", "is_async", "has_dir"), few(CASES, lambda *case: case in FAST)
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("optimizer", "stage", "is_async", "has_dir"), CASES)
 def test_two_hosts_become_three_and_two_again(
     lab: Lab, optimizer: str, stage: int, is_async: bool, has_dir: bool
 ) -> None:
