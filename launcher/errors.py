@@ -4,6 +4,7 @@ from __future__ import annotations
 
 EXIT_MISTAKE = 2  # something that was given is wrong
 EXIT_HOST = 3  # a host could not be used
+EXIT_CHANGE = 75  # a worker saved and ended because it was asked to, for a change of hosts
 
 
 class LaunchError(Exception):

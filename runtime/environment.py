@@ -31,12 +31,13 @@ class WorkerEnvironment:
     local_world_size: int = 1  # workers of the job on this host
     mesh: tuple[tuple[str, int], ...] = ()  # sizes of axes that the launcher was given, by name
     mesh_order: tuple[str, ...] = ()  # of the axes, the outermost first; none: the launcher was given none
+    resize_file: str | None = None  # is there when the hosts are to change; None: they cannot
     place_file: str | None = None  # where the launcher reads this rank's place along the axes
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
     """Read RANK, LOCAL_RANK, WORLD_SIZE, DEEPSPEED_TIMEOUT (minutes), DSLAUNCH_WATCHDOG_S,
-    DSLAUNCH_DEBUG, DSLAUNCH_MESH, DSLAUNCH_PLACE_FILE and what restarts.
+    DSLAUNCH_DEBUG, DSLAUNCH_MESH, DSLAUNCH_PLACE_FILE, DSLAUNCH_RESIZE_FILE and what restarts.
 
     LOCAL_SIZE serves where LOCAL_WORLD_SIZE is missing.
 
@@ -63,6 +64,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         local_world_size=_number(env, "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "LOCAL_SIZE", 1),
         mesh=mesh,
         mesh_order=mesh_order,
+        resize_file=env.get("DSLAUNCH_RESIZE_FILE") or None,
         place_file=env.get("DSLAUNCH_PLACE_FILE") or None,
     )
 

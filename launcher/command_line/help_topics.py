@@ -84,7 +84,9 @@ Examples:
   dslaunch -H hosts --num_nodes 8 --spares 2 --max_restarts 3 train.py
       on eight hosts, with two more to take the place of those that fail
   dslaunch -H hosts --num_nodes 4:8 --max_restarts 3 train.py
-      on eight hosts, and after a failure on as many as are left, if these are four
+      on eight hosts, and after a failure on as many as are left, if these are four, until others are back
+  dslaunch -H hosts --num_nodes 4:8 --notice_file /run/maintenance train.py
+      the same, and a host where that file is there is left at the next checkpoint
 """
 
 LAUNCHERS = """
@@ -150,8 +152,8 @@ TOPICS = (
     ),
     Topic(
         "elastic",
-        "Elastic jobs: other hosts after a failure",
-        ("spares", "min_nodes", "max_nodes", "elastic_training"),
+        "Elastic jobs: other hosts after a failure, and while they run",
+        ("spares", "min_nodes", "max_nodes", "elastic_training", "notice_file", "notice_command"),
         ELASTIC,
     ),
     Topic(

@@ -35,8 +35,10 @@ from ..wire.frames import (
     Exited,
     Frame,
     Hello,
+    Leaving,
     Listening,
     Milestone,
+    Note,
     Output,
     Ping,
     Pong,
@@ -51,11 +53,12 @@ from ..wire.frames import (
     Stop,
 )
 from ..wire.job import as_json
-from .job_signals import ASKING, PASSED_ON, STOPPING, watch
+from .job_signals import watch
 from .link import LinkEnd
 from .master_search import MasterSearch
 from .peers import PeerEvent, Peers, PeerTalk
 from .protocol_check import Phase, contradiction
+from .resizing import HostWatch, Resizing
 from .roster import Event, HostState, Roster
 from .running_job import RunningJob
 from .timings import Timings
@@ -83,6 +86,7 @@ class Controller:
         console: Console,
         window: int = CONNECT_WINDOW,
         peers: Peers | None = None,
+        watch: HostWatch | None = None,
     ) -> None:
         self._plan = plan
         self._console = console
@@ -97,6 +101,7 @@ class Controller:
         )
         self._search = MasterSearch(plan, lambda rank, frame: self._roster.hosts[rank].send(frame))
         self._job = RunningJob(self._roster, console, plan)
+        self._resizing = Resizing(self._roster, console, watch, kill_grace_s=plan.kill_grace_s)
         self._peers = PeerTalk(peers)
         self._timings = Timings(plan.world_size)
         self._failures: list[Failure] = []
@@ -126,7 +131,7 @@ class Controller:
                 self._wait_for_peers()
             finally:
                 self._roster.close()
-        return verdict_of(
+        verdict = verdict_of(
             self._failures,
             stopped_at=self._stopped_at,
             interrupted_by=self._interrupted_by,
@@ -135,6 +140,8 @@ class Controller:
             ended_well=self._ended_well,
             announced=self._announced,
         )
+        change = "" if self._is_failing() else self._resizing.change
+        return verdict._replace(change=change, leaving=self._resizing.leaving)
 
     # What the peers say, if there are any: controllers of other nodes.
     # These three may be called from any thread.
@@ -291,6 +298,7 @@ class Controller:
             self._look_at = now + POLL_S
             self._look_at_console()
             self._job.look_at_stacks(started_at=None if self._stopped_at else self._started_at)
+            self._resizing.look(is_running=self._is_running)
         if now >= self._look_for_silence_at:
             self._look_for_silence_at = now + max(POLL_S, self._plan.heartbeat_s / SILENCE_LOOKS)
             changed += self._look_for_silence()
@@ -328,18 +336,13 @@ class Controller:
             host.clock_offset_s = min(host.clock_offset_s, at_s - item.at)
         elif isinstance(item, Started | Exited | Stacks | Milestone):
             self._handle_worker(host, item, at_s)
+        elif isinstance(item, Leaving | Note):
+            self._resizing.hear(host, item)
         elif isinstance(item, Done):
             host.is_over = True
-            if item.left_over:
-                self._warn_of_left_over(host, item.left_over)
+            self._job.warn_of_left_over(host, item.left_over)
         elif isinstance(item, LinkEnd):
             self._lose_host(host, item, at_s)
-
-    def _warn_of_left_over(self, host: HostState, num_processes: int) -> None:
-        if num_processes == 1:
-            self._console.warn(f"{host.name}: ended 1 process that outlived its worker")
-        else:
-            self._console.warn(f"{host.name}: ended {num_processes} processes that outlived their worker")
 
     def _greet(self, host: HostState, hello: Hello) -> None:
         """Its agent runs. It is asked to prepare at once, so that this goes on while others are connected."""
@@ -380,6 +383,7 @@ class Controller:
         ended_at = min(at_s, item.at + host.clock_offset_s)
         if item.code == 0:
             self._ended_well[item.rank] = ended_at
+        if item.code == 0 or self._resizing.takes_end(item.code):
             return
         self._failures.append(
             rank_failure(
@@ -492,18 +496,8 @@ class Controller:
 
     def _receive(self, number: int) -> None:
         """A signal to this process."""
-        if number in PASSED_ON:
-            self._job.pass_on(number)
-        elif number == ASKING:
-            self._job.ask_stacks(signal_name(number))
-        elif number != STOPPING:
+        if not self._job.obey(number, has_peers=self._peers.is_there):
             self._interrupts.append(number)
-        elif self._peers.is_there:
-            self._console.warn(
-                "stopping this dslaunch would end the job on the other nodes, so Ctrl-Z is ignored"
-            )
-        else:
-            self._job.stop_this_process()
 
     def _hear(self, event: PeerEvent) -> None:
         """Something of the peers."""
@@ -515,6 +509,10 @@ class Controller:
 
     def _tell_peers(self) -> None:
         self._peers.tell(self._failures, self._interrupts, stopped_at=self._stopped_at)
+
+    @property
+    def _is_running(self) -> bool:
+        return self._started_at is not None and self._stopped_at is None and not self._is_failing()
 
     def _is_failing(self) -> bool:
         return bool(self._failures or self._interrupts)

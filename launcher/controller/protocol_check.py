@@ -13,8 +13,10 @@ from ..wire.frames import (
     Facts,
     Frame,
     Hello,
+    Leaving,
     Listening,
     Milestone,
+    Note,
     Output,
     Pong,
     Problem,
@@ -29,8 +31,10 @@ UP = (
     Exited,
     Facts,
     Hello,
+    Leaving,
     Listening,
     Milestone,
+    Note,
     Output,
     Pong,
     Problem,
@@ -65,7 +69,7 @@ def contradiction(
     if not isinstance(item, UP):
         return f"its agent sent {kind}, which only a launcher sends"
     is_before_start = phase in (Phase.CONNECTING, Phase.PREPARING)
-    if is_before_start and isinstance(item, Done | Exited | Milestone | Output | Started):
+    if is_before_start and isinstance(item, Done | Exited | Leaving | Milestone | Note | Output | Started):
         return f"its agent sent {kind} before the start"
     if phase is Phase.CONNECTING and not isinstance(item, Hello):
         return f"its agent sent {kind} before Hello"

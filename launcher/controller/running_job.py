@@ -10,8 +10,8 @@ from ..job.plan import Plan
 from ..job.verdict import signal_name
 from ..output.console import Console
 from ..wire.frames import AskStacks, Hold, Signal, Stacks
-from .job_signals import stop_until_continued
-from .roster import Roster
+from .job_signals import ASKING, PASSED_ON, STOPPING, stop_until_continued
+from .roster import HostState, Roster
 from .stacks import StackWatch
 
 HOLD_S = 3600.0  # for which the workers run on while this process is stopped
@@ -56,6 +56,29 @@ class RunningJob:
                 self._console.show(block.title, block.lines)
             if blocks:
                 self._console.answered()
+
+    def warn_of_left_over(self, host: HostState, num_processes: int) -> None:
+        """Processes that a host has ended at the job's end."""
+        if num_processes == 1:
+            self._console.warn(f"{host.name}: ended 1 process that outlived its worker")
+        elif num_processes:
+            self._console.warn(f"{host.name}: ended {num_processes} processes that outlived their worker")
+
+    def obey(self, number: int, *, has_peers: bool) -> bool:
+        """Do what a signal to this process asks for; returns False if it is one that ends the job."""
+        if number in PASSED_ON:
+            self.pass_on(number)
+        elif number == ASKING:
+            self.ask_stacks(signal_name(number))
+        elif number != STOPPING:
+            return False
+        elif has_peers:
+            self._console.warn(
+                "stopping this dslaunch would end the job on the other nodes, so Ctrl-Z is ignored"
+            )
+        else:
+            self.stop_this_process()
+        return True
 
     def pass_on(self, number: int) -> None:
         """A signal for the workers."""

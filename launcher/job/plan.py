@@ -12,6 +12,7 @@ from ..inputs.env_file import EnvEntry
 from ..inputs.hostfile import Host
 from ..inputs.line_prefix import Origin
 from ..inputs.selection import Selected
+from ..options.elastic import ElasticOptions
 from ..wire.job import NodeJob, RankJob
 from .mesh import HostSlots, Mesh
 from .mesh_estimate import Estimate
@@ -91,6 +92,7 @@ class Plan(NamedTuple):
     mesh: Mesh | None = None
     mesh_estimate: Estimate | None = None
     hosts_from: str = ""  # what named the hosts, if they were found
+    elastic: ElasticOptions = ElasticOptions()
 
     @property
     def world_size(self) -> int:
@@ -255,5 +257,8 @@ def job_of(plan: Plan, node: NodePlan) -> NodeJob:
         stdin_rank=node.stdin_rank,
         prepare_timeout_s=plan.prepare_timeout_s,
         bind_cores=None if plan.bind_cores is None else list(plan.bind_cores),
+        is_elastic=plan.elastic.is_on,
+        notice_file=plan.elastic.notice_file,
+        notice_command=plan.elastic.notice_command,
         is_verbatim=False,
     )

@@ -44,6 +44,8 @@ def variables_of(plan: Plan, node: NodePlan, rank: RankPlan, *, shows_secrets: b
     add("MASTER_PORT", f"{str(plan.master.port)!r}{or_another}", OURS)
     add("TORCHELASTIC_ERROR_FILE", "(a file of this rank's own)", OURS)
     add("DSLAUNCH_PLACE_FILE", "(a file of this rank's own)", OURS)
+    if plan.elastic.is_on:
+        add("DSLAUNCH_RESIZE_FILE", "(a file of this host's own, there when the hosts change)", OURS)
     for name, value in rank.env:
         add(name, "(a name that each run gets)" if name == "TORCHELASTIC_RUN_ID" else repr(value), OURS)
     return tuple(sorted(found.values(), key=lambda one: one.name))

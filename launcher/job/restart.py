@@ -8,6 +8,7 @@ right after the start is not started again: it would fail again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..errors import LaunchError
@@ -32,6 +33,7 @@ class Attempt(NamedTuple):
     num_restarts: int = 0
     last_culprit: str | None = None  # the host whose rank failed first
     hosts_from: str = ""  # what named the hosts, if they were found
+    joined: frozenset[str] = frozenset()  # the hosts that have come in this attempt
 
 
 class Decision(NamedTuple):
@@ -117,7 +119,7 @@ def without_unfit(attempt: Attempt, unfit: dict[str, str], options: RestartOptio
 def _without(
     attempt: Attempt, bad: dict[str, str], verdict: Verdict, options: RestartOptions, *, had_run: bool
 ) -> Decision:
-    hosts, spares, changes = _replace(attempt, bad, keeps_lost=had_run and options.min_nodes is None)
+    hosts, spares, changes = replace_hosts(attempt, bad, keeps_lost=had_run and options.min_nodes is None)
     minimum = len(attempt.hosts) if options.min_nodes is None else options.min_nodes
     if len(hosts) < max(1, minimum):
         why = (
@@ -133,6 +135,7 @@ def _without(
         number=attempt.number + 1,
         num_restarts=attempt.num_restarts + had_run,
         last_culprit=culprit.host if isinstance(culprit, RankFailure) else None,
+        joined=frozenset(),
     )
     what = f"starting again ({following.num_restarts} of {options.max_restarts} restarts)"
     return Decision(
@@ -151,8 +154,8 @@ def _bad_hosts(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
     return bad
 
 
-def _replace(
-    attempt: Attempt, bad: dict[str, str], *, keeps_lost: bool
+def replace_hosts(
+    attempt: Attempt, bad: Mapping[str, str], *, keeps_lost: bool
 ) -> tuple[tuple[Selected, ...], tuple[Selected, ...], list[str]]:
     """Put spares in the places of bad hosts; where none is left, the hosts behind move up."""
     spares = [one for one in attempt.spares if one.host.name not in bad]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ..errors import EXIT_HOST
+from ..errors import EXIT_CHANGE, EXIT_HOST
 from ..inputs.host_list import folded
 from ..inputs.rank_set import format_ranks
 from ..wire.frames import Exited
@@ -121,6 +121,8 @@ class Verdict(NamedTuple):
     )
     likely_cause: str = ""
     announced: str = ""
+    change: str = ""  # why all ended for a change of hosts, as they were asked to; empty if they did not
+    leaving: Mapping[str, str] = MappingProxyType({})  # hosts that were told to go, each with the reason
 
     @property
     def correction(self) -> str:
@@ -138,7 +140,9 @@ class Verdict(NamedTuple):
             return 128 + self.interrupted_by
         if isinstance(self.culprit, RankFailure):
             return self.culprit.code
-        return self.culprit.exit_code if self.culprit else 0
+        if self.culprit is None:
+            return EXIT_CHANGE if self.change else 0
+        return self.culprit.exit_code
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -147,6 +151,7 @@ class Verdict(NamedTuple):
             "others": [_to_dict(one) for one in self.others],
             "interrupted_by": signal_name(self.interrupted_by) if self.interrupted_by else None,
             "phases_s": dict(self.phases_s),
+            "change": self.change or None,
         }
 
 
@@ -272,6 +277,9 @@ def rank_failure(
     """
     found = {name: _read(value) for name, value in exited.evidence.items() if _is_evidence(name, value)}
     found["place"] = found.get("place") or place
+    if exited.code == EXIT_CHANGE:
+        unasked = "code 75 says that it saved and ended for a change of hosts, and nobody asked it to"
+        found["evidence"] = (*found.get("evidence", ()), unasked)
     return RankFailure(
         rank=exited.rank,
         local_rank=local_rank,

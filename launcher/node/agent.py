@@ -20,7 +20,9 @@ from ..wire.frames import (
     Hello,
     Hold,
     Inspect,
+    Leaving,
     Listen,
+    Note,
     Ping,
     Pong,
     Prepare,
@@ -28,6 +30,7 @@ from ..wire.frames import (
     Reach,
     Reached,
     Ready,
+    Resize,
     Signal,
     Start,
     Stop,
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..wire.job import NodeJob
+    from .notice import NoticeWatch
     from .open_port import OpenPort
 
 TICK_S = 0.2
@@ -88,6 +92,9 @@ class Agent:
         self._job: NodeJob | None = None
         self._prepared: Prepared | None = None
         self._starter: Starter | None = None
+        self._notice: NoticeWatch | None = None
+        self._was_told_to_go = False  # by a signal
+        self._keeper = os.getppid()
         self._step = ""  # of the preparation
         self._prepare_by = float("inf")
         self._wake_read, self._wake_write = os.pipe()
@@ -131,8 +138,18 @@ class Agent:
     def _read_signals(self) -> None:
         with suppress(BlockingIOError):
             for number in os.read(self._wake_read, 1024):
-                if number not in (signal.SIGCHLD, 0):
+                if self._is_notice(number):
+                    self._was_told_to_go = True
+                    self._uplink.send(Leaving(f"its agent got {name_of_signal(number)}"))
+                elif number not in (signal.SIGCHLD, 0):
                     self._be_told_to_stop(number)
+
+    def _is_notice(self, number: int) -> bool:
+        """Whether a signal means that the host is to be left soon, for the first time: the launcher has the
+        job save then. One that the kernel sends because the keeper died ends the job.
+        """
+        is_asked = number == signal.SIGTERM and self._state == State.RUNNING and not self._was_told_to_go
+        return is_asked and self._job is not None and self._job.is_elastic and os.getppid() == self._keeper
 
     def _be_told_to_stop(self, number: int) -> None:
         """The host wants this end, not the launcher, and not the workers: so that is said before they end."""
@@ -150,11 +167,21 @@ class Agent:
             self._workers.send_stacks(now)
             self._workers.send_prompts(now)
             self._workers.collect(is_our_kill=self._state == State.STOPPING)
-            if self._state == State.RUNNING and self._workers.is_reported:
+            if self._notice is not None:
+                self._look_at_notice(now)
+            elif self._state == State.RUNNING and self._workers.is_reported:
                 self._state = State.STOPPING
                 self._ending.begin_with_left_over()
         if self._state == State.STOPPING and self._ending.go_on(now):
             self._end()
+
+    def _look_at_notice(self, now: float) -> None:
+        """While the workers run; a command that runs at their end is ended before what they have left."""
+        if self._notice is not None and self._state == State.RUNNING and not self._workers.is_reported:
+            self._notice.look(now)
+        elif self._notice is not None:
+            self._notice.close()
+            self._notice = None
 
     # The end.
 
@@ -203,6 +230,9 @@ class Agent:
             self._workers.signal(frame.number, is_for_group=False)
         elif isinstance(frame, AskStacks):
             self._workers.ask_stacks(self._prepared.env if self._prepared else {}, self._folder)
+        elif isinstance(frame, Resize):
+            if self._starter is not None:
+                self._starter.ask_to_end(frame.why)
         elif isinstance(frame, Stop):
             self._stop(frame.grace_s)
 
@@ -315,6 +345,19 @@ class Agent:
                 return
         self._starter.end()
         self._workers.watch_memory()
+        if self._job.notice_file is not None or self._job.notice_command is not None:
+            self._watch_notice(self._job, self._prepared.env)
+
+    def _watch_notice(self, job: NodeJob, env: dict[bytes, bytes]) -> None:
+        from .notice import NoticeWatch
+
+        self._notice = NoticeWatch(
+            file=job.notice_file,
+            command=job.notice_command,
+            env=env,
+            leave=lambda why: self._uplink.send(Leaving(why)),
+            note=lambda text: self._uplink.send(Note(text)),
+        )
 
     def _give_up_start(self, rank: int, error: OSError) -> None:
         """A limit of this host was met in the middle: end those that were started."""

@@ -220,6 +220,13 @@ def _port_owner(given: dict[str, Any]) -> dict[str, Any]:
     return {"owner": ""}
 
 
+def _notice(given: dict[str, Any]) -> dict[str, Any]:
+    """Whether the host is told to go, as a job's agent would find it."""
+    from .notice import notice_of
+
+    return {"why": notice_of(given["file"], given["command"])}
+
+
 QUESTIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "clock": _clock,
     "system": _system,
@@ -232,4 +239,5 @@ QUESTIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "nvml": _nvml,
     "link": _link,
     "port_owner": _port_owner,
+    "notice": _notice,
 }

@@ -10,6 +10,7 @@ import sys
 import time
 
 from ..wire.frames import bytes_of
+from .lean_stdlib import suppress
 from .preparation import Prepared, Unprepared
 from .private_folder import PrivateFolder
 from .worker import Worker, spawn
@@ -55,6 +56,7 @@ class Starter:
         elif job.preload is None and not job.is_verbatim:
             self._preloader = self._share_import(num_devices, says)
         self._stdin = _stdin_of_launcher() if job.stdin_rank is not None else None
+        self._resize_file = self._where_asked() if job.is_elastic else None
         self._hook = None
         if job.has_stacks or (self.milestones is not None and self._preloader is None):
             self._hook = folder.file("hook")
@@ -95,6 +97,8 @@ class Starter:
         place_file = self._folder.file(f"place-{rank.rank}")
         if place_file is not None and not self._job.is_verbatim:
             env[b"DSLAUNCH_PLACE_FILE"] = os.fsencode(place_file)
+        if self._resize_file is not None:
+            env[b"DSLAUNCH_RESIZE_FILE"] = os.fsencode(self._resize_file)
         stacks_file = None
         if self._job.has_stacks and self._hook is not None:
             from .worker_hook import ask_for
@@ -114,6 +118,27 @@ class Starter:
         """All are started."""
         if self._preloader is not None:
             self._preloader.close()
+
+    def _where_asked(self) -> str:
+        """The file that appears when the workers are asked to save and end, the same for all here. All ranks
+        of a job must know of one, for they look at it together; that of others is enough.
+        """
+        path = self._folder.file("resize")
+        if path is None:
+            self.notes.append(
+                "no temporary folder can be made, so the workers here cannot be asked to save for a change "
+                "of hosts; they end with those of other hosts"
+            )
+        return path or "/proc/dslaunch-resize"  # never there
+
+    def ask_to_end(self, why: str) -> None:
+        """Ask the workers to save, and to end with code 75. The file is there whole or not at all."""
+        if self._resize_file is not None:
+            partial = f"{self._resize_file}.partial"
+            with suppress(OSError):
+                with open(partial, "w", encoding="utf-8", errors="surrogateescape") as file:
+                    file.write(f"{why}\n")
+                os.replace(partial, self._resize_file)
 
     # What only some jobs ask for is loaded when one does.
 

@@ -15,6 +15,7 @@ from . import (
     check,
     detach,
     drop_in,
+    elastic,
     logs,
     mesh,
     process,
@@ -28,6 +29,7 @@ from .binding import BindingOptions
 from .check import CheckOptions
 from .detach import DetachOptions
 from .drop_in import DropInOptions
+from .elastic import ElasticOptions
 from .hosts import SshOptions as SshOptions
 from .logs import LogOptions
 from .mesh import MeshOptions
@@ -66,6 +68,7 @@ class Options(NamedTuple):
     check: CheckOptions = CheckOptions()
     detach: DetachOptions = DetachOptions()
     drop_in: DropInOptions = DropInOptions()
+    elastic: ElasticOptions = ElasticOptions()
     logs: LogOptions = LogOptions()
     mesh: MeshOptions = MeshOptions()
     process: ProcessOptions = ProcessOptions()
@@ -77,7 +80,7 @@ class Options(NamedTuple):
 
 
 _SUBJECTS = (
-    *(logs, restart, rendezvous, mesh, binding, process),
+    *(logs, restart, elastic, rendezvous, mesh, binding, process),
     *(drop_in, backend, start, tree, check, detach),
 )
 SUBJECT_OPTIONS: tuple[click.Option, ...] = tuple(option for one in _SUBJECTS for option in one.OPTIONS)

@@ -57,7 +57,7 @@ OPTIONS: tuple[click.Option, ...] = (
         ["--max_nodes", "--max_elastic_nodes"],
         type=NODE_LIMIT,
         metavar="N",
-        help="Use N hosts at most; the others are spares.",
+        help="Use N hosts at most; the others are spares. A job with fewer takes hosts in while it runs.",
     ),
     click.Option(
         ["--min_uptime"],

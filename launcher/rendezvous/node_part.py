@@ -117,10 +117,11 @@ def check_options(options: Options, console: Console) -> None:
             f"--no_ssh and --launcher={options.backend.launcher.name} exclude each other: the program that "
             "starts the nodes is the launcher; leave out one of them"
         )
-    if options.restart.is_on or options.restart.max_nodes is not None:
+    if options.restart.is_on or options.elastic.is_on:
         raise LaunchError(
             "--no_ssh starts nothing again and takes no spares (--max_restarts, --spares, --min_nodes, "
-            "--max_nodes, --elastic_training); leave them out, and let the program that starts the nodes do "
+            "--max_nodes, --elastic_training, --notice_file, --notice_command); leave them out, and let the "
+            "program that starts the nodes do "
             "that: backoffLimit of a Kubernetes Job, or `scontrol requeue` in a Slurm batch script"
         )
     if options.check.is_on:

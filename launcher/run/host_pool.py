@@ -186,6 +186,18 @@ def named_hosts(options: Options, console: Console | None = None) -> Named | Non
     return _found_hosts(options, console, warn)
 
 
+def hostfile_path(options: Options) -> Path | None:
+    """The file that names the hosts and may be read again; None where something else names them."""
+    given = None if options.hostfile == "None" else options.hostfile
+    if options.backend.launcher.is_local or given == "-":
+        return None
+    if given is None:
+        return DEFAULT_HOSTFILE if DEFAULT_HOSTFILE.exists() else None
+    path = Path(given)
+    is_list = is_host_list(given) and not os.path.lexists(path)
+    return None if is_list or source_of_file(given, os.environ) is not None else path
+
+
 def _may_look(options: Options) -> bool:
     """Whether hosts can be looked at for their GPUs: not where a program of the batch system reaches them."""
     return not (options.rendezvous.no_ssh or options.backend.launcher.starts_itself)

@@ -33,14 +33,15 @@ def choose_attempt(options: Options, console: Console, *, may_look: bool = True)
     hosts = pool.hosts
     selected = select_hosts(hosts, options)
     restart, run_id = options.restart, uuid.uuid4().hex[:12]
-    if restart.is_on and options.num_nodes > 0:  # the hosts that this leaves out may be spares
+    may_have_spares = restart.is_on or restart.max_nodes is not None
+    if may_have_spares and options.num_nodes > 0:  # the hosts that this leaves out may be spares
         selected = select_hosts(hosts, options._replace(num_nodes=-1))
     if restart.min_nodes is not None and len(selected) < restart.min_nodes:
         raise LaunchError(
             f"--min_nodes={restart.min_nodes}, but there {'is' if len(selected) == 1 else 'are'} only "
             f"{count(len(selected), 'host')}; give it at most that"
         )
-    if not restart.is_on and restart.max_nodes is None:
+    if not may_have_spares:
         return Attempt(hosts=selected, run_id=run_id, hosts_from=pool.found_in)
     first = first_attempt(selected, restart, num_nodes=options.num_nodes, run_id=run_id)
     return first._replace(hosts_from=pool.found_in)
@@ -104,6 +105,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         mesh=mesh,
         mesh_estimate=estimate_of(options.mesh.estimate),
         hosts_from=attempt.hosts_from,
+        elastic=options.elastic,
     )
 
 

@@ -14,6 +14,7 @@ from ..errors import LaunchError
 from ..job.gateways import gateways_of, plan_groups
 from ..job.mesh import fit, warnings_of
 from ..job.plan import Plan, origins_of, overruled
+from ..job.resize import next_attempt
 from ..job.restart import Attempt, decide
 from ..job.verdict import Verdict
 from ..options import Options
@@ -24,6 +25,7 @@ from ..output.log_files import REPORT
 from ..registry.foreground import watch_foreground
 from .exec_prefix import lost_input
 from .host_pool import read_pool, select_hosts
+from .host_watch import Hosts, watch_hosts
 from .make_plan import choose_attempt, make_plan
 
 
@@ -124,12 +126,11 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     Errors: LaunchError if an attempt cannot be made
     """
     attempt: Attempt | None = first
+    hosts = watch_hosts(options, first, console)
     while attempt is not None:
         is_first = attempt is first
         if options.check.is_on:
-            from .check_first import check_first  # here: most jobs do not look
-
-            attempt = check_first(options, attempt, console)
+            attempt = _checked(options, attempt, console, hosts)
         plan = make_plan(options, attempt)
         if is_first:
             _warn_of_plan(plan, console)
@@ -139,17 +140,31 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
         groups = plan_groups(plan.nodes, options.tree)
         access = choose_access(options, plan.nodes, groups, say=console.say)
         try:
-            verdict = _run_attempt(plan, access, console)
+            verdict = _run_attempt(plan, access, console, attempt, hosts)
         finally:
             access.close()
         if options.start.shows_timings:
             _show_timings(verdict, console, access.summary())
         console.report(verdict, took_s=begun.duration_s)
-        decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
+        if hosts is None:
+            decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
+        else:
+            decision = next_attempt(attempt, verdict, hosts.known(), hosts.rules)
         if decision.why:
             console.say(decision.why)
         ended.append(begun.end(verdict, decision.why))
         attempt = decision.attempt
+
+
+def _checked(options: Options, attempt: Attempt, console: Console, hosts: Hosts | None) -> Attempt:
+    """The attempt with hosts that are fit. Errors: LaunchError if too few of them are"""
+    from .check_first import check_first  # here: most jobs do not look
+
+    fit_attempt = check_first(options, attempt, console)
+    if hosts is not None:
+        before = {one.host.name for one in (*attempt.hosts, *attempt.spares)}
+        hosts.leave_out(before - {one.host.name for one in (*fit_attempt.hosts, *fit_attempt.spares)})
+    return fit_attempt
 
 
 def _show_timings(verdict: Verdict, console: Console, summary: str = "") -> None:
@@ -158,12 +173,22 @@ def _show_timings(verdict: Verdict, console: Console, summary: str = "") -> None
         console.say(f"  {line}")
 
 
-def _run_attempt(plan: Plan, access: Access, console: Console) -> Verdict:
+def _run_attempt(
+    plan: Plan, access: Access, console: Console, attempt: Attempt, hosts: Hosts | None
+) -> Verdict:
     # Here, because it takes 10 ms, and the first hosts are being connected already.
     from ..controller.controller import Controller
 
-    controller = Controller(plan, connect=access.connect, console=console, window=access.window)
-    return controller.run()
+    controller = Controller(plan, connect=access.connect, console=console, window=access.window, watch=hosts)
+    if hosts is None:
+        return controller.run()
+    verdict: Verdict | None = None
+    hosts.begin(attempt)
+    try:
+        verdict = controller.run()
+    finally:
+        hosts.end(verdict)
+    return verdict
 
 
 def _write_reports(

@@ -85,6 +85,15 @@ class AskStacks(NamedTuple):
     """Say what each worker that runs does."""
 
 
+class Resize(NamedTuple):
+    """The job is to go on with other hosts: let the workers know, who save and end with code 75.
+
+    Only for a job that is elastic.
+    """
+
+    why: str
+
+
 class Stop(NamedTuple):
     """End all workers: SIGTERM now, SIGKILL after `grace_s` seconds."""
 
@@ -201,6 +210,18 @@ class Pong(NamedTuple):
     at: float
 
 
+class Leaving(NamedTuple):
+    """The host was told to go: by a signal to its agent, a file, or a command that says so."""
+
+    why: str
+
+
+class Note(NamedTuple):
+    """Something that a person should know of a host whose job runs."""
+
+    text: str
+
+
 class Done(NamedTuple):
     """Nothing of the job is left on this host; `left_over` counts processes that outlived their worker."""
 
@@ -217,6 +238,7 @@ if TYPE_CHECKING:
         Signal,
         Hold,
         AskStacks,
+        Resize,
         Stop,
         Ping,
         Hello,
@@ -231,6 +253,8 @@ if TYPE_CHECKING:
         Stacks,
         Milestone,
         Pong,
+        Leaving,
+        Note,
         Done,
     ]
 else:

@@ -51,6 +51,9 @@ class NodeJob(NamedTuple):
     stdin_rank: int | None
     prepare_timeout_s: float
     bind_cores: list[int] | None  # empty for all that the host allows
+    is_elastic: bool  # its hosts may change while it runs
+    notice_file: str | None  # which says, where it is there, that the host is told to go
+    notice_command: str | None  # for the shell; exit code 0 says the same
     is_verbatim: bool  # what is written is passed on as it is, without lines
 
 

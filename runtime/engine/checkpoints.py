@@ -15,10 +15,11 @@ from typing import Any
 
 import torch
 
-from ..checkpoint.preemption import EXIT_CODE, Preemption, last_words
+from ..checkpoint.preemption import CHANGE_CODE, Preemption, last_words
 from ..checkpoint.saver import Saver
 from ..checkpoint.storage.url_store import open_store
 from ..checkpoint.training_state import Training
+from ..comm.process_group import group_device
 from .accumulation import Accumulation
 
 _log = logging.getLogger("dslaunch")
@@ -46,6 +47,7 @@ class Checkpoints:
         self._accumulation, self._preemption = accumulation, preemption
         self._is_restarted = is_restarted
         self._forget_losses = forget_losses
+        self._saved_in: str | None = None  # all ranks have agreed to end before the next forward
 
     def save(
         self,
@@ -70,6 +72,26 @@ class Checkpoints:
         name = f"global_step{training.progress.global_steps}" if tag is None else str(tag)
         prepared = prepare(training, open_store(save_dir), name, client_state, options)
         self._saver.save(prepared, is_async=training.config.checkpoint.async_save, begun_at=begun_at)
+        if save_latest and not self._accumulation.num_partial:
+            self._look_whether_to_end(str(save_dir))
+
+    def _look_whether_to_end(self, save_dir: str) -> None:
+        """Note whether a rank knows that the hosts are to change. What the program does after its save is
+        still done: all end when they begin to train again.
+
+        Order: a collective in a job whose hosts can change
+        """
+        preemption = self._preemption
+        if preemption is not None and preemption.save_dir is None and self._saved_in is None:
+            self._saved_in = save_dir if preemption.agreed_code(group_device()) else None
+
+    def end_if_saved(self) -> None:
+        """End the program, if the ranks have agreed to when they saved.
+
+        Errors: SystemExit, once what was saved is durable; CheckpointError if that has failed
+        """
+        if self._saved_in is not None:
+            self._end(self._saved_in, CHANGE_CODE)
 
     def load(
         self,
@@ -115,14 +137,21 @@ class Checkpoints:
         Errors: SystemExit, after the save
         """
         preemption = self._preemption
-        if preemption is None or not preemption.is_agreed(device):
+        if preemption is None or preemption.save_dir is None:
             return
-        self.save(preemption.save_dir)
+        code = preemption.agreed_code(device)
+        if code:
+            self.save(preemption.save_dir)
+            self._end(preemption.save_dir, code)
+
+    def _end(self, save_dir: str, code: int) -> None:
+        self._saved_in = None
         self._saver.wait()
-        preemption.close()
+        if self._preemption is not None:
+            self._preemption.close()
         if torch.distributed.get_rank() == 0:
-            print(f"dslaunch: {last_words(preemption.save_dir)}", file=sys.stderr, flush=True)
-        raise SystemExit(EXIT_CODE)
+            print(f"dslaunch: {last_words(save_dir, code)}", file=sys.stderr, flush=True)
+        raise SystemExit(code)
 
     def close(self) -> None:
         """Give up: SIGTERM does again what it did before.

@@ -149,8 +149,6 @@ def make_components(
         model, optimizer, offload, device=device, foresee=_foresee(optimizer, scaler, accumulation)
     )
     saver = Saver(job)
-    save_dir = config.checkpoint.preemption_save_dir
-    preemption = None if save_dir is None else Preemption(job, save_dir=save_dir)
     model.before_change = saver.before_change
     if order_check is not None:
         model.prefetcher.after_evaluation = partial(order_check.end_forward, device)
@@ -181,10 +179,16 @@ def make_components(
         direct_backward=direct_backward,
         schedule=schedule,
         saver=saver,
-        preemption=preemption,
+        preemption=_preemption(config, worker, job),
         optimizer_step=optimizer_step,
         divided_sequences=_divided_sequences(module, domains, config),
     )
+
+
+def _preemption(config: Config, worker: WorkerEnvironment, job: Job) -> Preemption | None:
+    """What may end the program before its time; None where nothing may."""
+    save_dir, file = config.checkpoint.preemption_save_dir, worker.resize_file
+    return None if save_dir is None and file is None else Preemption(job, save_dir=save_dir, resize_file=file)
 
 
 def _divided_sequences(module: nn.Module, domains: Domains, config: Config) -> DividedSequences | None:

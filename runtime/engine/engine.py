@@ -100,7 +100,7 @@ class Engine(Getters, nn.Module):
             saver=self._saver,
             accumulation=self._accumulation,
             preemption=made.preemption,
-            is_restarted=worker.max_restarts > 0,
+            is_restarted=worker.max_restarts > 0 or worker.resize_file is not None,
             forget_losses=self._forget_losses,
         )
 
@@ -115,6 +115,7 @@ class Engine(Getters, nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""
+        self._checkpoints.end_if_saved()
         if self.settings.fp16.auto_cast and self.settings.fp16.enabled:
             args, kwargs = tree_map(_to_half, (args, kwargs))
         self._model.parked_states.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
@@ -145,6 +146,7 @@ class Engine(Getters, nn.Module):
 
         `scale_wrt_gas` False: the loss is such a part already.
         """
+        self._checkpoints.end_if_saved()
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             raise ConfigError(
                 f"engine.backward() was given {type(loss).__name__} without a gradient; give it the loss "
@@ -243,6 +245,7 @@ class Engine(Getters, nn.Module):
                 "engine.step() inside engine.no_sync() or engine.coalesce_grad_reduction(); leave the block "
                 "before the micro batch that ends a step"
             )
+        self._checkpoints.end_if_saved()
         self._model.parked_states.check_kept("engine.step()")
         self._model.parked_states.check_here("engine.step()")
         self._direct_backward.forget()

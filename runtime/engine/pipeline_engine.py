@@ -83,6 +83,7 @@ class PipelineEngine(Engine):
         """
         if not torch.is_grad_enabled():
             raise RuntimeError("train_batch() inside torch.no_grad(); call eval_batch() there")
+        self._checkpoints.end_if_saved()
         num_micro_batches = self.micro_batches
         self.module.train()
         batch = self._take(partial(self._kept_source, data_iter), num_micro_batches, computes_loss=True)

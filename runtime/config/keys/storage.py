@@ -20,7 +20,8 @@ STORAGE = (
     used(
         "checkpoint.preemption_save_dir",
         "after a SIGTERM to any rank, the step that follows saves a checkpoint in this folder and ends with "
-        "exit code 143; SIGTERM ends at once if left out",
+        "exit code 143, or with 75 where the job is to have other hosts; if left out, SIGTERM ends at once, "
+        "and a job whose hosts change ends after the next checkpoint that the program saves",
     ),
     used(
         "checkpoint.keep_last",

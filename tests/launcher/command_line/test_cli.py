@@ -20,6 +20,7 @@ from dslaunch.launcher.command_line import cli
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
 from dslaunch.launcher.options import Options, SshOptions
 from dslaunch.launcher.options.backend import LAUNCHERS, BackendOptions
+from dslaunch.launcher.options.elastic import ElasticOptions
 from dslaunch.launcher.options.rendezvous import RendezvousOptions
 from dslaunch.launcher.options.restart import RestartOptions
 from dslaunch.launcher.options.text import MAY_BE_EMPTY
@@ -72,6 +73,9 @@ OPTIONS = [
     ("--max_nodes", "--max_elastic_nodes"),
     ("--min_uptime",),
     ("--elastic_training",),
+    # launcher/options/elastic.py
+    ("--notice_file",),
+    ("--notice_command",),
     # launcher/options/rendezvous.py
     ("--no_ssh",),
     ("--no_ssh_check",),
@@ -172,7 +176,18 @@ def test_nothing_but_a_script_means_the_defaults(parse: Parse) -> None:
         ("-i=w0:0@w1", {"include": "w0:0@w1"}),
         ("--exclude w0:0", {"exclude": "w0:0"}),
         ("--num_nodes 2 --num_gpus=4", {"num_nodes": 2, "num_gpus": 4}),
-        ("--num_nodes 2:4", {"num_nodes": -1, "restart": RestartOptions(min_nodes=2, max_nodes=4)}),
+        (
+            "--num_nodes 2:4",
+            {
+                "num_nodes": -1,
+                "restart": RestartOptions(min_nodes=2, max_nodes=4),
+                "elastic": ElasticOptions(is_on=True),
+            },
+        ),
+        (
+            "--notice_file /run/going --notice_command true",
+            {"elastic": ElasticOptions(is_on=True, notice_file="/run/going", notice_command="true")},
+        ),
         ("--num_accelerators 4", {"num_gpus": 4}),
         ("--num_gpus -1", {"num_gpus": -1}),
         ("--num_gpus 1 --num_gpus 2", {"num_gpus": 2}),

@@ -175,6 +175,7 @@ def test_a_verdict_as_json() -> None:
         ],
         "interrupted_by": None,
         "phases_s": {"connected": 0.5, "ended": 2.0},
+        "change": None,
     }
     interrupted = verdict_of([], stopped_at=1.0, interrupted_by=2, phases_s={})
     assert interrupted.to_dict() == {
@@ -183,6 +184,7 @@ def test_a_verdict_as_json() -> None:
         "others": [],
         "interrupted_by": "SIGINT (2)",
         "phases_s": {},
+        "change": None,
     }
 
 

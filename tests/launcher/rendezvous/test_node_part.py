@@ -455,7 +455,8 @@ def test_a_dry_run_says_which_node_this_is(nodes: Nodes) -> None:
          "--coordinator_port=5 is the master port too"),
         (["-H", "hosts", "--master_addr=x", "--node_rank=0", "--max_restarts=1"],
          "--no_ssh starts nothing again and takes no spares (--max_restarts, --spares, --min_nodes, "
-         "--max_nodes, --elastic_training); leave them out, and let the program that starts the nodes do "
+         "--max_nodes, --elastic_training, --notice_file, --notice_command); leave them out, and let the "
+         "program that starts the nodes do "
          "that: backoffLimit of a Kubernetes Job"),
         (["--launcher=local"], "--no_ssh and --launcher=local exclude each other"),
         (["-H", "auto", "--node_rank=0", "--master_addr=x"],

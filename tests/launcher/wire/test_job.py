@@ -77,6 +77,9 @@ def a_job() -> dict[str, Any]:
         stdin_rank=0,
         prepare_timeout_s=600.0,
         bind_cores=[0, 1],
+        is_elastic=True,
+        notice_file=None,
+        notice_command="test -e /run/going",
         is_verbatim=False,
         adds_local_rank=True,
     )

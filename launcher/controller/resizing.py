@@ -1,0 +1,98 @@
+"""A change of hosts while the job runs: the workers are asked to save and end, and the job goes on until they
+do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+from ..errors import EXIT_CHANGE
+from ..output.console import Console
+from ..wire.frames import Leaving, Note, Resize, Stop
+from .roster import HostState, Roster
+
+PATIENCE_S = 600.0  # after which it is said that the program has not saved since it was asked
+
+
+class HostWatch(Protocol):
+    """What knows which hosts there are besides those of this job. No method blocks."""
+
+    def why_change(self, leaving: Mapping[str, str]) -> str:
+        """Why the job should have other hosts, those that are told to go given with the reason;
+        empty: it has the right ones.
+        """
+        ...
+
+
+class Resizing:
+    """Whether the workers were asked to end for a change of hosts, and what came of it."""
+
+    def __init__(
+        self, roster: Roster, console: Console, watch: HostWatch | None, *, kill_grace_s: float
+    ) -> None:
+        """Without a watch no host changes."""
+        self._roster = roster
+        self._console = console
+        self._watch = watch
+        self._kill_grace_s = kill_grace_s
+        self._why = ""  # what the workers were asked with
+        self._reminded_at = 0.0
+        self._first_end_at: float | None = None
+        self._is_stopped = False
+        self.leaving: dict[str, str] = {}  # hosts that were told to go, each with the reason
+
+    def hear(self, host: HostState, item: Leaving | Note) -> None:
+        """Something that a host says of itself."""
+        if isinstance(item, Note):
+            self._console.warn(f"{host.name}: {item.text}")
+        elif host.name not in self.leaving:
+            self.leaving[host.name] = item.why
+
+    def look(self, *, is_running: bool) -> None:
+        """Ask the workers, if there is a reason to; say what takes long."""
+        if self._watch is None or not is_running:
+            return
+        now = time.monotonic()
+        if self._first_end_at is not None:
+            self._look_at_end(now)
+            return
+        why = self._watch.why_change(self.leaving)
+        if why and why != self._why:
+            self._console.say(f"{why}: the hosts change when the program has saved its next checkpoint")
+            self._roster.send(Resize(why))
+            self._reminded_at = self._reminded_at or now
+            self._why = why
+        if self._why and now - self._reminded_at > PATIENCE_S:
+            self._reminded_at = now
+            self._console.warn(
+                f"the program has saved no checkpoint for {PATIENCE_S / 60:g} minutes since it was asked "
+                f"({self._why}), so the hosts stay as they are; the job goes on"
+            )
+
+    def _look_at_end(self, now: float) -> None:
+        """Ranks that do not end with the others would keep them all."""
+        is_late = now - (self._first_end_at or now) > self._kill_grace_s
+        if is_late and self._roster.num_running and not self._is_stopped:
+            self._is_stopped = True
+            self._console.warn(
+                f"{self._roster.num_running} workers did not end within --kill_grace={self._kill_grace_s:g} "
+                f"s of the first that ended with code {EXIT_CHANGE}, and are stopped; all ranks must end then"
+            )
+            for host in self._roster:
+                host.send(Stop(self._kill_grace_s))
+
+    def takes_end(self, code: int) -> bool:
+        """Whether a worker that ended with this code did so because it was asked to."""
+        if self._is_stopped:
+            return True
+        if code != EXIT_CHANGE or not self._why:
+            return False
+        self._first_end_at = self._first_end_at or time.monotonic()
+        return True
+
+    @property
+    def change(self) -> str:
+        """Why the job ended for a change of hosts; empty if it did not."""
+        return "" if self._first_end_at is None else self._why

@@ -1,0 +1,144 @@
+"""Which hosts a job that runs should have, and with which it goes on when it has ended for that.
+Arithmetic only.
+
+A change of hosts is no failure: it counts as no restart and is not held to --min_uptime. Neither is what a
+host does that was told to go, nor what one does that has joined just now: the job goes on without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..inputs.selection import Selected
+from ..options.mesh import MeshOptions
+from ..options.restart import RestartOptions
+from ..wording import count
+from .mesh import fit
+from .restart import Attempt, Decision, decide, replace_hosts
+from .verdict import HostFailure, RankFailure, Verdict
+
+JOINING_S = 60.0  # from a start: if the job fails within, hosts that have come with it are left out again
+
+
+class Known(NamedTuple):
+    """What is known of hosts now. `coming` and `spares` are not of the attempt, in the order in which they
+    are taken.
+    """
+
+    going: Mapping[str, str]  # of the attempt: those that leave, each with the reason
+    coming: tuple[Selected, ...]  # were tried just now, and can be used
+    spares: tuple[Selected, ...]  # were not tried, and take the place of others only
+    words: Mapping[str, str]  # what those that come are, e.g. "is back"
+
+
+class Rules(NamedTuple):
+    """What was asked for. `wanted` is the number of hosts of the whole job."""
+
+    restart: RestartOptions
+    mesh: MeshOptions
+    wanted: int
+
+    @property
+    def minimum(self) -> int:
+        """With how many hosts the job goes on at least, if some are to go."""
+        return max(1, self.restart.min_nodes or 1)
+
+
+def resize(attempt: Attempt, known: Known, rules: Rules) -> Decision | None:
+    """The hosts that the job should have now; None if it has them. A Decision without an attempt: too few are
+    left, so the job has to save and end.
+    """
+    going = {name: why for name, why in known.going.items() if name in _names(attempt.hosts)}
+    if not going and (not known.coming or len(attempt.hosts) >= rules.wanted):
+        return None
+    pool = attempt._replace(spares=known.coming + known.spares)
+    hosts, left, _ = replace_hosts(pool, going, keeps_lost=False)
+    more = [one for one in left if one in known.coming][: max(0, rules.wanted - len(hosts))]
+    hosts, left = (*hosts, *more), tuple(one for one in left if one not in more)
+    why = _why(attempt, hosts, going, known)
+    if len(hosts) < rules.minimum:
+        return Decision(None, f"{why}: {_too_few(len(hosts), rules)}")
+    before = _names(attempt.hosts)
+    following = attempt._replace(hosts=hosts, spares=left, number=attempt.number + 1, last_culprit=None)
+    fitting = fit(Decision(following, why), rules.mesh, rules.restart._replace(min_nodes=rules.minimum))
+    if fitting.attempt is None:
+        return fitting if going else None
+    after = _names(fitting.attempt.hosts)
+    if not going and (after == before or len(after) <= len(before)):
+        return None
+    joined = frozenset(after) - frozenset(before)
+    return fitting._replace(attempt=fitting.attempt._replace(joined=joined))
+
+
+def next_attempt(attempt: Attempt, verdict: Verdict, known: Known, rules: Rules) -> Decision:
+    """What comes after an attempt has ended, for a change of hosts or for another reason."""
+    if verdict.exit_code == 0 or verdict.interrupted_by is not None:
+        return Decision(None, "")
+    if verdict.change:
+        return _after_change(attempt, known, rules)
+    attempt = attempt._replace(spares=known.coming + known.spares)
+    forgiven = _forgiven(attempt, verdict)
+    if forgiven:
+        hosts, spares, changes = replace_hosts(attempt, {**known.going, **forgiven}, keeps_lost=False)
+        changes = ["starting again, which counts as no restart", *changes]
+        following = attempt._replace(
+            hosts=hosts, spares=spares, number=attempt.number + 1, last_culprit=None, joined=frozenset()
+        )
+        restart = rules.restart._replace(min_nodes=rules.minimum)
+        if len(hosts) >= rules.minimum:
+            return fit(Decision(following, "; ".join(changes)), rules.mesh, restart)
+        if verdict.leaving:
+            return Decision(None, f"not started again: {_too_few(len(hosts), rules)}")
+    hosts, spares, changes = replace_hosts(attempt, known.going, keeps_lost=False)
+    decision = decide(attempt._replace(hosts=hosts, spares=spares), verdict, rules.restart)
+    if decision.attempt is not None:
+        decision = decision._replace(why="; ".join([decision.why, *changes]))
+    return fit(decision, rules.mesh, rules.restart)
+
+
+def _after_change(attempt: Attempt, known: Known, rules: Rules) -> Decision:
+    decision = resize(attempt, known, rules)
+    if decision is None:  # what was to come has gone again
+        following = attempt._replace(number=attempt.number + 1, joined=frozenset())
+        why = "the hosts stay as they are, after all: starting again from the checkpoint"
+        return Decision(following, why)
+    if decision.attempt is None:
+        return decision._replace(why=f"{decision.why}; it has saved, and ends")
+    num = count(len(decision.attempt.hosts), "host")
+    return decision._replace(why=f"{num} from now on ({decision.why}): starting again from the checkpoint")
+
+
+def _forgiven(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
+    """The hosts without which the job goes on for free, if what failed first is the fault of one of them."""
+    culprit = verdict.culprit
+    if not isinstance(culprit, HostFailure | RankFailure):
+        return {}
+    leaving = {name: f"told to go: {why}" for name, why in verdict.leaving.items()}
+    if culprit.host in leaving:
+        return leaving
+    is_of_old_host = (
+        isinstance(culprit, HostFailure)
+        and culprit.host not in attempt.joined
+        and (culprit.is_host_at_fault or verdict.ran_s is not None)
+    )
+    if not attempt.joined or (verdict.ran_s or 0.0) > JOINING_S or is_of_old_host:
+        return {}
+    # With them the job fails, and without them it ran: a batch that so many ranks do not divide, say.
+    return leaving | {name: f"it had just joined: {culprit.describe()}" for name in sorted(attempt.joined)}
+
+
+def _why(attempt: Attempt, hosts: tuple[Selected, ...], going: Mapping[str, str], known: Known) -> str:
+    after = _names(hosts)
+    joined = [name for name in after if name not in _names(attempt.hosts)]
+    words = [f"{name} {why}" for name, why in going.items()]
+    return ", ".join([*words, *(f"{name} {known.words.get(name, 'is there')}" for name in joined)])
+
+
+def _too_few(num_hosts: int, rules: Rules) -> str:
+    are = "host is" if num_hosts == 1 else "hosts are"
+    return f"{num_hosts} {are} left, and --min_nodes is {rules.minimum}"
+
+
+def _names(hosts: tuple[Selected, ...]) -> tuple[str, ...]:
+    return tuple(one.host.name for one in hosts)

@@ -1,0 +1,229 @@
+"""Jobs on real hosts whose hosts change while they run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.exhaustive import few
+from tests.lab import Lab
+from tests.launcher.command import Command, poll
+
+pytestmark = pytest.mark.slow
+
+# Says where it is, saves when it is asked to, which is to end here, and is done when `done` is there.
+WORK = """
+import json, os, pathlib, sys, time
+rank, asked = os.environ["RANK"], pathlib.Path(os.environ["DSLAUNCH_RESIZE_FILE"])
+count = pathlib.Path(f"starts-{rank}")
+start = int(count.read_text()) + 1 if count.exists() else 0
+count.write_text(str(start))
+print(json.dumps({"rank": int(rank), "host": os.uname().nodename, "world": os.environ["WORLD_SIZE"],
+    "start": start, "restart": os.environ["TORCHELASTIC_RESTART_COUNT"]}), flush=True)
+while not pathlib.Path("done").exists():
+    if asked.exists() and not pathlib.Path("busy").exists():
+        print("saved:", asked.read_text().strip(), flush=True)
+        sys.exit(75)
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def folder(folder: Path) -> Path:
+    (folder / "work.py").write_text(WORK)
+    return folder
+
+
+def launch(lab: Lab, folder: Path, *words: str, hosts: int = 3) -> Command:
+    text = "".join(f"{node.name} slots=1\n" for node in lab.nodes[:hosts])
+    (folder / "hosts").write_text(text)
+    return Command(
+        lab.head, folder, "-H", "hosts", "--kill_grace=2", "--heartbeat=2", "--report=report.json", *words
+    )
+
+
+def starts(command: Command) -> list[str]:
+    """Of each line of rank 0 that says where it is: the hosts of all ranks that said so after it."""
+    ranks: list[dict[int, str]] = []
+    world = "0"
+    for line in command.out.splitlines():
+        text = line.partition(" | ")[2]
+        if not text.startswith("{"):
+            continue
+        said: dict[str, Any] = json.loads(text)
+        if not ranks or said["rank"] in ranks[-1] or len(ranks[-1]) == int(world):
+            ranks.append({})
+        world = said["world"]
+        ranks[-1][said["rank"]] = said["host"]
+    return [" ".join(one[rank] for rank in sorted(one)) for one in ranks]
+
+
+def wait_for_starts(command: Command, *expected: str) -> None:
+    poll(lambda: starts(command) == list(expected), f"starts {expected}", command)
+
+
+def end(command: Command, folder: Path) -> dict[str, Any]:
+    (folder / "done").touch()
+    assert command.wait() == 0, command.err
+    report: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return report
+
+
+@pytest.mark.parametrize("launcher", few(["ssh", "pdsh"], lambda launcher: launcher == "ssh"))
+def test_a_host_that_was_cut_off_is_back_at_the_next_checkpoint(
+    lab: Lab, folder: Path, launcher: str
+) -> None:
+    words = (f"--launcher={launcher}", "--num_nodes=1:3", "--max_restarts=1", "--min_uptime=0")
+    command = launch(lab, folder, *words, "work.py")
+    wait_for_starts(command, "node1 node2 node3")
+    lost = lab.host("node2")
+    lost.link_down()
+    wait_for_starts(command, "node1 node2 node3", "node1 node3")
+    lost.link_up()
+    wait_for_starts(command, "node1 node2 node3", "node1 node3", "node1 node3 node2")
+    report = end(command, folder)
+    assert "dslaunch: node2 is back: the hosts change when the program has saved" in command.err
+    last = "3 hosts from now on (node2 is back): starting again from the checkpoint"
+    assert f"dslaunch: {last}" in command.err
+    assert [one["decision"] for one in report["attempts"]][1:] == [last, ""]
+    assert [one["change"] for one in report["attempts"]] == [None, "node2 is back", None]
+    assert [one["exit_code"] for one in report["attempts"]] == [3, 75, 0]
+    assert lab.wait_until_clean() == []
+
+
+def test_a_line_that_is_added_to_the_hostfile_is_a_host_that_joins(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "--max_nodes=3", "work.py", hosts=2)
+    wait_for_starts(command, "node1 node2")
+    (folder / "hosts").write_text("node1 slots=1\nnode2 slots=oops\n")
+    poll(lambda: "slots=oops" in command.err, "a word on the broken line", command)
+    (folder / "hosts").write_text("node1 slots=1\nnode2 slots=1\nnode4 slots=2\n")
+    wait_for_starts(command, "node1 node2", "node1 node2 node4 node4")
+    (folder / "hosts").write_text("node1 slots=1\nnode4 slots=2\n")
+    wait_for_starts(command, "node1 node2", "node1 node2 node4 node4", "node1 node4 node4")
+    end(command, folder)
+    assert "the hostfile has changed, and is not used as it is now: hosts:2" in command.err
+    assert "node4 is new in the hostfile" in command.err
+    assert "2 hosts from now on (node2 is no longer in the hostfile)" in command.err
+    assert lab.wait_until_clean() == []
+
+
+def test_a_host_with_a_notice_file_leaves_and_comes_back_without_it(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "--max_nodes=3", "--notice_file=/tmp/going", "work.py")
+    wait_for_starts(command, "node1 node2 node3")
+    lab.host("node2").run(["touch", "/tmp/going"], check=True)
+    wait_for_starts(command, "node1 node2 node3", "node1 node3")
+    lab.host("node2").run(["rm", "/tmp/going"], check=True)
+    wait_for_starts(command, "node1 node2 node3", "node1 node3", "node1 node3 node2")
+    end(command, folder)
+    assert "node2 was told to go (there is /tmp/going)" in command.err
+    assert lab.wait_until_clean() == []
+
+
+def test_sigterm_to_an_agent_and_a_command_are_notices_too_and_two_at_once_are_one_change(
+    lab: Lab, folder: Path
+) -> None:
+    command = launch(lab, folder, "--max_nodes=4", "--notice_command=test -e /tmp/soon", "work.py", hosts=4)
+    wait_for_starts(command, "node1 node2 node3 node4")
+    (folder / "busy").touch()
+    lab.host("node4").run(["touch", "/tmp/soon"], check=True)
+    terminate_agent(lab, "node1")
+    poll(lambda: "node1 was told to go (its agent got SIGTERM)" in command.err, "the signal", command)
+    poll(lambda: "node4 was told to go (--notice_command ended with 0)" in command.err, "the other", command)
+    (folder / "busy").unlink()
+    wait_for_starts(command, "node1 node2 node3 node4", "node2 node3")
+    end(command, folder)
+    assert lab.wait_until_clean() == []
+
+
+def terminate_agent(lab: Lab, name: str) -> None:
+    """SIGTERM to the agent of a host, which is the parent of its workers."""
+    worker = next(one for host, one in lab.processes() if host == name and "work.py" in one.argv)
+    agent = psutil.Process(worker.pid).parent()
+    assert agent is not None
+    agent.terminate()
+
+
+def test_a_host_told_to_go_that_is_gone_before_the_save_costs_no_restart(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "--max_nodes=3", "--notice_file=/tmp/going", "work.py")
+    wait_for_starts(command, "node1 node2 node3")
+    (folder / "busy").touch()
+    lab.host("node3").run(["touch", "/tmp/going"], check=True)
+    poll(lambda: "node3 was told to go" in command.err, "the notice", command)
+    lab.host("node3").die()
+    wait_for_starts(command, "node1 node2 node3", "node1 node2")
+    (folder / "busy").unlink()
+    report = end(command, folder)
+    assert (
+        "starting again, which counts as no restart; without node3 (told to go: there is /tmp" in command.err
+    )
+    assert [one["exit_code"] for one in report["attempts"]] == [3, 0]
+    assert lab.wait_until_clean() == []
+
+
+def test_a_spare_takes_the_place_of_a_host_that_is_told_to_go(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "--num_nodes=2", "--max_nodes=2", "--notice_file=/tmp/going", "work.py")
+    wait_for_starts(command, "node1 node2")
+    lab.host("node1").run(["touch", "/tmp/going"], check=True)
+    wait_for_starts(command, "node1 node2", "node3 node2")
+    end(command, folder)
+    assert "2 hosts from now on (node1 was told to go (there is /tmp/going), node3 is a spare)" in command.err
+    assert lab.wait_until_clean() == []
+
+
+def test_a_job_of_which_too_little_would_be_left_saves_and_ends(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "--num_nodes=2:3", "--notice_file=/tmp/going", "work.py", hosts=2)
+    wait_for_starts(command, "node1 node2")
+    lab.host("node1").run(["touch", "/tmp/going"], check=True)
+    assert command.wait() == 75, command.err
+    assert "1 host is left, and --min_nodes is 2; it has saved, and ends" in command.err
+    assert lab.wait_until_clean() == []
+
+
+def test_a_host_that_fails_when_it_joins_is_left_out_again(lab: Lab, folder: Path) -> None:
+    """It answers, so it is waited for, but what it has to have is not there."""
+    command = launch(lab, folder, "--max_nodes=3", "work.py", hosts=2)
+    wait_for_starts(command, "node1 node2")
+    text = (folder / "hosts").read_text()
+    (folder / "hosts").write_text(text + "node3 slots=1 python=/no/such/python\n")
+    wait_for_starts(command, "node1 node2", "node1 node2")
+    end(command, folder)
+    assert "3 hosts from now on (node3 is new in the hostfile)" in command.err
+    assert "starting again, which counts as no restart; without node3 (it had just joined: " in command.err
+    assert lab.wait_until_clean() == []
+
+
+def test_a_host_that_dies_when_it_has_joined_is_left_out_again(lab: Lab, folder: Path) -> None:
+    command = launch(lab, folder, "--max_nodes=3", "work.py", hosts=2)
+    wait_for_starts(command, "node1 node2")
+    with (folder / "hosts").open("a") as file:
+        file.write("node3 slots=1\n")
+    wait_for_starts(command, "node1 node2", "node1 node2 node3")
+    lab.host("node3").die()
+    wait_for_starts(command, "node1 node2", "node1 node2 node3", "node1 node2")
+    end(command, folder)
+    assert "without node3 (it had just joined: " in command.err
+    assert lab.wait_until_clean() == []
+
+
+def test_code_75_is_a_failure_where_nobody_asked_for_it(lab: Lab, folder: Path) -> None:
+    (folder / "work.py").write_text("import sys; sys.exit(75)")
+    command = launch(lab, folder, "--max_nodes=3", "work.py")
+    assert command.wait() == 75
+    assert "evidence: code 75 says that it saved and ended for a change of hosts, and nobody" in command.err
+
+
+def test_ranks_that_do_not_end_with_the_others_are_stopped(lab: Lab, folder: Path) -> None:
+    text = (folder / "work.py").read_text().replace("if asked.exists()", "if rank == '0' and asked.exists()")
+    (folder / "work.py").write_text(text)
+    command = launch(lab, folder, "--max_nodes=3", "work.py", hosts=2)
+    wait_for_starts(command, "node1 node2")
+    with (folder / "hosts").open("a") as file:
+        file.write("node3 slots=1\n")
+    wait_for_starts(command, "node1 node2", "node1 node2 node3")
+    end(command, folder)
+    assert "1 workers did not end within --kill_grace=2 s of the first that ended with code 75" in command.err
+    assert lab.wait_until_clean() == []
