@@ -7,7 +7,6 @@ one event after the other. Nothing starts anywhere before every host is ready.
 from __future__ import annotations
 
 import queue
-import signal
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -30,9 +29,12 @@ from ..job.verdict import (
 )
 from ..options.start import CONNECT_WINDOW
 from ..output.console import Console
+from ..sync.sync_job import SyncJob
 from ..wire.frames import (
+    Chunk,
     Done,
     Exited,
+    Found,
     Frame,
     Hello,
     Listening,
@@ -49,8 +51,10 @@ from ..wire.frames import (
     Start,
     Started,
     Stop,
+    Took,
 )
 from ..wire.job import as_json
+from .file_traffic import FileTraffic
 from .job_signals import ASKING, PASSED_ON, STOPPING, watch
 from .link import LinkEnd
 from .master_search import MasterSearch
@@ -83,6 +87,7 @@ class Controller:
         console: Console,
         window: int = CONNECT_WINDOW,
         peers: Peers | None = None,
+        files: SyncJob | None = None,
     ) -> None:
         self._plan = plan
         self._console = console
@@ -97,6 +102,7 @@ class Controller:
         self._search = MasterSearch(plan, lambda rank, frame: self._roster.hosts[rank].send(frame))
         self._job = RunningJob(self._roster, console, plan)
         self._peers = PeerTalk(peers)
+        self._files = FileTraffic(files, console, plan, self.stop)
         self._timings = Timings(plan.world_size)
         self._failures: list[Failure] = []
         self._ended_well: dict[int, float] = {}  # when, by rank
@@ -122,8 +128,10 @@ class Controller:
             try:
                 self._run_phases()
                 self._stop_and_wait()
+                self._files.report_collected()
                 self._wait_for_peers()
             finally:
+                self._files.end_sync()
                 self._roster.close()
         return verdict_of(
             self._failures,
@@ -165,12 +173,16 @@ class Controller:
         if not self._is_failing():
             self._timings.end("agent")
             self._timings.end("connected", max(host.link.opened_at or 0.0 for host in self._roster))
+        if self._files.is_syncing:
+            self._wait("synced", self._files.is_synced)
+            self._files.end_sync()
         # Hosts are asked to prepare as they come, so one may have failed at that before the last has
         # come: hear them all.
         self._wait("prepared", lambda host: host.ready is not None)
 
     def _find_master(self) -> None:
         """Where all others reach node 0; a node that does not has failed."""
+        self._files.report_sync()
         for note in self._roster.notes():
             self._console.say(note)
         self._begin_search()
@@ -261,6 +273,7 @@ class Controller:
         elif phase != "ended":
             num_failed = sum(host.has_failed for host in self._roster)
             names = [host.name for host in missing]
+            phase += self._files.progress if phase == "synced" else ""
             self._console.progress(phase, len(self._roster), names, began_at, num_failed=num_failed)
 
     # Events.
@@ -274,6 +287,8 @@ class Controller:
                 self._job.heard_output(at_s)
                 self._timings.heard_output(at_s)
                 self._console.output(item.rank, item.stream, item.text, host.link.grant)
+            elif isinstance(item, Chunk | Found | Took):
+                self._files.receive(host, item)
             else:
                 self._events.put(Event(host, item, at_s))
 
@@ -311,7 +326,7 @@ class Controller:
     def _handle(self, host: HostState, item: Frame | LinkEnd, at_s: float) -> None:
         if host.is_over:
             return
-        why_not = "" if isinstance(item, LinkEnd) else self._contradiction(host, item)
+        why_not = self._contradiction(host, item) or self._files.take(host, item)
         if why_not:
             self._fail_host(host, why_not, at_s)
         elif isinstance(item, Hello):
@@ -328,17 +343,11 @@ class Controller:
         elif isinstance(item, Started | Exited | Stacks | Milestone):
             self._handle_worker(host, item, at_s)
         elif isinstance(item, Done):
-            host.is_over = True
+            host.is_over = not self._files.collect(host)
             if item.left_over:
-                self._warn_of_left_over(host, item.left_over)
+                self._job.warn_of_left_over(host, item.left_over)
         elif isinstance(item, LinkEnd):
             self._lose_host(host, item, at_s)
-
-    def _warn_of_left_over(self, host: HostState, num_processes: int) -> None:
-        if num_processes == 1:
-            self._console.warn(f"{host.name}: ended 1 process that outlived its worker")
-        else:
-            self._console.warn(f"{host.name}: ended {num_processes} processes that outlived their worker")
 
     def _greet(self, host: HostState, hello: Hello) -> None:
         """Its agent runs. It is asked to prepare at once, so that this goes on while others are connected."""
@@ -352,7 +361,8 @@ class Controller:
             self._fail_host(host, f"{why}; {hint}", time.monotonic(), exit_code=EXIT_MISTAKE)
             return
         # The answer to the ping tells how far the two clocks are apart.
-        host.send(Ping(0), Prepare(as_json(job_of(self._plan, host.plan))))
+        host.send(Ping(0))
+        self._files.begin(host, lambda: host.send(Prepare(as_json(job_of(self._plan, host.plan)))))
         self._console.debug(
             f"{host.name}: agent {hello.pid}, Python {hello.python}, {hello.num_devices} GPUs"
         )
@@ -391,7 +401,9 @@ class Controller:
             )
         )
 
-    def _contradiction(self, host: HostState, item: Frame) -> str:
+    def _contradiction(self, host: HostState, item: Frame | LinkEnd) -> str:
+        if isinstance(item, LinkEnd):
+            return ""
         phase = Phase.RUNNING if self._started_at is not None else Phase.PREPARING
         if self._stopped_at is not None:
             phase = Phase.STOPPING
@@ -531,10 +543,14 @@ class Controller:
             grace_s = 0.0
         self._stopped_at = time.monotonic()
         self._interrupted_by = self._interrupts[0] if self._interrupts and not self._failures else None
-        self._announce_stop(grace_s)
+        self._announced = self._job.announce_stop(
+            grace_s, self._failures, self._interrupted_by, has_started=self._started_at is not None
+        )
         self._stop_all(grace_s)
         running = {host: None for host in self._roster if not host.is_over}
-        while running and time.monotonic() <= self._kill_at + STOP_MARGIN_S:
+        while running and (
+            time.monotonic() <= self._kill_at + STOP_MARGIN_S or self._files.is_collecting(self._interrupts)
+        ):
             num_interrupts = len(self._interrupts)
             for host in self._take_event():
                 if host.is_over:
@@ -543,7 +559,7 @@ class Controller:
                 self._console.say("killing all workers now")
                 self._stop_all(0.0)
         for host in running:
-            if not host.is_over:
+            if not host.is_over and not self._files.is_asked(host):
                 self._fail_host(host, "its agent did not confirm that the workers ended", time.monotonic())
 
     def _wait_for_cause(self) -> None:
@@ -558,22 +574,6 @@ class Controller:
             and all(isinstance(one, RankFailure) and lost_peer(one) for one in self._failures)
         ):
             self._take_event()
-
-    def _announce_stop(self, grace_s: float) -> None:
-        running = self._roster.num_running
-        if not running:
-            if self._interrupted_by and self._started_at is None:
-                self._console.say(f"{signal_name(self._interrupted_by)}: nothing was started")
-            return
-        if self._interrupted_by:
-            why = signal_name(self._interrupted_by)
-        else:
-            self._announced = min(self._failures, key=lambda one: one.at_s).name
-            why = f"{self._announced} failed"
-        workers = f"{running} {'' if self._interrupted_by else 'other '}worker{'s' if running != 1 else ''}"
-        how = f"SIGTERM, and SIGKILL after {grace_s:g} s" if grace_s else "SIGKILL"
-        hint = "; Ctrl-C again kills them now" if self._interrupted_by == signal.SIGINT and grace_s else ""
-        self._console.say(f"{why}: stopping {workers} ({how}{hint})")
 
     def _stop_all(self, grace_s: float) -> None:
         self._kill_at = time.monotonic() + grace_s

@@ -8,9 +8,12 @@ from collections.abc import Collection
 from enum import Enum
 
 from ..wire.frames import (
+    Chunk,
+    Collected,
     Done,
     Exited,
     Facts,
+    Found,
     Frame,
     Hello,
     Listening,
@@ -22,12 +25,18 @@ from ..wire.frames import (
     Ready,
     Stacks,
     Started,
+    Synced,
+    SyncWant,
+    Took,
 )
 
 UP = (
+    Chunk,
+    Collected,
     Done,
     Exited,
     Facts,
+    Found,
     Hello,
     Listening,
     Milestone,
@@ -38,6 +47,9 @@ UP = (
     Ready,
     Stacks,
     Started,
+    Synced,
+    SyncWant,
+    Took,
 )
 MAX_EXIT_CODE = 255
 MAX_PORT = 65535

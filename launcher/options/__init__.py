@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from . import backend, binding, drop_in, logs, mesh, process, rendezvous, restart, start, tree
+from . import backend, binding, drop_in, logs, mesh, process, rendezvous, restart, start, sync, tree
 from .backend import BackendOptions
 from .binding import BindingOptions
 from .drop_in import DropInOptions
@@ -20,6 +20,7 @@ from .process import ProcessOptions
 from .rendezvous import RendezvousOptions
 from .restart import RestartOptions
 from .start import StartOptions
+from .sync import SyncOptions
 from .tree import TreeOptions
 
 
@@ -54,11 +55,12 @@ class Options(NamedTuple):
     rendezvous: RendezvousOptions = RendezvousOptions()
     restart: RestartOptions = RestartOptions()
     start: StartOptions = StartOptions()
+    sync: SyncOptions = SyncOptions()
     tree: TreeOptions = TreeOptions()
     arguments: tuple[str, ...] = ()
 
 
-_SUBJECTS = (logs, restart, rendezvous, mesh, binding, process, drop_in, backend, start, tree)
+_SUBJECTS = (logs, restart, rendezvous, mesh, binding, process, drop_in, backend, start, sync, tree)
 SUBJECT_OPTIONS: tuple[click.Option, ...] = tuple(option for one in _SUBJECTS for option in one.OPTIONS)
 
 

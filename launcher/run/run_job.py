@@ -21,6 +21,7 @@ from ..options.backend import PDSH
 from ..output.console import LAST_WORDS_S, Console
 from ..output.job_report import BegunAttempt, EndedAttempt, check_place, write_report
 from ..output.log_files import REPORT
+from ..sync.sync_job import SyncJob
 from .host_pool import read_pool, select_hosts
 from .make_plan import choose_attempt, make_plan
 
@@ -67,6 +68,10 @@ def _run(options: Options, console: Console) -> int:
             others = [node.host for node in plan.nodes if not node.is_local]
             words = describe_pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
             text = "\n".join([text, *words])
+        if options.sync.folder is not None:
+            from .job_files import describe_sync
+
+            text += f"\n{describe_sync(options, plan)}"
         if first.spares:
             text += f"\nspares: {', '.join(one.host.name for one in first.spares)}"
         return _show_plan(plan, text, console)
@@ -105,17 +110,22 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     Errors: LaunchError if an attempt cannot be made
     """
     attempt: Attempt | None = first
+    files: SyncJob | None = None
     while attempt is not None:
         plan = make_plan(options, attempt)
         if attempt is first:
             _warn_of_plan(plan, console)
             if options.ssh.given and not options.restart.is_on and all(node.is_local for node in plan.nodes):
                 console.warn(f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}")
+        if options.sync.is_on:
+            from .job_files import files_of  # here: most jobs move no files
+
+            files = files_of(options, plan, console, collector=None if files is None else files.collector)
         begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
         groups = plan_groups(plan.nodes, options.tree)
         access = choose_access(options, plan.nodes, groups, say=console.say)
         try:
-            verdict = _run_attempt(plan, access, console)
+            verdict = _run_attempt(plan, access, console, files)
         finally:
             access.close()
         if options.start.shows_timings:
@@ -128,11 +138,11 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
         attempt = decision.attempt
 
 
-def _run_attempt(plan: Plan, access: Access, console: Console) -> Verdict:
+def _run_attempt(plan: Plan, access: Access, console: Console, files: SyncJob | None) -> Verdict:
     # Here, because it takes 10 ms, and the first hosts are being connected already.
     from ..controller.controller import Controller
 
-    controller = Controller(plan, connect=access.connect, console=console, window=access.window)
+    controller = Controller(plan, connect=access.connect, console=console, window=access.window, files=files)
     return controller.run()
 
 
