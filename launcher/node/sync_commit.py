@@ -25,11 +25,11 @@ def commit(
 ) -> None:
     """Errors: OSError, with the name below the folder as its filename"""
     sync_disk(folder.fd)
-    record.write({**record.sent, **work.same, **_planned(work, record.sent)})
     _open_folders(folder, entries, work)
-    for path in work.removals:
+    for path in work.removals:  # before the plan is written down, which knows one kind for each name
         with _named(path):
             _remove(folder, path)
+    record.write({**record.sent, **work.same, **_planned(work, record.sent)})
     for entry in work.folders:
         with _named(entry.path):
             folder.make_folder(entry.path, entry.mode | 0o700)

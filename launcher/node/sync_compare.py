@@ -93,7 +93,7 @@ class Comparison:
         elif not self._is_forced and not self._is_unchanged(entry.path, found):
             self.refused.append(entry.path)
             return
-        elif entry.kind == FOLDER:
+        else:
             self.removals.append(entry.path)
         (self.folders if entry.kind == FOLDER else self.writes).append(entry)
 
