@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 GIT_FILE, OUR_FILE = b".gitignore", b".dslaunchignore"
 MAX_FILE_BYTES = 1 << 20
-_ALWAYS = (b".git/", b".git")  # unless .dslaunchignore takes them back
 _CLASSES: dict[bytes, Callable[[bytes], bool]] = {
     b"alnum": bytes.isalnum,
     b"alpha": bytes.isalpha,
@@ -66,7 +65,7 @@ class Ignored(NamedTuple):
     """
 
     prefix: bytes = b""
-    of_git: tuple[RuleFile, ...] = (RuleFile(b"", ()),)
+    of_git: tuple[RuleFile, ...] = ()
     of_ours: tuple[RuleFile, ...] = ()
 
     def inside(self, path: bytes, git_rules: bytes, our_rules: bytes) -> Ignored:
@@ -79,7 +78,7 @@ class Ignored(NamedTuple):
     def matches(self, path: bytes, *, is_folder: bool) -> bool:
         """Whether this is left out; its folder is not."""
         whole = self.prefix + path
-        for one in (*reversed(self.of_ours), *reversed(self.of_git)):
+        for one in (*reversed(self.of_ours), _ALWAYS, *reversed(self.of_git)):
             decided = one.decide(whole, is_folder=is_folder)
             if decided is not None:
                 return decided
@@ -93,16 +92,15 @@ def _with(files: tuple[RuleFile, ...], base: bytes, text: bytes) -> tuple[RuleFi
 
 def rules_above(root: bytes) -> Ignored:
     """What holds in this folder because of the repository that it stands in."""
-    always = RuleFile(b"", read_rules(b"\n".join(_ALWAYS)))
     top, names = root, list[bytes]()
     while not os.path.lexists(os.path.join(top, b".git")):
         top, name = os.path.split(top)
         if not name:
-            return Ignored(of_git=(always,))
+            return Ignored()
         names.insert(0, name)
     ignored = Ignored(prefix=b"".join(name + b"/" for name in names))
     exclude = read_file(os.path.join(top, b".git/info/exclude"))
-    of_git = _with((always,), b"", exclude)
+    of_git = _with((), b"", exclude)
     for depth in range(len(names)):  # the files of the folder itself are read when it is walked through
         base = b"".join(name + b"/" for name in names[:depth])
         of_git = _with(of_git, base, read_file(os.path.join(top, base + GIT_FILE)))
@@ -170,7 +168,9 @@ def compile_pattern(pattern: bytes, *, is_path: bool) -> re.Pattern[bytes] | Non
             end = place
             while pattern[end : end + 1] == b"*":
                 end += 1
-            is_alone = (place == 0 or pattern[place - 1 : place] == b"/") and (
+            # git compares what stands before the first special byte by itself: then the rest begins here.
+            is_first = not any(one in pattern[:place] for one in (b"*", b"?", b"[", b"\\"))
+            is_alone = (is_first or pattern[place - 1 : place] == b"/") and (
                 end == len(pattern) or pattern[end : end + 1] == b"/" or pattern[end : end + 2] == b"\\/"
             )
             if not is_path:
@@ -256,3 +256,6 @@ def _read_set(pattern: bytes, place: int) -> tuple[list[bytes], int] | None:
         place += 1
     chosen = [byte for byte in _BYTES if (byte in members) != is_negated]
     return chosen, place
+
+
+_ALWAYS = RuleFile(b"", read_rules(b".git"))  # unless .dslaunchignore takes it back
