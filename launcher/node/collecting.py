@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import glob
 import os
-import stat
 import threading
 
 from ..wire.frames import Chunk, Collect, Collected, Found, bytes_of, text_of
 from ..wire.manifest import OWN_FOLDER, PIECE_BYTES, WINDOW_BYTES, pack_piece
-from .lean_stdlib import suppress
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ class Collecting:
         try:
             sent: set[bytes] = set()
             for pattern in self._patterns:
-                names = list(self._names(pattern))
+                names = list(dict.fromkeys(self._names(pattern)))
                 counts.append(len(names))
                 for name in names:
                     if name not in sent:
@@ -55,19 +53,22 @@ class Collecting:
         self._post(Collected(counts, self._problems[:MAX_PROBLEMS]))
 
     def _names(self, pattern: bytes) -> Iterator[bytes]:
-        """The files that match, in order; links that lead to files count as such."""
+        """The files that match, in order, with those in folders that match; links to files count as such."""
         for name in sorted(glob.glob(pattern, recursive=True)):
             path = os.path.normpath(name)
-            whole = os.path.abspath(path)
-            is_besides = bool(self._besides) and (whole + b"/").startswith(self._besides + b"/")
-            if is_besides or OWN_FOLDER in path.split(b"/"):
-                continue
-            with suppress(OSError):
-                mode = os.stat(path).st_mode
-                if stat.S_ISREG(mode):
+            if os.path.isdir(path) and not os.path.islink(path):
+                inner = (os.path.join(folder, one) for folder, _, files in os.walk(path) for one in files)
+                yield from (one for one in sorted(inner) if self._is_meant(one) and os.path.isfile(one))
+            elif self._is_meant(path):
+                if os.path.isfile(path):
                     yield path
-                elif not stat.S_ISDIR(mode):
+                elif os.path.lexists(path) and not os.path.isdir(path):
                     self._problems.append(f"{os.fsdecode(path)} is no file")
+
+    def _is_meant(self, path: bytes) -> bool:
+        whole = os.path.abspath(path)
+        is_besides = bool(self._besides) and (whole + b"/").startswith(self._besides + b"/")
+        return not is_besides and OWN_FOLDER not in path.split(b"/")
 
     def _send(self, name: bytes) -> None:
         try:

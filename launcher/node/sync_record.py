@@ -63,12 +63,12 @@ class Record:
         for path in (OWN_FOLDER, COMING):
             with suppress(FileExistsError):
                 folder.make_folder(path, 0o700)
-        ignored = OWN_FOLDER + b"/.gitignore"
-        if folder.stat(ignored) is None:
-            write_whole(folder, ignored, b"*\n")
         self._lock = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
         try:
             self._take_lock(wait_s)
+            ignored = OWN_FOLDER + b"/.gitignore"
+            if folder.stat(ignored) is None:
+                write_whole(folder, ignored, b"*\n")
         except BaseException:
             os.close(self._lock)
             raise
