@@ -72,6 +72,18 @@ Examples:
       on eight hosts, and after a failure on as many as are left, if these are four
 """
 
+FILES = """
+For hosts that share no folder with this one. What a host has already is not sent, and with many hosts they take
+it from each other. Files that were changed on a host are named, and nothing starts, unless --sync_force is there.
+
+\b
+Examples:
+  dslaunch -H hosts --sync . train.py
+      bring the current folder to every host, then start
+  dslaunch -H hosts --sync . --collect "out/**" --collect "*.log" train.py
+      and bring back what the job wrote, into collected/HOST
+"""
+
 LAUNCHERS = """
 \b
 Examples:
@@ -130,6 +142,12 @@ TOPICS = (
         "Elastic jobs: other hosts after a failure",
         ("spares", "min_nodes", "max_nodes", "elastic_training"),
         ELASTIC,
+    ),
+    Topic(
+        "files",
+        "Files where nothing is shared",
+        ("sync", "sync_force", "collect", "collect_to"),
+        FILES,
     ),
     Topic(
         "launchers",

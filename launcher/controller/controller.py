@@ -174,11 +174,11 @@ class Controller:
             self._timings.end("agent")
             self._timings.end("connected", max(host.link.opened_at or 0.0 for host in self._roster))
         if self._files.is_syncing:
-            self._wait("synced", self._files.is_synced)
+            self._wait("synced", self._files.is_synced, is_over=self._files.has_failed)
             self._files.end_sync()
         # Hosts are asked to prepare as they come, so one may have failed at that before the last has
         # come: hear them all.
-        self._wait("prepared", lambda host: host.ready is not None)
+        self._wait("prepared", lambda host: host.ready is not None, is_over=self._files.has_failed)
 
     def _find_master(self) -> None:
         """Where all others reach node 0; a node that does not has failed."""

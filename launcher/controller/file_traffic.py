@@ -40,9 +40,11 @@ class FileTraffic:
             from ..sync.sender import Sender  # here: most jobs send none
 
             def fail(message: str) -> None:
+                self._has_failed = True
                 stop(HostFailure("this machine", message, time.monotonic(), EXIT_MISTAKE))
 
             self._sender = Sender(job.manifest, num_hosts=len(plan.nodes), fail=fail, is_forced=job.is_forced)
+        self._has_failed = False
         self._prepare: dict[HostState, Callable[[], None]] = {}
         self._started: list[HostState] = []  # of which files come
 
@@ -62,6 +64,10 @@ class FileTraffic:
 
     def is_synced(self, host: HostState) -> bool:
         return host.hello is not None and (self._sender is None or self._sender.is_done(host))
+
+    def has_failed(self) -> bool:
+        """Whether nothing more is sent, because of something here."""
+        return self._has_failed
 
     @property
     def progress(self) -> str:

@@ -154,7 +154,7 @@ class Sender:
     def summary(self) -> str:
         """One line, when all are done."""
         done = [(host, one.done) for host, one in self._hosts.items() if one.done is not None]
-        shared = [host.name for host, one in done if one.is_shared]
+        shared = sorted(host.name for host, one in done if one.is_shared)
         others = [one for _, one in done if not one.is_shared]
         parts = []
         if others:

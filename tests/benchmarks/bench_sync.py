@@ -26,7 +26,9 @@ SEED = 20
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--files", type=int, default=2000)
     parser.add_argument("--megabytes", type=int, default=500)

@@ -1,4 +1,4 @@
-"""What is left out is what git leaves out: compared with `git check-ignore` over generated rules and names."""
+"""What is left out is what git leaves out: compared with `git check-ignore` over generated rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contents that go from host to host: who serves whom, and what happens if one lies, is silent or goes away."""
+"""Contents from host to host: who serves whom, and what if one lies, is silent or goes away."""
 
 from __future__ import annotations
 
@@ -64,10 +64,12 @@ def test_few_hosts_and_few_bytes_come_from_the_launcher(here: Path, many: list[P
 
 
 def test_hosts_that_have_everything_serve_the_others(here: Path, many: list[Path]) -> None:
+    """Unless the others ask before it is known."""
     sync(here, many[0])
     hosts = sync(here, *many, tree=ALWAYS)
     assert_all_there(hosts, here, many)
-    assert sum(host.num_bytes for host in hosts) < SIZE / 10
+    assert hosts[0].num_bytes < SIZE / 10
+    assert sum(host.num_bytes for host in hosts) < 1.1 * SIZE
 
 
 class Liar:
