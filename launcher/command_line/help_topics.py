@@ -73,8 +73,8 @@ Examples:
 """
 
 FILES = """
-For hosts that share no folder with this one. What a host has already is not sent, and with many hosts they take
-it from each other. Files that were changed on a host are named, and nothing starts, unless --sync_force is there.
+For hosts that share no folder with this one. What a host has already is not sent, and many hosts take it from
+each other. Files that were changed on a host are named, and nothing starts, unless --sync_force is there.
 
 \b
 Examples:
