@@ -102,9 +102,9 @@ class Controller:
         self._search = MasterSearch(plan, lambda rank, frame: self._roster.hosts[rank].send(frame))
         self._job = RunningJob(self._roster, console, plan)
         self._peers = PeerTalk(peers)
-        self._files = FileTraffic(files, console, plan, self.stop)
         self._timings = Timings(plan.world_size)
         self._failures: list[Failure] = []
+        self._files = FileTraffic(files, console, plan, self.stop, self._failures)
         self._ended_well: dict[int, float] = {}  # when, by rank
         self._interrupts: list[int] = []
         self._interrupted_by: int | None = None  # what ended the job, if no failure did before
@@ -143,8 +143,7 @@ class Controller:
             announced=self._announced,
         )
 
-    # What the peers say, if there are any: controllers of other nodes.
-    # These three may be called from any thread.
+    # What peers say, controllers of other nodes. These three may be called from any thread.
 
     def allow_start(self) -> None:
         """All peers are ready."""
@@ -273,8 +272,9 @@ class Controller:
         elif phase != "ended":
             num_failed = sum(host.has_failed for host in self._roster)
             names = [host.name for host in missing]
-            phase += self._files.progress if phase == "synced" else ""
-            self._console.progress(phase, len(self._roster), names, began_at, num_failed=num_failed)
+            self._console.progress(
+                self._files.named(phase), len(self._roster), names, began_at, num_failed=num_failed
+            )
 
     # Events.
 
@@ -305,6 +305,7 @@ class Controller:
             self._look_at = now + POLL_S
             self._look_at_console()
             self._job.look_at_stacks(started_at=None if self._stopped_at else self._started_at)
+            self._files.look(now)
         if now >= self._look_for_silence_at:
             self._look_for_silence_at = now + max(POLL_S, self._plan.heartbeat_s / SILENCE_LOOKS)
             changed += self._look_for_silence()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import EXIT_MISTAKE
+from ..errors import EXIT_HOST, EXIT_MISTAKE
 from ..job.plan import Plan
 from ..job.verdict import Failure, HostFailure
 from ..output.console import Console
@@ -23,10 +23,15 @@ MAX_PROBLEMS = 5
 
 
 class FileTraffic:
-    """Of one attempt. `stop` ends the job for what is at fault here; it may be called from any thread."""
+    """Of one attempt. `stop` ends the job for what is at fault here, which is in `failures` then."""
 
     def __init__(
-        self, job: SyncJob | None, console: Console, plan: Plan, stop: Callable[[Failure], None]
+        self,
+        job: SyncJob | None,
+        console: Console,
+        plan: Plan,
+        stop: Callable[[Failure], None],
+        failures: Sequence[Failure],
     ) -> None:
         job = job or SyncJob()
         self._console = console
@@ -39,14 +44,16 @@ class FileTraffic:
         if job.manifest is not None:
             from ..sync.sender import Sender  # here: most jobs send none
 
-            def fail(message: str) -> None:
-                self._has_failed = True
-                stop(HostFailure("this machine", message, time.monotonic(), EXIT_MISTAKE))
-
-            self._sender = Sender(job.manifest, num_hosts=len(plan.nodes), fail=fail, is_forced=job.is_forced)
-        self._has_failed = False
+            self._sender = Sender(
+                job.manifest, num_hosts=len(plan.nodes), fail=self._fail, is_forced=job.is_forced
+            )
+        self._stop = stop
+        self._failures = failures
+        self._failure: Failure | None = None
+        self._limit_s = plan.prepare_timeout_s
         self._prepare: dict[HostState, Callable[[], None]] = {}
         self._started: list[HostState] = []  # of which files come
+        self._heard_at: dict[HostState, float] = {}
 
     def begin(self, host: HostState, prepare: Callable[[], None]) -> None:
         """The host is there: send it the folder, then let it prepare."""
@@ -66,13 +73,37 @@ class FileTraffic:
         return host.hello is not None and (self._sender is None or self._sender.is_done(host))
 
     def has_failed(self) -> bool:
-        """Whether nothing more is sent, because of something here."""
-        return self._has_failed
+        """Whether the job ends because nothing more is sent."""
+        return self._failure is not None and self._failure in self._failures
 
-    @property
-    def progress(self) -> str:
-        """What is added to the line on how many hosts are synced."""
-        return "" if self._sender is None else f", {shown_size(self._sender.num_sent)} sent"
+    def _fail(self, message: str, name: str = "this machine", exit_code: int = EXIT_MISTAKE) -> None:
+        """May be called from any thread; the first time counts."""
+        if self._failure is None:
+            self._failure = HostFailure(name, message, time.monotonic(), exit_code)
+            self._stop(self._failure)
+
+    def look(self, now: float) -> None:
+        """Give up what stands still: a file system that hangs stops a thread there, but not its heartbeat."""
+        sender = self._sender
+        for host in self._prepare:
+            if sender is not None and not host.is_over and sender.is_stuck(host, now - self._limit_s):
+                why = f"--sync: nothing has moved there for --prepare_timeout={self._limit_s:g} s"
+                hint = "look at its file systems, or give it more time"
+                self._fail(f"{why}; {hint}", host.name, EXIT_HOST)
+        for host in self._started:
+            if self.is_asked(host) and not host.is_over and self._heard_at[host] < now - self._limit_s:
+                self._console.warn(
+                    f"--collect: {host.name}: nothing has come for --prepare_timeout={self._limit_s:g} s, so "
+                    "the rest stays there; look at its file systems, or give it more time"
+                )
+                host.is_over = True
+                host.link.abandon()
+
+    def named(self, phase: str) -> str:
+        """The phase in the line on how many hosts have it behind them."""
+        if self._sender is None or phase != "synced":
+            return phase
+        return f"{phase}, {shown_size(self._sender.num_sent)} sent"
 
     def end_sync(self) -> None:
         """All hosts have the folder, or the job is given up."""
@@ -96,6 +127,7 @@ class FileTraffic:
         if isinstance(item, Took) and sender is not None and sender.is_asked(host):
             sender.grant(host, item.num_bytes)
         elif isinstance(item, Found | Chunk) and collector is not None and collector.is_asked(host):
+            self._heard_at[host] = time.monotonic()
             if isinstance(item, Found):
                 collector.receive_name(host, item)
             else:
@@ -126,6 +158,7 @@ class FileTraffic:
         if self._collector is None or not host.pids:
             return False
         self._started.append(host)
+        self._heard_at[host] = time.monotonic()
         self._collector.ask(host)
         return True
 
@@ -143,11 +176,9 @@ class FileTraffic:
         if collector is None:
             return
         for problem in collector.problems[:MAX_PROBLEMS]:
-            self._console.warn(f"--collect: {problem}")
+            self._console.warn(f"--collect: not brought: {problem}")
         if len(collector.problems) > MAX_PROBLEMS:
-            self._console.warn(
-                f"--collect: {len(collector.problems) - MAX_PROBLEMS} more could not be brought"
-            )
+            self._console.warn(f"--collect: not brought: {len(collector.problems) - MAX_PROBLEMS} more")
         for line in collector.renamed:
             self._console.say(line)
         self._console.say(collector.summary)

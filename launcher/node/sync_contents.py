@@ -52,6 +52,7 @@ class Contents:
 
     def write(self, data: bytes | memoryview) -> None:
         """Zeros become a hole. Errors: OSError"""
+        self._folder.beat()
         self._digest.update(data)
         if data[0] == 0 and bytes(data).count(0) == len(data):
             os.lseek(self._fd, len(data), os.SEEK_CUR)

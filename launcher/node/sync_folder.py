@@ -13,6 +13,10 @@ import stat
 from ..wire.manifest import FILE, FOLDER, LINK, new_digest
 from .lean_stdlib import suppress
 
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 READ_BYTES = 1 << 20
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -23,6 +27,7 @@ class Folder:
     def __init__(self, root: bytes) -> None:
         """Errors: OSError if it is no folder"""
         self.root = root
+        self.beat: Callable[[], None] = lambda: None  # called while work goes on that may take long
         self.fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._path = b""
         self._open: int | None = None
@@ -88,7 +93,7 @@ class Folder:
         """
         fd = self.open(path)
         try:
-            return digest_of(fd)
+            return digest_of(fd, self.beat)
         finally:
             os.close(fd)
 
@@ -132,10 +137,11 @@ def kind_of(found: os.stat_result) -> str:
     return FOLDER if stat.S_ISDIR(mode) else LINK if stat.S_ISLNK(mode) else ""
 
 
-def digest_of(fd: int) -> bytes:
+def digest_of(fd: int, beat: Callable[[], None] = lambda: None) -> bytes:
     """Of all that is in an open file. Errors: OSError"""
     digest = new_digest()
     while True:
+        beat()
         data = os.read(fd, READ_BYTES)
         if not data:
             return digest.digest()

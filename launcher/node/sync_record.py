@@ -27,7 +27,7 @@ else:
 VERSION = 1
 LOCK, RECORD, COMING = (OWN_FOLDER + b"/" + name for name in (b"lock", b"sent", b"coming"))
 LOCK_EVERY_S = 0.05
-LOCK_WITHIN_S = 600.0
+LOCK_WITHIN_S = 300.0
 
 
 class Sent(NamedTuple):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -48,11 +49,13 @@ class _Progress:
         self.parent: Target | None = None
         self.depth = 0
         self.num_bytes = 0  # that it lacks
+        self.moved_at = time.monotonic()
         self.done: Synced | None = None
         self._allowed = WINDOW_BYTES
         self._changed = threading.Condition()
 
     def grant(self, num_bytes: int) -> None:
+        self.moved_at = time.monotonic()
         with self._changed:
             self._allowed += num_bytes
             self._changed.notify_all()
@@ -114,7 +117,7 @@ class Sender:
         progress = self._hosts[host]
         if any(not 0 <= number < len(self._contents) for number in item.contents):
             return "a content that is not in the list"
-        progress.port, progress.num_bytes = item.port, item.num_bytes
+        progress.port, progress.num_bytes, progress.moved_at = item.port, item.num_bytes, time.monotonic()
         progress.addresses = [
             *progress.addresses,
             *(one for one in item.addresses if one not in progress.addresses),
@@ -138,6 +141,10 @@ class Sender:
     def is_asked(self, host: Target) -> bool:
         """Whether it may say something about files."""
         return host in self._hosts and self._hosts[host].done is None
+
+    def is_stuck(self, host: Target, since: float) -> bool:
+        """Whether nothing has moved there since then."""
+        return self.is_asked(host) and self._hosts[host].moved_at < since
 
     def is_done(self, host: Target) -> bool:
         return host not in self._hosts or self._hosts[host].done is not None
