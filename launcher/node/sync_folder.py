@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 READ_BYTES = 1 << 20
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Folder:
@@ -28,7 +28,7 @@ class Folder:
         """Errors: OSError if it is no folder"""
         self.root = root
         self.beat: Callable[[], None] = lambda: None  # called while work goes on that may take long
-        self.fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.fd = os.open(root, _FOLDER_FLAGS)
         self._path = b""
         self._open: int | None = None
 
@@ -49,7 +49,7 @@ class Folder:
         fd = os.dup(self.fd)
         for name in path.split(b"/"):
             try:
-                inner = os.open(name, _FOLDER_FLAGS, dir_fd=fd)
+                inner = os.open(name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=fd)
             finally:
                 os.close(fd)
             fd = inner

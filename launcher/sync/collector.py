@@ -59,7 +59,11 @@ class Collector:
         arriving.found = found
         try:
             os.makedirs(os.path.dirname(arriving.path), exist_ok=True)
-            arriving.file = open(arriving.path + _PART, "wb")  # noqa: SIM115 - closed when the next one begins
+            with contextlib.suppress(FileNotFoundError):  # of a job that was killed
+                os.unlink(arriving.path + _PART)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = os.open(arriving.path + _PART, flags | os.O_NOFOLLOW, 0o600)
+            arriving.file = os.fdopen(fd, "wb")
         except OSError as error:
             self._lose(arriving, error)
 

@@ -54,7 +54,8 @@ class DigestCache:
         new = f"{self._path}.{os.getpid()}"
         with contextlib.suppress(OSError):
             os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-            with open(new, "w", encoding="ascii") as file:
+            fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "w", encoding="ascii") as file:
                 json.dump([VERSION, rows], file)
             os.replace(new, self._path)
 
