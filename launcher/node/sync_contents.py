@@ -127,6 +127,11 @@ class Contents:
                 break
         return None
 
+    @property
+    def num_known(self) -> int:
+        """Contents that are in the list."""
+        return len(self._sizes)
+
     def size(self, digest: bytes) -> int:
         return self._sizes[digest]
 

@@ -70,7 +70,8 @@ class PeerServer:
             connection.settimeout(GREETING_WITHIN_S)
             greeting = _read(connection, _TOKEN_BYTES + 4)
             if hmac.compare_digest(greeting[:_TOKEN_BYTES], self._token):
-                num_bytes = _DIGEST_BYTES * int.from_bytes(greeting[_TOKEN_BYTES:], "big")
+                num_wanted = int.from_bytes(greeting[_TOKEN_BYTES:], "big")
+                num_bytes = _DIGEST_BYTES * min(num_wanted, self._contents.num_known)
                 wanted = _read(connection, num_bytes)
                 connection.settimeout(SILENT_S)
                 for place in range(0, num_bytes, _DIGEST_BYTES):
