@@ -32,7 +32,10 @@ def agent_of(python: str) -> type[HostHere]:
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, bufsize=0)
             self._write(agent_source())
-            threading.Thread(target=self._read, daemon=True).start()
+            self._has_begun = threading.Event()
+            self._reader = threading.Thread(target=self._read, daemon=True)
+            self._reader.start()
+            assert self._has_begun.wait(20)  # before that, nothing may come between the agent and its source
 
         def _write(self, data: bytes) -> None:
             assert self._process.stdin is not None
@@ -50,6 +53,8 @@ def agent_of(python: str) -> type[HostHere]:
                         noise = b""
                         self._write(agent_text())
                     data = noise.partition(MAGIC)[2]
+                if MAGIC in noise:
+                    self._has_begun.set()
                 for frame in decoder.feed(data):
                     self._said.put((self, frame))
 
@@ -60,8 +65,11 @@ def agent_of(python: str) -> type[HostHere]:
 
         def close(self) -> None:
             assert self._process.stdin is not None
+            assert self._process.stdout is not None
             self._process.stdin.close()
             assert self._process.wait(20) == 0
+            self._reader.join(20)
+            self._process.stdout.close()
 
     return Agent
 
