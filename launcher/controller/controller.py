@@ -550,7 +550,7 @@ class Controller:
         self._stop_all(grace_s)
         running = {host: None for host in self._roster if not host.is_over}
         while running and (
-            time.monotonic() <= self._kill_at + STOP_MARGIN_S or self._files.is_collecting(self._interrupts)
+            self._files.waits_for_files(self._interrupts) or time.monotonic() <= self._kill_at + STOP_MARGIN_S
         ):
             num_interrupts = len(self._interrupts)
             for host in self._take_event():

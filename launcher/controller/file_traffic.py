@@ -96,8 +96,7 @@ class FileTraffic:
                     f"--collect: {host.name}: nothing has come for --prepare_timeout={self._limit_s:g} s, so "
                     "the rest stays there; look at its file systems, or give it more time"
                 )
-                host.is_over = True
-                host.link.abandon()
+                self._give_up(host)
 
     def named(self, phase: str) -> str:
         """The phase in the line on how many hosts have it behind them."""
@@ -166,15 +165,28 @@ class FileTraffic:
         """Whether files of it are still to come."""
         return self._collector is not None and self._collector.is_asked(host)
 
-    def is_collecting(self, interrupts: Sequence[int]) -> bool:
-        """Whether there are such hosts, and nobody has asked twice for an end."""
-        return len(interrupts) < 2 and any(self.is_asked(one) and not one.is_over for one in self._started)
+    def waits_for_files(self, interrupts: Sequence[int]) -> bool:
+        """Whether files are still to come; who asks twice for an end gives them up."""
+        waiting = [one for one in self._started if self.is_asked(one) and not one.is_over]
+        if len(interrupts) > 1:
+            for host in waiting:
+                self._give_up(host)
+            return False
+        return bool(waiting)
+
+    def _give_up(self, host: HostState) -> None:
+        """Nothing more is taken from it; the end of its link is heard as that of any other."""
+        host.is_over = True
+        host.link.abandon()
 
     def report_collected(self) -> None:
         """In words, at the end."""
         collector = self._collector
         if collector is None:
             return
+        for host in self._started:
+            if self.is_asked(host):
+                collector.lose(host)
         for problem in collector.problems[:MAX_PROBLEMS]:
             self._console.warn(f"--collect: not brought: {problem}")
         if len(collector.problems) > MAX_PROBLEMS:

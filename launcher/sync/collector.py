@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Sequence
 from typing import BinaryIO
 
@@ -24,6 +25,8 @@ class _Arriving:
         self.path = b""  # where it is to be
         self.found: Found | None = None
         self.end: Collected | None = None
+        self.is_lost = False
+        self.lock = threading.Lock()
 
 
 class Collector:
@@ -49,14 +52,19 @@ class Collector:
     def receive_name(self, host: Target, found: Found) -> None:
         """Errors: ProtocolError for a name that leads out of the host's folder"""
         arriving = self._arriving[host]
-        self._finish(host, arriving)
         name = bytes_of(found.name).lstrip(b"/")
         if not name or b"\0" in name or any(one in (b"", b".", b"..") for one in name.split(b"/")):
             raise ProtocolError(
                 f"its agent sent the file {found.name[:200]!r}, which is no name below a folder"
             )
-        arriving.path = os.path.join(self._place, os.fsencode(host.name), name)
-        arriving.found = found
+        with arriving.lock:
+            self._finish(arriving)
+            if not arriving.is_lost:
+                arriving.path = os.path.join(self._place, os.fsencode(host.name), name)
+                arriving.found = found
+                self._open(arriving)
+
+    def _open(self, arriving: _Arriving) -> None:
         try:
             os.makedirs(os.path.dirname(arriving.path), exist_ok=True)
             with contextlib.suppress(FileNotFoundError):  # of a job that was killed
@@ -74,28 +82,33 @@ class Collector:
             data = unpack_piece(piece)
         except ValueError as error:
             raise ProtocolError(f"its agent sent what is no piece of a file: {error}") from None
-        if arriving.file is not None:
-            try:
-                arriving.file.write(data)
-            except OSError as error:
-                self._lose(arriving, error)
-            self.num_bytes += len(data)
+        with arriving.lock:
+            if arriving.file is not None:
+                try:
+                    arriving.file.write(data)
+                except OSError as error:
+                    self._lose(arriving, error)
+                self.num_bytes += len(data)
 
     def end(self, host: Target, item: Collected) -> None:
         """It has sent everything."""
         arriving = self._arriving[host]
-        self._finish(host, arriving)
-        arriving.end = item
+        with arriving.lock:
+            self._finish(arriving)
+            arriving.end = item
         self.problems += [f"{host.name}: {one}" for one in item.problems]
 
     def lose(self, host: Target) -> None:
         """Nothing more comes from it."""
-        arriving = self._arriving.setdefault(host, _Arriving())
-        if arriving.file is not None:
-            arriving.file.close()
-            with contextlib.suppress(OSError):
-                os.unlink(arriving.path + _PART)
-            arriving.file = None
+        arriving = self._arriving[host]
+        with arriving.lock:
+            arriving.is_lost = True
+            if arriving.file is not None:
+                arriving.file.close()
+                with contextlib.suppress(OSError):
+                    os.unlink(arriving.path + _PART)
+                arriving.file = None
+        self.problems.append(f"{host.name}: what had not come when it was lost")
 
     @property
     def summary(self) -> str:
@@ -118,7 +131,7 @@ class Collector:
         self.renamed.clear()
         self.num_files = self.num_bytes = 0
 
-    def _finish(self, host: Target, arriving: _Arriving) -> None:
+    def _finish(self, arriving: _Arriving) -> None:
         if arriving.file is None or arriving.found is None:
             return
         part = arriving.path + _PART

@@ -13,7 +13,7 @@ import pytest
 
 from tests.exhaustive import few
 from tests.lab import Host, Lab
-from tests.launcher.command import Command, poll
+from tests.launcher.command import AT_ONCE_S, Command, poll
 
 pytestmark = pytest.mark.slow
 
@@ -261,3 +261,34 @@ def test_a_file_that_changes_while_it_is_sent_ends_the_job_by_name(lab: Lab, pro
     assert "--sync: log.bin changed while it was read; wait until nothing writes to it" in command.err
     assert command.out == ""
     assert not project.on(lab.nodes[0], "log.bin").exists()
+
+
+def test_an_interrupt_ends_a_sync_at_once(lab: Lab, project: Project) -> None:
+    (project.here / "large").write_bytes(random.Random(1).randbytes(20_000_000))
+    lab.head.slow_down(10)
+    command = project.start("show.py")
+    poll(lambda: names_in(project.on(lab.nodes[0], ".dslaunch/coming")) != [], "a file on node1", command)
+    command.process.send_signal(signal.SIGINT)
+    assert command.wait(AT_ONCE_S) == 130
+    assert sorted(names_in(project.on(lab.nodes[0]))) == [".dslaunch"]
+    assert lab.wait_until_clean() == []
+
+
+def test_a_second_interrupt_does_not_wait_for_files(lab: Lab, project: Project) -> None:
+    project.write(
+        "work.py",
+        "import os, time\nopen('out.bin', 'wb').write(os.urandom(30_000_000))\nprint('up', flush=True)\n"
+        "time.sleep(600)\n",
+    )
+    for node in lab.nodes[:2]:
+        node.slow_down(5)
+    command = project.start("--collect=out.bin", "--kill_grace=1", "work.py")
+    command.wait_for("up", times=2)
+    command.process.send_signal(signal.SIGINT)
+    part = project.here / "collected/node1/out.bin.dslaunch-part"
+    poll(part.exists, "a part of a file", command)
+    command.process.send_signal(signal.SIGINT)
+    assert command.wait(AT_ONCE_S) == 130
+    assert not part.exists()
+    assert "warning: --collect: not brought: node1: what had not come when it was lost" in command.err
+    assert lab.wait_until_clean() == []

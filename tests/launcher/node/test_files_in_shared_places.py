@@ -50,7 +50,7 @@ KNOWN: dict[Place, str] = {
     ("sync/collector.py", "Collector._put", "os.replace"): "over nothing, or a file of this job",
     ("sync/collector.py", "Collector._put", "os.unlink"): "the new file, of which there is an equal one",
     ("sync/collector.py", "Collector.lose", "os.unlink"): "the new file, which is cut off",
-    ("sync/collector.py", "Collector.receive_name", "os.unlink"): "a new file of a job that was killed",
+    ("sync/collector.py", "Collector._open", "os.unlink"): "a new file of a job that was killed",
     ("sync/digest_cache.py", "DigestCache.write", "os.replace"): "in the user's cache folder",
     ("sync/target.py", "Marker.close", "os.rmdir"): "an empty folder that was made before",
     ("sync/target.py", "Marker.close", "os.unlink"): "a file with a random name that was made before",
