@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 READ_BYTES = 1 << 20
+MAX_OPEN = 32
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Folder:
-    """Names below one folder. The last folder that was used stays open, for its neighbours."""
+    """Names below one folder. The folders that were used last stay open."""
 
     def __init__(self, root: bytes) -> None:
         """Errors: OSError if it is no folder"""
         self.root = root
         self.beat: Callable[[], None] = lambda: None  # called while work goes on that may take long
         self.fd = os.open(root, _FOLDER_FLAGS)
-        self._path = b""
-        self._open: int | None = None
+        self._open: dict[bytes, int] = {}
 
     def at(self, path: bytes) -> tuple[bytes, int]:
         """The last name of a path, and its folder; the folder's number is good until the next call.
@@ -40,10 +40,12 @@ class Folder:
         parent, _, name = path.rpartition(b"/")
         if not parent:
             return name, self.fd
-        if parent != self._path or self._open is None:
-            self._close()
-            self._open, self._path = self._open_below(parent), parent
-        return name, self._open
+        fd = self._open.get(parent)
+        if fd is None:
+            if len(self._open) >= MAX_OPEN:
+                self.forget()
+            fd = self._open[parent] = self._open_below(parent)
+        return name, fd
 
     def _open_below(self, path: bytes) -> int:
         fd = os.dup(self.fd)
@@ -56,16 +58,13 @@ class Folder:
         return fd
 
     def forget(self) -> None:
-        """Names have changed."""
-        self._close()
-
-    def _close(self) -> None:
-        if self._open is not None:
-            os.close(self._open)
-            self._open = None
+        """Folders have changed."""
+        for fd in self._open.values():
+            os.close(fd)
+        self._open.clear()
 
     def close(self) -> None:
-        self._close()
+        self.forget()
         os.close(self.fd)
 
     def stat(self, path: bytes) -> os.stat_result | None:
