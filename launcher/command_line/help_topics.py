@@ -89,6 +89,18 @@ Examples:
       the same, and a host where that file is there is left at the next checkpoint
 """
 
+FILES = """
+For hosts that share no folder with this one. What a host has already is not sent, and many hosts take it from
+each other. Files that were changed on a host are named, and nothing starts, unless --sync_force is there.
+
+\b
+Examples:
+  dslaunch -H hosts --sync . train.py
+      bring the current folder to every host, then start
+  dslaunch -H hosts --sync . --collect "out/**" --collect "*.log" train.py
+      and bring back what the job wrote, into collected/HOST
+"""
+
 LAUNCHERS = """
 \b
 Examples:
@@ -155,6 +167,12 @@ TOPICS = (
         "Elastic jobs: other hosts after a failure, and while they run",
         ("spares", "min_nodes", "max_nodes", "elastic_training", "notice_file", "notice_command"),
         ELASTIC,
+    ),
+    Topic(
+        "files",
+        "Files where nothing is shared",
+        ("sync", "sync_force", "collect", "collect_to"),
+        FILES,
     ),
     Topic(
         "launchers",

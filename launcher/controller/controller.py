@@ -7,7 +7,6 @@ one event after the other. Nothing starts anywhere before every host is ready.
 from __future__ import annotations
 
 import queue
-import signal
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,14 +24,16 @@ from ..job.verdict import (
     Verdict,
     lost_peer,
     rank_failure,
-    signal_name,
     verdict_of,
 )
 from ..options.start import CONNECT_WINDOW
 from ..output.console import Console
+from ..sync.sync_job import SyncJob
 from ..wire.frames import (
+    Chunk,
     Done,
     Exited,
+    Found,
     Frame,
     Hello,
     Leaving,
@@ -51,8 +52,10 @@ from ..wire.frames import (
     Start,
     Started,
     Stop,
+    Took,
 )
 from ..wire.job import as_json
+from .file_traffic import FileTraffic
 from .job_signals import watch
 from .link import LinkEnd
 from .master_search import MasterSearch
@@ -87,6 +90,7 @@ class Controller:
         window: int = CONNECT_WINDOW,
         peers: Peers | None = None,
         watch: HostWatch | None = None,
+        files: SyncJob | None = None,
     ) -> None:
         self._plan = plan
         self._console = console
@@ -105,6 +109,7 @@ class Controller:
         self._peers = PeerTalk(peers)
         self._timings = Timings(plan.world_size)
         self._failures: list[Failure] = []
+        self._files = FileTraffic(files, console, plan, self.stop, self._failures)
         self._ended_well: dict[int, float] = {}  # when, by rank
         self._interrupts: list[int] = []
         self._interrupted_by: int | None = None  # what ended the job, if no failure did before
@@ -128,8 +133,10 @@ class Controller:
             try:
                 self._run_phases()
                 self._stop_and_wait()
+                self._files.report_collected()
                 self._wait_for_peers()
             finally:
+                self._files.end_sync()
                 self._roster.close()
         verdict = verdict_of(
             self._failures,
@@ -143,8 +150,7 @@ class Controller:
         change = "" if self._is_failing() else self._resizing.change
         return verdict._replace(change=change, leaving=self._resizing.leaving)
 
-    # What the peers say, if there are any: controllers of other nodes.
-    # These three may be called from any thread.
+    # What peers say, controllers of other nodes. These three may be called from any thread.
 
     def allow_start(self) -> None:
         """All peers are ready."""
@@ -173,12 +179,16 @@ class Controller:
         if not self._is_failing():
             self._timings.end("agent")
             self._timings.end("connected", max(host.link.opened_at or 0.0 for host in self._roster))
+        if self._files.is_syncing:
+            self._wait("synced", self._files.is_synced, is_over=self._files.has_failed)
+            self._files.end_sync()
         # Hosts are asked to prepare as they come, so one may have failed at that before the last has
         # come: hear them all.
-        self._wait("prepared", lambda host: host.ready is not None)
+        self._wait("prepared", lambda host: host.ready is not None, is_over=self._files.has_failed)
 
     def _find_master(self) -> None:
         """Where all others reach node 0; a node that does not has failed."""
+        self._files.report_sync()
         for note in self._roster.notes():
             self._console.say(note)
         self._begin_search()
@@ -269,7 +279,9 @@ class Controller:
         elif phase != "ended":
             num_failed = sum(host.has_failed for host in self._roster)
             names = [host.name for host in missing]
-            self._console.progress(phase, len(self._roster), names, began_at, num_failed=num_failed)
+            self._console.progress(
+                self._files.named(phase), len(self._roster), names, began_at, num_failed=num_failed
+            )
 
     # Events.
 
@@ -282,6 +294,8 @@ class Controller:
                 self._job.heard_output(at_s)
                 self._timings.heard_output(at_s)
                 self._console.output(item.rank, item.stream, item.text, host.link.grant)
+            elif isinstance(item, Chunk | Found | Took):
+                self._files.receive(host, item)
             else:
                 self._events.put(Event(host, item, at_s))
 
@@ -299,6 +313,7 @@ class Controller:
             self._look_at_console()
             self._job.look_at_stacks(started_at=None if self._stopped_at else self._started_at)
             self._resizing.look(is_running=self._is_running)
+            self._files.look(now)
         if now >= self._look_for_silence_at:
             self._look_for_silence_at = now + max(POLL_S, self._plan.heartbeat_s / SILENCE_LOOKS)
             changed += self._look_for_silence()
@@ -320,7 +335,7 @@ class Controller:
     def _handle(self, host: HostState, item: Frame | LinkEnd, at_s: float) -> None:
         if host.is_over:
             return
-        why_not = "" if isinstance(item, LinkEnd) else self._contradiction(host, item)
+        why_not = self._contradiction(host, item) or self._files.take(host, item)
         if why_not:
             self._fail_host(host, why_not, at_s)
         elif isinstance(item, Hello):
@@ -339,7 +354,7 @@ class Controller:
         elif isinstance(item, Leaving | Note):
             self._resizing.hear(host, item)
         elif isinstance(item, Done):
-            host.is_over = True
+            host.is_over = not self._files.collect(host)
             self._job.warn_of_left_over(host, item.left_over)
         elif isinstance(item, LinkEnd):
             self._lose_host(host, item, at_s)
@@ -356,7 +371,8 @@ class Controller:
             self._fail_host(host, f"{why}; {hint}", time.monotonic(), exit_code=EXIT_MISTAKE)
             return
         # The answer to the ping tells how far the two clocks are apart.
-        host.send(Ping(0), Prepare(as_json(job_of(self._plan, host.plan))))
+        host.send(Ping(0))
+        self._files.begin(host, lambda: host.send(Prepare(as_json(job_of(self._plan, host.plan)))))
         self._console.debug(
             f"{host.name}: agent {hello.pid}, Python {hello.python}, {hello.num_devices} GPUs"
         )
@@ -396,7 +412,9 @@ class Controller:
             )
         )
 
-    def _contradiction(self, host: HostState, item: Frame) -> str:
+    def _contradiction(self, host: HostState, item: Frame | LinkEnd) -> str:
+        if isinstance(item, LinkEnd):
+            return ""
         phase = Phase.RUNNING if self._started_at is not None else Phase.PREPARING
         if self._stopped_at is not None:
             phase = Phase.STOPPING
@@ -530,10 +548,14 @@ class Controller:
             grace_s = 0.0
         self._stopped_at = time.monotonic()
         self._interrupted_by = self._interrupts[0] if self._interrupts and not self._failures else None
-        self._announce_stop(grace_s)
+        self._announced = self._job.announce_stop(
+            grace_s, self._failures, self._interrupted_by, has_started=self._started_at is not None
+        )
         self._stop_all(grace_s)
         running = {host: None for host in self._roster if not host.is_over}
-        while running and time.monotonic() <= self._kill_at + STOP_MARGIN_S:
+        while running and (
+            self._files.waits_for_files(self._interrupts) or time.monotonic() <= self._kill_at + STOP_MARGIN_S
+        ):
             num_interrupts = len(self._interrupts)
             for host in self._take_event():
                 if host.is_over:
@@ -542,13 +564,11 @@ class Controller:
                 self._console.say("killing all workers now")
                 self._stop_all(0.0)
         for host in running:
-            if not host.is_over:
+            if not host.is_over and not self._files.is_asked(host):
                 self._fail_host(host, "its agent did not confirm that the workers ended", time.monotonic())
 
     def _wait_for_cause(self) -> None:
-        """A rank that lost the connection to another one may fail before that one's own end is known:
-        wait a moment for it.
-        """
+        """Wait a moment: a rank that lost another one may fail before that one's own end is known."""
         until = time.monotonic() + CAUSE_WAIT_S
         while (
             time.monotonic() < until
@@ -557,22 +577,6 @@ class Controller:
             and all(isinstance(one, RankFailure) and lost_peer(one) for one in self._failures)
         ):
             self._take_event()
-
-    def _announce_stop(self, grace_s: float) -> None:
-        running = self._roster.num_running
-        if not running:
-            if self._interrupted_by and self._started_at is None:
-                self._console.say(f"{signal_name(self._interrupted_by)}: nothing was started")
-            return
-        if self._interrupted_by:
-            why = signal_name(self._interrupted_by)
-        else:
-            self._announced = min(self._failures, key=lambda one: one.at_s).name
-            why = f"{self._announced} failed"
-        workers = f"{running} {'' if self._interrupted_by else 'other '}worker{'s' if running != 1 else ''}"
-        how = f"SIGTERM, and SIGKILL after {grace_s:g} s" if grace_s else "SIGKILL"
-        hint = "; Ctrl-C again kills them now" if self._interrupted_by == signal.SIGINT and grace_s else ""
-        self._console.say(f"{why}: stopping {workers} ({how}{hint})")
 
     def _stop_all(self, grace_s: float) -> None:
         self._kill_at = time.monotonic() + grace_s
@@ -583,10 +587,7 @@ class Controller:
                 self._roster.leave(host)  # nothing runs there yet; the end of its stream is enough
 
     def _wait_for_peers(self) -> None:
-        """Until all parts ended: a failure elsewhere is a failure of this part too.
-
-        A second interrupt gives up.
-        """
+        """Until all parts ended: a failure elsewhere is one of this part too. A second interrupt gives up."""
         if not self._peers.is_there:
             return
         self._tell_peers()

@@ -8,9 +8,12 @@ from collections.abc import Collection
 from enum import Enum
 
 from ..wire.frames import (
+    Chunk,
+    Collected,
     Done,
     Exited,
     Facts,
+    Found,
     Frame,
     Hello,
     Leaving,
@@ -24,12 +27,18 @@ from ..wire.frames import (
     Ready,
     Stacks,
     Started,
+    Synced,
+    SyncWant,
+    Took,
 )
 
 UP = (
+    Chunk,
+    Collected,
     Done,
     Exited,
     Facts,
+    Found,
     Hello,
     Leaving,
     Listening,
@@ -42,6 +51,9 @@ UP = (
     Ready,
     Stacks,
     Started,
+    Synced,
+    SyncWant,
+    Took,
 )
 MAX_EXIT_CODE = 255
 MAX_PORT = 65535

@@ -4,10 +4,12 @@ stop this process.
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Sequence
 
 from ..job.plan import Plan
-from ..job.verdict import signal_name
+from ..job.verdict import Failure, signal_name
 from ..output.console import Console
 from ..wire.frames import AskStacks, Hold, Signal, Stacks
 from .job_signals import ASKING, PASSED_ON, STOPPING, stop_until_continued
@@ -105,3 +107,20 @@ class RunningJob:
         stop_until_continued()
         self._roster.forgive_standstill()
         self._roster.send(Hold(0.0))
+
+    def announce_stop(
+        self, grace_s: float, failures: Sequence[Failure], interrupted_by: int | None, *, has_started: bool
+    ) -> str:
+        """Say why the workers that run are stopped, and how; returns the failure that was named for it."""
+        running = self._roster.num_running
+        if not running:
+            if interrupted_by and not has_started:
+                self._console.say(f"{signal_name(interrupted_by)}: nothing was started")
+            return ""
+        announced = "" if interrupted_by else min(failures, key=lambda one: one.at_s).name
+        why = signal_name(interrupted_by) if interrupted_by else f"{announced} failed"
+        workers = f"{running} {'' if interrupted_by else 'other '}worker{'s' if running != 1 else ''}"
+        how = f"SIGTERM, and SIGKILL after {grace_s:g} s" if grace_s else "SIGKILL"
+        hint = "; Ctrl-C again kills them now" if interrupted_by == signal.SIGINT and grace_s else ""
+        self._console.say(f"{why}: stopping {workers} ({how}{hint})")
+        return announced

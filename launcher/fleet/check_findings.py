@@ -80,7 +80,8 @@ def _findings_of_software(host: HostFacts, *, has_torch: bool) -> Iterable[Findi
         yield _problem(
             host,
             f"cannot use the folder {host.cwd}: {cwd['problem']}; "
-            "start from a folder that has the same path on every host, or say cwd= in the hostfile",
+            "start from a folder that every host has at that path, bring it there with --sync, or say "
+            "cwd= in the hostfile",
         )
 
 

@@ -97,7 +97,7 @@ def without_unfit(attempt: Attempt, unfit: dict[str, str], options: RestartOptio
     Nothing has started, so this is no restart.
     """
     unfit = {name: reason.partition(";")[0] for name, reason in unfit.items()}  # what to do was said
-    hosts, spares, changes = _replace(attempt, unfit, keeps_lost=False)
+    hosts, spares, changes = replace_hosts(attempt, unfit, keeps_lost=False)
     changes += [
         f"without the spare {one.host.name} ({unfit[one.host.name]})"
         for one in attempt.spares

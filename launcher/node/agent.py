@@ -15,6 +15,8 @@ import time
 
 from ..wire.frames import (
     AskStacks,
+    Chunk,
+    Collect,
     Done,
     Frame,
     Hello,
@@ -34,6 +36,9 @@ from ..wire.frames import (
     Signal,
     Start,
     Stop,
+    SyncFrom,
+    SyncOffer,
+    Took,
     bytes_of,
 )
 from ..wire.job import read_job
@@ -54,6 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..wire.job import NodeJob
+    from .file_traffic import FileTraffic
     from .notice import NoticeWatch
     from .open_port import OpenPort
 
@@ -87,6 +93,7 @@ class Agent:
         self._workers = WorkerGroup(self._selector, self._uplink.send)
         self._ending = Ending(self._workers)
         self._open_port: OpenPort | None = None  # of the first host only
+        self._files: FileTraffic | None = None
         self._grace_s = LEFT_OVER_GRACE_S
         self._told_to_stop_by = 0  # a signal to this process; the launcher did not want this end
         self._job: NodeJob | None = None
@@ -218,6 +225,8 @@ class Agent:
             self._in_background(lambda: Reached(try_addresses(*frame)))
         elif isinstance(frame, Inspect):
             self._inspect(frame)
+        elif isinstance(frame, (Chunk, SyncOffer, SyncFrom, Took, Collect)):
+            self._move_files(frame)
         else:
             self._obey_for_job(frame)
 
@@ -248,6 +257,15 @@ class Agent:
     def _close_port(self) -> None:
         if self._open_port is not None:
             self._open_port.close()
+        if self._files is not None:
+            self._files.end_sync()
+
+    def _move_files(self, frame: Frame) -> None:
+        from .file_traffic import FileTraffic
+
+        if self._files is None:
+            self._files = FileTraffic(self._selector, self._uplink.send)
+        self._files.take(frame)
 
     def _inspect(self, frame: Inspect) -> None:
         from .inspection import answer

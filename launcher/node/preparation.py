@@ -217,7 +217,8 @@ def _enter_folder(cwd: str) -> None:
     except OSError as error:
         raise Unprepared(
             f"cannot use the folder {cwd}: {os.strerror(error.errno or 0)}; "
-            "start from a folder that has the same path on every host, or say cwd= in the hostfile",
+            "start from a folder that every host has at that path, bring it there with --sync, or say "
+            "cwd= in the hostfile",
             exit_code=3,
         ) from None
 

@@ -22,6 +22,7 @@ from . import (
     rendezvous,
     restart,
     start,
+    sync,
     tree,
 )
 from .backend import BackendOptions
@@ -37,6 +38,7 @@ from .process import ProcessOptions
 from .rendezvous import RendezvousOptions
 from .restart import RestartOptions
 from .start import StartOptions
+from .sync import SyncOptions
 from .tree import TreeOptions
 
 
@@ -75,13 +77,14 @@ class Options(NamedTuple):
     rendezvous: RendezvousOptions = RendezvousOptions()
     restart: RestartOptions = RestartOptions()
     start: StartOptions = StartOptions()
+    sync: SyncOptions = SyncOptions()
     tree: TreeOptions = TreeOptions()
     arguments: tuple[str, ...] = ()
 
 
 _SUBJECTS = (
     *(logs, restart, elastic, rendezvous, mesh, binding, process),
-    *(drop_in, backend, start, tree, check, detach),
+    *(drop_in, backend, start, tree, check, detach, sync),
 )
 SUBJECT_OPTIONS: tuple[click.Option, ...] = tuple(option for one in _SUBJECTS for option in one.OPTIONS)
 

@@ -23,6 +23,7 @@ from ..output.console import LAST_WORDS_S, Console
 from ..output.job_report import BegunAttempt, EndedAttempt, check_place, write_report
 from ..output.log_files import REPORT
 from ..registry.foreground import watch_foreground
+from ..sync.sync_job import SyncJob
 from .exec_prefix import lost_input
 from .host_pool import read_pool, select_hosts
 from .host_watch import Hosts, watch_hosts
@@ -72,23 +73,7 @@ def _run(options: Options, console: Console) -> int:
         options.logs.refuse(f"--launcher={options.backend.launcher.name}, which prints what the ranks write")
         return _run_owned(options, make_plan(options, first), console)
     if options.dry_run:
-        plan = make_plan(options, first)
-        gateways = gateways_of(plan_groups(plan.nodes, options.tree))
-        from ..job.plan_text import describe  # here and below: jobs do not show their plan
-
-        is_pdsh = options.backend.launcher == PDSH
-        text = describe(plan, remotely="by pdsh") if is_pdsh else describe(plan, gateways=gateways)
-        if is_pdsh:
-            from ..backends.pdsh import describe_pdsh
-
-            others = [node.host for node in plan.nodes if not node.is_local]
-            words = describe_pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
-            text = "\n".join([text, *words])
-        if first.spares:
-            text += f"\nspares: {', '.join(one.host.name for one in first.spares)}"
-        if options.check.is_on:
-            text += "\nfirst all hosts are looked at, and unfit ones left out if the job may (--check)"
-        return _show_plan(plan, text, console)
+        return _show_job(options, first, console)
     ended: list[EndedAttempt] = []
     try:
         _run_attempts(options, first, console, ended)
@@ -99,6 +84,31 @@ def _run(options: Options, console: Console) -> int:
                 console.error(str(unwritten))
         raise
     return _end(options, ended, console)
+
+
+def _show_job(options: Options, first: Attempt, console: Console) -> int:
+    """What --dry_run prints of a job whose processes we start ourselves."""
+    plan = make_plan(options, first)
+    gateways = gateways_of(plan_groups(plan.nodes, options.tree))
+    from ..job.plan_text import describe  # here and below: jobs do not show their plan
+
+    is_pdsh = options.backend.launcher == PDSH
+    text = describe(plan, remotely="by pdsh") if is_pdsh else describe(plan, gateways=gateways)
+    if is_pdsh:
+        from ..backends.pdsh import describe_pdsh
+
+        others = [node.host for node in plan.nodes if not node.is_local]
+        words = describe_pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
+        text = "\n".join([text, *words])
+    if options.sync.folder is not None:
+        from .job_files import describe_sync
+
+        text += f"\n{describe_sync(options, plan)}"
+    if first.spares:
+        text += f"\nspares: {', '.join(one.host.name for one in first.spares)}"
+    if options.check.is_on:
+        text += "\nfirst all hosts are looked at, and unfit ones left out if the job may (--check)"
+    return _show_plan(plan, text, console)
 
 
 def _show_plan(plan: Plan, text: str, console: Console) -> int:
@@ -127,6 +137,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     """
     attempt: Attempt | None = first
     hosts = watch_hosts(options, first, console)
+    files: SyncJob | None = None
     while attempt is not None:
         is_first = attempt is first
         if options.check.is_on:
@@ -136,11 +147,15 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
             _warn_of_plan(plan, console)
             if options.ssh.given and not options.restart.is_on and all(node.is_local for node in plan.nodes):
                 console.warn(f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}")
+        if options.sync.is_on:
+            from .job_files import files_of  # here: most jobs move no files
+
+            files = files_of(options, plan, console, collector=None if files is None else files.collector)
         begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
         groups = plan_groups(plan.nodes, options.tree)
         access = choose_access(options, plan.nodes, groups, say=console.say)
         try:
-            verdict = _run_attempt(plan, access, console, attempt, hosts)
+            verdict = _run_attempt(plan, access, console, attempt, hosts, files)
         finally:
             access.close()
         if options.start.shows_timings:
@@ -174,12 +189,19 @@ def _show_timings(verdict: Verdict, console: Console, summary: str = "") -> None
 
 
 def _run_attempt(
-    plan: Plan, access: Access, console: Console, attempt: Attempt, hosts: Hosts | None
+    plan: Plan,
+    access: Access,
+    console: Console,
+    attempt: Attempt,
+    hosts: Hosts | None,
+    files: SyncJob | None,
 ) -> Verdict:
     # Here, because it takes 10 ms, and the first hosts are being connected already.
     from ..controller.controller import Controller
 
-    controller = Controller(plan, connect=access.connect, console=console, window=access.window, watch=hosts)
+    controller = Controller(
+        plan, connect=access.connect, console=console, window=access.window, watch=hosts, files=files
+    )
     if hosts is None:
         return controller.run()
     verdict: Verdict | None = None

@@ -23,6 +23,7 @@ else:
 MAGIC = b"\0dslaunch agent 1\n"  # the agent's first bytes; whatever a login script printed stands before it
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH_BYTES = 4
+_OF_CHUNK = b"\0"  # JSON begins with no such byte
 _MAX_FLOAT = 1.7976931348623157e308
 
 
@@ -69,6 +70,33 @@ class Inspect(NamedTuple):
     given: dict[str, Any]
 
 
+class SyncOffer(NamedTuple):
+    """What the folder `root` is to have: the list follows in Chunks, `num_bytes` in all (manifest.py).
+
+    `marker` is a file there if the folder is the launcher's own. With a `peer_token` the host serves others.
+    """
+
+    root: str
+    marker: str
+    is_forced: bool
+    num_bytes: int
+    peer_token: str
+
+
+class SyncFrom(NamedTuple):
+    """Take what you want from the host that listens there. If that does not work, ask again."""
+
+    addresses: list[str]
+    port: int
+
+
+class Collect(NamedTuple):
+    """Send the files that match a pattern in the job's folder, but none below the folder `besides`."""
+
+    patterns: list[str]
+    besides: str
+
+
 class Signal(NamedTuple):
     """Pass a signal on to every worker, but not to its children."""
 
@@ -106,6 +134,21 @@ class Ping(NamedTuple):
     number: int
 
 
+# Both ways.
+
+
+class Chunk(NamedTuple):
+    """A piece of what the frame before announced: the only frame that is not JSON (see `encode`)."""
+
+    data: bytes
+
+
+class Took(NamedTuple):
+    """So many bytes of Chunks were dealt with, and as many more may be sent."""
+
+    num_bytes: int
+
+
 # Agent to launcher.
 
 
@@ -141,6 +184,45 @@ class Listening(NamedTuple):
 class Reached(NamedTuple):
     """What came of each address: empty if the host that listens answered, else why not."""
 
+    problems: list[str]
+
+
+class SyncWant(NamedTuple):
+    """Send these contents, by their numbers in the list, one after the other.
+
+    It comes again after a `problem` with a peer.
+
+    The others may take them from this host at that port; 0: it does not listen.
+    """
+
+    contents: list[int]
+    num_bytes: int
+    port: int
+    addresses: list[str]
+    problem: str
+
+
+class Synced(NamedTuple):
+    """The folder is as it was offered. `is_shared`: it is the launcher's own, and nothing was done."""
+
+    is_shared: bool
+    num_written: int
+    num_removed: int
+    notes: list[str]
+
+
+class Found(NamedTuple):
+    """A file that matches; what is in it follows in Chunks, up to the next frame of another kind."""
+
+    name: str
+    mode: int
+    mtime_ns: int
+
+
+class Collected(NamedTuple):
+    """That were all files. `problems` are those that could not be read."""
+
+    num_of_pattern: list[int]
     problems: list[str]
 
 
@@ -235,6 +317,11 @@ if TYPE_CHECKING:
         Listen,
         Reach,
         Inspect,
+        SyncOffer,
+        SyncFrom,
+        Collect,
+        Chunk,
+        Took,
         Signal,
         Hold,
         AskStacks,
@@ -245,6 +332,10 @@ if TYPE_CHECKING:
         Ready,
         Listening,
         Reached,
+        SyncWant,
+        Synced,
+        Found,
+        Collected,
         Facts,
         Problem,
         Started,
@@ -267,6 +358,7 @@ FITS: dict[str, Callable[[Any], bool]] = {
     "int": lambda value: type(value) is int,
     "float": lambda value: type(value) in (int, float) and abs(value) <= _MAX_FLOAT,
     "str": lambda value: isinstance(value, str),
+    "bytes": lambda value: isinstance(value, bytes),
     "dict[str, Any]": lambda value: isinstance(value, dict),
 }
 
@@ -297,8 +389,16 @@ _FRAMES = table_of(__name__)
 
 
 def encode(frame: Frame) -> bytes:
-    """One frame as bytes: four bytes of length (big endian), then JSON `[kind, field, ...]`."""
+    """One frame as bytes: four bytes of length (big endian), then JSON `[kind, field, ...]`;
+    for a Chunk a zero byte, then its data as they are.
+    """
+    if isinstance(frame, Chunk):
+        return (len(frame.data) + 1).to_bytes(_LENGTH_BYTES, "big") + _OF_CHUNK + frame.data
     return pack(frame)
+
+
+def _decode(body: bytes) -> Frame:
+    return Chunk(body[1:]) if body[:1] == _OF_CHUNK else unpack(body, _FRAMES)
 
 
 def pack(frame: tuple[Any, ...]) -> bytes:
@@ -354,7 +454,7 @@ class Decoder:
     def feed(self, data: bytes) -> list[Frame]:
         """Errors: ProtocolError if the stream cannot be this protocol; the stream is then useless."""
         self._pending += data
-        return [unpack(body, _FRAMES) for body in cut(self._pending, max_bytes=MAX_FRAME_BYTES)]
+        return [_decode(body) for body in cut(self._pending, max_bytes=MAX_FRAME_BYTES)]
 
 
 def text_of(data: bytes) -> str:

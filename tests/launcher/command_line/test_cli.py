@@ -103,6 +103,11 @@ OPTIONS = [
     ("--timings",),
     ("--preload",),
     ("--prepare_timeout",),
+    # launcher/options/sync.py
+    ("--sync",),
+    ("--sync_force",),
+    ("--collect",),
+    ("--collect_to",),
     # launcher/options/tree.py
     ("--tree_above",),
     ("--tree_radix",),

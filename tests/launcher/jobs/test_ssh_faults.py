@@ -262,7 +262,8 @@ def test_a_folder_that_the_hosts_lack_is_said_before_anything_starts(lab: Lab, f
     assert command.wait() == 3
     assert command.err == (
         "dslaunch: node1: cannot use the folder /root/only-here: No such file or directory; "
-        "start from a folder that has the same path on every host, or say cwd= in the hostfile\n"
+        "start from a folder that every host has at that path, bring it there with --sync, or say "
+        "cwd= in the hostfile\n"
     )
     assert_clean(lab)
 

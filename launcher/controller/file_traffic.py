@@ -1,0 +1,196 @@
+"""Files as phases of a job: to each host before it prepares, and back when its workers have ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import EXIT_HOST, EXIT_MISTAKE
+from ..job.plan import Plan
+from ..job.verdict import Failure, HostFailure
+from ..output.console import Console
+from ..sync.sync_job import SyncJob, root_on
+from ..wire.frames import Chunk, Collected, Found, Frame, ProtocolError, Synced, SyncWant, Took, bytes_of
+from ..wording import shown_size
+from .link import LinkEnd
+from .roster import HostState
+
+if TYPE_CHECKING:
+    from ..sync.sender import Sender
+
+MAX_PROBLEMS = 5
+
+
+class FileTraffic:
+    """Of one attempt. `stop` ends the job for what is at fault here, which is in `failures` then."""
+
+    def __init__(
+        self,
+        job: SyncJob | None,
+        console: Console,
+        plan: Plan,
+        stop: Callable[[Failure], None],
+        failures: Sequence[Failure],
+    ) -> None:
+        job = job or SyncJob()
+        self._console = console
+        self._cwd = bytes_of(plan.cwd)
+        self._collector = job.collector
+        if self._collector is not None:
+            self._collector.begin()
+        self._manifest = job.manifest
+        self._sender: Sender | None = None
+        if job.manifest is not None:
+            from ..sync.sender import Sender  # here: most jobs send none
+
+            self._sender = Sender(
+                job.manifest, num_hosts=len(plan.nodes), fail=self._fail, is_forced=job.is_forced
+            )
+        self._stop = stop
+        self._failures = failures
+        self._failure: Failure | None = None
+        self._limit_s = plan.prepare_timeout_s
+        self._prepare: dict[HostState, Callable[[], None]] = {}
+        self._started: list[HostState] = []  # of which files come
+        self._heard_at: dict[HostState, float] = {}
+
+    def begin(self, host: HostState, prepare: Callable[[], None]) -> None:
+        """The host is there: send it the folder, then let it prepare."""
+        if self._sender is None or self._manifest is None or host.plan.is_local:
+            prepare()
+            return
+        self._prepare[host] = prepare
+        root = root_on(host.plan.host, self._manifest.root, self._cwd)
+        address = host.hello.reached_at if host.hello is not None else ""
+        self._sender.offer(host, root, [address] if address else [])
+
+    @property
+    def is_syncing(self) -> bool:
+        return self._sender is not None
+
+    def is_synced(self, host: HostState) -> bool:
+        return host.hello is not None and (self._sender is None or self._sender.is_done(host))
+
+    def has_failed(self) -> bool:
+        """Whether the job ends because nothing more is sent."""
+        return self._failure is not None and self._failure in self._failures
+
+    def _fail(self, message: str, name: str = "this machine", exit_code: int = EXIT_MISTAKE) -> None:
+        """May be called from any thread; the first time counts."""
+        if self._failure is None:
+            self._failure = HostFailure(name, message, time.monotonic(), exit_code)
+            self._stop(self._failure)
+
+    def look(self, now: float) -> None:
+        """Give up what stands still: a file system that hangs stops a thread there, but not its heartbeat."""
+        sender = self._sender
+        for host in self._prepare:
+            if sender is not None and not host.is_over and sender.is_stuck(host, now - self._limit_s):
+                why = f"--sync: nothing has moved there for --prepare_timeout={self._limit_s:g} s"
+                hint = "look at its file systems, or give it more time"
+                self._fail(f"{why}; {hint}", host.name, EXIT_HOST)
+        for host in self._started:
+            if self.is_asked(host) and not host.is_over and self._heard_at[host] < now - self._limit_s:
+                self._console.warn(
+                    f"--collect: {host.name}: nothing has come for --prepare_timeout={self._limit_s:g} s, so "
+                    "the rest stays there; look at its file systems, or give it more time"
+                )
+                self._give_up(host)
+
+    def named(self, phase: str) -> str:
+        """The phase in the line on how many hosts have it behind them."""
+        if self._sender is None or phase != "synced":
+            return phase
+        return f"{phase}, {shown_size(self._sender.num_sent)} sent"
+
+    def end_sync(self) -> None:
+        """All hosts have the folder, or the job is given up."""
+        if self._sender is not None:
+            self._sender.close()
+
+    def report_sync(self) -> None:
+        if self._sender is not None:
+            for note in self._sender.notes():
+                self._console.say(note)
+            summary = self._sender.summary()
+            if summary:
+                self._console.say(summary)
+
+    def receive(self, host: HostState, item: Frame) -> None:
+        """What a host's own thread deals with, so that it waits for our disk and no other host does.
+
+        Errors: ProtocolError if this was not asked for
+        """
+        collector, sender = self._collector, self._sender
+        if isinstance(item, Took) and sender is not None and sender.is_asked(host):
+            sender.grant(host, item.num_bytes)
+        elif isinstance(item, Found | Chunk) and collector is not None and collector.is_asked(host):
+            self._heard_at[host] = time.monotonic()
+            if isinstance(item, Found):
+                collector.receive_name(host, item)
+            else:
+                collector.receive_piece(host, item.data)
+                host.send(Took(len(item.data)))
+        elif not isinstance(item, Took):
+            raise ProtocolError(f"its agent sent {type(item).__name__} without being asked")
+
+    def take(self, host: HostState, item: Frame | LinkEnd) -> str:
+        """Deal with what is about files, and leave anything else alone; returns what is wrong with it."""
+        if isinstance(item, SyncWant | Synced):
+            if self._sender is None or not self._sender.is_asked(host):
+                return f"its agent sent {type(item).__name__} without being asked"
+            if isinstance(item, SyncWant):
+                why_not = self._sender.want(host, item)
+                return f"its agent wants {why_not}" if why_not else ""
+            self._sender.end(host, item)
+            self._prepare.pop(host)()
+        elif isinstance(item, Collected):
+            if self._collector is None or not self._collector.is_asked(host):
+                return "its agent sent Collected without being asked"
+            self._collector.end(host, item)
+            host.is_over = True
+        return ""
+
+    def collect(self, host: HostState) -> bool:
+        """The workers of this host have ended: whether something is to come of it still."""
+        if self._collector is None or not host.pids:
+            return False
+        self._started.append(host)
+        self._heard_at[host] = time.monotonic()
+        self._collector.ask(host)
+        return True
+
+    def is_asked(self, host: HostState) -> bool:
+        """Whether files of it are still to come."""
+        return self._collector is not None and self._collector.is_asked(host)
+
+    def waits_for_files(self, interrupts: Sequence[int]) -> bool:
+        """Whether files are still to come; who asks twice for an end gives them up."""
+        waiting = [one for one in self._started if self.is_asked(one) and not one.is_over]
+        if len(interrupts) > 1:
+            for host in waiting:
+                self._give_up(host)
+            return False
+        return bool(waiting)
+
+    def _give_up(self, host: HostState) -> None:
+        """Nothing more is taken from it; the end of its link is heard as that of any other."""
+        host.is_over = True
+        host.link.abandon()
+
+    def report_collected(self) -> None:
+        """In words, at the end."""
+        collector = self._collector
+        if collector is None:
+            return
+        for host in self._started:
+            if self.is_asked(host):
+                collector.lose(host)
+        for problem in collector.problems[:MAX_PROBLEMS]:
+            self._console.warn(f"--collect: not brought: {problem}")
+        if len(collector.problems) > MAX_PROBLEMS:
+            self._console.warn(f"--collect: not brought: {len(collector.problems) - MAX_PROBLEMS} more")
+        for line in collector.renamed:
+            self._console.say(line)
+        self._console.say(collector.summary)

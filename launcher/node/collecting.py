@@ -1,0 +1,98 @@
+"""Files that a job has written, for the launcher. Sent to the nodes: standard library only."""
+
+from __future__ import annotations
+
+import glob
+import os
+import threading
+
+from ..wire.frames import Chunk, Collect, Collected, Found, bytes_of, text_of
+from ..wire.manifest import OWN_FOLDER, PIECE_BYTES, WINDOW_BYTES, pack_piece
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..wire.frames import Frame
+
+MAX_PROBLEMS = 20
+
+
+class Collecting:
+    """Works in a thread, in the folder of the process, which is the job's."""
+
+    def __init__(self, asked: Collect, post: Callable[[Frame], None]) -> None:
+        self._patterns = [bytes_of(one) for one in asked.patterns]
+        self._besides = bytes_of(asked.besides)
+        self._post = post
+        self._changed = threading.Condition()
+        self._num_allowed = WINDOW_BYTES
+        self._problems: list[str] = []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def grant(self, num_bytes: int) -> None:
+        """So many more bytes may be sent."""
+        with self._changed:
+            self._num_allowed += num_bytes
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        counts: list[int] = []
+        try:
+            sent: set[bytes] = set()
+            for pattern in self._patterns:
+                names = list(dict.fromkeys(self._names(pattern)))
+                counts.append(len(names))
+                for name in names:
+                    if name not in sent:
+                        sent.add(name)
+                        self._send(name)
+        except Exception as error:  # the end of a thread: whatever it is, the launcher has to hear of it
+            self._problems.append(f"{type(error).__name__}: {error}")
+        counts += [0] * (len(self._patterns) - len(counts))
+        self._post(Collected(counts, self._problems[:MAX_PROBLEMS]))
+
+    def _names(self, pattern: bytes) -> Iterator[bytes]:
+        """The files that match, in order, with those in folders that match; links to files count as such."""
+        for name in sorted(glob.glob(pattern, recursive=True)):
+            path = os.path.normpath(name)
+            if os.path.isdir(path) and not os.path.islink(path):
+                inner = (os.path.join(folder, one) for folder, _, files in os.walk(path) for one in files)
+                yield from (one for one in sorted(inner) if self._is_meant(one) and os.path.isfile(one))
+            elif self._is_meant(path):
+                if os.path.isfile(path):
+                    yield path
+                elif os.path.lexists(path) and not os.path.isdir(path):
+                    self._problems.append(f"{os.fsdecode(path)} is no file")
+
+    def _is_meant(self, path: bytes) -> bool:
+        whole = os.path.abspath(path)
+        is_besides = bool(self._besides) and (whole + b"/").startswith(self._besides + b"/")
+        return not is_besides and OWN_FOLDER not in path.split(b"/")
+
+    def _send(self, name: bytes) -> None:
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            self._problems.append(f"{os.fsdecode(name)}: {os.strerror(error.errno or 0)}")
+            return
+        try:
+            found = os.fstat(fd)
+            self._post(Found(text_of(name), found.st_mode & 0o777, found.st_mtime_ns))
+            left = found.st_size  # what is written after this is left there
+            while left:
+                data = os.read(fd, min(left, PIECE_BYTES))
+                if not data:
+                    break
+                left -= len(data)
+                self._send_piece(pack_piece(data))
+        except OSError as error:
+            self._problems.append(f"{os.fsdecode(name)} is cut off: {os.strerror(error.errno or 0)}")
+        finally:
+            os.close(fd)
+
+    def _send_piece(self, piece: bytes) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_allowed > 0)
+            self._num_allowed -= len(piece)
+        self._post(Chunk(piece))

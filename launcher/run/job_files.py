@@ -1,0 +1,76 @@
+"""What the options say about files: where they go, checked before any host is contacted."""
+
+from __future__ import annotations
+
+import os
+
+from ..job.plan import Plan
+from ..options import Options
+from ..output.console import Console
+from ..sync.collector import Collector
+from ..sync.manifest import Manifest, walk
+from ..sync.sync_job import SyncJob, root_on
+from ..sync.target import checked_folder
+from ..wire.frames import bytes_of
+from ..wording import count, shown_size
+
+MAX_NAMED = 4
+
+
+def files_of(
+    options: Options, plan: Plan, console: Console, *, collector: Collector | None = None
+) -> SyncJob | None:
+    """None if no file is to be moved. `collector` is that of the attempt before.
+
+    Errors: LaunchError for a folder that cannot be sent
+    """
+    if not options.sync.is_on:
+        return None
+    if options.sync.patterns and collector is None:
+        collector = Collector(options.sync.patterns, os.fsencode(options.sync.place))
+    if options.sync.folder is None:
+        return SyncJob(collector=collector)
+    root, cwd = checked_folder(options.sync.folder), bytes_of(plan.cwd)
+    others = [node for node in plan.nodes if not node.is_local]
+    for node in others:
+        root_on(node.host, root, cwd)
+    if not (os.path.realpath(cwd) + b"/").startswith(os.path.realpath(root) + b"/"):
+        console.warn(
+            f"--sync={options.sync.folder}: the job starts in {os.fsdecode(cwd)}, which is not in there, so "
+            "every host must have it"
+        )
+    if not others:
+        console.warn("--sync has no effect, for all ranks run on this machine")
+        return SyncJob(collector=collector)
+    return SyncJob(_walk(root, options, console), options.sync.is_forced, collector)
+
+
+def _walk(root: bytes, options: Options, console: Console) -> Manifest:
+    manifest = walk(root, besides=_besides(options))
+    if manifest.skipped:
+        named = ", ".join(manifest.skipped[:MAX_NAMED])
+        more = len(manifest.skipped) - MAX_NAMED
+        console.say(f"--sync: not sent: {named}{f' and {more} more' if more > 0 else ''}")
+    return manifest
+
+
+def describe_sync(options: Options, plan: Plan) -> str:
+    """One line for --dry_run. Errors: LaunchError as files_of()"""
+    root = checked_folder(options.sync.folder or "")
+    manifest = walk(root, besides=_besides(options), reads=False)
+    places = [
+        f"{node.host.name}:{root_on(node.host, root, bytes_of(plan.cwd))}"
+        for node in plan.nodes
+        if not node.is_local
+    ]
+    more = f" and {len(places) - MAX_NAMED} more" if len(places) > MAX_NAMED else ""
+    return (
+        f"sync: {count(manifest.num_files, 'file')}, {shown_size(manifest.num_bytes)}, to "
+        f"{', '.join(places[:MAX_NAMED]) or 'no other host'}{more}"
+    )
+
+
+def _besides(options: Options) -> list[bytes]:
+    """Folders that jobs fill here are not sent with the next job."""
+    places = [options.sync.place, options.logs.log_dir]
+    return [os.path.abspath(os.fsencode(one)) for one in places if one is not None]

@@ -1,0 +1,4 @@
+"""Files to the hosts before a job, and back afterwards.
+
+It may import job and what stands below it.
+"""

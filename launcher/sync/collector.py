@@ -1,0 +1,177 @@
+"""Files that hosts send when a job is over, put into a folder of each host's own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from typing import BinaryIO
+
+from ..wire.frames import Collect, Collected, Found, ProtocolError, bytes_of, text_of
+from ..wire.manifest import unpack_piece
+from ..wording import count, shown_size
+from .target import Target
+
+MAX_SAME_NAMES = 1000
+_PART = b".dslaunch-part"
+
+
+class _Arriving:
+    """What one host sends now."""
+
+    def __init__(self) -> None:
+        self.file: BinaryIO | None = None
+        self.path = b""  # where it is to be
+        self.found: Found | None = None
+        self.end: Collected | None = None
+        self.is_lost = False
+        self.lock = threading.Lock()
+
+
+class Collector:
+    """Of all attempts of a job. `receive_...` is called by each host's thread, the rest by one."""
+
+    def __init__(self, patterns: Sequence[str], place: bytes) -> None:
+        self._patterns = list(patterns)
+        self._place = os.path.abspath(place)
+        self._own: set[bytes] = set()  # written by this job
+        self._arriving: dict[Target, _Arriving] = {}
+        self.num_files = self.num_bytes = 0
+        self.problems: list[str] = []
+        self.renamed: list[str] = []
+
+    def ask(self, host: Target) -> None:
+        """The job is over there."""
+        self._arriving[host] = _Arriving()
+        host.send(Collect(self._patterns, text_of(self._place)))
+
+    def is_asked(self, host: Target) -> bool:
+        return host in self._arriving and self._arriving[host].end is None
+
+    def receive_name(self, host: Target, found: Found) -> None:
+        """Errors: ProtocolError for a name that leads out of the host's folder"""
+        arriving = self._arriving[host]
+        name = bytes_of(found.name).lstrip(b"/")
+        if not name or b"\0" in name or any(one in (b"", b".", b"..") for one in name.split(b"/")):
+            raise ProtocolError(
+                f"its agent sent the file {found.name[:200]!r}, which is no name below a folder"
+            )
+        with arriving.lock:
+            self._finish(arriving)
+            if not arriving.is_lost:
+                arriving.path = os.path.join(self._place, os.fsencode(host.name), name)
+                arriving.found = found
+                self._open(arriving)
+
+    def _open(self, arriving: _Arriving) -> None:
+        try:
+            os.makedirs(os.path.dirname(arriving.path), exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # of a job that was killed
+                os.unlink(arriving.path + _PART)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            fd = os.open(arriving.path + _PART, flags | os.O_NOFOLLOW, 0o600)
+            arriving.file = os.fdopen(fd, "wb")
+        except OSError as error:
+            self._lose(arriving, error)
+
+    def receive_piece(self, host: Target, piece: bytes) -> None:
+        """Errors: ProtocolError if it is none"""
+        arriving = self._arriving[host]
+        try:
+            data = unpack_piece(piece)
+        except ValueError as error:
+            raise ProtocolError(f"its agent sent what is no piece of a file: {error}") from None
+        with arriving.lock:
+            if arriving.file is not None:
+                try:
+                    arriving.file.write(data)
+                except OSError as error:
+                    self._lose(arriving, error)
+                self.num_bytes += len(data)
+
+    def end(self, host: Target, item: Collected) -> None:
+        """It has sent everything."""
+        arriving = self._arriving[host]
+        with arriving.lock:
+            self._finish(arriving)
+            arriving.end = item
+        self.problems += [f"{host.name}: {one}" for one in item.problems]
+
+    def lose(self, host: Target) -> None:
+        """Nothing more comes from it."""
+        arriving = self._arriving[host]
+        with arriving.lock:
+            arriving.is_lost = True
+            if arriving.file is not None:
+                arriving.file.close()
+                with contextlib.suppress(OSError):
+                    os.unlink(arriving.path + _PART)
+                arriving.file = None
+        self.problems.append(f"{host.name}: what had not come when it was lost")
+
+    @property
+    def summary(self) -> str:
+        ended = [one.end for one in self._arriving.values() if one.end is not None]
+        unmatched = [
+            pattern
+            for place, pattern in enumerate(self._patterns)
+            if ended and not any(one.num_of_pattern[place : place + 1] > [0] for one in ended)
+        ]
+        words = f"; no file matches {', '.join(unmatched)} on any host" if unmatched else ""
+        return (
+            f"collected {count(self.num_files, 'file')}, {shown_size(self.num_bytes)}, of "
+            f"{count(len(ended), 'host')} into {os.fsdecode(self._place)}{words}"
+        )
+
+    def begin(self) -> None:
+        """Another attempt: what this job wrote before may be written again."""
+        self._arriving.clear()
+        self.problems.clear()
+        self.renamed.clear()
+        self.num_files = self.num_bytes = 0
+
+    def _finish(self, arriving: _Arriving) -> None:
+        if arriving.file is None or arriving.found is None:
+            return
+        part = arriving.path + _PART
+        try:
+            arriving.file.close()
+            os.chmod(part, arriving.found.mode)
+            os.utime(part, ns=(arriving.found.mtime_ns, arriving.found.mtime_ns))
+            self._put(part, arriving.path)
+            self.num_files += 1
+        except OSError as error:
+            self._lose(arriving, error)
+        arriving.file = None
+
+    def _put(self, part: bytes, path: bytes) -> None:
+        """Under its name, or, where another file has that, with a number behind it."""
+        for number in range(MAX_SAME_NAMES):
+            name = path + (b".%d" % number if number else b"")
+            if name in self._own or not os.path.lexists(name):
+                os.replace(part, name)
+                self._own.add(name)
+                if number:
+                    what = f"{os.fsdecode(path)} is there from before and differs"
+                    self.renamed.append(f"{what}: this one is {os.fsdecode(name)}")
+                return
+            if _are_equal(part, name):
+                os.unlink(part)
+                return
+        raise FileExistsError(17, "there are too many files of that name already", path)
+
+    def _lose(self, arriving: _Arriving, error: OSError) -> None:
+        self.problems.append(f"{os.fsdecode(arriving.path)} cannot be written: {error.strerror or error}")
+        if arriving.file is not None:
+            with contextlib.suppress(OSError):
+                arriving.file.close()
+        with contextlib.suppress(OSError):
+            os.unlink(arriving.path + _PART)
+        arriving.file = None
+
+
+def _are_equal(one: bytes, other: bytes) -> bool:
+    import filecmp
+
+    return os.path.isfile(other) and not os.path.islink(other) and filecmp.cmp(one, other, shallow=False)

@@ -1,0 +1,261 @@
+"""Which files of a folder are left out: git's rules, with `.dslaunchignore` having the last word.
+
+Names are bytes, as they are for git: `?` is one byte. What is ignored is not looked into, so nothing below an
+ignored folder can be taken back.
+
+Source: git, dir.c and wildmatch.c; tested against `git check-ignore`
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+GIT_FILE, OUR_FILE = b".gitignore", b".dslaunchignore"
+MAX_FILE_BYTES = 1 << 20
+_CLASSES: dict[bytes, Callable[[bytes], bool]] = {
+    b"alnum": bytes.isalnum,
+    b"alpha": bytes.isalpha,
+    b"blank": lambda one: one in b" \t",
+    b"cntrl": lambda one: one < b" " or one == b"\x7f",
+    b"digit": bytes.isdigit,
+    b"graph": lambda one: b" " < one < b"\x7f",
+    b"lower": bytes.islower,
+    b"print": lambda one: b" " <= one < b"\x7f",
+    b"punct": lambda one: b" " < one < b"\x7f" and not one.isalnum(),
+    b"space": bytes.isspace,
+    b"upper": bytes.isupper,
+    b"xdigit": lambda one: one in b"0123456789abcdefABCDEF",
+}
+_BYTES = [bytes([number]) for number in range(256)]
+
+
+class Rule(NamedTuple):
+    """One line. `is_of_name`: it is compared with the last name only."""
+
+    pattern: re.Pattern[bytes]
+    is_negated: bool
+    is_of_folders: bool
+    is_of_name: bool
+
+
+class RuleFile(NamedTuple):
+    """The lines of one file; what they are compared with begins after `base`."""
+
+    base: bytes
+    rules: tuple[Rule, ...]
+
+    def decide(self, path: bytes, *, is_folder: bool) -> bool | None:
+        """Whether the path is ignored; None if no line is about it. The last line that is, decides."""
+        name = path.rpartition(b"/")[2]
+        for rule in reversed(self.rules):
+            if rule.is_of_folders and not is_folder:
+                continue
+            if rule.pattern.fullmatch(name if rule.is_of_name else path[len(self.base) :]):
+                return not rule.is_negated
+        return None
+
+
+class Ignored(NamedTuple):
+    """The rules that hold in one folder: those of the files in it and above, the nearest last.
+
+    `prefix` stands before the paths below the folder that is sent: where the rules of a repository begin.
+    """
+
+    prefix: bytes = b""
+    of_git: tuple[RuleFile, ...] = ()
+    of_ours: tuple[RuleFile, ...] = ()
+
+    def inside(self, path: bytes, git_rules: bytes, our_rules: bytes) -> Ignored:
+        """In a folder below, with what its two files say."""
+        base = self.prefix + path + b"/" if path else self.prefix
+        return self._replace(
+            of_git=_with(self.of_git, base, git_rules), of_ours=_with(self.of_ours, base, our_rules)
+        )
+
+    def matches(self, path: bytes, *, is_folder: bool) -> bool:
+        """Whether this is left out; its folder is not."""
+        whole = self.prefix + path
+        for one in (*reversed(self.of_ours), _ALWAYS, *reversed(self.of_git)):
+            decided = one.decide(whole, is_folder=is_folder)
+            if decided is not None:
+                return decided
+        return False
+
+
+def _with(files: tuple[RuleFile, ...], base: bytes, text: bytes) -> tuple[RuleFile, ...]:
+    rules = read_rules(text)
+    return (*files, RuleFile(base, rules)) if rules else files
+
+
+def rules_above(root: bytes) -> Ignored:
+    """What holds in this folder because of the repository that it stands in."""
+    top, names = root, list[bytes]()
+    while not os.path.lexists(os.path.join(top, b".git")):
+        top, name = os.path.split(top)
+        if not name:
+            return Ignored()
+        names.insert(0, name)
+    ignored = Ignored(prefix=b"".join(name + b"/" for name in names))
+    exclude = read_file(os.path.join(top, b".git/info/exclude"))
+    of_git = _with((), b"", exclude)
+    for depth in range(len(names)):  # the files of the folder itself are read when it is walked through
+        base = b"".join(name + b"/" for name in names[:depth])
+        of_git = _with(of_git, base, read_file(os.path.join(top, base + GIT_FILE)))
+    return ignored._replace(of_git=of_git)
+
+
+def read_file(path: bytes) -> bytes:
+    """Empty if there is none; a link is none, as for git.
+
+    Errors: OSError if it cannot be read
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return b""
+    except OSError:
+        if os.path.islink(path):
+            return b""
+        raise
+    with os.fdopen(fd, "rb") as file:
+        return file.read(MAX_FILE_BYTES)
+
+
+def read_rules(text: bytes) -> tuple[Rule, ...]:
+    """The lines of a file of rules."""
+    lines = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    rules = (_read_rule(_trimmed(line.removesuffix(b"\r"))) for line in lines if not line.startswith(b"#"))
+    return tuple(rule for rule in rules if rule is not None)
+
+
+def _trimmed(line: bytes) -> bytes:
+    """Without spaces at the end, but for one that a backslash stands before."""
+    end = place = 0
+    while place < len(line):
+        if line[place : place + 1] == b"\\" and place + 1 < len(line):
+            place += 1
+        elif line[place : place + 1] == b" ":
+            place += 1
+            continue
+        place += 1
+        end = place
+    return line[:end]
+
+
+def _read_rule(line: bytes) -> Rule | None:
+    is_negated = line.startswith(b"!")
+    pattern = line[is_negated:]
+    is_of_folders = pattern.endswith(b"/")
+    if is_of_folders:
+        pattern = pattern[:-1]
+    if not pattern:
+        return None
+    is_of_name = b"/" not in pattern
+    compiled = compile_pattern(pattern.removeprefix(b"/"), is_path=not is_of_name)
+    return None if compiled is None else Rule(compiled, is_negated, is_of_folders, is_of_name)
+
+
+def compile_pattern(pattern: bytes, *, is_path: bool) -> re.Pattern[bytes] | None:
+    """A regular expression; None if nothing matches the pattern. In a path `*` ends at a slash."""
+    parts: list[bytes] = []
+    place = 0
+    while place < len(pattern):
+        one = pattern[place : place + 1]
+        if one == b"*":
+            end = place
+            while pattern[end : end + 1] == b"*":
+                end += 1
+            # git compares what stands before the first special byte by itself: then the rest begins here.
+            is_first = not any(one in pattern[:place] for one in (b"*", b"?", b"[", b"\\"))
+            is_alone = (is_first or pattern[place - 1 : place] == b"/") and (
+                end == len(pattern) or pattern[end : end + 1] == b"/" or pattern[end : end + 2] == b"\\/"
+            )
+            if not is_path:
+                parts.append(b".*")
+            elif end - place > 1 and is_alone:
+                if pattern[end : end + 1] == b"/":
+                    parts.append(b"(?:.*/)?")
+                    end += 1
+                else:
+                    parts.append(b".*")
+            else:
+                parts.append(b"[^/]*")
+            place = end
+            continue
+        if one == b"?":
+            parts.append(b"[^/]" if is_path else b".")
+        elif one == b"[":
+            found = _read_set(pattern, place)
+            if found is None:
+                return None
+            members, place = found
+            parts.append(_written_set([byte for byte in members if byte != b"/" or not is_path]))
+        elif one == b"\\":
+            place += 1
+            if place == len(pattern):
+                return None
+            parts.append(re.escape(pattern[place : place + 1]))
+        else:
+            parts.append(re.escape(one))
+        place += 1
+    return re.compile(b"".join(parts), re.DOTALL)
+
+
+def _written_set(members: Sequence[bytes]) -> bytes:
+    return b"(?:" + b"|".join(re.escape(one) for one in members) + b")" if members else b"(?!)"
+
+
+def _read_set(pattern: bytes, place: int) -> tuple[list[bytes], int] | None:
+    """The bytes of `[...]`, and where its `]` stands; None if it has no end, or a class that is unknown."""
+    place += 1
+    is_negated = pattern[place : place + 1] in (b"!", b"^")
+    place += is_negated
+    members: set[bytes] = set()
+    before = b""  # of a range
+    is_first = True
+    while is_first or pattern[place : place + 1] != b"]":
+        is_first = False
+        one = pattern[place : place + 1]
+        if not one:
+            return None
+        following = pattern[place + 1 : place + 2]
+        if one == b"\\":
+            place += 1
+            one = following
+            if not one:
+                return None
+            members.add(one)
+        elif one == b"-" and before and following and following != b"]":
+            place += 1
+            last = following
+            if last == b"\\":
+                place += 1
+                last = pattern[place : place + 1]
+                if not last:
+                    return None
+            members.update(byte for byte in _BYTES if before <= byte <= last)
+            one = b""
+        elif one == b"[" and following == b":":
+            end = pattern.find(b"]", place + 2)
+            if end < 0:
+                return None
+            name = pattern[place + 2 : end - 1]
+            if end - place - 3 < 0 or pattern[end - 1 : end] != b":":
+                members.add(b"[")
+            elif name not in _CLASSES:
+                return None
+            else:
+                members.update(byte for byte in _BYTES if byte < b"\x80" and _CLASSES[name](byte))
+                place, one = end, b""
+        else:
+            members.add(one)
+        before = one
+        place += 1
+    chosen = [byte for byte in _BYTES if (byte in members) != is_negated]
+    return chosen, place
+
+
+_ALWAYS = RuleFile(b"", read_rules(b".git"))  # unless .dslaunchignore takes it back

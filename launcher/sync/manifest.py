@@ -1,0 +1,139 @@
+"""The folder that is sent, as a list: walked through once, every file with its digest."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..errors import LaunchError
+from ..wire.manifest import FILE, FOLDER, LINK, OWN_FOLDER, Entry, new_digest
+from .digest_cache import DigestCache, Identity, now
+from .ignore import GIT_FILE, OUR_FILE, Ignored, read_file, rules_above
+
+READ_BYTES = 1 << 20
+MAX_READS = 3  # of a file that changes meanwhile
+_KINDS = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", stat.S_IFBLK: "device", stat.S_IFCHR: "device"}
+
+
+class Manifest(NamedTuple):
+    """`skipped` are names that are neither files nor folders nor links, each with what it is."""
+
+    root: bytes
+    entries: tuple[Entry, ...]
+    skipped: tuple[str, ...]
+
+    @property
+    def num_files(self) -> int:
+        return sum(one.kind != FOLDER for one in self.entries)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(one.size for one in self.entries)
+
+
+def walk(root: bytes, *, besides: Sequence[bytes] = (), reads: bool = True) -> Manifest:
+    """What is in a folder and not ignored. `besides`: absolute paths of folders that are left out, too.
+
+    Not `reads`: no digests, for a look at what would be sent.
+    Errors: LaunchError for what cannot be read, or changes while it is read
+    """
+    walker = _Walker(root, besides, DigestCache(root) if reads else None)
+    try:
+        walker.enter(b"", rules_above(root))
+    except OSError as error:
+        name = os.fsdecode(error.filename) if error.filename is not None else os.fsdecode(root)
+        raise LaunchError(
+            f"--sync: {name} cannot be read: {error.strerror}; let it be read, or name it in .dslaunchignore"
+        ) from None
+    if walker.cache is not None:
+        walker.cache.write()
+    return Manifest(root, tuple(walker.entries), tuple(walker.skipped))
+
+
+class _Walker:
+    def __init__(self, root: bytes, besides: Sequence[bytes], cache: DigestCache | None) -> None:
+        self._root = root
+        self._besides = frozenset(besides)
+        self.cache = cache
+        self.entries: list[Entry] = []
+        self.skipped: list[str] = []
+
+    def enter(self, path: bytes, ignored: Ignored) -> None:
+        """Errors: OSError, LaunchError"""
+        folder = os.path.join(self._root, path)
+        with os.scandir(folder) as found:
+            names = sorted(found, key=lambda one: one.name)
+        listed = {one.name for one in names}
+        git, ours = (
+            read_file(os.path.join(folder, name)) if name in listed else b"" for name in (GIT_FILE, OUR_FILE)
+        )
+        ignored = ignored.inside(path, git, ours)
+        for one in names:
+            inner = path + b"/" + one.name if path else one.name
+            is_folder = one.is_dir(follow_symlinks=False)
+            if inner == OWN_FOLDER or os.path.join(self._root, inner) in self._besides:
+                continue
+            if not ignored.matches(inner, is_folder=is_folder):
+                self._add(inner, one.stat(follow_symlinks=False))
+                if is_folder:
+                    self.enter(inner, ignored)
+
+    def _add(self, path: bytes, found: os.stat_result) -> None:
+        mode, whole = found.st_mode, os.path.join(self._root, path)
+        entry = Entry(path, FOLDER, mode & 0o777, 0, found.st_mtime_ns, b"")
+        if stat.S_ISLNK(mode):
+            entry = entry._replace(kind=LINK, mode=0o777, digest=os.readlink(whole))
+        elif stat.S_ISREG(mode):
+            entry = self._file(entry, whole, found)
+        elif not stat.S_ISDIR(mode):
+            self.skipped.append(f"{os.fsdecode(path)} ({_KINDS.get(stat.S_IFMT(mode), 'no file')})")
+            return
+        self.entries.append(entry)
+
+    def _file(self, entry: Entry, whole: bytes, found: os.stat_result) -> Entry:
+        digest = b""
+        if self.cache is not None:
+            known = self.cache.find(entry.path, identity_of(found))
+            found, digest = (found, known) if known else self._read(entry.path, whole, self.cache)
+        return entry._replace(
+            kind=FILE,
+            mode=found.st_mode & 0o777,
+            size=found.st_size,
+            mtime_ns=found.st_mtime_ns,
+            digest=digest,
+        )
+
+    def _read(self, path: bytes, whole: bytes, cache: DigestCache) -> tuple[os.stat_result, bytes]:
+        fd = os.open(whole, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            for _ in range(MAX_READS):
+                read_at, before = now(), os.fstat(fd)
+                digest = new_digest()
+                os.lseek(fd, 0, os.SEEK_SET)
+                while data := os.read(fd, READ_BYTES):
+                    digest.update(data)
+                after = os.fstat(fd)
+                if identity_of(before) == identity_of(after):
+                    cache.add(path, identity_of(after), digest.digest(), read_at=read_at)
+                    return after, digest.digest()
+        except OSError as error:
+            error.filename = whole
+            raise
+        finally:
+            os.close(fd)
+        raise changed(path)
+
+
+def identity_of(found: os.stat_result) -> Identity:
+    """What changes when a file does."""
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def changed(path: bytes) -> LaunchError:
+    """A file does not stand still."""
+    return LaunchError(
+        f"--sync: {os.fsdecode(path)} changed while it was read; wait until nothing writes to it, or name it "
+        "in .dslaunchignore if the job does not need it"
+    )

@@ -1,0 +1,41 @@
+"""The files of one attempt: what is sent and what comes back. Made without loading what does that."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..errors import LaunchError
+from ..inputs.host import Host
+from ..wire.frames import text_of
+
+if TYPE_CHECKING:
+    from .collector import Collector
+    from .manifest import Manifest
+
+
+class SyncJob(NamedTuple):
+    """`manifest` None: nothing is sent. The collector is one for all attempts."""
+
+    manifest: Manifest | None = None
+    is_forced: bool = False
+    collector: Collector | None = None
+
+
+def root_on(host: Host, root: bytes, cwd: bytes) -> str:
+    """Where the folder goes on a host: to the same path, or so that the job's folder is that of cwd=.
+
+    Errors: LaunchError if cwd= names no such place
+    """
+    if host.cwd is None:
+        return text_of(root)
+    inner = os.path.relpath(cwd, root)
+    if inner == b"." or (inner + b"/").startswith(b"../"):
+        return host.cwd
+    ending = "/" + text_of(inner)
+    if not host.cwd.rstrip("/").endswith(ending):
+        raise LaunchError(
+            f"{host.name}: cwd={host.cwd} does not end in {ending[1:]}, the folder in --sync that the job "
+            "starts in; let it end so, or start from the folder that is sent"
+        )
+    return host.cwd.rstrip("/").removesuffix(ending)

@@ -1,0 +1,151 @@
+"""Files that come back: where they go, and that nothing is overwritten, or written elsewhere."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from pathlib import Path
+
+import pytest
+
+from dslaunch.launcher.node.collecting import Collecting
+from dslaunch.launcher.sync.collector import Collector
+from dslaunch.launcher.wire.frames import (
+    Chunk,
+    Collect,
+    Collected,
+    Decoder,
+    Found,
+    Frame,
+    ProtocolError,
+    encode,
+)
+from dslaunch.launcher.wire.manifest import pack_piece
+
+
+class Host:
+    name = "node1"
+    is_over = False
+
+    def __init__(self) -> None:
+        self.asked: Collect | None = None
+
+    def send(self, *frames: Frame) -> None:
+        for frame in frames:
+            assert isinstance(frame, Collect)
+            self.asked = frame
+
+
+def collect(collector: Collector, host: Host) -> Collected:
+    """What is in the current folder, as another host sends it."""
+    said: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    collector.ask(host)
+    assert host.asked is not None
+    collecting = Collecting(host.asked, said.put)
+    until = time.monotonic() + 30
+    while True:
+        frame = Decoder().feed(encode(said.get(timeout=max(0.0, until - time.monotonic()))))[0]
+        if isinstance(frame, Found):
+            collector.receive_name(host, frame)
+        elif isinstance(frame, Chunk):
+            collector.receive_piece(host, frame.data)
+            collecting.grant(len(frame.data))
+        else:
+            assert isinstance(frame, Collected)
+            collector.end(host, frame)
+            return frame
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "job"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    return path
+
+
+def names_in(place: Path) -> list[str]:
+    return sorted(str(one.relative_to(place)) for one in place.rglob("*") if one.is_file())
+
+
+def test_files_come_back_with_names_modes_and_times(job: Path, tmp_path: Path) -> None:
+    (job / "logs/inner").mkdir(parents=True)
+    (job / "logs/inner/a.txt").write_text("a")
+    (job / "run.sh").write_bytes(os.urandom(3_000_000))
+    (job / "run.sh").chmod(0o750)
+    (job / "empty.txt").touch()
+    with open(os.path.join(bytes(job), b"\xff\n.txt"), "wb") as file:
+        file.write(b"bytes")
+    (job / "other.bin").touch()
+    os.mkfifo(job / "pipe.txt")
+    host = Host()
+    collector = Collector(["**/*.txt", "run.sh", "*.none", "logs"], bytes(tmp_path / "back"))
+    end = collect(collector, host)
+    back = tmp_path / "back/node1"
+    assert end.num_of_pattern == [3, 1, 0, 1]
+    assert end.problems == ["pipe.txt is no file"]
+    assert names_in(back) == sorted(["logs/inner/a.txt", "run.sh", "empty.txt", "\udcff\n.txt"])
+    assert (back / "run.sh").read_bytes() == (job / "run.sh").read_bytes()
+    assert (back / "run.sh").stat().st_mode & 0o777 == 0o750
+    assert (back / "run.sh").stat().st_mtime_ns == (job / "run.sh").stat().st_mtime_ns
+    assert collector.summary.startswith("collected 4 files, 2.9 MiB, of 1 host into ")
+    assert collector.summary.endswith("; no file matches *.none on any host")
+
+
+def test_nothing_from_before_is_overwritten(job: Path, tmp_path: Path) -> None:
+    place = tmp_path / "back"
+    for number, text in enumerate(("first", "first", "second", "third")):
+        (job / "a.txt").write_text(text)
+        collector = Collector(["a.txt"], bytes(place))
+        collect(collector, Host())
+        assert len(collector.renamed) == (number > 1)
+    texts = {name: (place / "node1" / name).read_text() for name in names_in(place / "node1")}
+    assert texts == {"a.txt": "first", "a.txt.1": "second", "a.txt.2": "third"}
+
+
+def test_another_attempt_of_the_same_job_writes_its_own_files_again(job: Path, tmp_path: Path) -> None:
+    collector = Collector(["a.txt"], bytes(tmp_path / "back"))
+    for text in ("first", "second"):
+        collector.begin()
+        (job / "a.txt").write_text(text)
+        collect(collector, Host())
+    assert names_in(tmp_path / "back") == ["node1/a.txt"]
+    assert (tmp_path / "back/node1/a.txt").read_text() == "second"
+
+
+def test_what_was_collected_is_not_collected_again(job: Path) -> None:
+    (job / "a.txt").write_text("a")
+    for _ in range(2):
+        collect(Collector(["**/*.txt"], bytes(job / "back")), Host())
+    assert names_in(job) == ["a.txt", "back/node1/a.txt"]
+
+
+@pytest.mark.parametrize("name", ["../out", "a/../../out", "/", "", ".", "a//b", "a\0b", "/../etc/passwd"])
+def test_a_name_that_leads_out_of_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    collector, host = Collector(["*"], bytes(tmp_path / "back")), Host()
+    collector.ask(host)
+    with pytest.raises(ProtocolError, match="no name below a folder"):
+        collector.receive_name(host, Found(name, 0o644, 0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_here_is_named(tmp_path: Path) -> None:
+    (tmp_path / "back").write_text("no folder")
+    collector, host = Collector(["*"], bytes(tmp_path / "back")), Host()
+    collector.ask(host)
+    collector.receive_name(host, Found("a", 0o644, 0))
+    collector.receive_piece(host, pack_piece(b"data"))
+    collector.end(host, Collected([1], []))
+    assert len(collector.problems) == 1
+    assert "cannot be written" in collector.problems[0]
+    assert collector.num_files == 0
+
+
+def test_a_file_that_is_cut_off_is_not_kept(tmp_path: Path) -> None:
+    collector, host = Collector(["*"], bytes(tmp_path / "back")), Host()
+    collector.ask(host)
+    collector.receive_name(host, Found("a", 0o644, 0))
+    collector.receive_piece(host, pack_piece(b"half"))
+    collector.lose(host)
+    assert names_in(tmp_path) == []

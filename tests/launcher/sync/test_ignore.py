@@ -1,0 +1,176 @@
+"""What is left out is what git leaves out: compared with `git check-ignore` over generated rules."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dslaunch.launcher.sync.manifest import walk
+from tests.exhaustive import few
+
+NAMES = (b"a", b"b", b"ab", b"a.b", b"c[x]", b"#d", b"!e", b"f ", b"\xc3\xa4", b"log.txt", b"build")
+PIECES = (
+    *(
+        b"a",
+        b"b",
+        b"ab",
+        b"*",
+        b"**",
+        b"?",
+        b"***",
+        b"/",
+        b"/",
+        b"\\",
+        b".",
+        b"[ab]",
+        b"[!a]",
+        b"[^b-z]",
+        b"[a-",
+    ),
+    *(
+        b"[[:alpha:]]",
+        b"[]]",
+        b"[\\]x]",
+        b"c\\[x\\]",
+        b"#d",
+        b"\\#d",
+        b"!e",
+        b"\\!e",
+        b"f ",
+        b"f\\ ",
+        b"\xc3\xa4",
+    ),
+    *(
+        b"*.txt",
+        b"log",
+        b"build",
+        b"[a-c]*",
+        b"[[:digit:][:alpha:]]",
+        b"[[:nope:]]",
+        b"[x[:]",
+        b"!",
+        b" ",
+        b"-",
+        b"]",
+    ),
+    *(b"**/", b"/**", b"/**/", b"a/", b"b/"),
+)
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+def drawn_rules(draw: random.Random) -> bytes:
+    lines = []
+    for _ in range(draw.randrange(1, 5)):
+        line = b"".join(draw.choice(PIECES) for _ in range(draw.randrange(1, 4)))
+        lines.append((b"!" if draw.random() < 0.25 else b"") + line + (b"/" if draw.random() < 0.2 else b""))
+    return draw.choice((b"\n", b"\n", b"\r\n")).join(lines) + draw.choice((b"", b"\n"))
+
+
+def make(root: bytes, draw: random.Random, depth: int = 0) -> None:
+    os.makedirs(root, exist_ok=True)
+    if draw.random() < (1.0 if depth == 0 else 0.4):
+        with open(os.path.join(root, b".gitignore"), "wb") as file:
+            file.write(draw.choice((b"", b"", b"\xef\xbb\xbf")) + drawn_rules(draw))
+    for name in draw.sample(NAMES, 5):
+        path = os.path.join(root, name)
+        if depth < 3 and draw.random() < 0.5:
+            make(path, draw, depth + 1)
+        else:
+            with open(path, "wb"):
+                pass
+
+
+def not_ignored_by_git(root: bytes) -> set[bytes]:
+    git = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null", "PATH": os.environ["PATH"]}
+    names = []
+    for folder, folders, files in os.walk(root):
+        if b".git" in folders:
+            folders.remove(b".git")
+        names += [os.path.relpath(os.path.join(folder, name), root) for name in (*files, *folders)]
+    done = subprocess.run(
+        ["git", "check-ignore", "-z", "--stdin", "--no-index"],
+        input=b"\0".join(names),
+        cwd=root,
+        env=git,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return set(names) - set(done.stdout.split(b"\0"))
+
+
+def left_in(root: bytes) -> set[bytes]:
+    return {one.path for one in walk(root, reads=False).entries}
+
+
+@pytest.mark.parametrize("seed", few(range(20), lambda seed: seed == 0))
+def test_the_same_is_left_out_as_by_git(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    for number in range(25):
+        root = os.path.join(bytes(tmp_path), b"%d" % number)
+        make(root, draw)
+        subprocess.run(["git", "init", "-q", root], check=True)
+        if draw.random() < 0.3:
+            with open(os.path.join(root, b".git/info/exclude"), "wb") as file:
+                file.write(drawn_rules(draw))
+        expected = not_ignored_by_git(root)
+        rules = subprocess.run(
+            ["grep", "-rHn", "", "--include=.gitignore", "."], cwd=root, capture_output=True, check=False
+        ).stdout
+        assert left_in(root) == expected, (seed, number, rules)
+        shutil.rmtree(root)
+
+
+@pytest.mark.parametrize(
+    ("rules", "left"),
+    [
+        (b"", {b"a.log", b"b", b"data", b"data/x", b"data/y.log"}),
+        (b"*.log\n", {b"b", b"data", b"data/x"}),
+        (b"*.log\n!data/*.log\n", {b"b", b"data", b"data/x", b"data/y.log"}),
+        (b"data\n!data/x\n", {b"a.log", b"b"}),  # what is in an ignored folder cannot be taken back
+        (b"data/*\n!data/x\n", {b"a.log", b"b", b"data", b"data/x"}),
+        (b"/b\n", {b"a.log", b"data", b"data/x", b"data/y.log"}),
+    ],
+)
+@pytest.mark.parametrize("file", [".gitignore", ".dslaunchignore"])
+def test_what_rules_mean(tmp_path: Path, rules: bytes, left: set[bytes], file: str) -> None:
+    for name in left | {b"a.log", b"b", b"data/x", b"data/y.log"}:
+        path = tmp_path / os.fsdecode(name)
+        if name != b"data":
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+    (tmp_path / file).write_bytes(rules)
+    assert left_in(bytes(tmp_path)) == {*left, file.encode()}
+
+
+def test_our_own_file_has_the_last_word(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("weights.bin", "notes.txt", "data/notes.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / ".gitignore").write_text("*.bin\n")
+    (tmp_path / "data/.gitignore").write_text("!notes.txt\n")
+    (tmp_path / ".dslaunchignore").write_text("!weights.bin\nnotes.txt\n.*ignore\n")
+    assert left_in(bytes(tmp_path)) == {b"weights.bin", b"data"}
+
+
+def test_the_repository_that_a_folder_stands_in_counts(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text("*.bin\n/job/out\n")
+    (tmp_path / "job/out").mkdir(parents=True)
+    for name in ("a.py", "a.bin", "out/x"):
+        (tmp_path / "job" / name).touch()
+    assert left_in(bytes(tmp_path / "job")) == {b"a.py"}
+
+
+def test_git_itself_stays_here_unless_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git/HEAD").touch()
+    assert left_in(bytes(tmp_path)) == set()
+    (tmp_path / ".dslaunchignore").write_text("!.git\n")
+    assert left_in(bytes(tmp_path)) == {b".dslaunchignore", b".git", b".git/HEAD"}

@@ -1,0 +1,435 @@
+"""What becomes of a folder that is synced: every kind of name and change, refusals, and what was cut off."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dslaunch.launcher.node import sync_receiver
+from dslaunch.launcher.node.sync_receiver import Receiver
+from dslaunch.launcher.wire.frames import Frame, Problem, Synced, SyncOffer
+from dslaunch.launcher.wire.manifest import Entry, WrongList, check, read_list, write_list
+from tests.exhaustive import few
+from tests.launcher.sync.pair import HostHere, sync, tree_of
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    return tmp_path / "there"
+
+
+def put(path: Path, data: bytes = b"x", mode: int = 0o644) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(mode)
+
+
+def synced(*hosts: HostHere) -> Synced:
+    for host in hosts:
+        assert isinstance(host.end, Synced), host.end
+    end = hosts[0].end
+    assert isinstance(end, Synced)
+    return end
+
+
+def refused(host: HostHere) -> str:
+    assert isinstance(host.end, Problem), host.end
+    assert host.end.exit_code == 3
+    return host.end.message
+
+
+def num_wanted(host: HostHere) -> int:
+    return sum(len(frame.contents) for frame in host.frames if type(frame).__name__ == "SyncWant")
+
+
+def test_all_kinds_of_names_and_files_arrive_as_they_are(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        b"plain",
+        b"\xff\xfe not utf-8",
+        b"new\nline",
+        b" blank ",
+        b"-dash",
+        "\u00e4\u00f6".encode(),
+    ):
+        with open(os.path.join(bytes(here), name), "wb") as file:
+            file.write(name * 3)
+    put(here / "empty", b"")
+    put(here / "run.sh", b"#!/bin/sh\n", 0o755)
+    put(here / "secret", b"secret", 0o600)
+    put(here / "deep/er/still", b"deep")
+    os.link(here / "deep/er/still", here / "second name")
+    (here / "no files/in here").mkdir(parents=True)
+    (here / "closed").mkdir()
+    put(here / "closed/inside", b"inside", 0o400)
+    (here / "closed").chmod(0o555)
+    (here / "link").symlink_to("deep/er")
+    (here / "dangling").symlink_to("/no/where")
+    (here / "outwards").symlink_to("../..")
+    with open(here / "sparse", "wb") as file:
+        file.truncate(3 << 20)
+        file.seek(1 << 20)
+        file.write(b"in the middle")
+    put(here / "random", random.Random(1).randbytes(700_001))
+    os.mkfifo(here / "pipe")
+    with socket.socket(socket.AF_UNIX) as one:
+        monkeypatch.chdir(here)
+        one.bind("socket")
+        (host,) = sync(here, there)
+    synced(host)
+    expected = tree_of_regular(here)
+    assert tree_of(there) == expected
+    assert (there / "random").stat().st_mtime_ns == (here / "random").stat().st_mtime_ns
+    assert (there / "sparse").stat().st_blocks * 512 < 3 << 20
+    (again,) = sync(here, there)
+    assert synced(again) == Synced(False, 0, 0, [])
+    assert num_wanted(again) == 0
+
+
+def tree_of_regular(root: Path) -> dict[bytes, tuple[str, int, bytes]]:
+    skipped = [root / "pipe", root / "socket"]
+    for path in skipped:
+        path.unlink()
+    return tree_of(root)
+
+
+Change = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    "change",
+    (
+        [
+            lambda here: put(here / "a/file", b"other"),
+            lambda here: put(here / "a/file", b"xyz"),  # of the same size
+            lambda here: (here / "a/file").chmod(0o700),
+            lambda here: (here / "a/file").unlink(),
+            lambda here: shutil.rmtree(here / "a"),
+            lambda here: (here / "a").rename(here / "c"),
+            lambda here: ((here / "a/file").unlink(), (here / "a/file").symlink_to("x")),
+            lambda here: ((here / "a/file").unlink(), put(here / "a/file/below", b"below")),
+            lambda here: (shutil.rmtree(here / "a"), put(here / "a", b"a file now")),
+            lambda here: (shutil.rmtree(here / "a"), (here / "a").symlink_to("b")),
+            lambda here: ((here / "link").unlink(), (here / "link").symlink_to("b/file")),
+            lambda here: ((here / "link").unlink(), put(here / "link", b"no link")),
+            lambda here: ((here / "link").unlink(), put(here / "link/below", b"no link")),
+            lambda here: (here / "a").chmod(0o700),
+            lambda here: [put(here / f"many/{one}", b"copy") for one in range(5)],
+            lambda here: put(here / ".gitignore", b"a\n"),
+        ]
+    ),
+)
+def test_a_change_here_is_made_there(here: Path, there: Path, change: Change) -> None:
+    for name in ("a", "b"):
+        put(here / name / "file", b"abc")
+        put(here / name / "inner/other", name.encode())
+    (here / "link").symlink_to("a/file")
+    put(there / "of others", b"stays")
+    put(there / "a/of others", b"stays, too")
+    synced(*sync(here, there))
+    change(here)
+    (there / "a/of others").unlink()
+    synced(*sync(here, there))
+    expected = tree_of(here)
+    if (here / ".gitignore").exists():
+        expected = {name: one for name, one in expected.items() if name.split(b"/")[0] != b"a"}
+    assert tree_of(there) == {**expected, b"of others": ("file", 0o644, b"stays")}
+
+
+def test_what_is_there_under_another_name_is_not_sent_again(here: Path, there: Path) -> None:
+    put(here / "old", random.Random(1).randbytes(100_000))
+    synced(*sync(here, there))
+    (here / "old").rename(here / "new")
+    (host,) = sync(here, there)
+    synced(host)
+    assert num_wanted(host) == 0
+    assert sorted(tree_of(there)) == [b"new"]
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_a_file_that_was_changed_there_is_named(here: Path, there: Path, is_forced: bool) -> None:
+    for name in ("one", "two", "three"):
+        put(here / name, b"first")
+    synced(*sync(here, there))
+    put(there / "two", b"theirs")
+    os.utime(there / "two", (1, 1))  # old, by a clock that is wrong
+    for name in ("one", "two"):
+        put(here / name, b"second")
+    (host,) = sync(here, there, is_forced=is_forced)
+    if is_forced:
+        synced(host)
+        assert (there / "two").read_bytes() == b"second"
+    else:
+        assert f"--sync to {there}: two there was not sent from here, or changed there since" in refused(host)
+        assert {one.name: one.read_bytes() for one in there.iterdir() if one.is_file()} == {
+            "one": b"first",
+            "two": b"theirs",
+            "three": b"first",
+        }
+
+
+def test_a_file_that_is_equal_is_everybodys(here: Path, there: Path) -> None:
+    """Whoever put it there, and whenever: times say nothing."""
+    put(here / "same", b"same")
+    put(there / "same", b"same", 0o600)
+    os.utime(there / "same", (2e9, 2e9))
+    synced(*sync(here, there))
+    assert (there / "same").stat().st_mode & 0o777 == 0o644
+    put(here / "same", b"next")
+    synced(*sync(here, there))
+    assert (there / "same").read_bytes() == b"next"
+
+
+def test_a_file_that_was_there_before_and_differs_is_named(here: Path, there: Path) -> None:
+    put(here / "mine", b"ours")
+    put(there / "mine", b"theirs")
+    assert "mine there was not sent" in refused(sync(here, there)[0])
+    assert (there / "mine").read_bytes() == b"theirs"
+
+
+def test_what_was_removed_here_stays_there_if_it_was_changed_there(here: Path, there: Path) -> None:
+    put(here / "a/kept")
+    put(here / "a/gone")
+    synced(*sync(here, there))
+    put(there / "a/kept", b"results")
+    shutil.rmtree(here / "a")
+    end = synced(*sync(here, there))
+    assert end.notes == ["stays, for it was changed there: a/kept"]
+    assert sorted(tree_of(there)) == [b"a", b"a/kept"]
+    assert synced(*sync(here, there)).notes == []  # it is theirs now
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_a_folder_with_files_of_others_is_never_replaced(here: Path, there: Path, is_forced: bool) -> None:
+    put(here / "name", b"a file")
+    put(there / "name/data", b"data")
+    assert "name there was not sent" in refused(sync(here, there, is_forced=is_forced)[0])
+    assert (there / "name/data").read_bytes() == b"data"
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_a_link_there_is_not_followed(here: Path, there: Path, tmp_path: Path, is_forced: bool) -> None:
+    """Neither one that stands for a folder, nor one for a file."""
+    put(here / "folder/file", b"ours")
+    put(here / "file", b"ours")
+    put(tmp_path / "outside/file", b"outside")
+    there.mkdir()
+    (there / "folder").symlink_to(tmp_path / "outside")
+    (there / "file").symlink_to(tmp_path / "outside/file")
+    (host,) = sync(here, there, is_forced=is_forced)
+    assert tree_of(tmp_path / "outside") == {b"file": ("file", 0o644, b"outside")}
+    if is_forced:
+        synced(host)
+        assert tree_of(there) == tree_of(here)
+    else:
+        assert "file, folder there were not sent" in refused(host)
+
+
+def entry(path: str, kind: str = "f", **more: Any) -> Entry:
+    digest = {"f": bytes(20), "d": b"", "l": b"x"}[kind]
+    return Entry(os.fsencode(path), kind, 0o644, 1, 0, digest)._replace(**more)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [entry("../out")],
+        [entry("/etc/passwd")],
+        [entry("a", "d"), entry("a/../../out")],
+        [entry("a", "d"), entry("a//b")],
+        [entry("a", "l", digest=b"/etc"), entry("a/passwd")],  # through a link of the list itself
+        [entry("a/b")],
+        [entry("a"), entry("a")],
+        [entry(".dslaunch", "d"), entry(".dslaunch/sent")],
+        [entry("")],
+        [entry(".")],
+        [entry("a\0b")],
+        [entry("a", mode=0o4755)],
+        [entry("a", size=-1)],
+        [entry("a", digest=b"short")],
+        [entry("a", "l", digest=b"")],
+        [entry("a")._replace(kind="x")],
+    ],
+)
+def test_a_list_that_leads_out_of_the_folder_is_refused(entries: list[Entry], there: Path) -> None:
+    with pytest.raises(WrongList):
+        check(entries)
+    said: list[Frame] = []
+    data = write_list(entries)
+    receiver = Receiver(SyncOffer(str(there), "no marker", False, len(data), ""), said.append)
+    receiver.take(data)
+    wait_for(lambda: any(isinstance(one, Problem) for one in said))
+    receiver.end()
+    assert not there.exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"no zlib", write_list([entry("a")])[:-3]])
+def test_a_list_that_is_none_is_refused(data: bytes) -> None:
+    with pytest.raises(WrongList):
+        read_list(data)
+
+
+def wait_for(is_there: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    import time
+
+    until = time.monotonic() + timeout_s
+    while not is_there():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("root", ["/", "~/", "~/.", "relative"])
+def test_no_root_and_no_home_is_written_to(here: Path, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(here.parent / "home"))
+    (here.parent / "home").mkdir()
+    put(here / "file")
+    (host,) = sync(here, Path("/x"), hosts=at_place(root))
+    assert "must be the absolute path of a folder, and neither / nor a home" in refused(host)
+
+
+def at_place(root: str) -> type[HostHere]:
+    class There(HostHere):
+        def send(self, *frames: Frame) -> None:
+            super().send(*(one._replace(root=root) if isinstance(one, SyncOffer) else one for one in frames))
+
+    return There
+
+
+@pytest.mark.parametrize("number", [1, 2, 7])
+def test_a_full_disk_is_named_and_leaves_everything_as_it_was(
+    here: Path, there: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(here / "a", b"first")
+    synced(*sync(here, there))
+    before = tree_of(there)
+    put(here / "a", b"second")
+    for name in "bcdefg":
+        put(here / name, random.Random(name).randbytes(300_000))
+    write, left = os.write, [number]
+
+    def full(fd: int, data: bytes) -> int:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if path.startswith(str(there / ".dslaunch/coming")):
+            left[0] -= 1
+            if left[0] <= 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(fd, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        message = refused(sync(here, there)[0])
+    assert "No space left on device; nothing there was changed" in message
+    assert tree_of(there) == before
+    synced(*sync(here, there))
+    assert tree_of(there) == tree_of(here)
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root there is none, so the kernel's answer is put in its mouth."""
+    put(here / "a")
+    there.mkdir()
+    mkdir = os.mkdir
+
+    def no(path: Any, *more: Any, **named: Any) -> None:
+        if path == b".dslaunch":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        mkdir(path, *more, **named)
+
+    monkeypatch.setattr(os, "mkdir", no)
+    assert "Read-only file system; nothing there was changed" in refused(sync(here, there)[0])
+    put(there / "a")
+    monkeypatch.setattr(sync_receiver, "Record", sync_receiver.Record)
+    synced(*sync(here, there))  # all is there: nothing has to be written
+
+
+# A kill at any moment. Each change of the file system is one; the process is gone right before it.
+
+CHANGES = ("rename", "unlink", "rmdir", "mkdir", "symlink", "open", "fchmod", "utime", "ftruncate", "chmod")
+
+
+def killed_after(number: int, here: Path, there: Path) -> bool:
+    """Sync in a process that ends before its change of that number; whether it came so far."""
+    pid = os.fork()
+    if not pid:
+        try:
+            left = [number]
+
+            def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+                def work(*given: Any, **named: Any) -> Any:
+                    left[0] -= 1
+                    if not left[0]:
+                        os._exit(9)
+                    return change(*given, **named)
+
+                return work
+
+            for name in CHANGES:
+                setattr(os, name, counted(getattr(os, name)))
+            sync(here, there)
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+
+
+@pytest.mark.parametrize("step", few(range(1, 12), lambda step: step in (1, 6)))
+def test_a_kill_leaves_whole_files_and_the_next_sync_goes_on(here: Path, there: Path, step: int) -> None:
+    """Every 11th moment, beginning with another one each time."""
+    old, new = b"old" * 1000, b"new" * 100_000
+
+    def build() -> None:
+        for root in (here, there):
+            shutil.rmtree(root, ignore_errors=True)
+        here.mkdir()
+        for name in ("changed", "gone/inside", "kind", "mode", "a/b/c", "same"):
+            put(here / name, old)
+        (here / "link").symlink_to("changed")
+        synced(*sync(here, there))
+        put(here / "changed", new)
+        put(here / "new", new)
+        put(here / "copy/of new", new)
+        put(here / "a/b/c", b"third")
+        (here / "mode").chmod(0o755)
+        shutil.rmtree(here / "gone")
+        (here / "kind").unlink()
+        put(here / "kind/below", b"third")
+        (here / "link").unlink()
+        (here / "link").symlink_to("new")
+
+    number = step
+    while True:
+        build()
+        was_killed = killed_after(number, here, there)
+        for name, (kind, _, content) in tree_of(there).items():
+            if kind == "file":
+                assert content in (old, new, b"third"), (number, name, content[:20])
+        put(here / "changed", b"fourth")  # what is there is neither the last nor the next one
+        (host,) = sync(here, there)
+        assert isinstance(host.end, Synced), (number, host.end)
+        assert tree_of(there) == tree_of(here), number
+        assert sorted(os.listdir(there / ".dslaunch/coming")) == []
+        if not was_killed:
+            break
+        number += 11
+    assert number > 22
