@@ -240,8 +240,9 @@ class Agent:
         elif isinstance(frame, AskStacks):
             self._workers.ask_stacks(self._prepared.env if self._prepared else {}, self._folder)
         elif isinstance(frame, Resize):
-            if self._starter is not None:
-                self._starter.ask_to_end(frame.why)
+            why_not = self._starter.ask_to_end(frame.why) if self._starter is not None else ""
+            if why_not:
+                self._uplink.send(Note(why_not))
         elif isinstance(frame, Stop):
             self._stop(frame.grace_s)
 

@@ -10,7 +10,6 @@ import sys
 import time
 
 from ..wire.frames import bytes_of
-from .lean_stdlib import suppress
 from .preparation import Prepared, Unprepared
 from .private_folder import PrivateFolder
 from .worker import Worker, spawn
@@ -131,14 +130,23 @@ class Starter:
             )
         return path or "/proc/dslaunch-resize"  # never there
 
-    def ask_to_end(self, why: str) -> None:
-        """Ask the workers to save, and to end with code 75. The file is there whole or not at all."""
-        if self._resize_file is not None:
-            partial = f"{self._resize_file}.partial"
-            with suppress(OSError):
-                with open(partial, "w", encoding="utf-8", errors="surrogateescape") as file:
-                    file.write(f"{why}\n")
-                os.replace(partial, self._resize_file)
+    def ask_to_end(self, why: str) -> str:
+        """Ask the workers to save, and to end with code 75; returns why that was not done, or nothing.
+
+        The file is there whole or not at all.
+        """
+        if self._resize_file is None:
+            return ""
+        partial = f"{self._resize_file}.partial"
+        try:
+            with open(partial, "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(f"{why}\n")
+            os.replace(partial, self._resize_file)
+        except OSError as error:
+            return (
+                f"its workers cannot be asked to save: {self._resize_file}: {os.strerror(error.errno or 0)}"
+            )
+        return ""
 
     # What only some jobs ask for is loaded when one does.
 

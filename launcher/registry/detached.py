@@ -221,7 +221,9 @@ def _leave_terminal(folder: Path, *, keeps_stdin: bool) -> None:
         signal.signal(one, signal.default_int_handler)
     if not keeps_stdin:
         _be_without_input()
-    fd = os.open(folder / STRAY_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    fd = os.open(
+        folder / STRAY_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+    )
     for number in (1, 2):
         os.dup2(fd, number)
     os.close(fd)

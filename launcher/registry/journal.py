@@ -105,7 +105,9 @@ class JournalFile:
         head = line("h", segment, dropped + self._num_lines[1], self._logs.prefix, self._logs.has_timestamps)
         head += self._begun
         new = self._folder / f"{FILE}.new"
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = os.open(
+            new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
         try:
             os.write(fd, head)
             if segment:

@@ -104,7 +104,7 @@ def _refuse_foreign(path: Path, found: os.stat_result) -> None:
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """No other dslaunch chooses a name meanwhile; one that does not go on is not waited for."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     deadline = time.monotonic() + _LOCK_WAIT_S
     try:
         while not _is_locked(fd) and time.monotonic() < deadline:

@@ -103,11 +103,6 @@ OPTIONS = [
     ("--timings",),
     ("--preload",),
     ("--prepare_timeout",),
-    # launcher/options/sync.py
-    ("--sync",),
-    ("--sync_force",),
-    ("--collect",),
-    ("--collect_to",),
     # launcher/options/tree.py
     ("--tree_above",),
     ("--tree_radix",),
@@ -118,6 +113,11 @@ OPTIONS = [
     # launcher/options/detach.py
     ("--detach",),
     ("--name",),
+    # launcher/options/sync.py
+    ("--sync",),
+    ("--sync_force",),
+    ("--collect",),
+    ("--collect_to",),
     ("-h", "--help"),
 ]
 

@@ -29,8 +29,8 @@ def test_every_unfit_host_has_its_reasons_and_a_command_that_shows_them() -> Non
         "  Python: none, and 3.11.7 on node[1,4-8]",
         "  PyTorch: none, and 2.6.0, CUDA 12.4 on node[1,4,6-7]",
         "node4",
-        "  cannot use the folder /home/ada/job: No such file or directory; start from a folder that has the "
-        "same path on every host, or say cwd= in the hostfile",
+        "  cannot use the folder /home/ada/job: No such file or directory; start from a folder that every "
+        "host has at that path, bring it there with --sync, or say cwd= in the hostfile",
         "  see it with: ssh node4 'ls -ld /home/ada/job'",
         "node5",
         "  slots=8, but there are 7 GPUs; correct slots= in the hostfile, use --include, or look for the "

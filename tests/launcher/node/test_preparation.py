@@ -55,6 +55,9 @@ def job(tmp_path: Path) -> dict[str, Any]:
         "prepare_timeout_s": 60.0,
         "bind_cores": None,
         "is_verbatim": False,
+        "is_elastic": False,
+        "notice_file": None,
+        "notice_command": None,
     }
 
 
