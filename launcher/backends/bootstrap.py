@@ -189,6 +189,10 @@ _SHIM = (
 _NO_AGENT_LOADS = frozenset({"wire.mux", "node.address", "node.gateway_relay", "node.worker_shim"})
 
 
+# What only a job needs that moves files: a quarter of all.
+_FOR_FILES = ("wire.manifest", "node.collecting", "node.file_traffic", "node.mailbox")
+_FOR_SYNC = "node.sync_"
+
 _BUILDING = threading.Lock()
 COMPRESSION = 1  # 3 ms once, and half of the bytes for every host
 
@@ -245,7 +249,7 @@ def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:
     return "/bin/sh", "-c", _FIND_PYTHON, python, code
 
 
-def agent_source() -> bytes:
+def agent_source(*, moves_files: bool = False) -> bytes:
     """What goes down the stream before any frame: a loader, and the agent's modules as this
     Python compiles them.
 
@@ -253,17 +257,17 @@ def agent_source() -> bytes:
     may call: the first one puts it together, which takes 8 ms.
     """
     with _BUILDING:
-        return _agent_source()
+        return _agent_source(moves_files)
 
 
 @functools.cache
-def _agent_source() -> bytes:
-    return _compiled(_AGENT, _later())
+def _agent_source(moves_files: bool) -> bytes:
+    return _compiled(_AGENT, _later(moves_files))
 
 
-def agent_text() -> bytes:
+def agent_text(*, moves_files: bool = False) -> bytes:
     """The agent's modules as text."""
-    return _text(_AGENT, _later())
+    return _text(_AGENT, _later(moves_files))
 
 
 def relay_source() -> bytes:
@@ -281,14 +285,17 @@ def shim_source() -> str:
     return f"modules, later = {_sources(_SHIM)!r}, {{}}\n{_INSTALL}module.main()\n"
 
 
-def _later() -> tuple[str, ...]:
+def _later(moves_files: bool) -> tuple[str, ...]:
     """What most agents never import: each is sent, and loaded by the agent that does."""
     found = (
         f"{folder}.{info.name}"
         for folder in _FOLDERS
         for info in pkgutil.iter_modules(import_module(f"{_LAUNCHER}.{folder}").__path__)
     )
-    return tuple(sorted(set(found) - set(_AGENT) - _NO_AGENT_LOADS))
+    names = set(found) - set(_AGENT) - _NO_AGENT_LOADS
+    if not moves_files:
+        names = {name for name in names - set(_FOR_FILES) if not name.startswith(_FOR_SYNC)}
+    return tuple(sorted(names))
 
 
 def _command(words: tuple[str, ...]) -> str:

@@ -102,6 +102,7 @@ class Controller:
             hello_timeout_s=HELLO_TIMEOUT_S,
             enter_timeout_s=plan.prepare_timeout_s,
             window=window,
+            moves_files=files is not None,
         )
         self._search = MasterSearch(plan, lambda rank, frame: self._roster.hosts[rank].send(frame))
         self._job = RunningJob(self._roster, console, plan)

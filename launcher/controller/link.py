@@ -52,8 +52,10 @@ class Link:
         *,
         connect: Callable[[NodePlan], Channel],
         window: threading.BoundedSemaphore,
+        moves_files: bool = False,
     ) -> None:
         self._plan = plan
+        self._moves_files = moves_files
         self._connect = connect
         self._window = window
         self._channel: Channel | None = None
@@ -142,7 +144,7 @@ class Link:
             # it reads.
             self._waits_for_source = bool(self._plan.host.exec_prefix)
             if not self._waits_for_source:
-                _send_source(channel)
+                self._send_source(channel)
             self._channel = channel
             end = LinkEnd(self._read(channel, deliver))
         except (LaunchError, ProtocolError) as error:
@@ -170,12 +172,12 @@ class Link:
                 noise += data
                 if self._waits_for_source and ANNOUNCED in noise:
                     self._waits_for_source = False
-                    _send_source(channel)
+                    self._send_source(channel)
                 _, magic, data = noise.partition(MAGIC)
                 if not magic:
                     if WANTS_TEXT in noise and not is_asked:
                         is_asked = True
-                        channel.write(agent_text())
+                        channel.write(agent_text(moves_files=self._moves_files))
                     if len(noise) > MAX_NOISE_BYTES:
                         raise ProtocolError(
                             f"not an agent: it printed {noise[:60]!r}...; let login scripts print "
@@ -192,6 +194,10 @@ class Link:
                         frame = frame._replace(message=f"inside {shlex.join(prefix)}: {frame.message}")
                     deliver(frame, time.monotonic())
 
+    def _send_source(self, channel: Channel) -> None:
+        with contextlib.suppress(OSError):  # it has ended already: what it said is still to be read
+            channel.write(agent_source(moves_files=self._moves_files))
+
     def _wait_for_place(self) -> None:
         """Until one more output may be in flight; the other hosts go on meanwhile."""
         if not self._outputs.acquire(blocking=False):
@@ -200,11 +206,6 @@ class Link:
                 self._outputs.acquire()
             finally:
                 _TURN.acquire()
-
-
-def _send_source(channel: Channel) -> None:
-    with contextlib.suppress(OSError):  # it has ended already: what it said is still to be read
-        channel.write(agent_source())
 
 
 def _fed(decoder: Decoder, data: bytes) -> list[Frame]:

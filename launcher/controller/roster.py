@@ -85,12 +85,13 @@ class Roster:
         enter_timeout_s: float = 600.0,
         connect_timeout_s: float = float("inf"),
         window: int = CONNECT_WINDOW,
+        moves_files: bool = False,
     ) -> None:
         places = threading.BoundedSemaphore(window)
         self.hosts = tuple(
             HostState(
                 plan=node,
-                link=Link(node, connect=connect, window=places),
+                link=Link(node, connect=connect, window=places, moves_files=moves_files),
                 ranks=frozenset(one.rank for one in node.ranks),
             )
             for node in nodes

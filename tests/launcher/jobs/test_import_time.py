@@ -162,7 +162,7 @@ def test_a_python_that_is_too_old_says_so_and_which_it_is(source: bytes) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "sent"), [("node.agent", agent_text()), ("node.gateway_relay", relay_text())]
+    ("name", "sent"), [("node.agent", agent_text(moves_files=True)), ("node.gateway_relay", relay_text())]
 )
 def test_what_runs_on_a_node_needs_only_the_standard_library_of_python_3_8(name: str, sent: bytes) -> None:
     """It runs on whatever Python a node has, so what it imports is asked of the sources
@@ -189,7 +189,7 @@ def test_what_runs_on_a_node_needs_only_the_standard_library_of_python_3_8(name:
 def test_what_travels_is_two_folders_whole() -> None:
     """A module that is put into one of the folders is on every node, and needs no entry anywhere."""
     travels = (
-        sources_in(agent_text()).keys()
+        sources_in(agent_text(moves_files=True)).keys()
         | sources_in(relay_text()).keys()
         | {"node.address", "node.worker_shim"}
     )
@@ -198,6 +198,13 @@ def test_what_travels_is_two_folders_whole() -> None:
         f"{folder}.{path.stem}" for folder in ("node", "wire") for path in (launcher / folder).glob("*.py")
     }
     assert travels == there - {"node.__init__", "wire.__init__"}
+
+
+def test_what_moves_files_travels_only_to_where_files_are_moved() -> None:
+    every, usual = (sources_in(agent_text(moves_files=moves)).keys() for moves in (True, False))
+    assert usual < every
+    assert every - usual >= {"node.sync_receiver", "node.collecting", "wire.manifest"}
+    assert all("sync_" not in name for name in usual)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def agent_of(python: str) -> type[HostHere]:
             words = [python, "-I", "-S", "-u", "-c", READ_LOADER]
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, bufsize=0)
-            self._write(agent_source())
+            self._write(agent_source(moves_files=True))
             self._has_begun = threading.Event()
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()
@@ -51,7 +51,7 @@ def agent_of(python: str) -> type[HostHere]:
                     noise += data
                     if WANTS_TEXT in noise:
                         noise = b""
-                        self._write(agent_text())
+                        self._write(agent_text(moves_files=True))
                     data = noise.partition(MAGIC)[2]
                 if MAGIC in noise:
                     self._has_begun.set()
