@@ -68,14 +68,14 @@ def _has_keys(found: Values, identities: tuple[str, ...]) -> bool:
     if any(_is_set(found, key) for key in ("pkcs11provider", "securitykeyprovider", "certificatefile")):
         return True
     others = () if "identityfile" in found else _USUAL_TOKENS
-    return any(_is_on_token(one) for one in (*identities, *others))
+    return any(_is_on_token(Path(one).expanduser()) for one in (*identities, *others))
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_on_token(path: str) -> bool:
+def _is_on_token(path: Path) -> bool:
     """Whether this key is one of a token, of which the file holds a handle only."""
     try:
-        with Path(f"{path}.pub").expanduser().open("rb") as file:
+        with Path(f"{path}.pub").open("rb") as file:
             return file.read(3) == b"sk-"
     except OSError:
         return False

@@ -56,7 +56,7 @@ def _measured(size: int) -> dict[str, Any]:
         product = torch.empty_like(left)
         multiply_s = _seconds(lambda: torch.mm(left, right, out=product))
         copy_s = _seconds(lambda: product.copy_(left))
-        pinned = torch.empty(left.shape, dtype=left.dtype, pin_memory=True)
+        pinned = torch.empty(left.shape, dtype=left.dtype, device="cpu", pin_memory=True)
         load_s = _seconds(lambda: left.copy_(pinned, non_blocking=True))
     num_bytes = left.numel() * left.element_size()
     return {
@@ -78,8 +78,8 @@ def _num_wrong(device: torch.device, size: int) -> int:
     """
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # a sum is rounded once
     rows, columns = size // 2, size // 8
-    left = (torch.arange(rows * rows) * 5 % 7 - 3).view(rows, rows)
-    right = (torch.arange(rows * columns) * 3 % 7 - 3).view(rows, columns)
+    left = (torch.arange(rows * rows, device="cpu") * 5 % 7 - 3).view(rows, rows)
+    right = (torch.arange(rows * columns, device="cpu") * 3 % 7 - 3).view(rows, columns)
     exact, rounded = (
         (left.to(device, dtype) @ right.to(device, dtype)).cpu() for dtype in (torch.float32, torch.bfloat16)
     )

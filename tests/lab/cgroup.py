@@ -8,6 +8,7 @@ killed. With version 1 a killed process stays until the host is thawed, and a pr
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 
@@ -68,7 +69,8 @@ class Cgroups:
         if folder is None:
             folder = self._add(controller)
             for pid in pids:
-                (folder / "cgroup.procs").write_text(str(pid))
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    (folder / "cgroup.procs").write_text(str(pid))
         (folder / file).write_text(str(value))
 
     def unlimit(self) -> None:
