@@ -151,7 +151,7 @@ def _serve(link):
         torch_random = getattr(sys.modules.get("torch"), "default_generator", None)
         if torch_random is not None and torch_random.initial_seed() >= 1 << 32:
             torch_random.seed()
-        if "threading" in sys.modules:  # before Python 3.13 a fork leaves it the number of the one forked from
+        if "threading" in sys.modules:  # before Python 3.13 it keeps the number of the process forked from
             sys.modules["threading"].main_thread()._set_native_id()
         sys.orig_argv[:] = [os.fsdecode(one) for one in words]
         sys.argv[:] = [os.fsdecode(one) for one in words[len(words) - request["num_arguments"] :]]

@@ -151,7 +151,8 @@ def test_a_seed_that_a_module_gives_torch_is_kept(start: Start, tmp_path: Path) 
 
 
 def test_the_main_thread_has_the_number_of_its_process(start: Start) -> None:
-    job = start("import os, threading; say(threading.main_thread().native_id == os.getpid())", "--preload=threading")
+    worker = "import os, threading; say(threading.main_thread().native_id == os.getpid())"
+    job = start(worker, "--preload=threading", "--num_gpus=2")
     assert job.wait() == 0, job.err
     assert job.lines(0) == ["True"]
 
