@@ -16,8 +16,9 @@ The thread of jemalloc, which comes with pyarrow and so with pandas, does no har
 and a forked jemalloc does so itself.
 
 What the workers share: PYTHONHASHSEED, and the state of any generator of random numbers that a module seeded
-when it was imported. `random` seeds itself again after a fork, NumPy's global generator is seeded again by
-us, and torch's starts with the same seed in every process anyway.
+when it was imported. `random` seeds itself again after a fork; NumPy's global generator and torch's are
+seeded again by us, for each process has others. torch's is not if a module gave it a seed: what torch chooses
+has 64 bits, and what is given has not.
 """
 
 from __future__ import annotations
@@ -147,6 +148,11 @@ def _serve(link):
             _register_stacks(os.fsdecode(stacks))
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()
+        torch_random = getattr(sys.modules.get("torch"), "default_generator", None)
+        if torch_random is not None and torch_random.initial_seed() >= 1 << 32:
+            torch_random.seed()
+        if "threading" in sys.modules:  # before Python 3.13 it keeps the number of the process forked from
+            sys.modules["threading"].main_thread()._set_native_id()
         sys.orig_argv[:] = [os.fsdecode(one) for one in words]
         sys.argv[:] = [os.fsdecode(one) for one in words[len(words) - request["num_arguments"] :]]
         return main, script and os.fsdecode(encoded(script)), job["module"]

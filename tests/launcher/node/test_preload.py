@@ -136,6 +136,27 @@ def test_random_numbers_differ_between_ranks(start: Start) -> None:
     assert first[1] != second[1]
 
 
+def test_torch_draws_other_numbers_on_each_rank_as_in_processes_of_their_own(start: Start) -> None:
+    job = start("import torch; say(torch.rand(1).item())", "--preload=torch", "--num_gpus=2")
+    assert job.wait() == 0, job.err
+    first, second = (job.lines(rank)[0] for rank in range(2))
+    assert first != second
+
+
+def test_a_seed_that_a_module_gives_torch_is_kept(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "seeded.py").write_text("import torch\ntorch.manual_seed(5)\n")
+    job = start("import torch, seeded; say(torch.initial_seed())", "--preload=seeded", "--num_gpus=2")
+    assert job.wait() == 0, job.err
+    assert [job.lines(rank)[0] for rank in range(2)] == ["5", "5"]
+
+
+def test_the_main_thread_has_the_number_of_its_process(start: Start) -> None:
+    worker = "import os, threading; say(threading.main_thread().native_id == os.getpid())"
+    job = start(worker, "--preload=threading", "--num_gpus=2")
+    assert job.wait() == 0, job.err
+    assert job.lines(0) == ["True"]
+
+
 def test_stacks_can_be_asked_for(start: Start) -> None:
     job = start("def stuck(): wait()\nsay('ready')\nstuck()", "--preload=big", "--stack_on_hang=0")
     job.wait_for("ready")
