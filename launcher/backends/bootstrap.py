@@ -26,9 +26,10 @@ from ..inputs.host import Host
 _LAUNCHER = __package__.rpartition(".")[0]
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+-]+")  # the same word in every login shell
 
-# Words of a prefix that is not what it must be; they stand on a command line.
+# Words of a prefix, or of an `ssh`, that is not what it must be; they stand on a command line.
 NO_INPUT = "no input comes through it: podman exec and docker exec need the option -i"
 HAS_TERMINAL = "its input is a terminal, which changes bytes: leave out the option -t"
+NO_STDIN = "no input comes through ssh: leave out StdinNull, ForkAfterAuthentication, -n or -f for this host"
 OTHER_PROC = "/proc there is not that of its processes: mount it, as unshare does with --mount-proc"
 
 # Runs the Python text that is the first line of stdin. Unbuffered, so that not a byte of
@@ -39,18 +40,19 @@ READ_LOADER = 'exec(eval(open(0,"rb",0,closefd=False).readline()))'
 ANNOUNCED = b"dslaunch is here;"
 _ANNOUNCE = f'import os;os.write(1,b"{ANNOUNCED.decode()}");'
 
-# The same behind a prefix, which may give no input.
-_READ_INSIDE = (
+# The same where the way may give no input.
+_READ_IF_ANY = (
     'l=open(0,"rb",0,closefd=False).readline();'
-    f'exec(eval(l)) if l else __import__("os").write(2,b"{NO_INPUT}")'
+    'exec(eval(l)) if l else __import__("os").write(2,b"{}")'
 )
+_READ_INSIDE = _READ_IF_ANY.format(NO_INPUT)
 
 # The same for an `ssh` of this machine's: sshd's word for who came follows, up to FROM_END, so that the
 # address on the way to the host is known.
 FROM_END = b";"
 _ANNOUNCE_FROM_AND_READ = (
     f'import os;os.write(1,b"{ANNOUNCED.decode()}"+os.environb.get(b"SSH_CONNECTION",b"")'
-    f'+b"{FROM_END.decode()}");{READ_LOADER}'
+    f'+b"{FROM_END.decode()}");{_READ_IF_ANY.format(NO_STDIN)}'
 )
 
 _FIND_PYTHON = (

@@ -23,7 +23,9 @@ class Collecting:
 
     def __init__(self, asked: Collect, post: Callable[[Frame], None]) -> None:
         self._patterns = [bytes_of(one) for one in asked.patterns]
-        self._besides = bytes_of(asked.besides)
+        besides = bytes_of(asked.besides)
+        # Nothing would be left of a job's folder that the files come into.
+        self._besides = b"" if _is_in(os.getcwdb(), besides) else besides
         self._post = post
         self._changed = threading.Condition()
         self._num_allowed = WINDOW_BYTES
@@ -54,20 +56,23 @@ class Collecting:
 
     def _names(self, pattern: bytes) -> Iterator[bytes]:
         """The files that match, in order, with those in folders that match; links to files count as such."""
-        for name in sorted(glob.glob(pattern, recursive=True)):
+        for name in sorted(_matches(pattern)):
             path = os.path.normpath(name)
-            if os.path.isdir(path) and not os.path.islink(path):
+            if os.path.isdir(path) and not os.path.islink(name):  # latest/ is the folder that it leads to
                 inner = (os.path.join(folder, one) for folder, _, files in os.walk(path) for one in files)
-                yield from (one for one in sorted(inner) if self._is_meant(one) and os.path.isfile(one))
-            elif self._is_meant(path):
-                if os.path.isfile(path):
-                    yield path
-                elif os.path.lexists(path) and not os.path.isdir(path):
-                    self._problems.append(f"{os.fsdecode(path)} is no file")
+                found = (os.path.normpath(one) for one in sorted(inner))  # the job's folder itself is a dot
+            else:
+                found = iter([path])
+            yield from (one for one in found if self._is_meant(one) and self._is_file(one))
+
+    def _is_file(self, path: bytes) -> bool:
+        """If not: what is neither a file nor a folder is named."""
+        if not os.path.isdir(path) and not os.path.isfile(path) and os.path.lexists(path):
+            self._problems.append(f"{os.fsdecode(path)} is no file")
+        return os.path.isfile(path)
 
     def _is_meant(self, path: bytes) -> bool:
-        whole = os.path.abspath(path)
-        is_besides = bool(self._besides) and (whole + b"/").startswith(self._besides + b"/")
+        is_besides = bool(self._besides) and _is_in(os.path.abspath(path), self._besides)
         return not is_besides and OWN_FOLDER not in path.split(b"/")
 
     def _send(self, name: bytes) -> None:
@@ -96,3 +101,25 @@ class Collecting:
             self._changed.wait_for(lambda: self._num_allowed > 0)
             self._num_allowed -= len(piece)
         self._post(Chunk(piece))
+
+
+def _matches(pattern: bytes) -> Iterator[bytes]:
+    """As `glob.glob(pattern, recursive=True)`, but `**` follows no links: they may lead in a circle, or to
+    all data of the site."""
+    parts = pattern.split(b"/")
+    if b"**" not in parts:
+        yield from glob.glob(pattern)
+        return
+    place = parts.index(b"**")
+    above, below = b"/".join([*parts[:place], b""]), b"/".join(parts[place + 1 :])
+    for top in glob.glob(above) if above else [b""]:
+        if not below:
+            yield from [top] if top else glob.glob(b"*")
+            continue
+        for folder, inner, _ in os.walk(top or b"."):
+            inner[:] = [one for one in inner if not one.startswith(b".")]
+            yield from _matches(os.path.join(glob.escape(folder), below))
+
+
+def _is_in(path: bytes, folder: bytes) -> bool:
+    return (path + b"/").startswith(folder.rstrip(b"/") + b"/")

@@ -8,6 +8,8 @@ from ..inputs.exec_prefix import EXAMPLE, PrefixMistake, read_prefix
 
 
 def _prefix(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    if value and not value.strip():  # "$IN $BOX", and neither is set
+        raise click.BadParameter(f"{value!r} has no word in it; write e.g. {EXAMPLE!r}, or leave it out")
     try:
         return () if value is None else read_prefix(value)
     except PrefixMistake as mistake:

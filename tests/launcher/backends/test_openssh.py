@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dslaunch.launcher.backends.bootstrap import NO_STDIN
 from dslaunch.launcher.backends.child_starter import ChildStarter
 from dslaunch.launcher.backends.openssh import OpenSsh, OpenSshChannel
 from dslaunch.launcher.errors import LaunchError
@@ -50,6 +51,13 @@ def read_all(channel: OpenSshChannel) -> bytes:
     while data := channel.read():
         found += data
     return found
+
+
+def test_an_ssh_that_passes_no_input_on_says_so(ssh: Ssh) -> None:
+    channel = ssh(f"exec </dev/null{LOCAL}")
+    assert read_all(channel) == b""
+    assert channel.error_text() == NO_STDIN
+    channel.close()
 
 
 def test_bytes_go_both_ways_after_what_login_scripts_print(ssh: Ssh) -> None:

@@ -529,6 +529,11 @@ def test_an_empty_folder_is_not_the_present_one(fail: Fail, words: list[str]) ->
     assert "it is empty; give a folder, or . for the present one" in fail(*words)
 
 
+def test_a_prefix_of_spaces_does_not_run_the_job_outside(fail: Fail) -> None:
+    said = fail("--exec_prefix=  ", "train.py")
+    assert said.startswith("--exec_prefix: '  ' has no word in it; write e.g. 'podman exec -i box', or leave")
+
+
 def test_spaces_in_the_name_of_a_user_or_an_address_are_refused(fail: Fail) -> None:
     assert "'ada lovelace' is not a user: its name is made of" in fail("--ssh_user", "ada lovelace", "t.py")
     assert "'ada -v' is not a user" in fail("--ssh_user", "ada -v", "t.py")

@@ -121,6 +121,54 @@ def test_what_was_collected_is_not_collected_again(job: Path) -> None:
     assert names_in(job) == ["a.txt", "back/node1/a.txt"]
 
 
+@pytest.mark.parametrize("pattern", ["out/**", "out", "**", "**/*", "out/**/*.txt"])
+def test_links_to_folders_are_not_followed(job: Path, tmp_path: Path, pattern: str) -> None:
+    """Two that lead back up would be 2 ** 40 ways, and one may lead to all data of a site."""
+    (job / "out/run").mkdir(parents=True)
+    (job / "out/run/a.txt").write_text("a")
+    for name in ("loop", "again"):
+        (job / "out" / name).symlink_to(".")
+    (job / "out/run/up").symlink_to("..")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/all.txt").touch()
+    (job / "out/data").symlink_to(tmp_path / "data")
+    (job / "out/file.txt").symlink_to("run/a.txt")
+    end = collect(Collector([pattern], bytes(tmp_path / "back")), Host())
+    assert names_in(tmp_path / "back/node1") == ["out/file.txt", "out/run/a.txt"]
+    assert not end.problems
+
+
+def test_a_link_in_a_pattern_is_followed(job: Path, tmp_path: Path) -> None:
+    (job / "run").mkdir()
+    (job / "run/a.txt").touch()
+    (job / "latest").symlink_to("run")
+    collect(Collector(["latest/**", "./run//*.txt"], bytes(tmp_path / "back")), Host())
+    assert names_in(tmp_path / "back/node1") == ["latest/a.txt", "run/a.txt"]
+
+
+@pytest.mark.parametrize("pattern", [".", "./", "./**", "./*", "**/", "**"])
+def test_the_whole_folder_of_a_job(job: Path, tmp_path: Path, pattern: str) -> None:
+    (job / "logs").mkdir()
+    (job / "logs/a.txt").touch()
+    end = collect(Collector([pattern], bytes(tmp_path / "back")), Host())
+    assert names_in(tmp_path / "back/node1") == ["logs/a.txt"]
+    assert not end.problems
+
+
+def test_what_is_no_file_in_a_folder_that_comes_whole_is_named(job: Path, tmp_path: Path) -> None:
+    (job / "out").mkdir()
+    os.mkfifo(job / "out/pipe")
+    (job / "out/gone").symlink_to("nowhere")
+    end = collect(Collector(["out"], bytes(tmp_path / "back")), Host())
+    assert end.problems == ["out/gone is no file", "out/pipe is no file"]
+
+
+def test_files_may_come_into_the_folder_of_the_job(job: Path) -> None:
+    (job / "a.txt").write_text("a")
+    collect(Collector(["*.txt"], bytes(job)), Host())
+    assert names_in(job) == ["a.txt", "node1/a.txt"]
+
+
 @pytest.mark.parametrize("name", ["../out", "a/../../out", "/", "", ".", "a//b", "a\0b", "/../etc/passwd"])
 def test_a_name_that_leads_out_of_its_folder_is_refused(tmp_path: Path, name: str) -> None:
     collector, host = Collector(["*"], bytes(tmp_path / "back")), Host()
