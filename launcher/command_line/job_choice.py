@@ -8,7 +8,7 @@ import click
 
 from ..errors import LaunchError
 from ..output.table import screen_text, table, terminal_columns
-from ..registry.known_jobs import ELSEWHERE, AmbiguousError, KnownJob, find_job
+from ..registry.known_jobs import ELSEWHERE, LOST, AmbiguousError, KnownJob, find_job
 from ..wording import cleaned
 
 
@@ -52,6 +52,6 @@ def how_it_ended(job: KnownJob) -> str:
     """A sentence on a job that is no more."""
     record = job.record
     if job.why:
-        return f"{record.name} is lost: {job.why}"
+        return f"{record.name}{' is lost' if job.state == LOST else ''}: {job.why}"
     verdict = f": {cleaned(record.verdict)}" if record.verdict else ""
     return f"{record.name} ended with exit code {record.exit_code}{verdict}"

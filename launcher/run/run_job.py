@@ -28,6 +28,7 @@ from .exec_prefix import lost_input
 from .host_pool import read_pool, select_hosts
 from .host_watch import Hosts, watch_hosts
 from .make_plan import choose_attempt, make_plan
+from .no_workers_yet import no_workers_yet
 
 
 def run(options: Options) -> int:
@@ -67,7 +68,8 @@ def _run(options: Options, console: Console) -> int:
         check_place(Path(options.report), option="--report")
     if options.rendezvous.no_ssh:
         return _run_part(options, console)
-    first = choose_attempt(options, console)
+    with no_workers_yet(is_first=True):
+        first = choose_attempt(options, console)
     options.logs.check(sum(len(one.devices) for one in first.hosts))
     if options.backend.launcher.starts_itself:
         options.logs.refuse(f"--launcher={options.backend.launcher.name}, which prints what the ranks write")
@@ -140,17 +142,24 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     files: SyncJob | None = None
     while attempt is not None:
         is_first = attempt is first
-        if options.check.is_on:
-            attempt = _checked(options, attempt, console, hosts)
-        plan = make_plan(options, attempt)
-        if is_first:
-            _warn_of_plan(plan, console)
-            if options.ssh.given and not options.restart.is_on and all(node.is_local for node in plan.nodes):
-                console.warn(f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}")
-        if options.sync.is_on:
-            from .job_files import files_of  # here: most jobs move no files
+        with no_workers_yet(is_first=is_first):
+            if options.check.is_on:
+                attempt = _checked(options, attempt, console, hosts)
+            plan = make_plan(options, attempt)
+            if is_first:
+                _warn_of_plan(plan, console)
+                if (
+                    options.ssh.given
+                    and not options.restart.is_on
+                    and all(node.is_local for node in plan.nodes)
+                ):
+                    console.warn(
+                        f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}"
+                    )
+            if options.sync.is_on:
+                from .job_files import files_of  # here: most jobs move no files
 
-            files = files_of(options, plan, console, collector=None if files is None else files.collector)
+                files = files_of(options, plan, console, collector=None if files is None else files.collector)
         begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
         groups = plan_groups(plan.nodes, options.tree)
         access = choose_access(options, plan.nodes, groups, say=console.say)

@@ -132,3 +132,20 @@ def test_an_interrupt_while_hosts_are_connected_says_that_nothing_was_started(
         "dslaunch: interrupted: nothing was started",  # before the job watches signals
     )
     assert "Traceback" not in job.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_hosts_are_looked_at_first_ends_it_in_words(
+    number: signal.Signals, start: Start, tmp_path: Path
+) -> None:
+    asked = tmp_path / "asked"
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "torch.py").write_text(
+        f"import time\nopen({str(asked)!r}, 'w').close()\ntime.sleep(60)\n"
+    )
+    job = start("say('ready')", "--check", env={"PYTHONPATH": str(tmp_path / "slow")})
+    poll(asked.exists, "the question about PyTorch")
+    job.signal(number)
+    assert job.wait() == 128 + number
+    assert job.err.endswith(f"dslaunch: {number.name} ({number:d}): nothing was started\n")
+    job.assert_nothing_is_left()
