@@ -51,7 +51,9 @@ def started(job: KnownJob) -> str:
 def how_it_ended(job: KnownJob) -> str:
     """A sentence on a job that is no more."""
     record = job.record
+    if job.state == LOST:
+        return f"{record.name} is lost: {job.why}"
     if job.why:
-        return f"{record.name}{' is lost' if job.state == LOST else ''}: {job.why}"
+        return f"{record.name}: {job.why}"
     verdict = f": {cleaned(record.verdict)}" if record.verdict else ""
     return f"{record.name} ended with exit code {record.exit_code}{verdict}"
