@@ -33,7 +33,7 @@ def command(**given: Any) -> int:
     job = chosen_job(given["job"], "stop")
     refuse_elsewhere(job, "stop")
     if not job.is_live:
-        click.echo(f"dslaunch: {how_it_ended(job)} before", err=True)
+        click.echo(f"dslaunch: {how_it_ended(job)}{'' if job.why else ' before'}", err=True)
         return 0
     console = Console(log_level="info")
     try:

@@ -79,9 +79,11 @@ def _run(options: Options, console: Console) -> int:
     ended: list[EndedAttempt] = []
     try:
         _run_attempts(options, first, console, ended)
-    except LaunchError:
+    except LaunchError as error:
         if ended:  # what is known of the earlier attempts is not lost
-            unwritten = _write_reports(options, ended, console)
+            decision = f"{ended[-1].decision}; {error}"
+            ended[-1] = ended[-1]._replace(decision=decision)
+            unwritten = _write_reports(options, ended, console, exit_code=error.exit_code)
             if unwritten is not None:
                 console.error(str(unwritten))
         raise
@@ -223,7 +225,7 @@ def _run_attempt(
 
 
 def _write_reports(
-    options: Options, attempts: Sequence[EndedAttempt], console: Console
+    options: Options, attempts: Sequence[EndedAttempt], console: Console, *, exit_code: int | None = None
 ) -> LaunchError | None:
     """Write all that are asked for; returns what the first one that cannot be written is told by."""
     places: list[tuple[Path, str]] = []
@@ -234,7 +236,7 @@ def _write_reports(
     failure: LaunchError | None = None
     for path, option in places:
         try:
-            write_report(path, attempts, option=option)
+            write_report(path, attempts, option=option, exit_code=exit_code)
         except LaunchError as error:
             failure = failure or error
     return failure
