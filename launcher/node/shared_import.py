@@ -57,9 +57,9 @@ def shared_import(
         if name in env:
             return SharedImport([], f"{name.decode()} is set")
     for folder in env.get(b"PYTHONPATH", b"").split(b":"):
-        for name in _RUN_AT_START:
-            if folder and _is_local(name, os.fsdecode(folder)):
-                return SharedImport([], f"PYTHONPATH has a {name}, which Python runs at its start")
+        for module in _RUN_AT_START:
+            if folder and _is_local(module, os.fsdecode(folder)):
+                return SharedImport([], f"PYTHONPATH has a {module}, which Python runs at its start")
     why_not = _what_stands_before(source, os.path.dirname(os.path.realpath(script)))
     return SharedImport([SHARED]) if why_not is None else SharedImport([], why_not)
 
