@@ -11,7 +11,7 @@ from ..errors import LaunchError
 from ..options.number import Whole
 from ..registry.detached import EXIT_LOST
 from ..registry.following import Following
-from ..registry.known_jobs import KnownJob
+from ..registry.known_jobs import LOST, KnownJob
 from ..registry.replay import Choice, Replay
 from ..registry.stopping import Stopping
 from ..wording import count
@@ -76,7 +76,7 @@ def _show_last(following: Following, replay: Replay, num_lines: int) -> None:
 
 def _end(job: KnownJob) -> int:
     if job.why:
-        raise LaunchError(how_it_ended(job), exit_code=EXIT_LOST)
+        raise LaunchError(how_it_ended(job), exit_code=EXIT_LOST if job.state == LOST else 1)
     return job.record.exit_code
 
 

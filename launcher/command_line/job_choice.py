@@ -8,7 +8,7 @@ import click
 
 from ..errors import LaunchError
 from ..output.table import screen_text, table, terminal_columns
-from ..registry.known_jobs import ELSEWHERE, AmbiguousError, KnownJob, find_job
+from ..registry.known_jobs import ELSEWHERE, LOST, AmbiguousError, KnownJob, find_job
 from ..wording import cleaned
 
 
@@ -51,7 +51,9 @@ def started(job: KnownJob) -> str:
 def how_it_ended(job: KnownJob) -> str:
     """A sentence on a job that is no more."""
     record = job.record
-    if job.why:
+    if job.state == LOST:
         return f"{record.name} is lost: {job.why}"
+    if job.why:
+        return f"{record.name}: {job.why}"
     verdict = f": {cleaned(record.verdict)}" if record.verdict else ""
     return f"{record.name} ended with exit code {record.exit_code}{verdict}"

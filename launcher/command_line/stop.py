@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -10,7 +9,7 @@ import click
 
 from ..errors import LaunchError
 from ..output.console import Console
-from ..registry.following import now_of
+from ..registry.following import REMOVED, now_of
 from ..registry.known_jobs import KnownJob
 from ..registry.stopping import Stopping
 from ..wording import shown_time
@@ -34,7 +33,7 @@ def command(**given: Any) -> int:
     job = chosen_job(given["job"], "stop")
     refuse_elsewhere(job, "stop")
     if not job.is_live:
-        click.echo(f"dslaunch: {how_it_ended(job)} before", err=True)
+        click.echo(f"dslaunch: {how_it_ended(job)}{'' if job.why else ' before'}", err=True)
         return 0
     console = Console(log_level="info")
     try:
@@ -65,7 +64,4 @@ def stop(job: KnownJob, console: Console, *, is_now: bool) -> None:
                 tell_at = now + PROGRESS_EVERY_S
                 console.say(f"{name} is {now_of(job).state}, for {shown_time(now - began)} now")
     ended = now_of(job)
-    if os.path.isdir(job.folder):
-        console.say(how_it_ended(ended))
-    else:
-        console.say(f"{name} has ended")
+    console.say(f"{name} has ended" if ended.why == REMOVED else how_it_ended(ended))

@@ -6,7 +6,8 @@ Sent to the nodes: standard library only.
 Before the script imports torch it must have done nothing that the import could see: above that line stand
 imports of the standard library, constants, and functions that are defined. A script that sets a variable, has
 another module imported first or decides by `if` what to import is started as ever. So is one in a job whose
-environment has Python do more at its start (coverage), and so are workers on a host with GPUs: a fork before
+environment has Python do more at its start (coverage, a `sitecustomize` on PYTHONPATH, which could ask for
+the rank), and so are workers on a host with GPUs: a fork before
 CUDA is initialized does no harm, but no test of ours has seen that yet.
 """
 
@@ -31,6 +32,7 @@ _MENTIONS = b"torch"
 _LIKE_TORCH = ("torch", "dslaunch")
 _HARMLESS = ("numpy",)  # it may stand above: torch imports it too
 _AT_START = (b"COVERAGE_PROCESS_START", b"COVERAGE_PROCESS_CONFIG")
+_RUN_AT_START = ("sitecustomize", "usercustomize")
 
 
 class SharedImport(NamedTuple):
@@ -54,6 +56,10 @@ def shared_import(
     for name in _AT_START:
         if name in env:
             return SharedImport([], f"{name.decode()} is set")
+    for folder in env.get(b"PYTHONPATH", b"").split(b":"):
+        for module in _RUN_AT_START:
+            if folder and _is_local(module, os.fsdecode(folder)):
+                return SharedImport([], f"PYTHONPATH has a {module}, which Python runs at its start")
     why_not = _what_stands_before(source, os.path.dirname(os.path.realpath(script)))
     return SharedImport([SHARED]) if why_not is None else SharedImport([], why_not)
 

@@ -69,12 +69,15 @@ class BegunAttempt:
         )
 
 
-def report_of(attempts: Sequence[EndedAttempt]) -> dict[str, Any]:
+def report_of(attempts: Sequence[EndedAttempt], exit_code: int | None = None) -> dict[str, Any]:
     """How the job ended, which is how its last attempt did, and all attempts.
 
-    The keys: docs/launch/failures.md.
+    `exit_code` is the command's where the next attempt could not be made. The keys: docs/launch/failures.md.
     """
-    return {**attempts[-1].verdict.to_dict(), "attempts": [one.to_dict() for one in attempts]}
+    last = attempts[-1].verdict.to_dict()
+    if exit_code is not None:
+        last["exit_code"] = exit_code
+    return {**last, "attempts": [one.to_dict() for one in attempts]}
 
 
 def check_place(path: Path, *, option: str) -> None:
@@ -95,9 +98,11 @@ def check_place(path: Path, *, option: str) -> None:
         raise LaunchError(f"{option}={path}: you may not write there; give another place")
 
 
-def write_report(path: Path, attempts: Sequence[EndedAttempt], *, option: str) -> None:
+def write_report(
+    path: Path, attempts: Sequence[EndedAttempt], *, option: str, exit_code: int | None = None
+) -> None:
     """Errors: LaunchError that names the option which asked for it, if the file cannot be written"""
-    text = json.dumps(report_of(attempts), indent=2) + "\n"
+    text = json.dumps(report_of(attempts, exit_code), indent=2) + "\n"
     try:
         if _is_of_system(path.parent):  # /dev/stdout, or /dev/fd/63 as the shell makes it of `>(jq .)`
             path.write_text(text)

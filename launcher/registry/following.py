@@ -12,6 +12,7 @@ from .known_jobs import KnownJob, look_at
 from .replay import Replay
 
 POLL_S = 0.1
+REMOVED = "it has ended, and left no record; what started it was told how"
 _LOOK_EVERY_S = 0.5  # at the record
 
 
@@ -56,8 +57,10 @@ class Following:
 
 
 def now_of(job: KnownJob) -> KnownJob:
-    """The same job as it is now; one whose record was removed meanwhile is as it was, but has ended."""
-    return look_at(job.folder) or KnownJob(folder=job.folder, record=job.record, state="ended")
+    """The same job as it is now; one whose record was removed meanwhile is as it was, but has ended, and
+    `why` says that more is not known.
+    """
+    return look_at(job.folder) or KnownJob(folder=job.folder, record=job.record, state="ended", why=REMOVED)
 
 
 def last_entries(entries: Iterator[Entry], num_lines: int) -> tuple[list[Entry], int]:

@@ -28,6 +28,7 @@ from .host_pool import hostfile_path, nodes_of, select_hosts
 LOOK_EVERY_S = 1.0
 TRY_AGAIN_S = 2.0  # after the first failure; each one doubles it
 LONGEST_S = 60.0
+_NEW = "is new in the hostfile"
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class _Candidate:
     is_good: bool = False  # it was tried, and can be used
     is_spare: bool = False  # it was not tried, and nothing is known against it
     must_go_first: bool = False  # it counts again only after it was away, or when it has started anew
+    is_said: bool = False  # why it cannot be used yet was said
     machine: str = ""
     try_at: float = 0.0
     wait_s: float = 0.0  # how long it was left alone before
@@ -154,7 +156,7 @@ class Hosts:
         if not is_still or signature == self._signature:
             return
         self._signature = signature
-        self._read(self._path, word="is new in the hostfile", are_spares=True)
+        self._read(self._path, word=_NEW, are_spares=True)
 
     def _read(self, path: Path, *, word: str, are_spares: bool) -> None:
         """Take the hosts that the file names now; what is new in it is said with `word`."""
@@ -225,6 +227,12 @@ class Hosts:
         candidate.machine = machine or candidate.machine
         candidate.is_spare = False
         candidate.is_good = trial.is_good and not candidate.must_go_first
+        if trial.why_not and candidate.word == _NEW and not candidate.is_said:  # perhaps it is misspelt
+            candidate.is_said = True
+            why = trial.why_not
+            self._console.warn(
+                f"{name} is new in the hostfile, and cannot be used yet: {why}; it is tried again"
+            )
         candidate.wait_s = min(LONGEST_S, max(TRY_AGAIN_S, 2 * candidate.wait_s))
         candidate.try_at = now + candidate.wait_s
         if candidate.is_good and one.host.slots is None and trial.hello is not None:

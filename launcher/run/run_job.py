@@ -28,6 +28,7 @@ from .exec_prefix import lost_input
 from .host_pool import read_pool, select_hosts
 from .host_watch import Hosts, watch_hosts
 from .make_plan import choose_attempt, make_plan
+from .no_workers_yet import no_workers_yet
 
 
 def run(options: Options) -> int:
@@ -67,7 +68,8 @@ def _run(options: Options, console: Console) -> int:
         check_place(Path(options.report), option="--report")
     if options.rendezvous.no_ssh:
         return _run_part(options, console)
-    first = choose_attempt(options, console)
+    with no_workers_yet(is_first=True):
+        first = choose_attempt(options, console)
     options.logs.check(sum(len(one.devices) for one in first.hosts))
     if options.backend.launcher.starts_itself:
         options.logs.refuse(f"--launcher={options.backend.launcher.name}, which prints what the ranks write")
@@ -77,9 +79,11 @@ def _run(options: Options, console: Console) -> int:
     ended: list[EndedAttempt] = []
     try:
         _run_attempts(options, first, console, ended)
-    except LaunchError:
+    except LaunchError as error:
         if ended:  # what is known of the earlier attempts is not lost
-            unwritten = _write_reports(options, ended, console)
+            decision = f"{ended[-1].decision}; {error}"
+            ended[-1] = ended[-1]._replace(decision=decision)
+            unwritten = _write_reports(options, ended, console, exit_code=error.exit_code)
             if unwritten is not None:
                 console.error(str(unwritten))
         raise
@@ -140,17 +144,24 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     files: SyncJob | None = None
     while attempt is not None:
         is_first = attempt is first
-        if options.check.is_on:
-            attempt = _checked(options, attempt, console, hosts)
-        plan = make_plan(options, attempt)
-        if is_first:
-            _warn_of_plan(plan, console)
-            if options.ssh.given and not options.restart.is_on and all(node.is_local for node in plan.nodes):
-                console.warn(f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}")
-        if options.sync.is_on:
-            from .job_files import files_of  # here: most jobs move no files
+        with no_workers_yet(is_first=is_first):
+            if options.check.is_on:
+                attempt = _checked(options, attempt, console, hosts)
+            plan = make_plan(options, attempt)
+            if is_first:
+                _warn_of_plan(plan, console)
+                if (
+                    options.ssh.given
+                    and not options.restart.is_on
+                    and all(node.is_local for node in plan.nodes)
+                ):
+                    console.warn(
+                        f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}"
+                    )
+            if options.sync.is_on:
+                from .job_files import files_of  # here: most jobs move no files
 
-            files = files_of(options, plan, console, collector=None if files is None else files.collector)
+                files = files_of(options, plan, console, collector=None if files is None else files.collector)
         begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
         groups = plan_groups(plan.nodes, options.tree)
         access = choose_access(options, plan.nodes, groups, say=console.say)
@@ -214,7 +225,7 @@ def _run_attempt(
 
 
 def _write_reports(
-    options: Options, attempts: Sequence[EndedAttempt], console: Console
+    options: Options, attempts: Sequence[EndedAttempt], console: Console, *, exit_code: int | None = None
 ) -> LaunchError | None:
     """Write all that are asked for; returns what the first one that cannot be written is told by."""
     places: list[tuple[Path, str]] = []
@@ -225,7 +236,7 @@ def _write_reports(
     failure: LaunchError | None = None
     for path, option in places:
         try:
-            write_report(path, attempts, option=option)
+            write_report(path, attempts, option=option, exit_code=exit_code)
         except LaunchError as error:
             failure = failure or error
     return failure

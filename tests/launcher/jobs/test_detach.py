@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,25 @@ def test_ctrl_c_while_the_job_starts_ends_it(tmp_path: Path) -> None:
     terminal.type("\x03")
     assert terminal.wait() == 130
     assert ": nothing was started" in terminal.read()
+    assert jobs(tmp_path) == []
+
+
+def test_stop_while_the_hosts_are_looked_at_says_how_the_job_ended(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    (tmp_path / "train.py").write_text(WORKER + WAIT)
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "torch.py").write_text(
+        f"import time\nopen({str(asked)!r}, 'w').close()\ntime.sleep(60)\n"
+    )
+    path = str(tmp_path / "slow")
+    with ThreadPoolExecutor() as threads:
+        started = threads.submit(tell, tmp_path, "--detach", "--check", "train.py", PYTHONPATH=path)
+        poll(asked.exists, "the question about PyTorch")
+        told = tell(tmp_path, "stop", "train")
+    assert told.code == 0
+    assert "exit code 0" not in told.err
+    assert started.result().code == 128 + signal.SIGTERM
+    assert "SIGTERM (15): nothing was started" in started.result().err
     assert jobs(tmp_path) == []
 
 

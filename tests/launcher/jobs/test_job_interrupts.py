@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import sys
@@ -132,3 +133,44 @@ def test_an_interrupt_while_hosts_are_connected_says_that_nothing_was_started(
         "dslaunch: interrupted: nothing was started",  # before the job watches signals
     )
     assert "Traceback" not in job.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_hosts_are_looked_at_first_ends_it_in_words(
+    number: signal.Signals, start: Start, tmp_path: Path
+) -> None:
+    asked = tmp_path / "asked"
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "torch.py").write_text(
+        f"import time\nopen({str(asked)!r}, 'w').close()\ntime.sleep(60)\n"
+    )
+    job = start("say('ready')", "--check", env={"PYTHONPATH": str(tmp_path / "slow")})
+    poll(asked.exists, "the question about PyTorch")
+    job.signal(number)
+    assert job.wait() == 128 + number
+    assert job.err.endswith(f"dslaunch: {number.name} ({number:d}): nothing was started\n")
+    job.assert_nothing_is_left()
+
+
+def test_a_signal_between_two_starts_is_in_the_report(start: Start, tmp_path: Path) -> None:
+    first, asked = tmp_path / "first", tmp_path / "asked"
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "torch.py").write_text(
+        "import os, time\n"
+        f"if os.path.exists({str(first)!r}):\n"
+        f"    open({str(asked)!r}, 'w').close()\n"
+        "    time.sleep(60)\n"
+        "raise ImportError('none')\n"
+    )
+    worker = f"open({str(first)!r}, 'w').close(); exit(5)"
+    words = ("--check", "--max_restarts=1", "--min_uptime=0", "--report=report.json")
+    job = start(worker, *words, env={"PYTHONPATH": str(tmp_path / "slow")})
+    poll(asked.exists, "the look before the second start")
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert job.err.endswith("dslaunch: SIGTERM (15): the job is not started again\n")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["exit_code"] == 143
+    (attempt,) = report["attempts"]
+    assert attempt["exit_code"] == 5
+    assert attempt["decision"].endswith("; SIGTERM (15): the job is not started again")

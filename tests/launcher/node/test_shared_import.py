@@ -94,6 +94,16 @@ def test_where_it_is_not_asked(
     assert found(folder, "import torch", **changed) == expected
 
 
+@pytest.mark.parametrize("name", ["sitecustomize", "usercustomize"])
+def test_what_python_runs_at_its_start_may_ask_for_the_rank(folder: Path, name: str) -> None:
+    (folder / "site").mkdir()
+    env = {b"PYTHONPATH": f"/nothing:{folder / 'site'}".encode()}
+    assert found(folder, "import torch", env=env) == (["torch"], "")
+    (folder / "site" / f"{name}.py").touch()
+    why_not = f"PYTHONPATH has a {name}, which Python runs at its start"
+    assert found(folder, "import torch", env=env) == ([], why_not)
+
+
 def test_no_script_is_nothing_to_look_at() -> None:
     assert shared_import(None, num_workers=2, num_devices=0, env={}) == ([], "")
 

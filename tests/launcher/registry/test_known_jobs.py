@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
+from dslaunch.launcher.command_line import attach
+from dslaunch.launcher.command_line.job_choice import how_it_ended
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.registry import known_jobs as registry
+from dslaunch.launcher.registry.following import now_of
 from dslaunch.launcher.registry.known_jobs import AmbiguousError, clean, find_job, known_jobs, look_at
 from dslaunch.launcher.registry.record import State
 from tests.launcher.registry.records import make_record
@@ -113,3 +117,20 @@ def test_without_any_record_there_are_no_jobs(tmp_path: Path, monkeypatch: pytes
     assert known_jobs() == []
     clean()
     assert not (tmp_path / "none").exists()
+
+
+def test_a_job_whose_record_was_removed_has_no_exit_code_that_is_told(folder: Path) -> None:
+    """Of one that failed before its workers ran nothing is left, and it did not end with 0."""
+    path = make_record(folder, state=State.STARTING, exit_code=0)
+    holder = start_holder(path)
+    job = look_at(path)
+    assert job is not None
+    holder.kill()
+    holder.communicate()
+    shutil.rmtree(path)
+    gone = now_of(job)
+    assert not gone.is_live
+    assert how_it_ended(gone) == "train: it has ended, and left no record; what started it was told how"
+    with pytest.raises(LaunchError, match="left no record") as raised:
+        attach._end(gone)
+    assert raised.value.exit_code == 1

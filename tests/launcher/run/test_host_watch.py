@@ -99,6 +99,21 @@ def test_a_line_that_is_added_and_one_that_is_removed(pool: Pool) -> None:
     hosts.end(None)
 
 
+def test_why_a_new_host_cannot_be_used_yet_is_said_once(pool: Pool) -> None:
+    pool.write("a slots=2")
+    pool.why_not["b"] = "down"
+    hosts = pool.watch()
+    pool.write("a slots=2", "b slots=2")
+    until(lambda: pool.tried.count("b") > 2)
+    pool.why_not.clear()
+    until(lambda: hosts.why_change({}) == "b is new in the hostfile")
+    hosts.end(None)
+    pool.console.drain()
+    said = b"warning: b is new in the hostfile, and cannot be used yet: down; it is tried again"
+    assert pool.err.getvalue().count(said) == 1
+    assert b"cannot be used" not in pool.err.getvalue().replace(said, b"")
+
+
 def test_a_broken_hostfile_is_said_once_and_changes_nothing(pool: Pool) -> None:
     pool.write("a slots=2", "b slots=2")
     hosts = pool.watch()

@@ -1,0 +1,43 @@
+"""A signal that ends the job while it has no workers: before its first start, or between two."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from ..controller.job_signals import ENDING, NUM_ENDING_AT_ONCE, received, unignored
+from ..errors import LaunchError
+from ..job.verdict import signal_name
+
+
+class _Interrupted(BaseException):
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def no_workers_yet(*, is_first: bool) -> Iterator[None]:
+    """What is done here ends at such a signal, and what it is told to is said.
+
+    Errors: LaunchError with the exit code of the signal
+    """
+    count = 0
+
+    def receive(number: int, _: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count == NUM_ENDING_AT_ONCE:
+            os._exit(128 + number)
+        if count == 1:
+            raise _Interrupted(number)
+
+    try:
+        with received(unignored(ENDING), receive):
+            yield
+    except _Interrupted as interrupted:
+        what = "nothing was started" if is_first else "the job is not started again"
+        name = signal_name(interrupted.number)
+        raise LaunchError(f"{name}: {what}", exit_code=128 + interrupted.number) from None
