@@ -96,16 +96,18 @@ def test_a_place_that_takes_no_files_is_refused_before_the_job(tmp_path: Path, p
     (tmp_path / "a.txt").touch()
     (tmp_path / "gone").symlink_to("nowhere")
     (tmp_path / "train.py").write_text("print('ran')")
+    words = ("--num_gpus=1", "--collect=*", f"--collect_to={place}", "train.py")
     done = subprocess.run(
-        [sys.executable, "-m", "dslaunch", "--num_gpus=1", "--collect=*", f"--collect_to={place}", "train.py"],
+        [sys.executable, "-m", "dslaunch", *words],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
+    found = tmp_path / place.partition("/")[0]
     assert done.stderr == (
-        f"dslaunch: --collect_to={place}: {tmp_path / place.partition('/')[0]} is no folder, so no file could "
-        "come back; name another folder\n"
+        f"dslaunch: --collect_to={place}: {found} is no folder, so no file could come back; name another "
+        "folder\n"
     )
     assert (done.returncode, done.stdout) == (2, "")
 
