@@ -42,8 +42,7 @@ _ANNOUNCE = f'import os;os.write(1,b"{ANNOUNCED.decode()}");'
 
 # The same where the way may give no input.
 _READ_IF_ANY = (
-    'l=open(0,"rb",0,closefd=False).readline();'
-    'exec(eval(l)) if l else __import__("os").write(2,b"{}")'
+    'l=open(0,"rb",0,closefd=False).readline();exec(eval(l)) if l else __import__("os").write(2,b"{}")'
 )
 _READ_INSIDE = _READ_IF_ANY.format(NO_INPUT)
 

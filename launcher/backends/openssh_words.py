@@ -163,8 +163,15 @@ def _unknown(facts: Facts) -> str:
     port = facts.get("port", "22")
     option = "" if port == "22" else f"-p {port} "
     file = facts.get("userknownhostsfile", "~/.ssh/known_hosts").partition(" ")[0]
-    scan = f"ssh-keyscan {option}{facts.get('hostname', 'HOST')} >> {file}"
-    return f"its host key is not known; if the right host answers there: {scan}"
+    scan = f"ssh-keyscan {option}{facts.get('hostname', 'HOST')}"
+    return f"its host key is not known; if the right host answers there: {where_to_add(scan, file)}"
+
+
+def where_to_add(scan: str, file: str) -> str:
+    """What to do with the key that a command prints, and the first UserKnownHostsFile."""
+    if file not in ("/dev/null", "none"):
+        return f"{scan} >> {file}"
+    return f"{scan} >> ~/.ssh/known_hosts, and take UserKnownHostsFile={file} out, which keeps no keys"
 
 
 def _known_as(facts: Facts) -> str:

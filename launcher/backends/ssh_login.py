@@ -24,6 +24,7 @@ from paramiko.ssh_exception import IncompatiblePeer
 from ..errors import EXIT_HOST, LaunchError
 from ..inputs.named_file import read_named
 from .known_hosts import KnownHosts
+from .openssh_words import where_to_add
 from .ssh_config import Target
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # what it would print we report ourselves, once
@@ -180,7 +181,7 @@ def _check_host_key(
             f"an attack; if the host was reinstalled: ssh-keygen -R '{hop.host_key_name}' and add the new key"
         )
     if hop.unknown_host_keys == "refuse":
-        scan = f"ssh-keyscan {_port_option(hop)}{hop.address} >> {hop.known_hosts[0]}"
+        scan = where_to_add(f"ssh-keyscan {_port_option(hop)}{hop.address}", str(hop.known_hosts[0]))
         shown = f"{key.get_name()} {key.fingerprint}"
         problem = f"its host key is not known ({shown}); if that is the right key: {scan}"
         if hop.openssh.has_host_keys or known_hosts.has_authorities(hop.known_hosts):

@@ -134,7 +134,7 @@ class Controller:
             try:
                 self._run_phases()
                 self._stop_and_wait()
-                self._files.report_collected()
+                self._files.report_collected(self._roster.hosts)
                 self._wait_for_peers()
             finally:
                 self._files.end_sync()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import EXIT_HOST, EXIT_MISTAKE
@@ -179,11 +179,15 @@ class FileTraffic:
         host.is_over = True
         host.link.abandon()
 
-    def report_collected(self) -> None:
+    def report_collected(self, hosts: Iterable[HostState]) -> None:
         """In words, at the end."""
         collector = self._collector
         if collector is None:
             return
+        for host in hosts:
+            if host.pids and host not in self._started:
+                what = "what its workers wrote, for it was lost before they had ended"
+                self._console.warn(f"--collect: not brought: {host.name}: {what}")
         for host in self._started:
             if self.is_asked(host):
                 collector.lose(host)

@@ -60,9 +60,9 @@ class Collecting:
             path = os.path.normpath(name)
             if os.path.isdir(path) and not os.path.islink(name):  # latest/ is the folder that it leads to
                 inner = (os.path.join(folder, one) for folder, _, files in os.walk(path) for one in files)
-                found = (os.path.normpath(one) for one in sorted(inner))  # the job's folder itself is a dot
+                found = [os.path.normpath(one) for one in sorted(inner)]  # the job's folder itself is a dot
             else:
-                found = iter([path])
+                found = [path]
             yield from (one for one in found if self._is_meant(one) and self._is_file(one))
 
     def _is_file(self, path: bytes) -> bool:

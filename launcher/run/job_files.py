@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from ..errors import LaunchError
 from ..job.plan import Plan
 from ..options import Options
 from ..output.console import Console
@@ -22,11 +23,12 @@ def files_of(
 ) -> SyncJob | None:
     """None if no file is to be moved. `collector` is that of the attempt before.
 
-    Errors: LaunchError for a folder that cannot be sent
+    Errors: LaunchError for a folder that cannot be sent, or cannot be written
     """
     if not options.sync.is_on:
         return None
     if options.sync.patterns and collector is None:
+        _refuse_place(options.sync.place)
         collector = Collector(options.sync.patterns, os.fsencode(options.sync.place))
     if options.sync.folder is None:
         return SyncJob(collector=collector)
@@ -43,6 +45,18 @@ def files_of(
         console.warn("--sync has no effect, for all ranks run on this machine")
         return SyncJob(collector=collector)
     return SyncJob(_walk(root, options, console), options.sync.is_forced, collector)
+
+
+def _refuse_place(place: str) -> None:
+    """Now, since the job may take days. Errors: LaunchError if no folder can be made there"""
+    path = os.path.abspath(place)
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    why = "is no folder" if not os.path.isdir(path) else "cannot be written by you"
+    if not os.path.isdir(path) or not os.access(path, os.W_OK | os.X_OK):
+        raise LaunchError(
+            f"--collect_to={place}: {path} {why}, so no file could come back; name another folder"
+        )
 
 
 def _walk(root: bytes, options: Options, console: Console) -> Manifest:

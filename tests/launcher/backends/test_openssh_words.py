@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dslaunch.launcher.backends.openssh_words import Dropped, is_of_ssh, why_not
+from dslaunch.launcher.backends.openssh_words import Dropped, is_of_ssh, where_to_add, why_not
 from dslaunch.launcher.errors import EXIT_HOST
 
 FACTS = {
@@ -171,3 +171,15 @@ def test_a_way_that_ended_is_named_with_its_last_words() -> None:
 )
 def test_what_ssh_says_at_the_end_is_not_what_the_host_said(line: str, is_ssh: bool) -> None:
     assert is_of_ssh(line) == is_ssh
+
+
+@pytest.mark.parametrize("file", ["/dev/null", "none"])
+def test_no_key_is_added_to_a_file_that_keeps_none(file: str) -> None:
+    said = said_of(
+        "No ED25519 host key is known for w0.lab.\nHost key verification failed.", userknownhostsfile=file
+    )
+    scan = "ssh-keyscan -p 2222 w0.lab"
+    assert said.endswith(f": {where_to_add(scan, file)}")
+    assert said.endswith(
+        f"{scan} >> ~/.ssh/known_hosts, and take UserKnownHostsFile={file} out, which keeps no keys"
+    )

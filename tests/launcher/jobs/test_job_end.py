@@ -123,3 +123,16 @@ def test_a_report_that_cannot_be_written_is_one_line(start: Start) -> None:
         "dslaunch: --report=no/such/folder: there is no folder no/such"
     )
     assert_short(job)
+
+
+def test_a_host_that_is_lost_with_its_files_is_named(start: Start, tmp_path: Path) -> None:
+    job = start(
+        "open('out.txt', 'w').close(); os.kill(os.getppid(), signal.SIGKILL); wait()",
+        "--collect=*.txt",
+        f"--collect_to={tmp_path / 'back'}",
+    )
+    assert job.wait() == 3
+    said = "--collect: not brought: localhost: what its workers wrote, for it was lost before they had ended"
+    assert said in job.err
+    assert "collected 0 files" in job.err
+    job.assert_nothing_is_left()

@@ -91,6 +91,27 @@ def test_a_folder_that_cannot_be_meant_is_refused(tmp_path: Path, given: str, sa
     assert done.stderr.startswith(f"dslaunch: {said}")
 
 
+@pytest.mark.parametrize("place", ["a.txt", "a.txt/back", "gone/back"])
+def test_a_place_that_takes_no_files_is_refused_before_the_job(tmp_path: Path, place: str) -> None:
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "gone").symlink_to("nowhere")
+    (tmp_path / "train.py").write_text("print('ran')")
+    words = ("--num_gpus=1", "--collect=*", f"--collect_to={place}", "train.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "dslaunch", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = tmp_path / place.partition("/")[0]
+    assert done.stderr == (
+        f"dslaunch: --collect_to={place}: {found} is no folder, so no file could come back; name another "
+        "folder\n"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+
+
 def test_on_this_machine_alone_nothing_is_sent(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('out.txt', 'w').write('result')\n")
     words = ["--num_gpus=1", "--sync", ".", "--collect", "*.txt", "train.py"]
