@@ -268,7 +268,9 @@ def test_stop_now_kills_also_after_a_stop_in_order(detach: Callable[..., Job], t
     told = tell(tmp_path, "stop", "--now", name)
     assert told.code == 0, told
     _, err = waiting.communicate(timeout=10)
-    assert (waiting.returncode, err.decode()) == (0, "dslaunch: train ended with exit code 143\n")
+    *before, last = err.decode().splitlines()
+    assert (waiting.returncode, last) == (0, "dslaunch: train ended with exit code 143")
+    assert all(line.startswith("dslaunch: train is stopping, for ") for line in before), "after two seconds"
     started.assert_nothing_is_left()
     assert wait_for_state(tmp_path, name, "ended")["exit_code"] == 143
 
