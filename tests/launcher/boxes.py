@@ -108,7 +108,12 @@ class Podman:
     def run(self, *words: str) -> str:
         """Errors: PodmanMissing if it says no"""
         done = subprocess.run(
-            [str(self.program), *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            [str(self.program), *words],
+            cwd=self._folder,  # conmon leaves a file there when a container meets its limit of memory
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise PodmanMissing(done.stderr.strip().rpartition("\n")[2])
