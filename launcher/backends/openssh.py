@@ -208,7 +208,7 @@ class OpenSshChannel:
         environment = {
             **os.environ,
             "SSH_ASKPASS_REQUIRE": "never",
-        }  # an ssh that leads to it asks nobody either
+        }  # an ssh on the way to the host asks no questions either
         try:
             self._process = child_starter().start(argv, environment)
         except (OSError, subprocess.SubprocessError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import EXIT_HOST, EXIT_MISTAKE
@@ -179,11 +179,11 @@ class FileTraffic:
         host.is_over = True
         host.link.abandon()
 
-    def report_collected(self, hosts: Iterable[HostState]) -> None:
+    def report_collected(self, hosts: Sequence[HostState]) -> None:
         """In words, at the end."""
         collector = self._collector
-        if collector is None:
-            return
+        if collector is None or not (self._started or any(host.pids for host in hosts)):
+            return  # nothing has run that could have written files
         for host in hosts:
             if host.pids and host not in self._started:
                 what = "what its workers wrote, for it was lost before they had ended"

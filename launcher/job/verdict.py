@@ -278,7 +278,7 @@ def rank_failure(
     found = {name: _read(value) for name, value in exited.evidence.items() if _is_evidence(name, value)}
     found["place"] = found.get("place") or place
     if exited.code == EXIT_CHANGE:
-        unasked = "code 75 says that it saved and ended for a change of hosts, and nobody asked it to"
+        unasked = "code 75 says that it saved and ended for a change of hosts, and it was not asked to"
         found["evidence"] = (*found.get("evidence", ()), unasked)
     return RankFailure(
         rank=exited.rank,

@@ -180,6 +180,8 @@ def _pieces(connection: socket.socket, size: int) -> Iterator[memoryview]:
                 raise _PeerError("hung up")
             size -= num_bytes
             yield buffer[:num_bytes]
+    except ConnectionError:
+        raise _PeerError("hung up") from None
     except OSError as error:
         raise _PeerError(f"is silent: {error.strerror or error}") from None
 

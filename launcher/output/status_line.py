@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ..errors import LaunchError
 from ..inputs.host_list import folded
+from ..wording import count
 from .writer import StreamSink
 
 ERASE = b"\r\x1b[K"  # to the first column, and clear from there
@@ -18,7 +19,7 @@ MAX_NAMES_LENGTH = 80
 def describe_hosts(phase: str, num_hosts: int, missing: Sequence[str], num_failed: int) -> str:
     """`3 of 8 hosts connected, 1 failed, waiting for w1, w2, w3, w4`; of more `w[1-5]`."""
     num_done = num_hosts - len(missing) - num_failed
-    text = f"{num_done} of {num_hosts} hosts {phase}"
+    text = f"{num_done} of {count(num_hosts, 'host')} {phase}"
     if num_failed:
         text += f", {num_failed} failed"
     if missing:

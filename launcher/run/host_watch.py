@@ -90,7 +90,7 @@ class Hosts:
                 self._candidates[name] = _Candidate("is back", must_go_first=True)
 
     def end(self, verdict: Verdict | None) -> None:
-        """It has ended: what its hosts did is known, and nobody is tried any more."""
+        """It has ended: what its hosts did is known, and no host is tried any more."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(LONGEST_S)

@@ -48,7 +48,7 @@ class Preemption:
 
     def agreed_code(self, device: torch.device) -> int:
         """The exit code with which all ranks are to end if any was asked to; 0: none was. Where SIGTERM and
-        the file ask, the signal counts: whoever sent it does not start the job again.
+        the file ask, the signal counts: what sent it does not start the job again.
 
         Order: a collective
         """

@@ -458,7 +458,7 @@ def preparing(start: Start, folder: Path, screen: Screen, venv_script: str) -> J
     (folder / "venv.sh").write_text(f"{venv_script}\n")
     to_screen = f'exec "$@" 2>{os.ttyname(screen.slave)}'
     job = start("", "--venv_script=venv.sh", shell=to_screen, env={"NO_COLOR": "1"})
-    screen.read_until(lambda data: b"hosts prepared" in data, "the line")
+    screen.read_until(lambda data: b"host prepared" in data, "the line")
     return job
 
 
@@ -473,14 +473,14 @@ def test_the_start_is_one_line_that_vanishes(start: Start, tmp_path: Path) -> No
         shell=f'exec "$@" >{os.ttyname(screen.slave)} 2>&1',
         env={"NO_COLOR": "1"},
     )
-    line = b"\r\x1b[Kdslaunch: 0 of 1 hosts prepared, waiting for localhost ("
+    line = b"\r\x1b[Kdslaunch: 0 of 1 host prepared, waiting for localhost ("
     screen.read_until(lambda data: data.count(line) >= 2, "two states of the line")
     assert b"\n" not in screen.data
     (tmp_path / "go").touch()
     screen.read_until(lambda data: data.count(b"hello\r\n") == 2, "the workers' words")
     assert job.wait() == 0
     left = screen.left()
-    assert b"hosts" not in left
+    assert b"prepared" not in left
     assert b"\x1b" not in left
     assert {b"localhost:0 | hello", b"localhost:1 | hello"} < set(left.split(b"\r\n"))
     screen.close()
@@ -518,5 +518,5 @@ def test_in_a_pipe_there_are_no_codes(start: Start, tmp_path: Path) -> None:
     (tmp_path / "venv.sh").write_text("sleep 2.3\n")
     job = start("say('hello')", "--venv_script=venv.sh")
     assert job.wait() == 0
-    assert "dslaunch: 0 of 1 hosts prepared, waiting for localhost (2 s)\n" in job.err
+    assert "dslaunch: 0 of 1 host prepared, waiting for localhost (2 s)\n" in job.err
     assert "\x1b" not in job.err

@@ -100,7 +100,7 @@ def test_code_75_without_a_question_is_a_failure(watch: Watch | None) -> None:
     verdict, said = run(MemoryHost((0,), ends), MemoryHost((1,), code=None), watch=watch)
     assert isinstance(verdict.culprit, RankFailure)
     assert (verdict.exit_code, verdict.change) == (75, "")
-    assert "evidence: code 75 says that it saved and ended for a change of hosts, and nobody asked" in said
+    assert "evidence: code 75 says that it saved and ended for a change of hosts, and it was not" in said
 
 
 def test_another_code_is_a_failure_though_they_were_asked() -> None:

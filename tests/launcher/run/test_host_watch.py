@@ -163,6 +163,21 @@ def test_a_host_that_got_a_signal_counts_again_when_it_has_started_anew(pool: Po
     hosts.end(None)
 
 
+def test_a_host_that_a_look_found_unfit_joins_only_after_it_was_away(pool: Pool) -> None:
+    """It answers, so without this it would join, be left out again, and the job would start over and over."""
+    pool.write("a slots=1", "b slots=1")
+    pool.machine["b"] = "boot 1"
+    hosts = pool.watch()
+    hosts.end(None)
+    hosts.leave_out(["b"])
+    hosts.begin(pool.first._replace(hosts=pool.first.hosts[:1]))
+    until(lambda: pool.tried.count("b") > 2)
+    assert hosts.why_change({}) == ""
+    pool.machine["b"] = "boot 2"
+    until(lambda: hosts.why_change({}) == "b is back")
+    hosts.end(None)
+
+
 def test_a_host_whose_notice_stands_does_not_join(pool: Pool) -> None:
     pool.write("a slots=1", "b slots=1")
     hosts = pool.watch()
