@@ -37,6 +37,7 @@ def answers(**changed: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "python": {"version": "3.11.7", "problem": ""},
         "torch": {"version": "2.6.0", "platform": "CUDA 12.4", "nccl": "2.21.5", "problem": ""},
         "gpu": {"driver": "550.54.15", "names": ["NVIDIA H100"] * 8, "num": 8},
+        "link": {"fastest_mbit": 200_000, "names": ["mlx5_0:1 200 Gbit/s"], "faults": []},
     }
     return {question: {**facts, **changed.get(question, {})} for question, facts in good.items()}
 
@@ -164,6 +165,12 @@ def test_what_keeps_a_host_from_being_used(changed: dict[str, Any], problem: str
         ({"answers": answers(tmp={"problem": MISSING})}, "/tmp cannot be used: No such file"),
         ({"answers": answers(cwd={"free_bytes": 5 << 20})}, "5.0 MiB free in the job's folder; make room"),
         ({"answers": answers(system={"nofile": 256})}, "ulimit -n is 256; large jobs need"),
+        ({"answers": answers(link={"fastest_mbit": 1000})},
+         "its fastest link has 1 Gbit/s, where most hosts have 200; look"),
+        ({"answers": answers(link={"faults": ["mlx5_1 port 1 is DOWN"]})},
+         "mlx5_1 port 1 is DOWN; look at its cable"),
+        ({"answers": answers(system={"memory_free_bytes": 100 * GIB})},
+         "100 GiB of its 503 GiB of memory are free, where most hosts have 480 GiB; end what"),
         ({"clock_offset_s": 3.0}, "its clock is 3.0 s ahead of this machine's (+- 0.3 ms); logs"),
         ({"clock_offset_s": -3.0}, "its clock is 3.0 s behind this machine's"),
         ({"answers": answers(python={"version": "3.10.2"})},
