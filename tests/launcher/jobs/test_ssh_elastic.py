@@ -213,7 +213,7 @@ def test_code_75_is_a_failure_where_nobody_asked_for_it(lab: Lab, folder: Path) 
     (folder / "work.py").write_text("import sys; sys.exit(75)")
     command = launch(lab, folder, "--max_nodes=3", "work.py")
     assert command.wait() == 75
-    assert "evidence: code 75 says that it saved and ended for a change of hosts, and nobody" in command.err
+    assert "evidence: code 75 says that it saved and ended for a change of hosts, and it was" in command.err
 
 
 def test_ranks_that_do_not_end_with_the_others_are_stopped(lab: Lab, folder: Path) -> None:
