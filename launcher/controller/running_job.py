@@ -55,7 +55,9 @@ class RunningJob:
         elif isinstance(item, Told):
             self._telemetry.take_told(item)
         elif isinstance(item, Started):
-            self._telemetry.record_of_attempt("started", at_s=at_s, rank=item.rank, host=host.name, pid=item.pid)
+            self._telemetry.record_of_attempt(
+                "started", at_s=at_s, rank=item.rank, host=host.name, pid=item.pid
+            )
         elif isinstance(item, Exited):
             ended_at = min(at_s, item.at + host.clock_offset_s)
             ended = {"rank": item.rank, "host": host.name, "code": item.code, "signal": item.signal}

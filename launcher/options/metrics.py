@@ -43,6 +43,7 @@ def read(given: dict[str, Any]) -> MetricsOptions:
     interval_s = given["metrics_interval"]
     if 0 < interval_s < LEAST_INTERVAL_S:
         raise LaunchError(
-            f"--metrics_interval={interval_s:g}: must be {LEAST_INTERVAL_S:g} or more, in seconds, or 0 for no numbers"
+            f"--metrics_interval={interval_s:g}: must be {LEAST_INTERVAL_S:g} or more, in seconds, or 0 for "
+            "no numbers"
         )
     return MetricsOptions(interval_s=interval_s, events=given["events"])

@@ -60,7 +60,9 @@ class EventFile:
     once, and said in the file as soon as something can be written again.
     """
 
-    def __init__(self, path: Path, open_file: Callable[[], int], *, on_problem: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, open_file: Callable[[], int], *, on_problem: Callable[[str], None]
+    ) -> None:
         """`open_file` opens it for appending. Errors: OSError"""
         self._path, self._on_problem = path, on_problem
         self._fd = open_file()

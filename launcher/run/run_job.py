@@ -81,9 +81,7 @@ def _begin_events(options: Options, console: Console) -> None:
         return
     name = options.detach.name or name_from(options.program, is_module=options.is_module)
     launcher = "no_ssh" if options.rendezvous.no_ssh else options.backend.launcher.name
-    console.telemetry.begin(
-        describe_job(name=name, launcher=launcher), interval_s=options.metrics.interval_s
-    )
+    console.telemetry.begin(describe_job(name=name, launcher=launcher), interval_s=options.metrics.interval_s)
     if options.metrics.events is not None:
         write_events(console.telemetry, Path(options.metrics.events), on_problem=console.warn)
 
