@@ -42,6 +42,7 @@ _MEANT = {  # what a gap was, by the call that follows
     DATA: DATA,
     _STEP_ENDS: OPTIMIZER,
 }
+_WHOLE = (PAUSED, EVALUATING)  # to wait for others is part of it
 _MOST_MARKS = 4096  # of a step; then times are read within it
 
 
@@ -67,7 +68,7 @@ class Phases:
         before = self._phase
         if get_ident() != self._thread and before not in _RUNS_BACKWARD:
             return None
-        if not self._stamps.is_seen():
+        if not self._stamps.is_seen() or (phase == COMM and before in _WHOLE):
             return None
         if before != phase:
             self._phase = phase
@@ -211,7 +212,7 @@ class _Events:
         return count if self.is_known(marks[count - 1][1]) else 0
 
     def between(self, since: torch.cuda.Event, until: torch.cuda.Event) -> float:
-        return float(since.elapsed_time(until)) / 1e3
+        return max(0.0, float(since.elapsed_time(until)) / 1e3)  # of two streams it may be less
 
     def give_back(self, stamps: list[torch.cuda.Event]) -> None:
         self._spare += stamps

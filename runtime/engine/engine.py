@@ -657,7 +657,7 @@ class Engine(Getters, nn.Module):
             self._checkpoints.close()
             self._schedule.close()
         finally:
-            self.monitor.close()
+            self._instruments.close()
             if self._optimizer_step is not None:
                 self._optimizer_step.roll_call.close()
             self._direct_backward.release()

@@ -43,6 +43,7 @@ class Instruments:
 
         Errors: ConfigError, on rank 0, if one of them cannot be opened
         """
+        self._module = module
         self._rank, self._progress = dist.get_rank(), progress
         monitors = MonitorConfig(
             tensorboard=config.tensorboard, csv_monitor=config.csv_monitor, wandb=config.wandb
@@ -75,13 +76,23 @@ class Instruments:
         if self.metrics is not None:
             self.metrics.join(model)
 
+    def close(self) -> None:
+        """The engine has ended."""
+        self.monitor.close()
+        if self.metrics is not None:
+            self.metrics.close()
+
     # ---- around the parts of a step
 
     def forward(self, *given: object) -> AbstractContextManager[object]:
-        """Around a forward of what is given. One without gradients is no part of a step."""
+        """Around a forward of what is given. One without gradients is no part of a step; if the module is
+        being trained its time is, as that of a policy's old probabilities.
+        """
         metrics = self.metrics
         if not torch.is_grad_enabled():
-            return nullcontext() if metrics is None else metrics.evaluating()
+            if metrics is None:
+                return nullcontext()
+            return metrics.during(FORWARD) if self._module.training else metrics.evaluating()
         if metrics is None:
             return self._timed_forward()
         metrics.note_inputs(given)

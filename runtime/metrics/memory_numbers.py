@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+import weakref
 from pathlib import Path
 
 import torch
@@ -18,13 +19,14 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 class MemoryNumbers:
-    """Of one engine.
+    """Of one process and its GPU, if it has one.
 
     Units: bytes
     """
 
-    def __init__(self, model: ShardedModel, device: torch.device) -> None:
-        self._model, self._device = model, device
+    def __init__(self, device: torch.device) -> None:
+        self.models: weakref.WeakSet[ShardedModel] = weakref.WeakSet()
+        self._device = device
         self._kinds: dict[str, int] = {}
         self._kinds_at = float("-inf")
         self._total: int | None = None
@@ -40,7 +42,7 @@ class MemoryNumbers:
         now = time.monotonic()
         if now - self._kinds_at >= _KINDS_EVERY_S:
             self._kinds_at = now
-            kinds = bytes_by_kind(self._device, [self._model])
+            kinds = bytes_by_kind(self._device, tuple(self.models))
             self._kinds = {
                 "mem_parameters": kinds.parameters + kinds.gathered,
                 "mem_gradients": kinds.gradients,

@@ -11,9 +11,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Mapping
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
 from functools import cache
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from ..environment import MetricsPlace, read_metrics
@@ -29,7 +31,9 @@ class Pipe:
     def __init__(self, place: MetricsPlace) -> None:
         self._place = place
         self._pid = os.getpid()
-        self._lock = Lock()
+        self._lock = RLock()
+        self._is_busy = False  # the thread that has the lock is in the middle of something
+        self._late: deque[tuple[Mapping[str, Any], bool]] = deque()  # not in `_told` yet
         self._fd: int | None = None
         self._line_at = self._state_at = float("-inf")  # when the last one was written
         self._told: dict[str, Any] = {}  # since the last line; numbers, and tensors of a GPU
@@ -37,7 +41,8 @@ class Pipe:
         self._state: str | None = None
         self._files: dict[str, str] = {}  # by name, those that are to be written
         self._of_program: set[str] = set()
-        self.has_engine = False
+        self.has_engine = False  # there is one, so steps are its steps
+        self._teller: weakref.ref[object] | None = None
         atexit.register(self.end)
 
     # ---- what there is to tell
@@ -49,8 +54,21 @@ class Pipe:
 
     @property
     def is_due(self) -> bool:
-        """Whether `write` would write."""
+        """Whether it is time for the next line."""
         return time.monotonic() - self._line_at >= self._place.interval_s
+
+    def claim(self, engine: object) -> bool:
+        """Return whether this engine's numbers are told: of several in a process those of the first that asks
+        are, as long as it lives.
+        """
+        if self._teller is None or self._teller() is None:
+            self._teller = weakref.ref(engine)
+        return self._teller() is engine
+
+    def release(self, engine: object) -> None:
+        """That engine has ended."""
+        if self._teller is not None and self._teller() is engine:
+            self._teller = None
 
     def add(self, numbers: Mapping[str, Any], *, is_program: bool = False) -> None:
         """Note numbers for the next line, and write it if it is time.
@@ -59,15 +77,8 @@ class Pipe:
         before what an engine does under that name, but for the number of the step. A number may be a tensor
         of a GPU, [], that nothing changes any more.
         """
-        if not self.is_ours:
-            return
-        with self._lock:
-            if is_program:
-                self._of_program.update(numbers)
-            for name, value in numbers.items():
-                if self._counts(name, is_program=is_program):
-                    self._told[name] = value + self._told.get(name, 0) if is_sum(name) else value
-            self._write_if_due()
+        self._late.append((numbers, is_program))
+        self.look()
 
     def _counts(self, name: str, *, is_program: bool) -> bool:
         if name == "step" and self.has_engine:
@@ -81,39 +92,65 @@ class Pipe:
 
     def look(self) -> None:
         """Write what is known, if it is time."""
-        if self.is_ours:
-            with self._lock:
+        with self._alone() as may:
+            if may:
                 self._write_if_due()
 
     def tell_state(self, state: str | None, *, at_once: bool = False) -> None:
         """From now on it does this; None: it trains. `at_once`: nothing can be written before that has
         ended.
         """
-        if not self.is_ours:
+        self._state = state
+        if not at_once:
             return
-        with self._lock:
-            self._state = state
+        with self._alone() as may:
             now = time.monotonic()
-            if at_once and now - self._state_at >= self._place.interval_s:
+            if may and now - self._state_at >= self._place.interval_s:
                 self._state_at = now
                 self._send({"state": state})
 
     def tell_file(self, name: str, text: str) -> None:
         """Tell something longer: a JSON text of at most 1 MiB."""
-        if not self.is_ours:
-            return
-        with self._lock:
-            self._files[name] = text
-            self._write_if_due()
+        self._files[name] = text
+        self.look()
 
     def end(self) -> None:
         """Write what has not been told."""
-        if not self.is_ours:
-            return
         until = time.monotonic() + _END_S
-        with self._lock:
-            while (self._told or self._line) and self._write(time.monotonic()) and time.monotonic() < until:
+        with self._alone() as may:
+            while may and (self._told or self._line or self._files):
+                if not self._write(time.monotonic()) or time.monotonic() > until:
+                    return
                 time.sleep(0.001)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Inside, no other thread does anything here. False: nor may this one. A process that was forked from
+        the worker never may; and a handler of a signal that has come in the middle of this leaves the rest to
+        what it interrupts.
+        """
+        if not self.is_ours:
+            self._late.clear()
+            yield False
+            return
+        with self._lock:
+            if self._is_busy:
+                yield False
+                return
+            self._is_busy = True
+            try:
+                while self._late:
+                    self._take(*self._late.popleft())
+                yield True
+            finally:
+                self._is_busy = False
+
+    def _take(self, numbers: Mapping[str, Any], is_program: bool) -> None:
+        if is_program:
+            self._of_program.update(numbers)
+        for name, value in numbers.items():
+            if self._counts(name, is_program=is_program):
+                self._told[name] = value + self._told.get(name, 0) if is_sum(name) else value
 
     # ---- lines
 
@@ -140,7 +177,7 @@ class Pipe:
         if self._send(whole):
             if file is not None:
                 del self._files[file]
-            return bool(self._told)
+            return bool(self._told or self._files)
         newer, self._told = self._told, line
         for name, value in newer.items():
             self._told[name] = value + line.get(name, 0) if is_sum(name) else value
@@ -148,7 +185,7 @@ class Pipe:
 
     def _write_file(self) -> str | None:
         """Write the next file, whole or not at all; return its name."""
-        for name, text in self._files.items():
+        for name, text in tuple(self._files.items()):
             path = os.path.join(os.path.dirname(self._place.path), f"{name}-{self._place.rank}.json")
             partial = f"{path}.{self._pid}"
             with contextlib.suppress(OSError):
@@ -214,7 +251,7 @@ def process_pipe() -> Pipe | None:
 
 
 @contextlib.contextmanager
-def _without_signal() -> Any:
+def _without_signal() -> Iterator[None]:
     """A pipe that nobody reads is an error, and not the end of a program that wants SIGPIPE."""
     if signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN:
         yield

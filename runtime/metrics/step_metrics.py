@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,23 +20,39 @@ from .pipe import Pipe
 _NOT_COUNTED = (torch.bool, torch.uint8)
 
 
+class _Process:
+    """What the engines of a process have together: where its time goes, and its memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.phases = Phases(device)
+        self.memory = MemoryNumbers(device)
+
+
+@cache
+def _process(pipe: Pipe, device: torch.device) -> _Process:
+    return _Process(device)
+
+
 class StepMetrics:
     """Of one engine. Nothing here waits, for a device or for another rank."""
 
     def __init__(self, pipe: Pipe, device: torch.device) -> None:
-        self._pipe, self._device = pipe, device
-        self._phases = Phases(device)
-        self._memory: MemoryNumbers | None = None
+        process = _process(pipe, device)
+        self._pipe, self._phases, self._memory = pipe, process.phases, process.memory
         self._tokens, self._num_copies = 0, 1
         self._is_evaluating = False
         pipe.has_engine = True
 
     def join(self, model: ShardedModel) -> None:
         """The engine has its model."""
-        self._memory = MemoryNumbers(model, self._device)
+        self._memory.models.add(model)
         axes = model.domains.axes
         self._num_copies = axes.dp * axes.sp
         model.domains.wire.recorder.phases = self._phases
+
+    def close(self) -> None:
+        """The engine has ended."""
+        self._pipe.release(self)
 
     def during(self, phase: str) -> AbstractContextManager[None]:
         """The call of the engine inside is this part of a step."""
@@ -81,6 +98,8 @@ class StepMetrics:
         loss_scale: float | None,
     ) -> None:
         """After an optimizer step."""
+        if not self._pipe.claim(self):
+            return
         self._phases.end_step()
         numbers: dict[str, Any] = {
             "step": progress.global_steps,
@@ -96,9 +115,8 @@ class StepMetrics:
             numbers["loss_scale"] = loss_scale
         if self._tokens:
             numbers["tokens"] = self._tokens * self._num_copies
-        for name, value in self._phases.take().items():
-            numbers[name] = value
-        if self._pipe.is_due and self._memory is not None:
+        numbers |= self._phases.take()
+        if self._pipe.is_due:
             numbers |= self._memory.look()
         self._pipe.add(numbers)
 
