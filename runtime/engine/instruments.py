@@ -95,8 +95,14 @@ class Instruments:
             return metrics.during(FORWARD) if self._module.training else metrics.evaluating()
         if metrics is None:
             return self._timed_forward()
-        metrics.note_inputs(given)
+        self.note_inputs(given)
         return _both(metrics.during(FORWARD), self._timed_forward())
+
+    def note_inputs(self, *micro_batches: object) -> None:
+        """Count the tokens of these."""
+        if self.metrics is not None:
+            for one in micro_batches:
+                self.metrics.note_inputs(one)
 
     def _timed_forward(self) -> AbstractContextManager[object]:
         self.tput_timer.start()

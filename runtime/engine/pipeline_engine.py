@@ -88,8 +88,7 @@ class PipelineEngine(Engine):
         self.module.train()
         with self._instruments.part("data"):
             batch = self._take(partial(self._kept_source, data_iter), num_micro_batches, computes_loss=True)
-        if self._instruments.metrics is not None and self.is_first_stage():
-            self._instruments.metrics.note_inputs(batch.inputs)
+        self._instruments.note_inputs(*batch.inputs)
         batch.loss_factor = self._scaler.scale / num_micro_batches
         self._model.parked_states.check_kept("train_batch()")
         self._model.parked_states.check_here("train_batch()")

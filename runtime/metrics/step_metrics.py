@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
@@ -80,9 +80,9 @@ class StepMetrics:
         self._pipe.look()
         return self._phases.during(EVALUATING)
 
-    def note_inputs(self, given: Iterable[Any]) -> None:
-        """Count the tokens of a micro batch: the elements of the first tensor of integers that is [batch,
-        sequence].
+    def note_inputs(self, given: Any) -> None:
+        """Count the tokens of a micro batch: the elements of the first tensor of integers that is
+        [batch, sequence].
         """
         tokens = _first_tokens(given)
         if tokens is not None:

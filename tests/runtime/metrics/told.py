@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from dslaunch.runtime.metrics import report as report_module
 from dslaunch.runtime.metrics.pipe import process_pipe
 
@@ -48,6 +50,8 @@ def telling(rank: int, path: str | Path, *, interval_s: float = 0.0) -> Iterator
         "DSLAUNCH_METRICS_PIPE": str(path),
         "DSLAUNCH_METRICS_INTERVAL": str(interval_s),
         "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(dist.get_world_size() if dist.is_initialized() else rank + 1),
     }
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(names)
