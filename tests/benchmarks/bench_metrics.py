@@ -1,11 +1,11 @@
-"""What it costs that engines tell their numbers: the same steps with and without, in turn, in one process group.
+"""What it costs that engines tell their numbers: the same steps with and without, in turn, in one job.
 
     python tests/benchmarks/bench_metrics.py [--steps 400]
 
 Two ranks over gloo on this machine, small units, one line a second into a pipe that another process reads. An
 engine's steps are told and not told in turn (told, not, not, told), and each step is compared with its
-neighbour, so that a busy machine slows both. The median of these ratios is the cost; and, as a machine that does
-other things hides a tenth of a percent, the CPU time of the rank's thread, in which the cost is all.
+neighbour, so that a busy machine slows both. The median of these ratios is the cost; and, as a machine that
+does other things hides a tenth of a percent, the CPU time of the rank's thread, in which the cost is all.
 """
 
 from __future__ import annotations
@@ -113,8 +113,9 @@ def measure(rank: int, size: Size, stage: int, num_steps: int, file: str, pipe: 
         ratio = statistics.median(ratios)
         share = cost_us / 1e3 / STEP_MS
         print(
-            f"{size.name:7} stage {stage}  step {step_ms:7.2f} ms  ratio {ratio:.4f} (wanted <= {WANTED_RATIO})  "
-            f"CPU time {cost_us:6.1f} us a step: {share:.3%} of {STEP_MS:.0f} ms (wanted <= {WANTED_SHARE:.1%})",
+            f"{size.name:7} stage {stage}  step {step_ms:7.2f} ms  ratio {ratio:.4f} (wanted <= "
+            f"{WANTED_RATIO})  CPU time {cost_us:6.1f} us a step: {share:.3%} of {STEP_MS:.0f} ms (wanted <= "
+            f"{WANTED_SHARE:.1%})",
             flush=True,
         )
     engine.destroy()
