@@ -18,6 +18,11 @@ class MetricsOptions(NamedTuple):
     interval_s: float = 1.0
     events: str | None = None
 
+    def refuse(self, why: str) -> None:
+        """Errors: LaunchError if an interval was asked for where nobody tells numbers"""
+        if self.interval_s not in (0.0, MetricsOptions().interval_s):
+            raise LaunchError(f"--metrics_interval has no effect with {why}; leave it out")
+
 
 OPTIONS: tuple[click.Option, ...] = (
     click.Option(

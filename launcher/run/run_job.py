@@ -98,6 +98,9 @@ def _run(options: Options, console: Console) -> int:
     options.logs.check(sum(len(one.devices) for one in first.hosts))
     if options.backend.launcher.starts_itself:
         options.logs.refuse(f"--launcher={options.backend.launcher.name}, which prints what the ranks write")
+        options.metrics.refuse(
+            f"--launcher={options.backend.launcher.name}, whose ranks have no agent to tell"
+        )
         return _run_owned(options, make_plan(options, first), console)
     if options.dry_run:
         return _show_job(options, first, console)
