@@ -98,9 +98,12 @@ def _run(options: Options, console: Console) -> int:
     options.logs.check(sum(len(one.devices) for one in first.hosts))
     if options.backend.launcher.starts_itself:
         options.logs.refuse(f"--launcher={options.backend.launcher.name}, which prints what the ranks write")
-        options.metrics.refuse(
-            f"--launcher={options.backend.launcher.name}, whose ranks have no agent to tell"
-        )
+        if options.metrics.has_own_interval:
+            one = options.backend.launcher.name
+            raise LaunchError(
+                f"--metrics_interval has no effect with --launcher={one}, whose ranks have no agent to tell; "
+                "leave it out"
+            )
         return _run_owned(options, make_plan(options, first), console)
     if options.dry_run:
         return _show_job(options, first, console)
