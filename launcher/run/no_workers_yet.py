@@ -12,6 +12,20 @@ from ..errors import LaunchError
 from ..job.verdict import signal_name
 
 
+class InterruptedJob(LaunchError):
+    """A signal ended the job while it had no workers."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message, exit_code=128 + number)
+        self.number = number
+
+
+def interruption(number: int, *, is_first: bool) -> InterruptedJob:
+    """What such a signal comes to."""
+    what = "nothing was started" if is_first else "the job is not started again"
+    return InterruptedJob(f"{signal_name(number)}: {what}", number)
+
+
 class _Interrupted(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -22,7 +36,7 @@ class _Interrupted(BaseException):
 def no_workers_yet(*, is_first: bool) -> Iterator[None]:
     """What is done here ends at such a signal, and what it is told to is said.
 
-    Errors: LaunchError with the exit code of the signal
+    Errors: InterruptedJob
     """
     count = 0
 
@@ -38,6 +52,4 @@ def no_workers_yet(*, is_first: bool) -> Iterator[None]:
         with received(unignored(ENDING), receive):
             yield
     except _Interrupted as interrupted:
-        what = "nothing was started" if is_first else "the job is not started again"
-        name = signal_name(interrupted.number)
-        raise LaunchError(f"{name}: {what}", exit_code=128 + interrupted.number) from None
+        raise interruption(interrupted.number, is_first=is_first) from None

@@ -32,7 +32,7 @@ from .exec_prefix import lost_input
 from .host_pool import read_pool, select_hosts
 from .host_watch import Hosts, watch_hosts
 from .make_plan import choose_attempt, make_plan
-from .no_workers_yet import no_workers_yet
+from .no_workers_yet import InterruptedJob, no_workers_yet
 
 
 def run(options: Options) -> int:
@@ -114,7 +114,7 @@ def _run(options: Options, console: Console) -> int:
         if ended:  # what is known of the earlier attempts is not lost
             decision = f"{ended[-1].decision}; {error}"
             ended[-1] = ended[-1]._replace(decision=decision)
-            unwritten = _write_reports(options, ended, console, exit_code=error.exit_code)
+            unwritten = _write_reports(options, ended, console, error=error)
             if unwritten is not None:
                 console.error(str(unwritten))
         raise
@@ -263,9 +263,14 @@ def _note(ended: EndedAttempt, console: Console) -> EndedAttempt:
 
 
 def _write_reports(
-    options: Options, attempts: Sequence[EndedAttempt], console: Console, *, exit_code: int | None = None
+    options: Options, attempts: Sequence[EndedAttempt], console: Console, *, error: LaunchError | None = None
 ) -> LaunchError | None:
-    """Write all that are asked for; returns what the first one that cannot be written is told by."""
+    """Write all that are asked for; returns what the first one that cannot be written is told by.
+
+    `error`: why there is no next attempt, where one was decided on.
+    """
+    exit_code = None if error is None else error.exit_code
+    number = error.number if isinstance(error, InterruptedJob) else None
     places: list[tuple[Path, str]] = []
     if console.log_folder is not None:
         places.append((console.log_folder / REPORT, "--log_dir"))
@@ -274,7 +279,7 @@ def _write_reports(
     failure: LaunchError | None = None
     for path, option in places:
         try:
-            write_report(path, attempts, option=option, exit_code=exit_code)
+            write_report(path, attempts, option=option, exit_code=exit_code, interrupted_by=number)
         except LaunchError as error:
             failure = failure or error
     return failure

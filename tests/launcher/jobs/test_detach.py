@@ -180,6 +180,9 @@ def test_a_rank_that_the_job_does_not_show_is_refused_by_name(
     assert "start the job with --log_dir to keep it" in told.err
     told = tell(tmp_path, "logs", name, "--rank=2")
     assert (told.code, told.err) == (2, "dslaunch: --rank: there is no rank 2; train has 0 to 1\n")
+    told = tell(tmp_path, "logs", name, "--rank=x")
+    what = "'x' is not a rank; write ranks and ranges such as 0,4-7, or all, or none"
+    assert (told.code, told.err) == (2, f"dslaunch: --rank: {what}\n")
     kept = name_of(detach(WAIT, "--num_gpus=2", "--tee=0", "--log_dir=logs", "--name=kept"))
     told = tell(tmp_path, "logs", kept, "--rank=1")
     assert "attempt_0/rank001.stdout.log" in told.err
