@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ..backends.choose import Access, choose_access
+from ..controller.job_signals import no_worker_signals
 from ..controller.timings import describe as describe_timings, drawn
 from ..errors import LaunchError
 from ..job.gateways import gateways_of, plan_groups
@@ -51,7 +52,8 @@ def run(options: Options) -> int:
 def run_with(options: Options, console: Console) -> int:
     """The same with this console."""
     try:
-        return _run(options, console)
+        with no_worker_signals(console.warn):
+            return _run(options, console)
     except LaunchError:
         console.drain(LAST_WORDS_S)  # warnings that came before it
         raise
@@ -68,7 +70,7 @@ def _run(options: Options, console: Console) -> int:
         check_place(Path(options.report), option="--report")
     if options.rendezvous.no_ssh:
         return _run_part(options, console)
-    with no_workers_yet(is_first=True):
+    with no_workers_yet(is_first=True, last_act=console.abandoned):
         first = choose_attempt(options, console)
     options.logs.check(sum(len(one.devices) for one in first.hosts))
     if options.backend.launcher.starts_itself:
@@ -144,7 +146,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     files: SyncJob | None = None
     while attempt is not None:
         is_first = attempt is first
-        with no_workers_yet(is_first=is_first):
+        with no_workers_yet(is_first=is_first, last_act=console.abandoned):
             if options.check.is_on:
                 attempt = _checked(options, attempt, console, hosts)
             plan = make_plan(options, attempt)
