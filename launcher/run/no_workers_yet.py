@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from ..controller.job_signals import ENDING, NUM_ENDING_AT_ONCE, received, unignored
+from ..controller.job_signals import ENDING, NUM_ENDING_AT_ONCE, end_at_once, received, unignored
 from ..errors import LaunchError
 from ..job.verdict import signal_name
 
@@ -33,8 +32,9 @@ class _Interrupted(BaseException):
 
 
 @contextmanager
-def no_workers_yet(*, is_first: bool) -> Iterator[None]:
-    """What is done here ends at such a signal, and what it is told to is said.
+def no_workers_yet(*, is_first: bool, last_act: Callable[[int], None]) -> Iterator[None]:
+    """What is done here ends at such a signal, and what it is told to is said. `last_act`: as of
+    job_signals.watch.
 
     Errors: InterruptedJob
     """
@@ -44,7 +44,7 @@ def no_workers_yet(*, is_first: bool) -> Iterator[None]:
         nonlocal count
         count += 1
         if count == NUM_ENDING_AT_ONCE:
-            os._exit(128 + number)
+            end_at_once(number, last_act)
         if count == 1:
             raise _Interrupted(number)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from ..backends.choose import Access, choose_access
+from ..controller.job_signals import no_worker_signals
 from ..controller.timings import describe as describe_timings, drawn
 from ..errors import LaunchError
 from ..job.gateways import gateways_of, plan_groups
@@ -57,9 +58,10 @@ def run_with(options: Options, console: Console) -> int:
     began = time.monotonic()
     code = 1
     try:
-        _begin_events(options, console)
-        code = _run(options, console)
-        return code
+        with no_worker_signals(console.warn):
+            _begin_events(options, console)
+            code = _run(options, console)
+            return code
     except LaunchError as error:
         code = error.exit_code
         console.telemetry.record("note", level=40, text=str(error))
@@ -93,7 +95,7 @@ def _run(options: Options, console: Console) -> int:
         check_place(Path(options.report), option="--report")
     if options.rendezvous.no_ssh:
         return _run_part(options, console)
-    with no_workers_yet(is_first=True):
+    with no_workers_yet(is_first=True, last_act=console.abandoned):
         first = choose_attempt(options, console)
     options.logs.check(sum(len(one.devices) for one in first.hosts))
     if options.backend.launcher.starts_itself:
@@ -175,7 +177,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     files: SyncJob | None = None
     while attempt is not None:
         is_first = attempt is first
-        with no_workers_yet(is_first=is_first):
+        with no_workers_yet(is_first=is_first, last_act=console.abandoned):
             if options.check.is_on:
                 attempt = _checked(options, attempt, console, hosts)
             plan = make_plan(options, attempt)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dslaunch.launcher.registry.holder import Process
@@ -492,6 +493,41 @@ def test_a_job_in_the_foreground_is_listed_asked_and_stopped(start: Start, tmp_p
     assert tell(tmp_path, "stop", "here").code == 0
     assert started.wait() == 143
     assert jobs(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_a_third_interrupt_leaves_no_job_that_looks_lost(
+    is_detached: bool, start: Start, detach: Callable[..., Job], tmp_path: Path
+) -> None:
+    begin = detach if is_detached else start
+    started = begin(WAIT, "--name=here", env={"XDG_STATE_HOME": str(tmp_path / "state")})
+    if is_detached:
+        name_of(started)
+    else:
+        started.wait_for("up 0")
+    process = psutil.Process(wait_for_state(tmp_path, "here", "running")["pid"])
+    (keeper,) = process.children()
+    (agent,) = keeper.children()
+    for one in (keeper, agent):  # so that the job cannot end before the third
+        one.suspend()
+    process.send_signal(signal.SIGINT)
+    wait_for_state(tmp_path, "here", "stopping")
+    process.send_signal(signal.SIGINT)
+    if is_detached:
+        poll(lambda: "killing all workers now" in tell(tmp_path, "logs", "here").err, "the second")
+    else:
+        started.wait_for_err("killing all workers now")
+    process.send_signal(signal.SIGINT)
+    if is_detached:
+        ended = wait_for_state(tmp_path, "here", "ended")
+        assert ended["exit_code"] == 130
+        assert ended["verdict"].startswith("its dslaunch was told a third time to end")
+    else:
+        assert started.wait() == 130
+        assert jobs(tmp_path) == []
+    for one in (agent, keeper):
+        one.resume()
+    started.assert_nothing_is_left()
 
 
 def test_a_restarted_job_keeps_one_record(detach: Callable[..., Job], tmp_path: Path) -> None:
