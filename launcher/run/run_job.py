@@ -68,6 +68,7 @@ def run_with(options: Options, console: Console) -> int:
         console.drain(LAST_WORDS_S)  # warnings that came before it
         raise
     except KeyboardInterrupt:
+        code = 130
         if not console.has_begun:
             raise
         raise click.exceptions.Exit(130) from None  # how the job ended was said, or is being said
