@@ -166,5 +166,5 @@ class EventRing(EventFile):
 
 
 def _make(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.open(path, flags, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
