@@ -209,17 +209,14 @@ class Starter:
 
     def _preloader_of(self, modules: list[str]) -> Preloader:
         """Errors: Unpreloaded"""
-        from .preload import Preloader, Unpreloaded
+        from .preload import Preloader
 
-        folder = self._folder.file("preload")
-        if folder is None:
-            raise Unpreloaded("no temporary folder can be made here")
         preloader = Preloader(
             modules,
             argv=max(map(self._argv, self._job.ranks), key=lambda one: sum(map(len, one))),
             num_options=self._job.num_head - (self._job.module is not None),
             env=self._prepared.env,
-            folder=folder,
+            folder=self._folder.file("preload"),
             script=self._job.script,
             timings_pipe=self._pipe,
         )

@@ -56,6 +56,7 @@ KNOWN: dict[Place, str] = {
     ("sync/digest_cache.py", "DigestCache.write", "os.replace"): "in the user's cache folder",
     ("sync/target.py", "Marker.close", "os.rmdir"): "an empty folder that was made before",
     ("sync/target.py", "Marker.close", "os.unlink"): "a file with a random name that was made before",
+    ("node/preload.py", "_prepared", "open"): "in the agent's own folder",
     ("node/starter.py", "Starter.ask_to_end", "open"): "in the agent's own folder",
     ("node/starter.py", "Starter.ask_to_end", "os.replace"): "the same",
     ("registry/journal.py", "JournalFile._make", "os.replace"): "in the folder of the job's record",
