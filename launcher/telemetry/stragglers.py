@@ -3,8 +3,8 @@
 A rank's own time in a step is the step without waiting for others. Those that do the same work are compared:
 ranks of one stage of a pipeline, for stages differ by design and wait for each other. A straggler's own time
 is greater than the median of the others' by a part of the step, these wait by as much longer, and computing
-or getting data explains it: while a rank saves, for example, it is none. All this is so in each third of a
-window, so that one long pause makes no straggler. What this cannot see: docs/launch/stragglers.md
+or getting data explains it: while a rank saves, for example, it is none. The window is cut into parts, and it
+is so in nearly all of them: one long pause makes no straggler. What this cannot see: docs/launch/stragglers.md
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-WINDOW_S = 15.0
-MIN_STEPS = 6.0  # in a window: it is longer where steps are
+WINDOW_S = 20.0  # longer where steps are, so that each part has one
 MAX_WINDOW_S = 3600.0
+MIN_STEPS = 5
+PARTS = 6
+MIN_PARTS = 5  # of these, in which a straggler is one
 ENTER = 0.10  # of the step, in the whole window
-ENTER_PART = 0.05  # the same, in each third
+ENTER_PART = 0.05  # the same, in a part of it
 LEAVE = 0.05  # with less in the whole window, a straggler is well again
 EXPLAINED = 0.5  # of what it takes longer, by computing or data
 SAME_RANK = 0.6  # of the time, where only the slowest of a host is known
 REST = -1  # in place of a rank: the others of a host
-_PARTS = 3
 _COMPUTING = ("forward_s", "backward_s", "optimizer_s")
 
 
@@ -125,10 +126,17 @@ def _times(until: float, rank: int, row: Mapping[str, float]) -> Times | None:
 
 
 def window_of(series: Iterable[Sequence[Times]]) -> float:
-    """How many seconds are looked at: longer where steps are."""
-    latest = [rows[-1] for rows in series if rows]
-    step_s = median(one.step_s / one.steps for one in latest) if latest else 0.0
-    return max(WINDOW_S, 1.2 * MIN_STEPS * step_s)
+    """How many seconds are looked at: longer where ranks tell of a step more seldom."""
+    spacings = [_spacing(rows) for rows in series if rows]
+    return max(WINDOW_S, 1.2 * PARTS * median(spacings)) if spacings else WINDOW_S
+
+
+def _spacing(rows: Sequence[Times]) -> float:
+    """Seconds from one row to the next, lately."""
+    num = min(len(rows), PARTS)
+    if num == 1:
+        return rows[-1].step_s / rows[-1].steps
+    return (rows[-1].until - rows[-num].until) / (num - 1)
 
 
 class Comparison(NamedTuple):
@@ -149,8 +157,8 @@ def compare(
     """
     length = window_of(series.values())
     newest = max((rows[-1].until for rows in series.values() if rows), default=0.0)
-    parts = [_parts(rows, newest=newest, length=length) for rows in series.values()]
-    ranks = [] if length > MAX_WINDOW_S else [_Rank(one, _mean(one)) for one in parts if one is not None]
+    found = [_rank_in(rows, newest=newest, length=length) for rows in series.values()]
+    ranks = [] if length > MAX_WINDOW_S else [one for one in found if one is not None]
     groups: dict[str, list[_Rank]] = {}
     for rank in ranks:
         groups.setdefault(stage_of(rank.mean.rank), []).append(rank)
@@ -169,28 +177,30 @@ def compare(
 
 
 class _Rank(NamedTuple):
-    """The thirds of its window, and their mean."""
+    """The means of the parts of a window, None where there is nothing, and of the whole.
 
-    parts: list[Times]
+    `is_one`: it is one rank that most of it is about.
+    """
+
+    parts: list[Times | None]
     mean: Times
+    is_one: bool
 
 
-def _parts(rows: Sequence[Times], *, newest: float, length: float) -> list[Times] | None:
-    """The means of each third of the window; None if one of them has nothing, or no rank has most of all."""
+def _rank_in(rows: Sequence[Times], *, newest: float, length: float) -> _Rank | None:
+    """None if too little of the window is known."""
     within = [one for one in rows if newest - length < one.until <= newest]
-    if sum(one.steps for one in within) < MIN_STEPS - 1:
+    num_steps = sum(one.steps for one in within)
+    if num_steps < MIN_STEPS:
         return None
     rank, steps = max(_steps_by_rank(within).items(), key=lambda item: item[1])
-    if steps < SAME_RANK * sum(one.steps for one in within):
+    of_part: list[list[Times]] = [[] for _ in range(PARTS)]
+    for one in within:
+        of_part[min(PARTS - 1, int(PARTS * (newest - one.until) / length))].append(one)
+    parts = [_sum(chosen, rank) if chosen else None for chosen in of_part]
+    if sum(part is not None for part in parts) < MIN_PARTS:
         return None
-    parts = []
-    for part in range(_PARTS):
-        begins = newest - length + part * length / _PARTS
-        chosen = [one for one in within if begins < one.until <= begins + length / _PARTS]
-        if not chosen:
-            return None
-        parts.append(_sum(chosen, rank))
-    return parts
+    return _Rank(parts, _sum(within, rank), steps >= SAME_RANK * num_steps)
 
 
 def _steps_by_rank(rows: Iterable[Times]) -> dict[int, float]:
@@ -222,23 +232,29 @@ def _slow_in(group: Sequence[_Rank]) -> list[Slow]:
     """Of some that do the same."""
     own_s = sorted(one.mean.own_s for one in group)
     comm_s = sorted(one.mean.comm_s for one in group)
-    of_part = [sorted(one.parts[part].own_s for one in group) for part in range(_PARTS)]
     found = []
     for one in group:
         longer_s = one.mean.own_s - _median_of_others(own_s, one.mean.own_s)
         share = longer_s / one.mean.step_s
         others_wait_s = _median_of_others(comm_s, one.mean.comm_s) - one.mean.comm_s
-        if one.mean.rank == REST or share < LEAVE or others_wait_s < EXPLAINED * longer_s:
+        if not one.is_one or one.mean.rank == REST or share < LEAVE or others_wait_s < EXPLAINED * longer_s:
             continue
-        shares = [
-            (part.own_s - _median_of_others(known, part.own_s)) / part.step_s
-            for part, known in zip(one.parts, of_part, strict=True)
-        ]
-        is_clear = share >= ENTER and min(shares) >= ENTER_PART
-        slow = _explain(one.mean, [other.mean for other in group if other is not one], is_clear=is_clear)
+        others = [other for other in group if other is not one]
+        is_clear = share >= ENTER and _num_slow_parts(one, others) >= MIN_PARTS
+        slow = _explain(one.mean, [other.mean for other in others], is_clear=is_clear)
         if slow is not None:
             found.append(slow)
     return found
+
+
+def _num_slow_parts(one: _Rank, others: Sequence[_Rank]) -> int:
+    """In how many parts of the window the others wait for it."""
+    num = 0
+    for place, part in enumerate(one.parts):
+        known = [other.own_s for rank in others if (other := rank.parts[place]) is not None]
+        if part is not None and known:
+            num += part.own_s - median(known) >= ENTER_PART * part.step_s
+    return num
 
 
 def _median_of_others(known: Sequence[float], own: float) -> float:
@@ -247,10 +263,6 @@ def _median_of_others(known: Sequence[float], own: float) -> float:
     middle = (len(known) - 2) / 2
     pair = (int(middle), int(middle + 0.5))
     return sum(known[at + (at >= place)] for at in pair) / 2
-
-
-def _mean(parts: list[Times]) -> Times:
-    return _sum(parts, parts[0].rank)
 
 
 def _explain(one: Times, others: Sequence[Times], *, is_clear: bool) -> Slow | None:

@@ -181,5 +181,3 @@ def _user() -> str:
 def as_line(event: Mapping[str, Any]) -> bytes:
     """An event as a line of a file."""
     return json.dumps(event, separators=(",", ":")).encode("ascii") + b"\n"
-
-

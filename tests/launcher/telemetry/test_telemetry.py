@@ -121,8 +121,16 @@ def test_numbers_become_rarer_and_nothing_of_them_is_lost(monkeypatch: pytest.Mo
 
 
 def test_two_events_of_folded_numbers_are_one() -> None:
-    first = {"ranks": {"a *": {"step_s": [1.0, 2.0, 3.0, 0, 1], "loss": [1, 2, 3, 0, 1]}}, "hosts": {}, "lines": {}}
-    later = {"ranks": {"a *": {"step_s": [1.0, 1.5, 2.0, 2, 3], "loss": [0, 1, 2, 2, 3]}}, "hosts": {}, "lines": {}}
+    first = {
+        "ranks": {"a *": {"step_s": [1.0, 2.0, 3.0, 0, 1], "loss": [1, 2, 3, 0, 1]}},
+        "hosts": {},
+        "lines": {},
+    }
+    later = {
+        "ranks": {"a *": {"step_s": [1.0, 1.5, 2.0, 2, 3], "loss": [0, 1, 2, 2, 3]}},
+        "hosts": {},
+        "lines": {},
+    }
     assert together(first, later)["ranks"] == {
         "a *": {"step_s": [2.0, 3.5, 5.0, 2, 3], "loss": [0, 1, 2, 2, 3]}
     }
