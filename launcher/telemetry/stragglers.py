@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
+from statistics import median, stdev
 from typing import Any, NamedTuple
 
 WINDOW_S = 20.0  # longer where steps are, so that each part has one
@@ -22,6 +22,7 @@ MIN_PARTS = 5  # of these, in which a straggler is one
 ENTER = 0.10  # of the step, in the whole window
 ENTER_PART = 0.05  # the same, in a part of it
 LEAVE = 0.05  # with less in the whole window, a straggler is well again
+CERTAIN = 3.5  # times the standard error, by which it takes longer: a few long pauses come together by chance
 EXPLAINED = 0.5  # of what it takes longer, by computing or data
 SAME_RANK = 0.6  # of the time, where only the slowest of a host is known
 REST = -1  # in place of a rank: the others of a host
@@ -179,11 +180,13 @@ def compare(
 class _Rank(NamedTuple):
     """The means of the parts of a window, None where there is nothing, and of the whole.
 
-    `is_one`: it is one rank that most of it is about.
+    `error`: the standard error of the part of the time that is its own. `is_one`: it is one rank that most of
+    it is about.
     """
 
     parts: list[Times | None]
     mean: Times
+    error: float
     is_one: bool
 
 
@@ -200,7 +203,8 @@ def _rank_in(rows: Sequence[Times], *, newest: float, length: float) -> _Rank | 
     parts = [_sum(chosen, rank) if chosen else None for chosen in of_part]
     if sum(part is not None for part in parts) < MIN_PARTS:
         return None
-    return _Rank(parts, _sum(within, rank), steps >= SAME_RANK * num_steps)
+    spread = stdev(one.own_s / one.step_s for one in within) if len(within) > 1 else 0.0
+    return _Rank(parts, _sum(within, rank), spread / len(within) ** 0.5, steps >= SAME_RANK * num_steps)
 
 
 def _steps_by_rank(rows: Iterable[Times]) -> dict[int, float]:
@@ -240,7 +244,9 @@ def _slow_in(group: Sequence[_Rank]) -> list[Slow]:
         if not one.is_one or one.mean.rank == REST or share < LEAVE or others_wait_s < EXPLAINED * longer_s:
             continue
         others = [other for other in group if other is not one]
-        is_clear = share >= ENTER and _num_slow_parts(one, others) >= MIN_PARTS
+        error = (one.error**2 + median(other.error for other in others) ** 2) ** 0.5
+        is_certain = share >= CERTAIN * error and _num_slow_parts(one, others) >= MIN_PARTS
+        is_clear = share >= ENTER and is_certain
         slow = _explain(one.mean, [other.mean for other in others], is_clear=is_clear)
         if slow is not None:
             found.append(slow)
