@@ -86,7 +86,9 @@ def contradiction(
     if not isinstance(item, UP):
         return f"its agent sent {kind}, which only a launcher sends"
     is_before_start = phase in (Phase.CONNECTING, Phase.PREPARING)
-    if is_before_start and isinstance(item, Done | Exited | Leaving | Metrics | Milestone | Note | Output | Started | Told):
+    if is_before_start and isinstance(
+        item, Done | Exited | Leaving | Metrics | Milestone | Note | Output | Started | Told
+    ):
         return f"its agent sent {kind} before the start"
     if phase is Phase.CONNECTING and not isinstance(item, Hello):
         return f"its agent sent {kind} before Hello"

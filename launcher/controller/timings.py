@@ -12,7 +12,9 @@ BAR_COLUMNS = 40
 class Timings:
     """Seconds from the beginning to the end of each phase that all hosts or all ranks have behind them."""
 
-    def __init__(self, num_ranks: int, *, tell: Callable[[str, float], None] = lambda phase, at_s: None) -> None:
+    def __init__(
+        self, num_ranks: int, *, tell: Callable[[str, float], None] = lambda phase, at_s: None
+    ) -> None:
         """`tell` is told of each phase and when it ended, on the monotonic clock."""
         self._num_ranks = num_ranks
         self._tell = tell

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..wire.frames import Frame
     from .lean_stdlib import Selector
 
-    Value = Union[int, float, str]
+    Value = Union[int, float, str]  # noqa: UP007 - for Python 3.8
 
 READ_BYTES = 1 << 16
 MAX_REST_BYTES = 1 << 13  # of a line that has not ended; a worker writes at most half of it at once
@@ -117,7 +117,7 @@ class MetricsReader:
         word, _, text = line.partition(b" ")
         try:
             rank, row = int(word), fast_json.read(text.decode("utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         if rank not in self._ranks or not isinstance(row, dict):
             return
@@ -171,7 +171,7 @@ def fold(told: dict[int, dict[str, Value]]) -> dict[str, list[float]]:
     columns: dict[str, list[tuple[float, int]]] = {}
     for rank, row in told.items():
         for name, value in row.items():
-            if not isinstance(value, str) and value == value:  # noqa: PLR0124 - NaN has no place among them
+            if not isinstance(value, str) and value == value:
                 columns.setdefault(name, []).append((value, rank))
     return {
         name: [
@@ -187,5 +187,5 @@ def _sent(value: Any) -> Any:
     if isinstance(value, list):
         return [_sent(one) for one in value]
     if isinstance(value, float) and not abs(value) <= _INFINITE:
-        return "nan" if value != value else "inf" if value > 0 else "-inf"  # noqa: PLR0124
+        return "nan" if value != value else "inf" if value > 0 else "-inf"
     return value

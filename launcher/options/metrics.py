@@ -18,6 +18,11 @@ class MetricsOptions(NamedTuple):
     interval_s: float = 1.0
     events: str | None = None
 
+    @property
+    def has_own_interval(self) -> bool:
+        """Whether numbers were asked for, at another interval than the usual one."""
+        return self.interval_s not in (0.0, MetricsOptions().interval_s)
+
 
 OPTIONS: tuple[click.Option, ...] = (
     click.Option(
@@ -43,6 +48,7 @@ def read(given: dict[str, Any]) -> MetricsOptions:
     interval_s = given["metrics_interval"]
     if 0 < interval_s < LEAST_INTERVAL_S:
         raise LaunchError(
-            f"--metrics_interval={interval_s:g}: must be {LEAST_INTERVAL_S:g} or more, in seconds, or 0 for no numbers"
+            f"--metrics_interval={interval_s:g}: must be {LEAST_INTERVAL_S:g} or more, in seconds, or 0 for "
+            "no numbers"
         )
     return MetricsOptions(interval_s=interval_s, events=given["events"])

@@ -60,7 +60,9 @@ class EventFile:
     once, and said in the file as soon as something can be written again.
     """
 
-    def __init__(self, path: Path, open_file: Callable[[], int], *, on_problem: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, open_file: Callable[[], int], *, on_problem: Callable[[str], None]
+    ) -> None:
         """`open_file` opens it for appending. Errors: OSError"""
         self._path, self._on_problem = path, on_problem
         self._fd = open_file()
@@ -164,5 +166,5 @@ class EventRing(EventFile):
 
 
 def _make(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    return os.open(path, flags, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

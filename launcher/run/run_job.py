@@ -81,9 +81,7 @@ def _begin_events(options: Options, console: Console) -> None:
         return
     name = options.detach.name or name_from(options.program, is_module=options.is_module)
     launcher = "no_ssh" if options.rendezvous.no_ssh else options.backend.launcher.name
-    console.telemetry.begin(
-        describe_job(name=name, launcher=launcher), interval_s=options.metrics.interval_s
-    )
+    console.telemetry.begin(describe_job(name=name, launcher=launcher), interval_s=options.metrics.interval_s)
     if options.metrics.events is not None:
         write_events(console.telemetry, Path(options.metrics.events), on_problem=console.warn)
 
@@ -100,6 +98,12 @@ def _run(options: Options, console: Console) -> int:
     options.logs.check(sum(len(one.devices) for one in first.hosts))
     if options.backend.launcher.starts_itself:
         options.logs.refuse(f"--launcher={options.backend.launcher.name}, which prints what the ranks write")
+        if options.metrics.has_own_interval:
+            one = options.backend.launcher.name
+            raise LaunchError(
+                f"--metrics_interval has no effect with --launcher={one}, whose ranks have no agent to tell; "
+                "leave it out"
+            )
         return _run_owned(options, make_plan(options, first), console)
     if options.dry_run:
         return _show_job(options, first, console)

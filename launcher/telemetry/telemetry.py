@@ -52,7 +52,7 @@ class Telemetry:
         self._next_at = 0.0
 
     def begin(self, job: Mapping[str, Any], *, interval_s: float) -> None:
-        """A job begins. `interval_s` is how often numbers come; 0: not at all, and lines are counted all the same."""
+        """A job begins. `interval_s` is how often numbers come; 0: not at all, but lines are counted."""
         self._interval_s = interval_s or 1.0
         self.record("job", **job)
 
@@ -116,7 +116,7 @@ class Telemetry:
             return
         try:
             told = json.loads(item.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         self.record(item.name, rank=item.rank, **{item.name: told})
 

@@ -63,7 +63,7 @@ def together(first: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
 
 
 def _add_folded(known: dict[str, Any], row: Mapping[str, Any]) -> None:
-    """Of sums the least, the mean and the greatest are added up, each by itself; the ranks are the later ones."""
+    """Of sums the least, the mean and the greatest are added up, each by itself; ranks are the later ones."""
     for name, values in row.items():
         before = known.get(name)
         if is_sum(name) and before is not None:

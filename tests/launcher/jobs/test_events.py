@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def test_a_job_tells_what_happens_and_the_numbers_of_its_ranks(start: Start, tmp
     state = tmp_path / "state"
     job = start(
         TELL
-        + """
+        + textwrap.dedent("""
         say('one', rank)
         say('two', rank)
         tell(step=1, steps=1, loss=0.5 + rank)
@@ -44,7 +45,7 @@ def test_a_job_tells_what_happens_and_the_numbers_of_its_ranks(start: Start, tmp
         while not os.path.exists('go'): time.sleep(0.01)
         tell(step=3, steps=1, loss=float('nan'))
         sys.exit(3 * rank)
-        """,
+        """),
         *("--num_gpus", "2", "--events", "events", "--log_dir", "logs", "--metrics_interval", "0.1"),
         env={"XDG_STATE_HOME": str(state)},
     )
@@ -59,7 +60,9 @@ def test_a_job_tells_what_happens_and_the_numbers_of_its_ranks(start: Start, tmp
         events = events_of(path)
         kinds = [one["event"] for one in events]
         assert kinds[0] == "job"
-        assert kinds.index("attempt") < kinds.index("started") < kinds.index("running") < kinds.index("exited")
+        assert (
+            kinds.index("attempt") < kinds.index("started") < kinds.index("running") < kinds.index("exited")
+        )
         assert kinds[-1] == "end"
         (begun,) = of(events, "job")
         assert begun["name"] == "train"
@@ -96,7 +99,14 @@ def test_numbers_that_nobody_wants_are_not_asked_for(start: Start, tmp_path: Pat
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--metrics_interval", "0.01"), "--metrics_interval=0.01: must be 0.1 or more, in seconds, or 0 for no"),
+        (
+            ("--metrics_interval", "0.01"),
+            "--metrics_interval=0.01: must be 0.1 or more, in seconds, or 0 for no",
+        ),
+        (
+            ("--metrics_interval", "5", "--launcher", "openmpi"),
+            "--metrics_interval has no effect with --launcher=openmpi, whose ranks have no agent to",
+        ),
         (("--events", "."), "--events=. is a folder; give the name of a file"),
         (("--events", "missing/file"), "--events=missing/file: there is no folder missing"),
     ],
