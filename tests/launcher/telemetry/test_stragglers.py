@@ -28,9 +28,9 @@ def test_one_that_computes_longer_is_named_with_the_phase_and_what_to_do() -> No
     assert one[:3] == (5, "b", "compute")
     assert one.share == pytest.approx(0.03 / 0.141, rel=0.01)
     assert one.text == (
-        "rank 5 on b holds up the others by 30 ms in each step of 141 ms, 21 %: it computes for 130 ms a step, "
-        "others 100 ms, most of the difference in forward; look at the load, the clock and the temperature of "
-        "its processors"
+        "rank 5 on b holds up the others by 30 ms in each step of 141 ms, 21 %: it computes for 130 ms a "
+        "step, others 100 ms, most of the difference in forward; look at the load, the clock and the "
+        "temperature of its processors"
     )
     assert job.run(2 * LONG) == [], "it is said once"
 
@@ -63,7 +63,7 @@ def test_less_than_a_tenth_of_the_step_is_nothing() -> None:
 
 @pytest.mark.parametrize("state", ["saving", ""])
 def test_a_rank_that_saves_is_no_straggler(state: str) -> None:
-    """As rank 0 does every 20 steps, of which others wait for each; with and without a word of what it does."""
+    """As rank 0 does every 20 steps, and others wait; with and without a word of what it does."""
     saving = PLAIN._replace(other_s=1.0, state=state)
     job = FakeJob(
         lambda rank, at: saving if rank == 0 and job.num_steps % 20 == 0 else PLAIN, hosts=hosts(2, 2)
