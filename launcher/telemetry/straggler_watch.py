@@ -192,8 +192,8 @@ def describe_slow(one: Slow, who: str, *, holds: str = "holds") -> str:
     )
     times = f"{_time(one.in_cause_s)} a step, others {_time(one.others_in_cause_s)}"
     if one.cause == "data":
-        hint = "look at the storage that it reads from, or give its loader more workers"
-        return f"{head}: it waits for its data for {times}; {hint}"
+        hint = "look at the storage that it reads from, and at the workers of its loader"
+        return f"{head}: getting data, or what else it does between steps, takes {times}; {hint}"
     phase = f", most of the difference in {one.phase}" if one.phase else ""
     hint = "look at the load, the clock and the temperature of its processors"
     return f"{head}: it computes for {times}{phase}; {hint}"

@@ -1,4 +1,4 @@
-"""Whose link is named, by how long data wait in the sockets of all hosts; the numbers are those of real jobs."""
+"""Whose link is named, by how long data wait in the sockets of all hosts; the numbers are of real jobs."""
 
 from __future__ import annotations
 
