@@ -215,6 +215,7 @@ class Agent:
                 is_folding=self._job.folds_metrics,
                 selector=self._selector,
                 send=self._uplink.send,
+                pids=self._workers.running_pids,
             )
         except OSError as error:
             self._uplink.send(Note(f"no numbers of its workers will be seen: {pipe}: {error.strerror}"))
