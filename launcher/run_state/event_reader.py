@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,24 +22,38 @@ class EventReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fds: list[int] = []  # what is read now, and what comes after it
+        self._lines: deque[bytes] = deque()
         self._rest = b""
         self._is_begun = False
         self.num_bad = 0  # lines that are no events
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Those that are there and were not read yet."""
+        """Those that are there and were not read yet. Whoever ends before the last one gets the others later."""
+        while self._lines or self._fill():
+            while self._lines:
+                event = event_of(self._lines.popleft())
+                if event is None:
+                    self.num_bad += 1
+                else:
+                    yield event
+
+    def _fill(self) -> bool:
+        """Read more lines, from the next file if this one is read to its end; False if there are none now."""
         self._open()
         while self._fds:
-            yield from self._read()
+            if self._read():
+                return True
             if len(self._fds) == 1:
                 if not self._is_replaced():
-                    return
-                yield from self._read()  # what came between the two looks
+                    return False
+                if self._read():  # what came between the two looks
+                    return True
                 self._open_next()
                 if len(self._fds) == 1:
-                    return
+                    return False
             os.close(self._fds.pop(0))
             self._rest = b""
+        return False
 
     def close(self) -> None:
         for one in self._fds:
@@ -62,18 +77,17 @@ class EventReader:
         if new is not None:
             self._fds.append(new)
 
-    def _read(self) -> Iterator[dict[str, Any]]:
+    def _read(self) -> bool:
+        """Take what is in the file, up to some size; whether there were lines."""
         while data := os.read(self._fds[0], _READ_BYTES):
             *lines, self._rest = (self._rest + data).split(b"\n")
             if len(self._rest) > MAX_LINE_BYTES:
                 self._rest = b""
                 self.num_bad += 1
-            for one in lines:
-                event = event_of(one)
-                if event is None:
-                    self.num_bad += 1
-                else:
-                    yield event
+            self._lines.extend(lines)
+            if lines:
+                return True
+        return False
 
     def _is_replaced(self) -> bool:
         """Whether the file that is read is not the last one."""
