@@ -74,6 +74,8 @@ Examples:
       the jobs of this user on this machine, those in the foreground too
   dslaunch logs -f train; dslaunch attach train; dslaunch stop train
       follow its output, have its console, end it
+  dslaunch top train
+      watch its steps, losses, and what each rank does and waits for
 
 A detached job reads nothing, and goes on when the terminal, the login or the command that started it ends.
 """
@@ -159,7 +161,7 @@ TOPICS = (
     Topic(
         "detach",
         "Jobs that outlive the terminal",
-        ("detach", "name"),
+        ("detach", "watch", "name"),
         DETACH,
     ),
     Topic(

@@ -302,7 +302,9 @@ class RunState:
         return self.ranks.get(int(name)) if name.isascii() and name.isdigit() and len(name) < 10 else None
 
     def _count_lines(self, at: float, lines: Mapping[str, Any], since_s: float) -> None:
-        told = {int(name): whole(one) or 0 for name, one in lines.items() if name.isascii() and name.isdigit()}
+        told = {
+            int(name): whole(one) or 0 for name, one in lines.items() if name.isascii() and name.isdigit()
+        }
         for rank in self.ranks.values():
             number_ = told.get(rank.rank, 0)
             rank.num_lines += number_

@@ -30,7 +30,9 @@ def slowest(state: RunState) -> Slowest | None:
     is_new = state.at - said.at <= SAID_S
     if not is_new and (found is None or found.rank != said.rank):
         return found
-    return Slowest(said.rank, said.host, said.cause, said.text or _shown(said.share, said.cause), is_said=True)
+    return Slowest(
+        said.rank, said.host, said.cause, said.text or _shown(said.share, said.cause), is_said=True
+    )
 
 
 def _of_ranks(state: RunState) -> Slowest | None:

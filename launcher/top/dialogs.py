@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import RichLog, Static
 
@@ -16,38 +15,30 @@ from .spans import shown
 
 MAX_LINES = 5000
 
-HELP = """\
-Keys
-
-  q, Ctrl-C     quit; the job goes on
-  up, down, page up, page down, home, end
-                move in the table
-  s, S          sort by the next or the one before of the columns; * marks it
-  h             ranks or hosts; of more than 64 ranks only hosts are told of
-  t             ask all ranks what they do, and show it, as `dslaunch stacks`
-  x             stop the job; asks first
-  l             what the job shows, as `dslaunch logs -f`
-  ?             this page
-
-Columns
-
-  s/step        seconds of a step, in the mean of the last ones
-  of a step     where they go:
-"""
 _PHASES = {
     "forward": "forward",
     "backward": "backward",
     "optimizer": "optimizer",
-    "comm": "waits for other ranks and the network",
-    "data": "waits for its data, between two steps",
+    "comm": "waiting for other ranks and the network",
+    "data": "waiting for data between two steps",
     "other": "anything else",
 }
-HELP += "".join(f"                {LETTERS[name]}  {text}\n" for name, text in _PHASES.items())
-HELP += """\
-  memory        of the device that a rank trains on, or of its host
-  waits for     the rank that it waits for, or `others`, or its data, and how
-                much of a step
-"""
+HELP = (
+    "q, Ctrl-C    quit; the job goes on",
+    "s, S         sort by the next column, or the one before; * marks it",
+    "h            hosts or ranks; of more than 64 ranks only hosts are told of",
+    "t            ask all ranks what they do, as `dslaunch stacks`",
+    "x            stop the job; asks first",
+    "l            what the job shows, as `dslaunch logs -f`",
+    "arrows, page up, page down, home, end   move in the table",
+    "",
+    "s/step       seconds of a step, in the mean of the last ones",
+    "of a step    where they go; sorted by what a rank does itself, without c:",
+    *(f"               {LETTERS[name]}  {text}" for name, text in _PHASES.items()),
+    "memory       of the device that a rank trains on, or of its host",
+    "waits for    which rank (or others, where none is slower than the rest) or",
+    "             data, and how much of a step",
+)
 
 
 class Reading(ModalScreen[None]):
@@ -112,19 +103,6 @@ class Reading(ModalScreen[None]):
             self._log.scroll_end(animate=False)
         else:
             self._log.scroll_home(animate=False)
-
-
-class Help(ModalScreen[None]):
-    """The keys; any key closes it."""
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll():
-            yield Static(HELP, markup=False)
-
-    def on_key(self, event: events.Key) -> None:
-        if event.key not in ("up", "down", "pageup", "pagedown", "home", "end"):
-            event.stop()
-            self.dismiss(None)
 
 
 class Question(ModalScreen[str]):

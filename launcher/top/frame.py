@@ -70,7 +70,9 @@ def make_frame(
 def _head(state: RunState, facts: Facts, width: int, now: float) -> list[Line]:
     began_at = facts.began_at or state.job.at
     until = facts.ended_at or (now if facts.is_live else state.at)
-    style = "good" if facts.state == "running" else "bad" if facts.state == "lost" or facts.exit_code else "bold"
+    style = (
+        "good" if facts.state == "running" else "bad" if facts.state == "lost" or facts.exit_code else "bold"
+    )
     pieces = [Span(shown(facts.name), "bold"), Span("  "), Span(facts.state, style)]
     if began_at:
         pieces.append(Span(f" {shown_time(max(0.0, until - began_at))}"))
@@ -121,7 +123,9 @@ def _start(state: RunState, now: float) -> Line:
     if attempt is None:
         return line(Span("nothing has been started yet", "dim"))
     if attempt.running_at:
-        told = "its ranks tell no steps" if state.has_numbers or now - attempt.running_at > 20 else "no step yet"
+        told = (
+            "its ranks tell no steps" if state.has_numbers or now - attempt.running_at > 20 else "no step yet"
+        )
         return line(f"all workers run for {shown_time(max(0.0, now - attempt.running_at))}; {told}")
     behind = ", ".join(f"{one.name} {shown_time(one.ended_at - attempt.began_at)}" for one in attempt.phases)
     return line(f"starts for {shown_time(max(0.0, now - attempt.began_at))}", f": {behind}" if behind else "")
@@ -144,8 +148,12 @@ def _pictures(state: RunState, width: int, height: int, glyphs: Glyphs) -> list[
     if loss is not None and len(loss):
         values = [one.mean for one in loss.points]
         style = "" if math.isfinite(loss.last) else "bad"
-        found += _picture(("loss", shown_number(loss.last), style), values, "whole run", (width, height), glyphs)
-    name, title = ("steps_per_s", "steps/s") if state.series.get("steps_per_s") else ("lines_per_s", "lines/s")
+        found += _picture(
+            ("loss", shown_number(loss.last), style), values, "whole run", (width, height), glyphs
+        )
+    name, title = (
+        ("steps_per_s", "steps/s") if state.series.get("steps_per_s") else ("lines_per_s", "lines/s")
+    )
     recent = state.recent(name)
     if recent:
         values = [value for _, value in recent]
@@ -205,9 +213,13 @@ def _warnings(
         verdict = one.verdict
         if verdict is not None:
             why = shown(verdict.culprit or verdict.decision or f"exit code {verdict.exit_code}")
-            found.append(line(Span(f"attempt {one.number + 1}, {shown_time(verdict.duration_s)}: ", "bad"), why))
+            found.append(
+                line(Span(f"attempt {one.number + 1}, {shown_time(verdict.duration_s)}: ", "bad"), why)
+            )
     if state.num_lost:
-        found.append(line(Span(f"{count(state.num_lost, 'event')} could not be kept, and are not in this", "warn")))
+        found.append(
+            line(Span(f"{count(state.num_lost, 'event')} could not be kept, and are not in this", "warn"))
+        )
     return found
 
 

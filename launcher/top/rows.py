@@ -61,7 +61,7 @@ def _rank_row(state: RunState, rank: RankState, slow: Slowest | None, num_on_hos
     word, style = _state_of(rank, state, now)
     is_slowest = slow is not None and slow.rank == rank.rank
     waits, waits_style = ("", "")
-    if rank.times is not None and rank.exit_code is None and not rank.doing:
+    if rank.times is not None and rank.exit_code is None and not rank.doing and math.isfinite(now):
         waits, waits_style = _waits(rank.times, None if is_slowest else slow)
     if is_slowest and not waits:
         waits, waits_style = "others wait", "warn"
@@ -109,7 +109,9 @@ def _host_row(
     used = [one.value("mem_used") for one in (folded, *ranks) if one is not None]
     word, style = _state_of_host(ranks, state, now, 0.0 if folded is None else folded.step_at)
     is_slowest = slow is not None and slow.host == name
-    waits, waits_style = ("", "") if times is None else _waits(times, None if is_slowest else slow)
+    waits, waits_style = ("", "")
+    if times is not None and math.isfinite(now):
+        waits, waits_style = _waits(times, None if is_slowest else slow)
     if is_slowest and slow is not None:
         waits, waits_style = f"has rank {slow.rank}", "warn"
     net = [host.values[one] for one in ("net_in", "net_out") if one in host.values]

@@ -33,7 +33,7 @@ from ..registry.record import State
 from ..registry.stacks_request import ask_stacks
 from ..registry.stopping import Stopping
 from .bars import BLOCKS, Glyphs
-from .dialogs import Help, Question, Reading
+from .dialogs import HELP, Question, Reading
 from .frame import Frame, make_frame
 from .log_lines import LogLines
 from .rows import is_by_hosts
@@ -121,11 +121,10 @@ class Top(App[Outcome]):
     CSS = """
     Screen { background: ansi_default; color: ansi_default; }
     ModalScreen { align: center middle; background: transparent; }
-    Question > Static, Help > VerticalScroll {
+    Question > Static {
         width: auto; max-width: 90%; height: auto; max-height: 90%; padding: 1 2;
         border: solid ansi_cyan; background: ansi_default;
     }
-    Help > VerticalScroll > Static { width: 76; }
     Reading { background: ansi_default; }
     Reading > .title { text-style: reverse; width: 100%; }
     Reading > RichLog { background: ansi_default; height: 1fr; scrollbar-size: 1 1; }
@@ -237,7 +236,7 @@ class Top(App[Outcome]):
         self.action_move(1_000_000 if is_last else -1_000_000)
 
     def action_show_help(self) -> None:
-        self.push_screen(Help())
+        self.push_screen(Reading("Help", HELP))
 
     def action_leave(self) -> None:
         if not self._is_watch or self.watched.has_ended:
@@ -351,7 +350,9 @@ def show(job: KnownJob, *, is_watch: bool = False, glyphs: Glyphs = BLOCKS) -> O
         has_ended.set()
         app.watched.close()
     if outcome is None:
-        raise LaunchError("the screen of dslaunch top ended by a fault, which is shown above; report it", exit_code=1)
+        raise LaunchError(
+            "the screen of dslaunch top ended by a fault, which is shown above; report it", exit_code=1
+        )
     return outcome
 
 

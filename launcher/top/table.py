@@ -38,32 +38,57 @@ def columns_for(rows: Sequence[Row], *, by_hosts: bool, has_numbers: bool) -> li
     name = _number("ranks" if by_hosts else "rank", 5, 0, lambda row: float(row.name), lambda row: row.name)
     found = [host, name] if by_hosts else [name, host]
     found.append(
-        Column("state", 9, 0, lambda row, *_: line(Span(row.state, row.state_style)), lambda row: row.state, False)
+        Column(
+            "state",
+            9,
+            0,
+            lambda row, *_: line(Span(row.state, row.state_style)),
+            lambda row: row.state,
+            False,
+        )
     )
     if has_numbers:
         found += [
             _number("step", 7, 1, lambda row: row.step, lambda row: f"{row.step:,}"),
-            _number("s/step", 7, 1, _of_step, lambda row: shown_seconds(row.times.step_s if row.times else 0)),
+            _number(
+                "s/step", 7, 1, _of_step, lambda row: shown_seconds(row.times.step_s if row.times else 0)
+            ),
             Column("of a step", 11, 1, _step_cell, _own_s, False, _MAX_STEP_BAR),
         ]
     if any(one.mem_share is not None for one in rows):
         found.append(Column("memory", _MEM_BAR + 5, 2, _mem_cell, lambda row: row.mem_share, False))
     if any(one.mem_used is not None for one in rows):
-        found.append(_number("used", 8, 8, lambda row: row.mem_used, lambda row: shown_size(int(row.mem_used or 0))))
+        found.append(
+            _number("used", 8, 8, lambda row: row.mem_used, lambda row: shown_size(int(row.mem_used or 0)))
+        )
     if any(one.gpu is not None for one in rows):
         found.append(_number("gpu", 4, 3, lambda row: row.gpu, lambda row: shown_share(row.gpu or 0)))
     has_gpu = any(one.gpu is not None for one in rows)
     if any(one.cpu is not None for one in rows):
-        found.append(_number("cpu", 4, 6 if has_gpu else 3, lambda row: row.cpu, lambda row: shown_share(row.cpu or 0)))
+        found.append(
+            _number("cpu", 4, 6 if has_gpu else 3, lambda row: row.cpu, lambda row: shown_share(row.cpu or 0))
+        )
     if any(one.power_w is not None for one in rows):
         found.append(_number("power", 6, 5, lambda row: row.power_w, lambda row: f"{row.power_w:.0f}W"))
     if any(one.net is not None for one in rows):
         found.append(_number("net B/s", 7, 7, lambda row: row.net, lambda row: shown_many(row.net or 0)))
     if not has_numbers:
-        found.append(_number("lines/s", 7, 1, lambda row: row.lines_per_s, lambda row: shown_many(row.lines_per_s or 0)))
+        found.append(
+            _number(
+                "lines/s", 7, 1, lambda row: row.lines_per_s, lambda row: shown_many(row.lines_per_s or 0)
+            )
+        )
     if has_numbers:
         found.append(
-            Column("waits for", 11, 1, lambda row, *_: line(Span(row.waits, row.waits_style)), _waiting, False, _MAX_WAITS)
+            Column(
+                "waits for",
+                11,
+                1,
+                lambda row, *_: line(Span(row.waits, row.waits_style)),
+                _waiting,
+                False,
+                _MAX_WAITS,
+            )
         )
     return found
 
@@ -109,7 +134,10 @@ def head_line(columns: Sequence[Column], sort: str) -> Line:
     pieces: list[Span] = []
     for one in columns:
         mark = "*" if one.title == sort else ""
-        pieces += [Span(padded(mark + one.title, one.width, is_right=one.is_right), "head"), Span(" " * _GAP, "head")]
+        pieces += [
+            Span(padded(mark + one.title, one.width, is_right=one.is_right), "head"),
+            Span(" " * _GAP, "head"),
+        ]
     return line(*pieces[:-1])
 
 

@@ -105,7 +105,14 @@ def _attempt(
         began_at, at = at, at + 0.3 + 0.4 * chance.random()
         yield {"at": at, "event": "phase", "attempt": number, "phase": phase, "began_at": began_at}
     for host, _, rank, _ in made.workers:
-        yield {"at": at, "event": "started", "attempt": number, "rank": rank, "host": host, "pid": 4000 + rank}
+        yield {
+            "at": at,
+            "event": "started",
+            "attempt": number,
+            "rank": rank,
+            "host": host,
+            "pid": 4000 + rank,
+        }
     yield {"at": at, "event": "running", "attempt": number}
     yield _note(at, 20, f"all {len(made.workers)} workers run")
     if made.has_numbers:
@@ -142,9 +149,7 @@ def _metrics(
 ) -> Event:
     event: Event = {"at": round(now, 3), "event": "metrics", "attempt": attempt, "ranks": {}, "lines": {}}
     if made.has_numbers:
-        rows = {
-            rank: _row(made, rank, step, num_steps, second, chance) for _, _, rank, _ in made.workers
-        }
+        rows = {rank: _row(made, rank, step, num_steps, second, chance) for _, _, rank, _ in made.workers}
         if len(rows) > MAX_UNFOLDED:
             by_host: dict[str, dict[int, Event]] = {}
             for host, _, rank, _ in made.workers:
@@ -250,7 +255,10 @@ def _failure(made: Made, number: int, second: float) -> Iterator[Event]:
         "is_out_of_memory": False,
         "evidence": [],
         "message": "",
-        "traceback": ["Traceback (most recent call last):", "RuntimeError: CUDA error: unspecified launch failure"],
+        "traceback": [
+            "Traceback (most recent call last):",
+            "RuntimeError: CUDA error: unspecified launch failure",
+        ],
         "last_lines": ["RuntimeError: CUDA error: unspecified launch failure"],
         "last_lines_of": "stderr",
         "at_s": 1234.5,
