@@ -44,7 +44,7 @@ OPTIONS: tuple[click.Option, ...] = (
     click.Option(
         ["--watch"],
         is_flag=True,
-        help="Start it as --detach does, and show it as `dslaunch top` until it ends; `q` asks what to do.",
+        help="Start it as --detach does, and show it as `dslaunch top` does, until it ends.",
     ),
     click.Option(
         ["--name"],

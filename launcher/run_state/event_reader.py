@@ -28,7 +28,7 @@ class EventReader:
         self.num_bad = 0  # lines that are no events
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Those that are there and were not read yet. Whoever ends before the last one gets the others later."""
+        """Those that are there and were not read yet; a caller that ends early gets the others later."""
         while self._lines or self._fill():
             while self._lines:
                 event = event_of(self._lines.popleft())

@@ -81,6 +81,7 @@ class RunState:
         self.stragglers: deque[Straggler] = deque(maxlen=MAX_REPORTS)
         self.hangs: deque[Report] = deque(maxlen=MAX_REPORTS)
         self.stacks: deque[Report] = deque(maxlen=MAX_REPORTS)
+        self.num_stacks = 0  # reports of stacks so far
         self.has_numbers = False  # of ranks: else there are lines of output only
         self.num_lines = 0
         self.num_lost = 0  # events that are not in the file
@@ -234,6 +235,7 @@ class RunState:
 
     def _stacks(self, at: float, event: Mapping[str, Any]) -> None:
         lines = tuple(map(text, items(event.get("lines"))))
+        self.num_stacks += 1
         self.stacks.append(Report(at, None, text(event.get("title")), lines))
 
     def _straggler(self, at: float, event: Mapping[str, Any]) -> None:

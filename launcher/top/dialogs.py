@@ -60,8 +60,11 @@ class Reading(ModalScreen[None]):
         lines: Iterable[str] = (),
         *,
         more: Callable[[], list[str]] | None = None,
+        is_from_top: bool = False,
     ) -> None:
+        """`is_from_top`: it does not follow what is added."""
         super().__init__()
+        self._is_following = more is not None and not is_from_top
         self._title, self._lines, self._more = title, list(lines), more
 
     def compose(self) -> ComposeResult:
@@ -70,8 +73,9 @@ class Reading(ModalScreen[None]):
 
     def on_mount(self) -> None:
         self._add(self._lines)
-        if self._more is not None:
+        if self._is_following:
             self._log.scroll_end(animate=False)
+        if self._more is not None:
             self._look()
             self.set_interval(0.5, self._look)
 
@@ -85,7 +89,7 @@ class Reading(ModalScreen[None]):
 
     def _add(self, lines: list[str]) -> None:
         log = self._log
-        is_at_end = self._more is not None and log.scroll_offset.y >= log.max_scroll_y - 1
+        is_at_end = self._is_following and log.scroll_offset.y >= log.max_scroll_y - 1
         for one in lines:
             log.write(shown(one, 2000), scroll_end=is_at_end)
 

@@ -23,8 +23,8 @@ _LEVELS = {30: "warn", 40: "bad", 50: "bad"}
 
 
 class Frame(NamedTuple):
-    """`num_rows` is how many rows the table has, `num_shown` how many of them are there; `sorts` are the titles
-    of the columns by which it can be sorted.
+    """`num_rows` is how many rows the table has, `num_shown` how many of them are there; `sorts` are the
+    titles of the columns by which it can be sorted.
     """
 
     lines: tuple[Line, ...]
@@ -157,9 +157,9 @@ def _pictures(state: RunState, width: int, height: int, glyphs: Glyphs) -> list[
     recent = state.recent(name)
     if recent:
         values = [value for _, value in recent]
-        minutes = max(1, round((recent[-1][0] - recent[0][0]) / 60))
+        seconds = recent[-1][0] - recent[0][0]
         said = (title, shown_many(values[-1]), "")
-        found += _picture(said, values, f"last {minutes} min", (width, height), glyphs, floor=0.0)
+        found += _picture(said, values, f"last {shown_time(seconds)}", (width, height), glyphs, floor=0.0)
     return found
 
 
@@ -177,7 +177,7 @@ def _picture(
     """
     title, last, style = said
     width, height = size
-    left, right = f"{title:<8}", f"  {when:<11}"
+    left, right = f"{title:<8}", f"  {when:<16}"
     room = width - len(left) - 10 - len(right)
     if room < 10:
         return [line(Span(left, "dim"), Span(last, style or "bold"))]

@@ -2,8 +2,8 @@
 
 [Note: The terminal] It must be as before when the screen is gone, however that ends: `q`, the end of the job,
 SIGTERM, SIGHUP, a fault of ours. textual puts it back when its app ends, so signals end the app. Where the
-terminal is gone nothing can be put back, and textual may wait for it for ever: a thread of ours ends the process
-then.
+terminal is gone nothing can be put back, and textual may wait for it for ever: a thread of ours ends the
+process then.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class Picture(Widget):
 
 
 class Top(App[Outcome]):
-    """The screen of one job. `is_watch`: it belongs to the command that started the job, ends with the job, and
-    asks what becomes of it.
+    """The screen of one job. `is_watch`: it belongs to the command that started the job, ends with the job,
+    and asks what becomes of it.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -153,8 +153,8 @@ class Top(App[Outcome]):
         self.frame: Frame | None = None
         self._is_watch, self._glyphs = is_watch, glyphs
         self._message_until = 0.0
-        self._asked_at = 0.0  # for stacks, on the clock of events; 0: nothing is asked for
-        self._num_stacks = 0
+        self._asked_at = 0.0  # for stacks, on the monotonic clock; 0: nothing is asked for
+        self._num_stacks = 0  # that were there when they were asked for, or are shown
 
     def compose(self) -> ComposeResult:
         yield Picture()
@@ -303,21 +303,30 @@ class Top(App[Outcome]):
         except LaunchError as error:
             self.say(str(error))
             return
-        self._asked_at, self._num_stacks = time.monotonic(), len(self.watched.state.stacks)
+        self._asked_at, self._num_stacks = time.monotonic(), self.watched.state.num_stacks
         self.say("the ranks are asked what they do")
 
     def _look_at_stacks(self) -> None:
         """Show the answer, once it is there."""
         if not self._asked_at:
             return
-        stacks = self.watched.state.stacks
-        if len(stacks) > self._num_stacks or (stacks and len(stacks) == stacks.maxlen):
+        if self.watched.state.num_stacks > self._num_stacks:
             self._asked_at = 0.0
-            report = stacks[-1]
-            self.push_screen(Reading(report.title or "what the ranks do", report.lines))
+            self.push_screen(Reading("what the ranks do", more=self._new_stacks, is_from_top=True))
         elif time.monotonic() > self._asked_at + ANSWER_WITHIN_S:
             self._asked_at = 0.0
             self.say("no rank has answered")
+
+    def _new_stacks(self) -> list[str]:
+        """What has been answered since the last time; one answer of several ranks comes in parts."""
+        self.watched.look()
+        state = self.watched.state
+        num_new = min(state.num_stacks - self._num_stacks, len(state.stacks))
+        self._num_stacks = state.num_stacks
+        lines: list[str] = []
+        for one in list(state.stacks)[len(state.stacks) - num_new :]:
+            lines += [one.title, *(f"    {text}" for text in one.lines), ""]
+        return lines
 
     def action_logs(self) -> None:
         job = self.watched.job

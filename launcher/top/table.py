@@ -33,7 +33,7 @@ class Column(NamedTuple):
 
 def columns_for(rows: Sequence[Row], *, by_hosts: bool, has_numbers: bool) -> list[Column]:
     """Those that have something to show."""
-    host_width = min(24, max([num_columns(one.host) for one in rows] or [0] + [len("host")]))
+    host_width = min(24, max((num_columns(one.host) for one in rows), default=0))
     host = Column("host", max(4, host_width), 0, _text(lambda row: row.host), lambda row: row.host, False)
     name = _number("ranks" if by_hosts else "rank", 5, 0, lambda row: float(row.name), lambda row: row.name)
     found = [host, name] if by_hosts else [name, host]
@@ -114,7 +114,7 @@ def _needed(columns: Sequence[Column]) -> int:
 
 
 def sorted_rows(rows: Sequence[Row], columns: Sequence[Column], title: str) -> list[Row]:
-    """By a column: numbers the greatest first, words and the ranks the other way; what is not told is last."""
+    """By a column: numbers the greatest first, words and ranks the other way; what is not told is last."""
     column = next((one for one in columns if one.title == title), None)
     if column is None:
         return sorted(rows, key=lambda row: row.key)

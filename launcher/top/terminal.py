@@ -29,5 +29,6 @@ def require_package(what: str, *, instead: str = "") -> None:
     """Errors: LaunchError if what draws the screen is not installed"""
     if importlib.util.find_spec(PACKAGE) is None:
         raise LaunchError(
-            f"{what} draws with the package {PACKAGE}, which is not installed here; install it: {_INSTALL}{instead}"
+            f"{what} draws with the package {PACKAGE}, which is not installed here; install it: "
+            f"{_INSTALL}{instead}"
         )

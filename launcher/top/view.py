@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """`by` is `ranks`, `hosts`, or empty: as the size of the job has it. `sort` is a title of a column; `offset`
-    the number of rows that are above the screen. `keys` are shown at the bottom, with what they do.
+    """`by` is `ranks`, `hosts`, or empty: as the size of the job has it. `sort` is a title of a column;
+    `offset` the number of rows that are above the screen. `keys` are shown at the bottom, with what they do.
     """
 
     by: str = ""
@@ -20,8 +20,8 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """The job as its record has it: `state` is a word, `why` a sentence on a job that is lost. Times are seconds
-    since the epoch, 0 for what has not happened.
+    """The job as its record has it: `state` is a word, `why` a sentence on a job that is lost. Times are
+    seconds since the epoch, 0 for what has not happened.
     """
 
     name: str
