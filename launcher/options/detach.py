@@ -68,8 +68,8 @@ def read(given: dict[str, Any]) -> DetachOptions:
 def _check_watch(given: dict[str, Any]) -> None:
     if given["detach"]:
         raise LaunchError(
-            "--watch and --detach exclude each other: one shows the job until it ends, the other returns when "
-            "it runs; leave out one of them"
+            "--watch and --detach exclude each other: one shows the job until it ends, and the other returns "
+            "when it runs; leave out one of them"
         )
     launcher = given["launcher"]
     why = ""

@@ -69,12 +69,12 @@ def padded(text: str, width: int, *, is_right: bool = False) -> str:
 
 
 def fitted(pieces: Sequence[Span], width: int) -> Line:
-    """The line in so many columns at most."""
+    """The line in so many columns at most, harmless whatever is in it."""
     found, left = [], width
     for one in pieces:
         if left <= 0:
             break
-        kept = cut(one.text, left)
+        kept = cut(one.text if one.text.isprintable() else shown(one.text), left)
         found.append(one._replace(text=kept))
         left -= num_columns(kept)
     return line(*found)
