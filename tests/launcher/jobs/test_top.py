@@ -41,6 +41,7 @@ sys.exit(int(os.environ["END"]) if rank else 0)
 """
 IN_ALTERNATE = "\x1b[?1049h"
 LEFT_ALTERNATE = "\x1b[?1049l"
+SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 COLORS = re.compile(r"\x1b\[[0-9;]*\b(3[0-7]|4[0-7]|[34]8;)")
 
 
@@ -103,8 +104,8 @@ def test_a_watched_job_ends_the_screen_with_its_verdict(
     (tmp_path / "go").touch()
     assert screen.wait() == 5
     screen.assert_clean()
-    last = screen.read().rpartition(LEFT_ALTERNATE)[2]
-    assert "hello from 0" in last
+    last = " ".join(SEQUENCE.sub("", screen.read().rpartition(LEFT_ALTERNATE)[2]).split())
+    assert "localhost:0 | hello from 0" in last
     assert "dslaunch: train ended with exit code 5: rank 1 on localhost" in last
     assert "Traceback" not in screen.read()
 
