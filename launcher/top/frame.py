@@ -189,7 +189,7 @@ def _picture(
     for place, row in enumerate(rows):
         head = (Span(left, "dim"), Span(f"{last:<10}", style or "bold")) if not place else (Span(" " * 18),)
         word = words[place] if place < len(words) else ""
-        found.append(line(*head, Span(row, "picture"), Span(f"  {word}", "dim")))
+        found.append(line(*head, Span(row, title), Span(f"  {word}", "dim")))
     return found
 
 

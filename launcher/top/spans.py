@@ -10,8 +10,8 @@ from ..wording import cleaned
 
 
 class Span(NamedTuple):
-    """Text of one style: `bold`, `dim`, `good`, `warn`, `bad`, `head`, `key`, `picture`, or a phase of a
-    step; empty: none.
+    """Text of one style: `bold`, `dim`, `good`, `warn`, `bad`, `head`, `key`, the title of a picture, or a
+    phase of a step; empty: none.
     """
 
     text: str
