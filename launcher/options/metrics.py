@@ -18,10 +18,10 @@ class MetricsOptions(NamedTuple):
     interval_s: float = 1.0
     events: str | None = None
 
-    def refuse(self, why: str) -> None:
-        """Errors: LaunchError if an interval was asked for where nobody tells numbers"""
-        if self.interval_s not in (0.0, MetricsOptions().interval_s):
-            raise LaunchError(f"--metrics_interval has no effect with {why}; leave it out")
+    @property
+    def has_own_interval(self) -> bool:
+        """Whether numbers were asked for, at another interval than the usual one."""
+        return self.interval_s not in (0.0, MetricsOptions().interval_s)
 
 
 OPTIONS: tuple[click.Option, ...] = (

@@ -114,6 +114,11 @@ class Console:
         if self._watch is not None:
             self._watch.stopping()
 
+    def abandoned(self, exit_code: int) -> None:
+        """This process ends now, in the middle of something, and its hosts are left to themselves."""
+        if self._watch is not None:
+            self._watch.abandoned(exit_code)
+
     def give_up_if_stuck(self, *, is_urgent: bool) -> None:
         """After an interrupt: a reader or a disk that takes nothing any more must not hold up
         the end of the job.
