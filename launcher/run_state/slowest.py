@@ -61,8 +61,9 @@ def _of_folded(state: RunState) -> Slowest | None:
         return None
     host = min(known, key=lambda one: known[one].least)
     share = (_median([one.mean for one in known.values()]) - known[host].least) / max(1e-9, state.step_s)
-    if share < LEAD:
-        return None
+    paused = state.folded[host].per_step("paused_s")
+    if share < LEAD or (paused is not None and paused.most / max(1e-9, state.step_s) >= LEAD):
+        return None  # a rank that saves waits least, too
     data = state.folded[host].per_step("data_s")
     is_data = data is not None and (data.most - data.mean) / state.step_s >= share / 2
     cause = "data" if is_data else "compute"

@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-PHASES = ("forward", "backward", "optimizer", "comm", "data", "other")
+PHASES = ("forward", "backward", "optimizer", "comm", "data", "paused", "other")
 
 
 class StepTimes(NamedTuple):
     """Seconds of a step in the mean of the last ones, in whole and by phase; the names are those of the sums.
 
-    `comm` is what a rank waits for others and for the network, `data` for its samples.
+    `comm` is what a rank waits for others and for the network, `data` for its samples; `paused` is saving,
+    loading and evaluating.
     """
 
     step_s: float
@@ -21,6 +22,7 @@ class StepTimes(NamedTuple):
     optimizer_s: float = 0.0
     comm_s: float = 0.0
     data_s: float = 0.0
+    paused_s: float = 0.0
 
     @property
     def other_s(self) -> float:
@@ -29,8 +31,8 @@ class StepTimes(NamedTuple):
 
     @property
     def own_s(self) -> float:
-        """Without waiting for others: what they may wait for."""
-        return max(0.0, self.step_s - self.comm_s)
+        """Without pauses, and without waiting for others: what they may wait for."""
+        return max(0.0, self.step_s - self.comm_s - self.paused_s)
 
     def share(self, phase: str) -> float:
         """A part of the step, 0 to 1."""

@@ -20,7 +20,15 @@ class Glyphs(NamedTuple):
 
 BLOCKS = Glyphs(" ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█", "░")
 ASCII = Glyphs(" ._-=+*#", " -#", ".")  # where a terminal or a file has no others
-LETTERS = {"forward": "f", "backward": "b", "optimizer": "o", "comm": "c", "data": "d", "other": "-"}
+LETTERS = {
+    "forward": "f",
+    "backward": "b",
+    "optimizer": "o",
+    "comm": "c",
+    "data": "d",
+    "paused": "p",
+    "other": "-",
+}
 
 
 def bar(share: float, width: int, glyphs: Glyphs) -> str:

@@ -21,6 +21,7 @@ _PHASES = {
     "optimizer": "optimizer",
     "comm": "waiting for other ranks and the network",
     "data": "waiting for data between two steps",
+    "paused": "saving, loading, evaluating",
     "other": "anything else",
 }
 HELP = (

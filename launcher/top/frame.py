@@ -18,7 +18,7 @@ from .view import Facts, View
 
 MIN_ROWS = 3  # of the table, if there is any room
 _TALL = 40  # lines of a terminal in which pictures are higher
-_WAITED_LEGEND = {"comm": "waits for others", "data": "waits for data", "other": "other"}
+_LEGEND = {"comm": "others", "data": "data", "paused": "saving"}  # of what a letter says little
 _LEVELS = {30: "warn", 40: "bad", 50: "bad"}
 
 
@@ -242,7 +242,7 @@ def _foot(state: RunState, view: View, width: int, where: str) -> Line:
         keys += [Span(f" {key}", "key"), Span(f" {what} ")]
     legend: list[Span] = []
     for name, letter in LETTERS.items() if state.has_numbers else ():
-        legend += [Span("  "), Span(letter, name), Span(f" {_WAITED_LEGEND.get(name, name)}", "dim")]
+        legend += [Span("  "), Span(letter, name), Span(f" {_LEGEND.get(name, name)}", "dim")]
     space = width - width_of(tuple(keys)) - width_of(tuple(legend))
     if space >= 0:
         return line(*keys, " " * space, *legend)

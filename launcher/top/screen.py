@@ -74,6 +74,7 @@ STYLES: dict[str, Style] = {
     "optimizer": Style(color="black", bgcolor="blue"),
     "comm": Style(color="black", bgcolor="yellow"),
     "data": Style(color="black", bgcolor="red"),
+    "paused": Style(color="black", bgcolor="magenta"),
     "other": Style(dim=True),
 }
 

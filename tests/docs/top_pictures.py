@@ -1,6 +1,6 @@
 """The pictures of docs/launch/watching.md: the screen of `dslaunch top` on a run that is made up.
 
-    PYTHONPATH=. python tests/docs/top_pictures.py
+PYTHONPATH=. python tests/docs/top_pictures.py
 """
 
 from __future__ import annotations

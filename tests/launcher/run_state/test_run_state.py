@@ -110,6 +110,21 @@ def test_a_rank_that_saves_is_not_the_slowest() -> None:
     assert state.ranks[5].doing == ""
 
 
+@pytest.mark.parametrize("num_hosts", [1, 16])
+def test_a_step_in_which_one_rank_saved_names_nobody(num_hosts: int) -> None:
+    state = RunState()
+    for event in events_of(Made(num_hosts=num_hosts, duration_s=20)):
+        if event["event"] == "metrics" and num_hosts == 1:
+            for row in event["ranks"].values():
+                row["step_s"], row["comm_s"] = row["step_s"] + 1.0, row["comm_s"] + 1.0
+            saving = event["ranks"]["3"]
+            saving.update(comm_s=saving["comm_s"] - 1.0, paused_s=1.0)
+        elif event["event"] == "metrics":
+            event["ranks"]["gpu01 *"].update(comm_s=[0.01, 0.2, 0.3, 3, 1], paused_s=[0.0, 0.1, 1.0, 0, 3])
+        state.take(event)
+    assert slowest(state) is None
+
+
 def test_a_job_without_numbers_has_lines() -> None:
     state = state_of(Made(has_numbers=False, duration_s=20))
     assert not state.has_numbers

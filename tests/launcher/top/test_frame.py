@@ -88,7 +88,7 @@ def test_ranks_what_they_do_and_who_is_slow() -> None:
 def test_more_columns_and_pictures_where_there_is_room() -> None:
     frame = frame_of(state_of(MADE["ranks"]), width=160, height=50)
     assert {"used", "cpu", "power"} <= set(frame.sorts)
-    assert "f forward  b backward  o optimizer  c waits for others" in text_of(frame)
+    assert "f forward  b backward  o optimizer  c others  d data  p saving  - other" in text_of(frame)
     assert "dslaunch -H hosts --max_restarts 3 train.py --config 7b.yaml" in text_of(frame)
     assert set(frame_of(state_of(MADE["ranks"]), width=40).sorts) < set(frame.sorts)
 
