@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .run_state import RunState
 from .step_times import StepTimes
 
-LEAD = 0.05  # of a step: with less, the ranks are as fast as each other
+LEAD = 0.1  # of a step: with less, the ranks are as fast as each other
 SAID_S = 60.0  # so long a straggler counts as one after it was said
 
 

@@ -72,7 +72,7 @@ def spark(values: Sequence[float], width: int, height: int, glyphs: Glyphs, *, l
 def _cell(value: float, low: float, high: float, levels: int, base: int, glyphs: Glyphs) -> str:
     if not math.isfinite(value):
         return " "
-    share = (value - low) / (high - low) if high > low else 0.5
+    share = (value - low) / (high - low) if high > low else 0.5 if value else 0.0
     level = 1 + round(share * (levels - 1)) - base
     return glyphs.rising[min(len(glyphs.rising) - 1, max(0, level))]
 

@@ -47,15 +47,7 @@ MESSAGE_S = 6.0
 _END_WITHIN_S = 3.0  # after a signal
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
-KEYS = (
-    ("q", "quit"),
-    ("s", "sort"),
-    ("h", "hosts"),
-    ("t", "stacks"),
-    ("x", "stop"),
-    ("l", "logs"),
-    ("?", "help"),
-)
+KEYS = {"q": "quit", "s": "sort", "h": "hosts", "t": "stacks", "x": "stop", "l": "logs", "?": "help"}
 # Names of the terminal's own colors, so that its theme holds.
 STYLES: dict[str, Style] = {
     "": Style(),
@@ -152,7 +144,7 @@ class Top(App[Outcome]):
     def __init__(self, job: KnownJob, *, is_watch: bool = False, glyphs: Glyphs = BLOCKS) -> None:
         super().__init__(ansi_color=True)
         self.watched = Watched(job)
-        self.view = View(keys=KEYS)
+        self.view = View()
         self.frame: Frame | None = None
         self._is_watch, self._glyphs = is_watch, glyphs
         self._message_until = 0.0
@@ -187,10 +179,12 @@ class Top(App[Outcome]):
         width, height = self.size
         if not width or not height:
             return
+        state = self.watched.state
+        other = "ranks" if is_by_hosts(state, self.view.by) else "hosts"
         self.frame = make_frame(
-            self.watched.state,
+            state,
             self.watched.facts,
-            self.view,
+            replace(self.view, keys=tuple({**KEYS, "h": other}.items())),
             width=width,
             height=height,
             now=time.time(),

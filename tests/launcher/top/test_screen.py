@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from textual.pilot import Pilot
+from textual.widgets import RichLog
 
 from dslaunch.launcher.registry.known_jobs import look_at
 from dslaunch.launcher.registry.record import State, read_record, write_record
@@ -130,9 +131,7 @@ def test_what_comes_is_shown_and_answers_are_read(folder: Path, monkeypatch: pyt
 
 
 def shown_in(app: Top) -> str:
-    from textual.widgets import RichLog
-
-    return "\n".join(one.text for one in app.screen.query_one(RichLog).lines)
+    return "\n".join(line.text for log in app.screen.query(RichLog) for line in log.lines)
 
 
 def test_stopping_asks_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
