@@ -74,6 +74,8 @@ Examples:
       the jobs of this user on this machine, those in the foreground too
   dslaunch logs -f train; dslaunch attach train; dslaunch stop train
       follow its output, have its console, end it
+  dslaunch top train
+      watch its steps, losses, and what each rank does and waits for
 
 A detached job reads nothing, and goes on when the terminal, the login or the command that started it ends.
 """
@@ -159,7 +161,7 @@ TOPICS = (
     Topic(
         "detach",
         "Jobs that outlive the terminal",
-        ("detach", "name"),
+        ("detach", "watch", "name"),
         DETACH,
     ),
     Topic(
@@ -217,6 +219,7 @@ COMMANDS = {
     "attach": "the console of a detached job; Ctrl-C asks what to do",
     "stop": "end a job in order, or kill it, and wait until it has ended",
     "stacks": "what each rank of a job that runs does, as seen by Python",
+    "top": "watch a job: steps, losses, and what each rank waits for",
     "checkpoint": "look at checkpoints, verify, compare, prune, export weights",
     "report-env": "what works on this machine: kernels, CUDA, direct I/O",
     "drop-in": "make `import deepspeed` get dslaunch in every program",

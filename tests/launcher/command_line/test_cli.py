@@ -112,6 +112,7 @@ OPTIONS = [
     ("--check_bandwidth",),
     # launcher/options/detach.py
     ("--detach",),
+    ("--watch",),
     ("--name",),
     # launcher/options/sync.py
     ("--sync",),
