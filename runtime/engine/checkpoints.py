@@ -20,6 +20,7 @@ from ..checkpoint.saver import Saver
 from ..checkpoint.storage.url_store import open_store
 from ..checkpoint.training_state import Training
 from ..comm.process_group import group_device
+from ..tracing.spans import SPANS
 from .accumulation import Accumulation
 
 _log = logging.getLogger("dslaunch")
@@ -72,6 +73,8 @@ class Checkpoints:
         name = f"global_step{training.progress.global_steps}" if tag is None else str(tag)
         prepared = prepare(training, open_store(save_dir), name, client_state, options)
         self._saver.save(prepared, is_async=training.config.checkpoint.async_save, begun_at=begun_at)
+        if SPANS.is_on:
+            SPANS.add("checkpoint", f"save checkpoint {name}", int(begun_at * 1e9))
         if save_latest and not self._accumulation.num_partial:
             self._look_whether_to_end(str(save_dir))
 
@@ -123,7 +126,8 @@ class Checkpoints:
         )
         step = training.progress.global_steps + 1
         store, tag = open_store(load_dir), None if tag is None else str(tag)
-        loaded = load_checkpoint(training, store, tag, plan, take_module=take_module)
+        with SPANS.span("checkpoint", "load checkpoint"):
+            loaded = load_checkpoint(training, store, tag, plan, take_module=take_module)
         if loaded is None:
             return None, None if plan.is_lenient else {}
         self._start_afresh(training, step, with_progress=plan.with_progress)

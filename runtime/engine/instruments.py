@@ -5,7 +5,7 @@ the log of collectives.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,8 @@ from ..config.monitor import FlopsProfilerConfig, MonitorConfig, ThroughputConfi
 from ..metrics.monitor import Event, MonitorMaster
 from ..metrics.profiler import FlopsProfiler, JobSizes
 from ..metrics.throughput import ThroughputTimer
+from ..tracing.spans import SPANS
+from ..tracing.tracer import process_tracer
 
 # As DeepSpeed's timers are called, and its events.
 _TIMER_OF = {"forward": "fwd", "backward": "bwd", "step": "step"}
@@ -61,14 +63,20 @@ class Instruments:
             None  # 0-d: the mean of this step's micro batches, as far as they have run
         )
         self._writes_events = self.monitor.is_writing
+        self.tracer = process_tracer()
 
     # ---- around the parts of a step
 
     def forward(self) -> AbstractContextManager[object]:
         """Around a forward. One without gradients is no part of a step."""
         if not torch.is_grad_enabled():
-            return nullcontext()
+            return SPANS.span("evaluation", "forward without gradients")
         self.tput_timer.start()
+        if self.tracer.is_armed:
+            self.tracer.enter(self._progress.global_steps + 1)
+        return self._traced("forward", self._timed_forward())
+
+    def _timed_forward(self) -> AbstractContextManager[object]:
         profiler = self.flops_profiler
         if profiler is None or self._rank or self._progress.global_steps != self._profile_config.profile_step:
             return self._clock.time("forward")
@@ -89,7 +97,10 @@ class Instruments:
 
     def time(self, name: str) -> AbstractContextManager[object]:
         """Around "backward" or "step"."""
-        return self._clock.time(name)
+        return self._traced(name, self._clock.time(name))
+
+    def _traced(self, name: str, timed: AbstractContextManager[object]) -> AbstractContextManager[object]:
+        return self.tracer.phase(name, timed) if SPANS.is_on else timed
 
     def note_loss(self, part: Tensor) -> None:
         """Add a micro batch's part of the mean loss of a step.
@@ -107,6 +118,8 @@ class Instruments:
     def end_micro_batch(self, *, is_boundary: bool) -> None:
         """`step()` has done its work."""
         self.tput_timer.stop(global_step=is_boundary, report_speed=self._rank == 0)
+        if self.tracer.is_armed:
+            self.tracer.end_micro_batch()
 
     def report_step(self, *, get_lr: Callable[[], Sequence[float]], loss_scale: float) -> None:
         """After an optimizer step: print and write what was measured in it.
@@ -125,6 +138,8 @@ class Instruments:
         if self._writes_events:
             self.monitor.write_events(self._events(get_lr()[0], loss_scale))
             self._loss = None
+        if self.tracer.is_armed:
+            self.tracer.end_step(self._progress.global_steps)
 
     def _print_profile(self, profiler: FlopsProfiler, times_s: dict[str, float]) -> None:
         profile = self._profile_config
