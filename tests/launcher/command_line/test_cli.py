@@ -118,6 +118,10 @@ OPTIONS = [
     ("--sync_force",),
     ("--collect",),
     ("--collect_to",),
+    # launcher/options/trace.py
+    ("--trace",),
+    ("--trace_ranks",),
+    ("--trace_to",),
     ("-h", "--help"),
 ]
 
