@@ -9,6 +9,7 @@ Source: the "Trace Event Format" document of the Chromium project
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -18,6 +19,7 @@ from itertools import chain
 from typing import IO, Any, NamedTuple, cast
 
 from ..errors import LaunchError
+from ..node.plain_file import open_plain
 from .rank_trace import MARK, RANGE, RankTrace, Slice
 
 MAX_TORCH_EVENTS = 400_000  # of a rank; more make Perfetto slow
@@ -47,7 +49,10 @@ def write_merged(path: str, traces: Sequence[RankTrace], head: dict[str, Any]) -
     notes: list[str] = []
     num_events = 0
     try:
-        with open(part, "wb") as raw, _opened(raw, path) as file:
+        with contextlib.suppress(FileNotFoundError):  # of a job that was killed
+            os.unlink(part)
+        fd = open_plain(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with open(fd, "wb") as raw, _opened(raw, path) as file:
             first = json.dumps(head, ensure_ascii=True)
             file.write(f'{{"{HEAD}":{first},"displayTimeUnit":"ms","traceEvents":[\n'.encode())
             for event in events_of(traces, notes):
