@@ -87,8 +87,8 @@ def read_trace(environ: Mapping[str, str] | None = None) -> TraceRequest | None:
     text, path = env.get("DSLAUNCH_TRACE", ""), env.get("DSLAUNCH_TRACE_FILE", "")
     if not text or not path:
         return None
-    first, _, last = text.partition("-")
-    last = last or first
+    first, dash, last = text.partition("-")
+    last = last if dash else first
     is_number = first.isascii() and first.isdigit() and last.isascii() and last.isdigit()
     if not (is_number and 1 <= int(first) <= int(last)):
         raise ConfigError(

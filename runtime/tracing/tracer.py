@@ -50,7 +50,6 @@ class Tracer:
         self._profile: Any = None
         self._is_warming_up = False
         self._file = -1
-        self._pid = os.getpid()
         self._step = 0  # whose window is open; 0: none is
         self._began = 0
         self._data_since = 0
@@ -68,7 +67,7 @@ class Tracer:
     def enter(self, step: int) -> None:
         """This step, counted from 1, is being made, or about to be."""
         request = self._request
-        if request is None or self._step or not self.is_armed or os.getpid() != self._pid:
+        if request is None or self._step or not self.is_armed:
             return
         self._open()
         if step > request.last:
@@ -123,7 +122,8 @@ class Tracer:
             self._fail(path, error)
             return
         atexit.register(self._end_program)
-        head = {"rank": worker.rank, "hostname": socket.gethostname(), "pid": self._pid}
+        os.register_at_fork(after_in_child=self._forget)  # such as a DataLoader's workers
+        head = {"rank": worker.rank, "hostname": socket.gethostname(), "pid": os.getpid()}
         self._write({**head, "world_size": worker.world_size, "thread": threading_id(), "clock": _clocks()})
 
     def _warm_up(self) -> None:
@@ -203,9 +203,14 @@ class Tracer:
             return f"torch's profile was not written: {error}"
         return ""
 
+    def _forget(self) -> None:
+        """In a child that was forked: the trace is its parent's."""
+        self.is_armed, self._file, self._step = False, -1, 0
+        SPANS.end()
+
     def _end_program(self) -> None:
         """It ends in the middle of a step, or before one that was asked for."""
-        if self.is_armed and os.getpid() == self._pid:
+        if self.is_armed:
             self._close("the program ended")
 
     def _write(self, what: dict[str, Any]) -> None:

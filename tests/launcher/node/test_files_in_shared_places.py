@@ -65,7 +65,7 @@ KNOWN: dict[Place, str] = {
     ("run/run_detached.py", "run_detached", "shutil.rmtree"): "the folder that was made some lines before",
     ("sync/trace_files.py", "TraceFiles.empty", "shutil.rmtree"): "the folder that mkdtemp made",
     ("sync/trace_files.py", "TraceFiles.forget", "shutil.rmtree"): "the same",
-    ("trace/merge.py", "write_merged", "os.replace"): "where --trace_to says; a name of ours is one that no file has",
+    ("trace/merge.py", "write_merged", "os.replace"): "where --trace_to says, or a name that no file has",
     ("trace/merge.py", "write_merged", "os.unlink"): "the new file beside it, of a job that was killed",
     ("node/worker_hook.py", "install_hook", "open"): "in a folder that was made the line before",
     ("output/writer.py", "unbuffered", "open"): "/dev/null, and the standard streams",

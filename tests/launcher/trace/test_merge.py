@@ -34,8 +34,9 @@ def check_events(events: list[Event]) -> None:
     for event in events:
         assert {"ph", "ts", "pid", "tid", "name"} <= event.keys(), event
         assert event["ph"] in "XMstf", event
-        assert type(event["pid"]) is int and type(event["tid"]) is int, event
-        assert event["ts"] >= 0 and event["name"], event
+        assert (type(event["pid"]), type(event["tid"])) == (int, int), event
+        assert event["ts"] >= 0, event
+        assert event["name"], event
         if event["ph"] == "X":
             assert event["dur"] >= 0, event
             rows[event["pid"], event["tid"]].append(event)
@@ -51,7 +52,7 @@ def check_events(events: list[Event]) -> None:
             assert not under_way or ended <= under_way[-1] + 0.0015, (one, under_way)
             under_way.append(ended)
     for key, found in ends.items():
-        assert found.count("s") == 1 and found.count("f") == 1, (key, found)
+        assert (found.count("s"), found.count("f")) == (1, 1), (key, found)
 
 
 def trace_of(folder: Path, rank: int, *, host: str = "a", offset_s: float = 0.0) -> RankTrace:
@@ -75,7 +76,7 @@ def test_ranks_are_processes_in_order_and_hosts_have_one_clock(tmp_path: Path) -
     traces = [trace_of(tmp_path, 10, host="b", offset_s=-5.0), trace_of(tmp_path, 9)]
     merged = write_merged(str(path), traces, {"some": "head"})
     events = load(path)
-    assert merged.num_events == len(events) and merged.notes == ()
+    assert (merged.num_events, merged.notes) == (len(events), ())
     assert read_head(str(path)) == {"some": "head"}
     names = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
     order = {one["pid"]: one["args"]["sort_index"] for one in events if one["name"] == "process_sort_index"}
