@@ -26,6 +26,7 @@ MAX_TORCH_EVENTS = 400_000  # of a rank; more make Perfetto slow
 HEAD = "dslaunch"
 # Where the rows begin; what is on the program's own row is nested, as the program is.
 _PROGRAM, _UNDER_WAY, _DISK, _OTHERS, _THREADS, _STREAMS = 1, 10, 40, 70, 1000, 100_000
+_BESIDE, _MAX_BESIDE = 10_000_000, 30
 _UNDER_WAY_KINDS = {"communication": _UNDER_WAY, "disk": _DISK}
 _TITLES = {_UNDER_WAY: "communication", _DISK: "disk"}
 
@@ -37,7 +38,7 @@ class Merged(NamedTuple):
 
     num_events: int
     num_bytes: int
-    notes: tuple[str, ...]  # what was left out
+    notes: tuple[tuple[int, str], ...]  # what was left out, by rank
 
 
 def write_merged(path: str, traces: Sequence[RankTrace], head: dict[str, Any]) -> Merged:
@@ -46,7 +47,7 @@ def write_merged(path: str, traces: Sequence[RankTrace], head: dict[str, Any]) -
     Errors: LaunchError if it cannot be written
     """
     part = f"{path}.part"
-    notes: list[str] = []
+    notes: list[tuple[int, str]] = []
     num_events = 0
     try:
         with contextlib.suppress(FileNotFoundError):  # of a job that was killed
@@ -81,7 +82,6 @@ def read_head(path: str) -> dict[str, Any]:
 
     Errors: LaunchError if it is no such file
     """
-    hint = "give a file that dslaunch --trace has written"
     try:
         with open(path, "rb") as raw:
             is_packed = raw.read(2) == b"\x1f\x8b"
@@ -90,7 +90,7 @@ def read_head(path: str) -> dict[str, Any]:
                 line = file.readline(64 << 20)
     except (OSError, EOFError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise LaunchError(f"{path}: {why}; {hint}") from None
+        raise LaunchError(f"{path}: {why}; give a file that dslaunch --trace has written") from None
     begin, end = f'{{"{HEAD}":'.encode(), b',"displayTimeUnit":"ms","traceEvents":[\n'
     try:
         if not (line.startswith(begin) and line.endswith(end)):
@@ -99,11 +99,13 @@ def read_head(path: str) -> dict[str, Any]:
         if not isinstance(found, dict):
             raise ValueError
     except ValueError:
-        raise LaunchError(f"{path} is no trace of dslaunch's; {hint}") from None
+        raise LaunchError(
+            f"{path} is no trace of dslaunch's; give a file that dslaunch --trace has written"
+        ) from None
     return found
 
 
-def events_of(traces: Sequence[RankTrace], notes: list[str]) -> Iterator[Event]:
+def events_of(traces: Sequence[RankTrace], notes: list[tuple[int, str]]) -> Iterator[Event]:
     """All events; what is left out is added to `notes`."""
     begun = chain(
         (one.began for trace in traces for one in trace.steps),
@@ -125,7 +127,7 @@ class _Process:
         self._titles: dict[int, str] = {}  # of rows
         self._threads: dict[int, int] = {}  # rows of torch's, by thread
 
-    def events(self, notes: list[str]) -> Iterator[Event]:
+    def events(self, notes: list[tuple[int, str]]) -> Iterator[Event]:
         trace = self._trace
         yield self._about("process_name", 0, name=f"{trace.host}: rank {trace.rank}")
         yield self._about("process_sort_index", 0, sort_index=self._place)
@@ -165,7 +167,7 @@ class _Process:
                 self._flows.add(one, event)
                 yield event
 
-    def _torch(self, notes: list[str]) -> Iterator[Event]:
+    def _torch(self, notes: list[tuple[int, str]]) -> Iterator[Event]:
         trace = self._trace
         # Of what has a mark of ours our own span says more, but where a GPU does it.
         slices = [one for one in trace.torch if not (one.kind == RANGE and one.name.startswith(MARK))]
@@ -173,15 +175,15 @@ class _Process:
         if len(slices) > MAX_TORCH_EVENTS:
             by_length = sorted(slices, key=lambda one: one.began - one.ended)
             shortest = by_length[MAX_TORCH_EVENTS - 1]
-            notes.append(
-                f"rank {trace.rank}: {len(slices) - MAX_TORCH_EVENTS} of {len(slices)} events of torch's are "
-                "not in the file, the shortest, none of more than "
-                f"{(shortest.ended - shortest.began) / 1e3:.1f} us"
+            longest_us = (shortest.ended - shortest.began) / 1e3
+            note = (
+                f"{len(slices) - MAX_TORCH_EVENTS} of {len(slices)} events of torch's are not in the file, "
+                f"the shortest, none of more than {longest_us:.1f} us"
             )
+            notes.append((trace.rank, note))
             slices = by_length[:MAX_TORCH_EVENTS]
             kept_ids = set()
-        for one in slices:
-            yield self._slice(one, self._row_of(one))
+        yield from self._nested(slices)
         if kept_ids is not None:
             return  # an arrow whose end is not there leads to another slice
         for arrow in trace.arrows:
@@ -202,6 +204,31 @@ class _Process:
                 "tid": row,
                 **begun,
             }
+
+    def _nested(self, slices: Sequence[Slice]) -> Iterator[Event]:
+        """Each in the row of its thread or stream. What is not nested there, as gloo's messages, which torch
+        notes for the thread that sent them, has a row beside it.
+        """
+        under_way: dict[int, list[int]] = {}  # by row: when these end, the innermost last
+        for one in sorted(slices, key=lambda one: (one.began, -one.ended)):
+            row = self._row_of(one)
+            yield self._slice(one, self._fitting(one, row, under_way))
+
+    def _fitting(self, one: Slice, row: int, under_way: dict[int, list[int]]) -> int:
+        """That row, or the first one beside it in which it is nested."""
+        beside, place = row, 0
+        while True:
+            ends = under_way.setdefault(beside, [])
+            while ends and ends[-1] <= one.began:
+                ends.pop()
+            if not ends or one.ended <= ends[-1] or place == _MAX_BESIDE:
+                break
+            place += 1
+            beside = _BESIDE + row * _MAX_BESIDE + place
+        ends.append(one.ended)
+        if place:
+            self._titles.setdefault(beside, f"{self._titles[row]}, beside {place}")
+        return beside
 
     def _row_of(self, one: Slice) -> int:
         if one.device >= 0:

@@ -40,22 +40,23 @@ def write_trace(
         for rank in traced_ranks(node)
     ]
     files.empty()
-    problems = [f"rank {one.rank}: {problem}" for one in traces for problem in one.problems]
+    problems = [(one.rank, problem) for one in traces for problem in one.problems]
     found = [one for one in traces if one.steps]
     if not found:
-        for problem in problems:
-            console.warn(f"--trace: {problem}")
+        if "started" not in dict(verdict.phases_s):  # why not is said elsewhere
+            return False
+        for rank, problem in problems:
+            console.warn(f"--trace: rank {rank}: {problem}")
         if traces:
             console.warn(f"--trace: no rank has made a step of {options.steps}, so there is no file")
         return False
     times = [one for one in map(times_of, found) if one is not None]
     error_s = max(one.clock_error_s for one in found)
-    head = head_of(times, problems, clock_error_s=error_s)
+    said = [f"rank {rank}: {problem}" for rank, problem in problems]
+    head = head_of(times, said, clock_error_s=error_s)
     merged = write_merged(path, found, head)
-    for note in merged.notes:
-        console.warn(f"--trace: {note}")
-    for problem in problems:
-        console.warn(f"--trace: {problem}")
+    for rank, problem in (*merged.notes, *problems):
+        console.warn(f"--trace: rank {rank}: {problem}")
     for line in filter(None, lines_of({**head, "problems": []}, path=path)):
         console.say(line)
     console.say(
