@@ -64,16 +64,18 @@ class RankTrace(NamedTuple):
 def read_rank(
     folder: Path, *, rank: int, host: str, clock: HostClock, wanted: tuple[int, int], how_it_ended: str = ""
 ) -> RankTrace:
-    """What this rank has left in the folder, if anything. `how_it_ended` says it of a rank that failed."""
+    """What this rank has left in the folder, if anything. `how_it_ended` says it of a rank that failed, or
+    was stopped because another one did.
+    """
     nothing = RankTrace(rank, host, 0, (), (), (), (), 0.0, ())
     try:
         lines = _lines(folder / f"trace-{rank}.spans")
         head = next(lines)
         thread, clocks = _whole(head["thread"]), _clocks(head)
     except FileNotFoundError:
-        ended = f" ({how_it_ended})" if how_it_ended else ""
-        why = f"it has written nothing{ended}; does its program train with dslaunch.initialize(), or call "
-        return nothing._replace(problems=(f"{why}dslaunch.report(step=...)?",))
+        hint = "does its program train with dslaunch.initialize(), or call dslaunch.report(step=...)?"
+        why = f": {how_it_ended}" if how_it_ended else f"; {hint}"
+        return nothing._replace(problems=(f"it has written nothing{why}",))
     except OSError as error:
         return nothing._replace(problems=(f"its trace cannot be read: {error.strerror}",))
     except (StopIteration, LookupError, TypeError, ValueError):
@@ -140,7 +142,7 @@ class _Reading:
         first, last = wanted
         missing = set(range(first, last + 1)) - {one.number for one in self.steps}
         if missing:
-            why = how_it_ended or str(self.end.get("end", "")) or "it was ended in the middle"
+            why = how_it_ended or str(self.end.get("end") or "it was ended in the middle")
             word = "step" if len(missing) == 1 else "steps"
             self.problems.append(f"without {word} {format_ranks(missing)}: {why}")
         if self.end.get("problem"):

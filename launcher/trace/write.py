@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..errors import LaunchError
@@ -27,6 +27,7 @@ def write_trace(
 
     Errors: LaunchError if that cannot be written
     """
+    ends = _ends(verdict, (one.rank for node in plan.nodes for one in node.ranks))
     traces = [
         read_rank(
             Path(files.folder, node.host.name),
@@ -34,7 +35,7 @@ def write_trace(
             host=node.host.name,
             clock=files.clock_of(node.host.name),
             wanted=(options.first, options.last),
-            how_it_ended=_failed(verdict).get(rank, ""),
+            how_it_ended=ends.get(rank, ""),
         )
         for node in plan.nodes
         for rank in traced_ranks(node)
@@ -66,10 +67,12 @@ def write_trace(
     return True
 
 
-def _failed(verdict: Verdict) -> Mapping[int, str]:
-    """How the ranks ended that failed."""
+def _ends(verdict: Verdict, ranks: Iterable[int]) -> Mapping[int, str]:
+    """How ranks ended that did not end well."""
     failures = (verdict.culprit, *verdict.others)
-    return {
+    is_stopped = verdict.culprit is not None or verdict.interrupted_by is not None
+    stopped = dict.fromkeys(ranks, "it was stopped when the job was") if is_stopped else {}
+    return stopped | {
         one.rank: f"it was killed by {signal_name(one.signal)}"
         if one.signal
         else f"it exited with code {one.code}"
