@@ -247,7 +247,10 @@ class Agent:
             with suppress(OSError):
                 os.write(2, b"it got %s, or the process above it was killed\n" % name.encode())
         else:
-            self._folder.remove()  # first: the next attempt of the job may follow at once
+            if self._starter is not None and self._starter.is_tracing:
+                self._folder.remove_outside()  # the rest goes with this process: the launcher asks for it
+            else:
+                self._folder.remove()  # first: the next attempt of the job may follow at once
             self._uplink.send(Done(self._ending.num_left_over))
 
     # What the launcher says.
@@ -303,7 +306,7 @@ class Agent:
         from .file_traffic import FileTraffic
 
         if self._files is None:
-            self._files = FileTraffic(self._selector, self._uplink.send)
+            self._files = FileTraffic(self._selector, self._uplink.send, own_folder=self._folder.path)
         self._files.take(frame)
 
     def _inspect(self, frame: Inspect) -> None:

@@ -24,6 +24,7 @@ from . import (
     restart,
     start,
     sync,
+    trace,
     tree,
 )
 from .backend import BackendOptions
@@ -41,6 +42,7 @@ from .rendezvous import RendezvousOptions
 from .restart import RestartOptions
 from .start import StartOptions
 from .sync import SyncOptions
+from .trace import TraceOptions
 from .tree import TreeOptions
 
 
@@ -81,13 +83,19 @@ class Options(NamedTuple):
     restart: RestartOptions = RestartOptions()
     start: StartOptions = StartOptions()
     sync: SyncOptions = SyncOptions()
+    trace: TraceOptions = TraceOptions()
     tree: TreeOptions = TreeOptions()
     arguments: tuple[str, ...] = ()
+
+    @property
+    def moves_files(self) -> bool:
+        """Whether files go to the hosts before the job, or come from them after it."""
+        return self.sync.is_on or self.trace.is_on
 
 
 _SUBJECTS = (
     *(logs, restart, elastic, rendezvous, mesh, binding, process),
-    *(drop_in, backend, start, tree, check, detach, sync, metrics),
+    *(drop_in, backend, start, tree, check, detach, sync, metrics, trace),
 )
 SUBJECT_OPTIONS: tuple[click.Option, ...] = tuple(option for one in _SUBJECTS for option in one.OPTIONS)
 

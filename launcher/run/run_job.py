@@ -18,6 +18,7 @@ from ..job.mesh import fit, warnings_of
 from ..job.plan import Plan, origins_of, overruled
 from ..job.resize import next_attempt
 from ..job.restart import Attempt, decide
+from ..job.trace_ranks import traced_ranks
 from ..job.verdict import Verdict
 from ..options import Options
 from ..options.backend import PDSH
@@ -124,6 +125,12 @@ def _run(options: Options, console: Console) -> int:
     return _end(options, ended, console)
 
 
+def _forget_trace(files: SyncJob | None) -> None:
+    """Leave no temporary folder, however the job ends."""
+    if files is not None and files.trace is not None:
+        files.trace.forget()
+
+
 def _show_job(options: Options, first: Attempt, console: Console) -> int:
     """What --dry_run prints of a job whose processes we start ourselves."""
     plan = make_plan(options, first)
@@ -176,44 +183,71 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     attempt: Attempt | None = first
     hosts = watch_hosts(options, first, console)
     files: SyncJob | None = None
-    while attempt is not None:
-        is_first = attempt is first
-        with no_workers_yet(is_first=is_first, last_act=console.abandoned):
-            if options.check.is_on:
-                attempt = _checked(options, attempt, console, hosts)
-            plan = make_plan(options, attempt)
-            if is_first:
-                _warn_of_plan(plan, console)
-                if (
-                    options.ssh.given
-                    and not options.restart.is_on
-                    and all(node.is_local for node in plan.nodes)
-                ):
-                    console.warn(
-                        f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}"
-                    )
-            if options.sync.is_on:
-                from .job_files import files_of  # here: most jobs move no files
+    try:
+        while attempt is not None:
+            is_first = attempt is first
+            with no_workers_yet(is_first=is_first, last_act=console.abandoned):
+                if options.check.is_on:
+                    attempt = _checked(options, attempt, console, hosts)
+                plan = make_plan(options, attempt)
+                if is_first:
+                    _warn_of_plan(plan, console)
+                    if (
+                        options.ssh.given
+                        and not options.restart.is_on
+                        and all(node.is_local for node in plan.nodes)
+                    ):
+                        console.warn(
+                            f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}"
+                        )
+                if options.moves_files:
+                    from .job_files import files_of  # here: most jobs move no files
 
-                files = files_of(options, plan, console, collector=None if files is None else files.collector)
-        begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
-        groups = plan_groups(plan.nodes, options.tree)
-        access = choose_access(options, plan.nodes, groups, say=console.say)
-        try:
-            verdict = _run_attempt(plan, access, console, attempt, hosts, files)
-        finally:
-            access.close()
-        if options.start.shows_timings:
-            _show_timings(verdict, console, access.summary())
-        console.report(verdict, took_s=begun.duration_s)
-        if hosts is None:
-            decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
-        else:
-            decision = next_attempt(attempt, verdict, hosts.known(), hosts.rules)
-        if decision.why:
-            console.say(decision.why)
-        ended.append(_note(begun.end(verdict, decision.why), console))
-        attempt = decision.attempt
+                    files = files_of(options, plan, console, before=files)
+            begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
+            groups = plan_groups(plan.nodes, options.tree)
+            access = choose_access(options, plan.nodes, groups, say=console.say)
+            try:
+                verdict = _run_attempt(plan, access, console, attempt, hosts, files)
+            finally:
+                access.close()
+            if options.start.shows_timings:
+                _show_timings(verdict, console, access.summary())
+            _write_trace(options, plan, files, console, verdict)
+            console.report(verdict, took_s=begun.duration_s)
+            if hosts is None:
+                decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
+            else:
+                decision = next_attempt(attempt, verdict, hosts.known(), hosts.rules)
+            if decision.why:
+                console.say(decision.why)
+            ended.append(_note(begun.end(verdict, decision.why), console))
+            attempt = decision.attempt
+    finally:
+        _forget_trace(files)
+
+
+def _write_trace(
+    options: Options,
+    plan: Plan,
+    files: SyncJob | None,
+    console: Console,
+    verdict: Verdict,
+    *,
+    node_rank: int | None = None,
+) -> None:
+    """Of the steps that were traced, if any were asked for; a file that cannot be written fails no job."""
+    if files is None or files.trace is None:
+        return
+    from ..registry.record import name_from  # here and below: few jobs trace
+    from ..trace.write import free_path, write_trace
+
+    name = options.detach.name or name_from(options.program, is_module=options.is_module)
+    path = free_path(options.trace, name, node_rank=node_rank)
+    try:
+        write_trace(options.trace, plan, files.trace, console, verdict, path=path)
+    except LaunchError as error:
+        console.error(str(error))
 
 
 def _checked(options: Options, attempt: Attempt, console: Console, hosts: Hosts | None) -> Attempt:
@@ -345,7 +379,16 @@ def _run_part(options: Options, console: Console) -> int:
         )
     _warn_of_plan(part.plan, console)
     begun = BegunAttempt(hosts=part.plan.host_names)
-    verdict = run_part(part, console)
+    files = None
+    if options.trace.is_on and traced_ranks(part.node):
+        from .job_files import trace_files_of  # here: few jobs trace
+
+        files = SyncJob(trace=trace_files_of(options))
+    try:
+        verdict = run_part(part, console, files)
+        _write_trace(options, part.own_plan, files, console, verdict, node_rank=part.node.node_rank)
+    finally:
+        _forget_trace(files)
     if options.start.shows_timings:
         _show_timings(verdict, console)
     console.report(verdict, took_s=begun.duration_s)

@@ -4,7 +4,8 @@ A rank's own time in a step is the step without waiting for others. Those that d
 ranks of one stage of a pipeline, for stages differ by design and wait for each other. A straggler's own time
 is greater than the median of the others' by a part of the step, these wait by as much longer, and computing
 or getting data explains it: while a rank saves, for example, it is none. The window is cut into parts, and it
-is so in nearly all of them: one long pause makes no straggler. What this cannot see: docs/launch/stragglers.md
+is so in nearly all of them: one long pause makes no straggler. What this cannot see:
+docs/launch/stragglers.md
 """
 
 from __future__ import annotations

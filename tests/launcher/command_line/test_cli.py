@@ -122,6 +122,10 @@ OPTIONS = [
     # launcher/options/metrics.py
     ("--metrics_interval",),
     ("--events",),
+    # launcher/options/trace.py
+    ("--trace",),
+    ("--trace_ranks",),
+    ("--trace_to",),
     ("-h", "--help"),
 ]
 
