@@ -13,6 +13,7 @@ from ..errors import LaunchError
 from ..inputs.line_prefix import Origin
 from ..job.verdict import Failure, RankFailure, Verdict, describe_all
 from ..options.logs import LogOptions
+from ..telemetry.summary import Summary
 from ..telemetry.telemetry import Telemetry
 from ..wording import cleaned, count, shown_time
 from .display import Display, StreamDisplay
@@ -53,6 +54,8 @@ class Console:
         """
         self.has_begun = False
         self.telemetry = telemetry or Telemetry()
+        self.summary = Summary()
+        self.telemetry.add(self.summary)
         self._level = _LEVELS[log_level]
         self._writer = Writer()
         logs = logs or LogOptions()

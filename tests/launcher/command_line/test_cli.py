@@ -121,6 +121,10 @@ OPTIONS = [
     # launcher/options/metrics.py
     ("--metrics_interval",),
     ("--events",),
+    ("--metrics_port",),
+    # launcher/options/end.py
+    ("--on_end",),
+    ("--webhook",),
     ("-h", "--help"),
 ]
 
