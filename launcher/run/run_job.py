@@ -232,7 +232,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
             access.close()
         if options.start.shows_timings:
             _show_timings(verdict, console, access.summary())
-        console.report(verdict, took_s=begun.duration_s)
+        console.report(verdict, took_s=begun.duration_s, written=options.report or "")
         if hosts is None:
             decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
         else:
@@ -340,7 +340,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
     begun = BegunAttempt(hosts=plan.host_names)
     console.register(origins_of(plan))
     verdict = run_owned(job, console)
-    console.report(verdict, took_s=begun.duration_s)
+    console.report(verdict, took_s=begun.duration_s, written=options.report or "")
     return _end(options, (_note(begun.end(verdict), console),), console)
 
 
@@ -370,7 +370,7 @@ def _run_part(options: Options, console: Console) -> int:
     verdict = run_part(part, console)
     if options.start.shows_timings:
         _show_timings(verdict, console)
-    console.report(verdict, took_s=begun.duration_s)
+    console.report(verdict, took_s=begun.duration_s, written=options.report or "")
     if where := where_its_words_are(verdict, part):
         console.error(where)
     return _end(options, (_note(begun.end(verdict), console),), console)
