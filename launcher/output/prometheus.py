@@ -26,6 +26,7 @@ MAX_REQUEST_BYTES = 16 << 10
 FRESH_S = 0.25  # a page may be so old
 OLD_S = 5.0  # and so old if nothing has happened, but that hosts fell silent
 CLOSE_S = 2.0
+_TURNS = 20  # of the loop, at the end
 _TEXT = "text/plain; charset=utf-8"
 _NO_CLIENT = "--metrics_port needs the package prometheus-client, which is not installed"
 
@@ -79,6 +80,7 @@ class Endpoint:
         self.url = f"http://{f'[{address}]' if ':' in address else address}:{port}/metrics"
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(lambda *_: None)  # a client that went away is no news
+        self._is_closing = asyncio.Event()
         self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # the oldest first
         self._thread = threading.Thread(target=self._serve, name="prometheus", daemon=True)
         self._thread.start()
@@ -89,25 +91,29 @@ class Endpoint:
     def close(self) -> None:
         """Nobody is answered any more."""
         with contextlib.suppress(RuntimeError):  # it has ended by itself
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(self._is_closing.set)
         self._thread.join(CLOSE_S)
 
     # In its thread.
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        start = asyncio.start_server(self._meet, sock=self._listener, limit=MAX_REQUEST_BYTES)
-        server = self._loop.run_until_complete(start)
         try:
-            self._loop.run_forever()
+            self._loop.run_until_complete(self._serve_until_told())
         finally:
-            server.close()
+            self._loop.close()
+            self._listener.close()
+
+    async def _serve_until_told(self) -> None:
+        server = await asyncio.start_server(self._meet, sock=self._listener, limit=MAX_REQUEST_BYTES)
+        await self._is_closing.wait()
+        self._loop.remove_reader(self._listener.fileno())  # first: a closed server loses whom it has just met
+        for _ in range(_TURNS):  # a client that has just come is known a few turns later
             for task, writer in list(self._clients.items()):
                 writer.transport.abort()
                 task.cancel()
-            self._loop.run_until_complete(asyncio.sleep(0))
-            self._loop.close()
-            self._listener.close()
+            await asyncio.sleep(0)
+        server.close()
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._clients) >= MAX_CLIENTS:

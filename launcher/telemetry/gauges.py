@@ -6,6 +6,7 @@ the labels `rank` and `host`; of folded ranks `host` and `stat` (min, mean, max)
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -176,7 +177,8 @@ class Gauges:
     def _take_metrics(self, event: Mapping[str, Any]) -> None:
         now = time.monotonic()
         for key, row in event["ranks"].items():
-            if steps := [_number(one) or 0.0 for one in _values(row.get("steps", 0))]:
+            steps = [_number(one) or 0.0 for one in _values(row.get("steps", 0))]
+            if all(map(math.isfinite, steps)):
                 known = self._steps.get(key, [0.0] * len(steps))
                 self._steps[key] = [a + b for a, b in zip(known, steps, strict=False)]
             if key in self._ended:  # what it told at its end
