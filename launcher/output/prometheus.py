@@ -28,7 +28,6 @@ OLD_S = 5.0  # and so old if nothing has happened, but that hosts fell silent
 CLOSE_S = 2.0
 _TURNS = 20  # of the loop, at the end
 _TEXT = "text/plain; charset=utf-8"
-_NO_CLIENT = "--metrics_port needs the package prometheus-client, which is not installed"
 
 
 def open_endpoint(telemetry: Telemetry, address: str, port: int, *, interval_s: float) -> str:
@@ -40,7 +39,10 @@ def open_endpoint(telemetry: Telemetry, address: str, port: int, *, interval_s: 
         client = import_module("prometheus_client")
         import_module("prometheus_client.exposition")
     except ImportError:
-        raise LaunchError(f"{_NO_CLIENT}; pip install 'dslaunch[prometheus]'") from None
+        raise LaunchError(
+            "--metrics_port needs the package prometheus-client, which is not installed; pip install "
+            "'dslaunch[prometheus]'"
+        ) from None
     listener = _listen(address, port)
     gauges = Gauges(interval_s=interval_s)
     endpoint = Endpoint(gauges, listener, client)

@@ -87,8 +87,7 @@ class _Command:
         self._until = time.monotonic() + COMMAND_S
         given = os.memfd_create("end")  # not a pipe: a command need not read it
         try:
-            with open(given, "wb", closefd=False) as file:
-                file.write(self._data)
+            os.write(given, self._data)
             os.lseek(given, 0, os.SEEK_SET)
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", self._command],
@@ -124,8 +123,10 @@ class _Command:
         return f"--on_end: {how}{self._shown()}"
 
     def _read(self) -> None:
-        if self._process is not None and self._process.stdout is not None:
-            while data := os.read(self._process.stdout.fileno(), 1 << 16):
+        if self._process is None or self._process.stdout is None:
+            return
+        with self._process.stdout as out:
+            while data := os.read(out.fileno(), 1 << 16):
                 self._printed = (self._printed + data)[-MAX_OUTPUT_BYTES:]
 
     def _shown(self) -> str:

@@ -213,3 +213,8 @@ def test_the_dashboard_asks_for_names_that_there_are() -> None:
     asked |= {name for query in queries for name in re.findall(r"dslaunch_\w+", query)}
     assert len(asked) > 10
     assert asked <= all_names()
+
+
+def test_the_guide_knows_all_names_and_no_others() -> None:
+    text = (CHECKOUT / "docs" / "launch" / "metrics.md").read_text()
+    assert set(re.findall(r"\bdslaunch_\w+", text)) == all_names()
