@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, Union
 
     from ..wire.frames import Frame
+    from .gpu_sample import GpuSample
     from .lean_stdlib import Selector
 
     Value = Union[int, float, str]  # noqa: UP007 - for Python 3.8
@@ -49,8 +50,10 @@ class MetricsReader:
         is_folding: bool,
         selector: Selector,
         send: Callable[[Frame], None],
+        gpus: GpuSample | None = None,
     ) -> None:
         """Make the pipe. Errors: OSError"""
+        self._gpus = gpus
         self._path, self._ranks, self._is_folding = path, ranks, is_folding
         self._selector, self._send = selector, send
         self._every_s = interval_s
@@ -74,10 +77,16 @@ class MetricsReader:
         told, self._told = self._told, {}
         folded = {FOLDED: fold(told)} if self._is_folding and told else told
         ranks = {str(rank): {name: _sent(one) for name, one in row.items()} for rank, row in folded.items()}
-        self._send(Metrics(now, ranks, self._host.look()))
+        host = self._host.look()
+        gpus = self._gpus.last(now) if self._gpus is not None else []
+        if gpus:
+            host["gpus"] = gpus
+        self._send(Metrics(now, ranks, host))
 
     def close(self) -> None:
         """Read no more."""
+        if self._gpus is not None:
+            self._gpus.close()
         self._selector.forget(self._fd)
         os.close(self._fd)
 
