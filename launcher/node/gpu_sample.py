@@ -1,9 +1,9 @@
 """How the GPUs of a host do, by NVML: a process beside the agent asks, so that a driver that hangs holds up
 nothing.
 
-Sent to the nodes: standard library only. That process runs with the job's Python, which may have pynvml (the
-package nvidia-ml-py); without it nothing is told. It prints one line an interval, and ends with the agent: the
-end of its input says so.
+Sent to the nodes: standard library only. That process runs with the job's Python, which may have pynvml (of
+the package nvidia-ml-py); without it nothing is told. It prints one line an interval, and ends with the
+agent: the end of its input says so.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class GpuSample:
         self._process: subprocess.Popen[bytes] | None = None
         with suppress(OSError):
             self._process = subprocess.Popen(
-                [os.path.expanduser(python), "-c", PROGRAM, "%g" % interval_s],
+                [os.path.expanduser(python), "-c", PROGRAM, f"{interval_s:g}"],
                 env=env,
                 cwd="/",
                 stdin=subprocess.PIPE,
@@ -114,7 +114,7 @@ class GpuSample:
                 self._at = time.monotonic()
 
     def last(self, now: float) -> list[dict[str, Any]]:
-        """One row for each GPU, in the order of nvidia-smi; empty if nothing is known, or has been for long."""
+        """One row for each GPU, in the order of nvidia-smi; empty if nothing is known, or only of long ago."""
         return self._gpus if now - self._at <= self._keep_s else []
 
     def close(self) -> None:

@@ -100,6 +100,10 @@ def _begin_events(options: Options, console: Console) -> None:
     _refuse_what_is_unknown(options)
     if options.metrics.events is not None:
         write_events(console.telemetry, Path(options.metrics.events), on_problem=console.warn)
+    if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
+        from ..output.spans import send_spans  # here: few jobs send any
+
+        send_spans(console.telemetry, os.environ, say=console.say, warn=console.warn)
     if options.metrics.endpoint is not None:
         _open_endpoint(options, console, *options.metrics.endpoint)
 
