@@ -150,8 +150,8 @@ TOPICS = (
         "Output",
         (
             *("quiet", "log_level", "tee", "prefix", "timestamps", "fold"),
-            *("log_dir", "report", "events", "metrics_interval", "timings", "stack_on_hang"),
-            *("trace", "trace_ranks", "trace_to"),
+            *("log_dir", "report", "events", "metrics_interval", "metrics_port", "timings", "stack_on_hang"),
+            *("on_end", "webhook", "trace", "trace_ranks", "trace_to"),
         ),
         OUTPUT,
     ),

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
     from ..wire.job import NodeJob
     from .file_traffic import FileTraffic
+    from .gpu_sample import GpuSample
     from .metrics import MetricsReader
     from .notice import NoticeWatch
     from .open_port import OpenPort
@@ -216,9 +217,18 @@ class Agent:
                 selector=self._selector,
                 send=self._uplink.send,
                 pids=self._workers.running_pids,
+                gpus=self._watch_gpus(self._job.metrics_interval_s),
             )
         except OSError as error:
             self._uplink.send(Note(f"no numbers of its workers will be seen: {pipe}: {error.strerror}"))
+
+    def _watch_gpus(self, interval_s: float) -> GpuSample | None:
+        if not self._num_devices or self._prepared is None:
+            return None
+        from .gpu_sample import GpuSample
+
+        python = self._prepared.python or sys.executable
+        return GpuSample(python, self._prepared.env, interval_s=interval_s, selector=self._selector)
 
     def _look_at_notice(self, now: float) -> None:
         """While the workers run; a command that runs at their end is ended before what they have left."""

@@ -16,6 +16,7 @@ from . import (
     detach,
     drop_in,
     elastic,
+    end,
     logs,
     mesh,
     metrics,
@@ -33,6 +34,7 @@ from .check import CheckOptions
 from .detach import DetachOptions
 from .drop_in import DropInOptions
 from .elastic import ElasticOptions
+from .end import EndOptions
 from .hosts import SshOptions as SshOptions
 from .logs import LogOptions
 from .mesh import MeshOptions
@@ -75,6 +77,7 @@ class Options(NamedTuple):
     detach: DetachOptions = DetachOptions()
     drop_in: DropInOptions = DropInOptions()
     elastic: ElasticOptions = ElasticOptions()
+    end: EndOptions = EndOptions()
     logs: LogOptions = LogOptions()
     mesh: MeshOptions = MeshOptions()
     metrics: MetricsOptions = MetricsOptions()
@@ -95,7 +98,7 @@ class Options(NamedTuple):
 
 _SUBJECTS = (
     *(logs, restart, elastic, rendezvous, mesh, binding, process),
-    *(drop_in, backend, start, tree, check, detach, sync, metrics, trace),
+    *(drop_in, backend, start, tree, check, detach, sync, metrics, end, trace),
 )
 SUBJECT_OPTIONS: tuple[click.Option, ...] = tuple(option for one in _SUBJECTS for option in one.OPTIONS)
 

@@ -57,15 +57,15 @@ def run(options: Options) -> int:
 def run_with(options: Options, console: Console) -> int:
     """The same with this console."""
     began = time.monotonic()
-    code = 1
+    code, failure = 1, ""
     try:
         with no_worker_signals(console.warn):
             _begin_events(options, console)
             code = _run(options, console)
             return code
     except LaunchError as error:
-        code = error.exit_code
-        console.telemetry.record("note", level=40, text=str(error))
+        code, failure = error.exit_code, str(error)
+        console.telemetry.record("note", level=40, text=failure)
         console.drain(LAST_WORDS_S)  # warnings that came before it
         raise
     except KeyboardInterrupt:
@@ -75,19 +75,58 @@ def run_with(options: Options, console: Console) -> int:
         raise click.exceptions.Exit(130) from None  # how the job ended was said, or is being said
     finally:
         console.telemetry.flush()
-        console.telemetry.record("end", exit_code=code, duration_s=round(time.monotonic() - began, 3))
+        duration_s = round(time.monotonic() - began, 3)
+        console.telemetry.record("end", exit_code=code, duration_s=duration_s)
         console.telemetry.close()
+        if options.end.is_on and not options.dry_run:
+            _tell_end(options, console, code, duration_s=duration_s, error=failure)
+
+
+def _tell_end(options: Options, console: Console, code: int, *, duration_s: float, error: str) -> None:
+    """To whom --on_end and --webhook name."""
+    from .job_end import tell_end  # here: few jobs tell of it
+
+    at = round(time.time(), 3)
+    event = console.summary.end(exit_code=code, duration_s=duration_s, at=at, error=error)
+    tell_end(options.end, event, warn=console.warn)
+    console.drain(LAST_WORDS_S)
 
 
 def _begin_events(options: Options, console: Console) -> None:
     """Errors: LaunchError if the file for them cannot be made"""
     if options.dry_run:
+        _refuse_what_is_unknown(options)
         return
     name = options.detach.name or name_from(options.program, is_module=options.is_module)
     launcher = "no_ssh" if options.rendezvous.no_ssh else options.backend.launcher.name
     console.telemetry.begin(describe_job(name=name, launcher=launcher), interval_s=options.metrics.interval_s)
+    _refuse_what_is_unknown(options)
     if options.metrics.events is not None:
         write_events(console.telemetry, Path(options.metrics.events), on_problem=console.warn)
+    if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
+        from ..output.spans import send_spans  # here: few jobs send any
+
+        send_spans(console.telemetry, os.environ, say=console.say, warn=console.warn)
+    if options.metrics.endpoint is not None:
+        _open_endpoint(options, console, *options.metrics.endpoint)
+
+
+def _refuse_what_is_unknown(options: Options) -> None:
+    """Errors: LaunchError for what needs more than is known of a job whose processes others start"""
+    if options.rendezvous.no_ssh:
+        options.end.refuse("--no_ssh, where each node has a dslaunch of its own, and would tell of its end")
+        options.metrics.refuse("--no_ssh, where no node knows the numbers of the others")
+    if options.backend.launcher.starts_itself:
+        why = f"--launcher={options.backend.launcher.name}, which tells no numbers"
+        options.metrics.refuse(why)
+
+
+def _open_endpoint(options: Options, console: Console, address: str, port: int) -> None:
+    """Errors: LaunchError if there can be none"""
+    from ..output.prometheus import open_endpoint  # here: few jobs have one
+
+    url = open_endpoint(console.telemetry, address, port, interval_s=options.metrics.interval_s)
+    console.say(f"numbers for Prometheus: {url}")
 
 
 def _run(options: Options, console: Console) -> int:
@@ -214,7 +253,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
             if options.start.shows_timings:
                 _show_timings(verdict, console, access.summary())
             _write_trace(options, plan, files, console, verdict)
-            console.report(verdict, took_s=begun.duration_s)
+            console.report(verdict, took_s=begun.duration_s, written=options.report or "")
             if hosts is None:
                 decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
             else:
@@ -352,7 +391,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
     begun = BegunAttempt(hosts=plan.host_names)
     console.register(origins_of(plan))
     verdict = run_owned(job, console)
-    console.report(verdict, took_s=begun.duration_s)
+    console.report(verdict, took_s=begun.duration_s, written=options.report or "")
     return _end(options, (_note(begun.end(verdict), console),), console)
 
 
@@ -391,7 +430,7 @@ def _run_part(options: Options, console: Console) -> int:
         _forget_trace(files)
     if options.start.shows_timings:
         _show_timings(verdict, console)
-    console.report(verdict, took_s=begun.duration_s)
+    console.report(verdict, took_s=begun.duration_s, written=options.report or "")
     if where := where_its_words_are(verdict, part):
         console.error(where)
     return _end(options, (_note(begun.end(verdict), console),), console)
