@@ -146,7 +146,7 @@ TOPICS = (
         "Output",
         (
             *("quiet", "log_level", "tee", "prefix", "timestamps", "fold"),
-            *("log_dir", "report", "timings", "stack_on_hang"),
+            *("log_dir", "report", "events", "metrics_interval", "timings", "stack_on_hang"),
         ),
         OUTPUT,
     ),

@@ -108,7 +108,7 @@ class Controller:
         self._job = RunningJob(self._roster, console, plan)
         self._resizing = Resizing(self._roster, console, watch, kill_grace_s=plan.kill_grace_s)
         self._peers = PeerTalk(peers)
-        self._timings = Timings(plan.world_size)
+        self._timings = Timings(plan.world_size, tell=self._job.phase)
         self._failures: list[Failure] = []
         self._files = FileTraffic(files, console, plan, self.stop, self._failures)
         self._ended_well: dict[int, float] = {}  # when, by rank
@@ -279,10 +279,8 @@ class Controller:
             self._console.progress_of_workers(self._roster.num_up, self._plan.world_size, began_at)
         elif phase != "ended":
             num_failed = sum(host.has_failed for host in self._roster)
-            names = [host.name for host in missing]
-            self._console.progress(
-                self._files.named(phase), len(self._roster), names, began_at, num_failed=num_failed
-            )
+            names, what = [host.name for host in missing], self._files.named(phase)
+            self._console.progress(what, len(self._roster), names, began_at, num_failed=num_failed)
 
     # Events.
 
@@ -312,7 +310,7 @@ class Controller:
         if now >= self._look_at:
             self._look_at = now + POLL_S
             self._look_at_console()
-            self._job.look_at_stacks(started_at=None if self._stopped_at else self._started_at)
+            self._job.look(started_at=None if self._stopped_at else self._started_at)
             self._resizing.look(is_running=self._is_running)
             self._files.look(now)
         if now >= self._look_for_silence_at:
@@ -339,7 +337,9 @@ class Controller:
         why_not = self._contradiction(host, item) or self._files.take(host, item)
         if why_not:
             self._fail_host(host, why_not, at_s)
-        elif isinstance(item, Hello):
+            return
+        self._job.record(host, item, at_s)
+        if isinstance(item, Hello):
             self._greet(host, item)
         elif isinstance(item, Ready):
             host.ready = item

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import Enum
 
+from ..node.metrics import FOLDED
 from ..wire.frames import (
     Chunk,
     Collected,
@@ -18,6 +19,7 @@ from ..wire.frames import (
     Hello,
     Leaving,
     Listening,
+    Metrics,
     Milestone,
     Note,
     Output,
@@ -29,6 +31,7 @@ from ..wire.frames import (
     Started,
     Synced,
     SyncWant,
+    Told,
     Took,
 )
 
@@ -42,6 +45,7 @@ UP = (
     Hello,
     Leaving,
     Listening,
+    Metrics,
     Milestone,
     Note,
     Output,
@@ -53,6 +57,7 @@ UP = (
     Started,
     Synced,
     SyncWant,
+    Told,
     Took,
 )
 MAX_EXIT_CODE = 255
@@ -81,7 +86,9 @@ def contradiction(
     if not isinstance(item, UP):
         return f"its agent sent {kind}, which only a launcher sends"
     is_before_start = phase in (Phase.CONNECTING, Phase.PREPARING)
-    if is_before_start and isinstance(item, Done | Exited | Leaving | Milestone | Note | Output | Started):
+    if is_before_start and isinstance(
+        item, Done | Exited | Leaving | Metrics | Milestone | Note | Output | Started | Told
+    ):
         return f"its agent sent {kind} before the start"
     if phase is Phase.CONNECTING and not isinstance(item, Hello):
         return f"its agent sent {kind} before Hello"
@@ -96,8 +103,12 @@ def contradiction(
 
 
 def _wrong_value(item: Frame, ranks: Collection[int]) -> str:
-    if isinstance(item, Started | Exited | Output | Stacks | Milestone) and item.rank not in ranks:
+    if isinstance(item, Started | Exited | Output | Stacks | Milestone | Told) and item.rank not in ranks:
         return f"rank {item.rank}, which is not on this host"
+    if isinstance(item, Metrics):
+        known = {str(rank) for rank in ranks}
+        strange = [one for one in item.ranks if one != FOLDED and one not in known]
+        return f"rank {strange[0]}, which is not on this host" if strange else ""
     if isinstance(item, Output) and item.stream not in (1, 2):
         return f"stream {item.stream}"
     if isinstance(item, Exited) and not 0 <= item.code <= MAX_EXIT_CODE:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from ..job.plan import Plan
 from ..job.verdict import Failure, signal_name
 from ..output.console import Console
-from ..wire.frames import AskStacks, Hold, Signal, Stacks
+from ..wire.frames import AskStacks, Exited, Frame, Hold, Metrics, Signal, Stacks, Started, Told
 from .job_signals import ASKING, PASSED_ON, STOPPING, stop_until_continued
+from .link import LinkEnd
 from .roster import HostState, Roster
 from .stacks import StackWatch
 
@@ -26,6 +27,7 @@ class RunningJob:
     def __init__(self, roster: Roster, console: Console, plan: Plan) -> None:
         self._roster = roster
         self._console = console
+        self._telemetry = console.telemetry
         self._stacks = StackWatch(plan.stack_on_hang_s, place_of=plan.place_of)
 
     def heard_output(self, at_s: float) -> None:
@@ -42,12 +44,33 @@ class RunningJob:
                 if host.pids:
                     host.send(AskStacks())
 
-    def look_at_stacks(self, *, started_at: float | None) -> None:
-        """Ask if the ranks have been silent for too long, and show what has been answered.
+    def phase(self, phase: str, at_s: float) -> None:
+        """All hosts, or ranks, have a phase of the start behind them."""
+        self._telemetry.record_of_attempt("phase", at_s=at_s, phase=phase)
+
+    def record(self, host: HostState, item: Frame | LinkEnd, at_s: float) -> None:
+        """What others may want to know of what a host said."""
+        if isinstance(item, Metrics):
+            self._telemetry.take_metrics(host.name, item)
+        elif isinstance(item, Told):
+            self._telemetry.take_told(item)
+        elif isinstance(item, Started):
+            self._telemetry.record_of_attempt(
+                "started", at_s=at_s, rank=item.rank, host=host.name, pid=item.pid
+            )
+        elif isinstance(item, Exited):
+            ended_at = min(at_s, item.at + host.clock_offset_s)
+            ended = {"rank": item.rank, "host": host.name, "code": item.code, "signal": item.signal}
+            self._telemetry.record_of_attempt("exited", at_s=ended_at, **ended)
+
+    def look(self, *, started_at: float | None) -> None:
+        """Make known what the ranks told. Ask them if they have been silent for too long, and show what has
+        been answered.
 
         `started_at` None: not running.
         """
         now = time.monotonic()
+        self._telemetry.look(now)
         if started_at is not None:
             silent_s = self._stacks.silence_to_ask_about(now, started_at=started_at)
             if silent_s:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 FIRST_OUTPUT = "first output"
 BAR_COLUMNS = 40
@@ -12,8 +12,12 @@ BAR_COLUMNS = 40
 class Timings:
     """Seconds from the beginning to the end of each phase that all hosts or all ranks have behind them."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(
+        self, num_ranks: int, *, tell: Callable[[str, float], None] = lambda phase, at_s: None
+    ) -> None:
+        """`tell` is told of each phase and when it ended, on the monotonic clock."""
         self._num_ranks = num_ranks
+        self._tell = tell
         self._latest: dict[
             str, tuple[set[int], float]
         ] = {}  # of phases that ranks tell: who, and when the last one
@@ -33,7 +37,9 @@ class Timings:
 
     def end(self, phase: str, at_s: float | None = None) -> None:
         """All have it behind them, now or at this time of the monotonic clock."""
-        self.phases_s[phase] = max(0.0, (time.monotonic() if at_s is None else at_s) - self.began_at)
+        ended_at = time.monotonic() if at_s is None else at_s
+        self.phases_s[phase] = max(0.0, ended_at - self.began_at)
+        self._tell(phase, ended_at)
 
     def take(self, rank: int, phase: str, at_s: float) -> None:
         """One rank has this phase behind it."""

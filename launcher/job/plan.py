@@ -17,6 +17,8 @@ from ..wire.job import NodeJob, RankJob
 from .mesh import HostSlots, Mesh
 from .mesh_estimate import Estimate
 
+MOST_SINGLE_RANKS = 64  # whose numbers travel one by one; of more, those of a host are folded
+
 
 class RankPlan(NamedTuple):
     """One process to start. `rank` is unique in the job, both ranks count from 0.
@@ -93,6 +95,7 @@ class Plan(NamedTuple):
     mesh_estimate: Estimate | None = None
     hosts_from: str = ""  # what named the hosts, if they were found
     elastic: ElasticOptions = ElasticOptions()
+    metrics_interval_s: float = 0.0  # in which each rank tells its numbers; 0: none does
 
     @property
     def world_size(self) -> int:
@@ -260,5 +263,7 @@ def job_of(plan: Plan, node: NodePlan) -> NodeJob:
         is_elastic=plan.elastic.is_on,
         notice_file=plan.elastic.notice_file,
         notice_command=plan.elastic.notice_command,
+        metrics_interval_s=plan.metrics_interval_s,
+        folds_metrics=plan.world_size > MOST_SINGLE_RANKS,
         is_verbatim=False,
     )

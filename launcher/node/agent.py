@@ -60,10 +60,12 @@ if TYPE_CHECKING:
 
     from ..wire.job import NodeJob
     from .file_traffic import FileTraffic
+    from .metrics import MetricsReader
     from .notice import NoticeWatch
     from .open_port import OpenPort
 
 TICK_S = 0.2
+METRICS_AFTER_S = 0.5  # from the start, whose time this does not take
 
 
 class State:
@@ -100,6 +102,8 @@ class Agent:
         self._prepared: Prepared | None = None
         self._starter: Starter | None = None
         self._notice: NoticeWatch | None = None
+        self._metrics: MetricsReader | None = None
+        self._metrics_at = float("inf")  # when it is made
         self._was_told_to_go = False  # by a signal
         self._keeper = os.getppid()
         self._step = ""  # of the preparation
@@ -174,6 +178,7 @@ class Agent:
             self._workers.send_stacks(now)
             self._workers.send_prompts(now)
             self._workers.collect(is_our_kill=self._state == State.STOPPING)
+            self._look_at_metrics(now)
             if self._notice is not None:
                 self._look_at_notice(now)
             elif self._state == State.RUNNING and self._workers.is_reported:
@@ -181,6 +186,38 @@ class Agent:
                 self._ending.begin_with_left_over()
         if self._state == State.STOPPING and self._ending.go_on(now):
             self._end()
+
+    def _look_at_metrics(self, now: float) -> None:
+        """As long as a worker runs, and what they told last before the launcher hears that all is over."""
+        if self._metrics is not None and self._workers.is_reported:
+            while self._metrics.read():
+                pass
+            self._metrics.send(now)
+            self._metrics.close()
+            self._metrics = None
+        elif self._metrics is not None:
+            self._metrics.look(now, is_behind=self._uplink.is_behind)
+        elif now >= self._metrics_at:
+            self._metrics_at = float("inf")
+            self._read_metrics()
+
+    def _read_metrics(self) -> None:
+        pipe = self._starter.metrics_pipe if self._starter is not None else None
+        if pipe is None or self._job is None or self._workers.is_ended:
+            return
+        from .metrics import MetricsReader
+
+        try:
+            self._metrics = MetricsReader(
+                pipe,
+                ranks=[one.rank for one in self._job.ranks],
+                interval_s=self._job.metrics_interval_s,
+                is_folding=self._job.folds_metrics,
+                selector=self._selector,
+                send=self._uplink.send,
+            )
+        except OSError as error:
+            self._uplink.send(Note(f"no numbers of its workers will be seen: {pipe}: {error.strerror}"))
 
     def _look_at_notice(self, now: float) -> None:
         """While the workers run; a command that runs at their end is ended before what they have left."""
@@ -364,6 +401,7 @@ class Agent:
                 return
         self._starter.end()
         self._workers.watch_memory()
+        self._metrics_at = time.monotonic() + METRICS_AFTER_S
         if self._job.notice_file is not None or self._job.notice_command is not None:
             self._watch_notice(self._job, self._prepared.env)
 

@@ -54,6 +54,7 @@ class Starter:
             self._preloader = self._preload(job.preload)
         elif job.preload is None and not job.is_verbatim:
             self._preloader = self._share_import(num_devices, says)
+        self.metrics_pipe = folder.file("metrics") if job.metrics_interval_s else None
         self._stdin = _stdin_of_launcher() if job.stdin_rank is not None else None
         self._resize_file = self._where_asked() if job.is_elastic else None
         self._hook = None
@@ -96,6 +97,9 @@ class Starter:
         place_file = self._folder.file(f"place-{rank.rank}")
         if place_file is not None and not self._job.is_verbatim:
             env[b"DSLAUNCH_PLACE_FILE"] = os.fsencode(place_file)
+        if self.metrics_pipe is not None:
+            env[b"DSLAUNCH_METRICS_PIPE"] = os.fsencode(self.metrics_pipe)
+            env[b"DSLAUNCH_METRICS_INTERVAL"] = b"%g" % self._job.metrics_interval_s
         if self._resize_file is not None:
             env[b"DSLAUNCH_RESIZE_FILE"] = os.fsencode(self._resize_file)
         stacks_file = None

@@ -58,6 +58,11 @@ class Uplink:
         """Whether frames are left that may still reach the launcher."""
         return self.is_connected and bool(self._outbox)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the launcher reads less than it is sent."""
+        return len(self._outbox) > OUTBOX_LOW_BYTES
+
     def send(self, frame: Frame) -> None:
         """Now, or as soon as the launcher reads on; dropped if it is gone."""
         if self.is_connected:

@@ -18,6 +18,7 @@ from . import (
     elastic,
     logs,
     mesh,
+    metrics,
     process,
     rendezvous,
     restart,
@@ -34,6 +35,7 @@ from .elastic import ElasticOptions
 from .hosts import SshOptions as SshOptions
 from .logs import LogOptions
 from .mesh import MeshOptions
+from .metrics import MetricsOptions
 from .process import ProcessOptions
 from .rendezvous import RendezvousOptions
 from .restart import RestartOptions
@@ -73,6 +75,7 @@ class Options(NamedTuple):
     elastic: ElasticOptions = ElasticOptions()
     logs: LogOptions = LogOptions()
     mesh: MeshOptions = MeshOptions()
+    metrics: MetricsOptions = MetricsOptions()
     process: ProcessOptions = ProcessOptions()
     rendezvous: RendezvousOptions = RendezvousOptions()
     restart: RestartOptions = RestartOptions()
@@ -84,7 +87,7 @@ class Options(NamedTuple):
 
 _SUBJECTS = (
     *(logs, restart, elastic, rendezvous, mesh, binding, process),
-    *(drop_in, backend, start, tree, check, detach, sync),
+    *(drop_in, backend, start, tree, check, detach, sync, metrics),
 )
 SUBJECT_OPTIONS: tuple[click.Option, ...] = tuple(option for one in _SUBJECTS for option in one.OPTIONS)
 

@@ -13,8 +13,10 @@ from ..errors import LaunchError
 from ..inputs.line_prefix import Origin
 from ..job.verdict import Failure, RankFailure, Verdict, describe_all
 from ..options.logs import LogOptions
+from ..telemetry.telemetry import Telemetry
 from ..wording import cleaned, count, shown_time
 from .display import Display, StreamDisplay
+from .event_files import keep_events
 from .job_watch import JobWatch
 from .rank_output import RankOutput
 from .status_line import describe_hosts
@@ -44,11 +46,13 @@ class Console:
         err: IO[bytes] | None = None,
         display: Callable[[Writer], Display] | None = None,
         watch: JobWatch | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         """`display` makes what shows everything, in place of stdout and stderr; `watch` is told how far
         the job is.
         """
         self.has_begun = False
+        self.telemetry = telemetry or Telemetry()
         self._level = _LEVELS[log_level]
         self._writer = Writer()
         logs = logs or LogOptions()
@@ -81,8 +85,12 @@ class Console:
         Errors: LaunchError if their log files cannot be made
         """
         self.has_begun = True
+        is_first = self._ranks.folder is None
         self._ranks.begin(origins)
         self._num_workers = len(origins)
+        self.telemetry.begin_attempt(origins, log_folder=self._ranks.folder)
+        if is_first and self._ranks.folder is not None:
+            keep_events(self.telemetry, self._ranks.folder, on_problem=self.warn)
         self.register(origins)
         if self._ranks.warning:
             self.warn(self._ranks.warning)
@@ -90,11 +98,14 @@ class Console:
     def register(self, origins: tuple[Origin, ...]) -> None:
         """The processes of the job are about to be started: who watches it is told."""
         if self._watch is not None:
-            self._watch.began(origins, log_folder=self._ranks.folder, warn=self.warn)
+            self._watch.began(
+                origins, log_folder=self._ranks.folder, warn=self.warn, telemetry=self.telemetry
+            )
 
     def started(self) -> None:
         """All workers run."""
         self._display.started()
+        self.telemetry.record_of_attempt("running")
         if self._watch is not None:
             self._watch.started()
 
@@ -131,6 +142,7 @@ class Console:
     def output(self, rank: int, stream: int, text: str, on_done: Callable[[], None] | None = None) -> None:
         """Whole lines of one worker; `on_done` is called when they are written."""
         self._ranks.put(rank, stream, text, on_done)
+        self.telemetry.heard_output(rank, text.count("\n"))
 
     def put(self, stream: int, data: bytes, on_done: Callable[[], None] | None = None) -> None:
         """Bytes for stdout (1) or stderr (2) as they are; `on_done` is called when they are written."""
@@ -222,6 +234,7 @@ class Console:
         and lines below it.
         """
         self.error(title)
+        self.telemetry.record("stacks", title=title, lines=list(lines))
         for line in lines:
             self._display.below(f"    {cleaned(line.expandtabs())}")
 
@@ -245,6 +258,7 @@ class Console:
     def _log(self, level: int, message: str) -> None:
         if level >= _LEVELS["info"]:
             self._ranks.flush()  # what the ranks wrote before this
+            self.telemetry.record("note", level=level, text=cleaned(message))
         if level < self._level:
             return
         self._display.say(level, cleaned(message))

@@ -86,11 +86,11 @@ def check_place(path: Path, *, option: str) -> None:
     Errors: LaunchError if there is no folder for it, or something else of its name
     """
     folder = path.parent
-    if path.is_symlink() and not _is_of_system(folder):
+    if path.is_symlink() and not is_of_system(folder):
         raise LaunchError(f"{option}={path} is a symbolic link; give the file itself")
     if path.is_dir():
         raise LaunchError(f"{option}={path} is a folder; give the name of a file")
-    if path.exists() and not path.is_file() and not _is_of_system(folder):
+    if path.exists() and not path.is_file() and not is_of_system(folder):
         raise LaunchError(f"{option}={path} is no regular file; give the name of a file")
     if not folder.is_dir():
         raise LaunchError(f"{option}={path}: there is no folder {folder}; make it, or give another place")
@@ -104,7 +104,7 @@ def write_report(
     """Errors: LaunchError that names the option which asked for it, if the file cannot be written"""
     text = json.dumps(report_of(attempts, exit_code), indent=2) + "\n"
     try:
-        if _is_of_system(path.parent):  # /dev/stdout, or /dev/fd/63 as the shell makes it of `>(jq .)`
+        if is_of_system(path.parent):  # /dev/stdout, or /dev/fd/63 as the shell makes it of `>(jq .)`
             path.write_text(text)
             return
         _put(path, text.encode())
@@ -163,7 +163,7 @@ def _become(fd: int, old: os.stat_result) -> None:
         os.fchmod(fd, stat.S_IMODE(old.st_mode))
 
 
-def _is_of_system(folder: Path) -> bool:
+def is_of_system(folder: Path) -> bool:
     """Whether only the system makes names there, so that its links lead where the user means."""
     found = folder.resolve()
     return found == Path("/dev") or found.is_relative_to("/proc")

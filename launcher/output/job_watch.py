@@ -7,13 +7,19 @@ from pathlib import Path
 from typing import Protocol
 
 from ..inputs.line_prefix import Origin
+from ..telemetry.telemetry import Telemetry
 
 
 class JobWatch(Protocol):
     """Told by the thread that runs the job. No method raises, and none takes long."""
 
     def began(
-        self, origins: tuple[Origin, ...], *, log_folder: Path | None, warn: Callable[[str], None]
+        self,
+        origins: tuple[Origin, ...],
+        *,
+        log_folder: Path | None,
+        warn: Callable[[str], None],
+        telemetry: Telemetry,
     ) -> None:
         """An attempt begins, with these workers. `warn` is told what goes wrong, now or later."""
         ...

@@ -14,11 +14,15 @@ from typing import Any
 from ..errors import LaunchError
 from ..inputs.line_prefix import Origin
 from ..options import Options
+from ..output.event_files import EventRing
+from ..telemetry.telemetry import Telemetry
 from . import holder
 from .record import Record, State, name_from, this_boot, this_host, write_record
 from .state_folder import alone_in, writable_folder
 
 _MAX_TRIES = 100
+EVENTS = "events"
+EVENTS_BYTES = 8 << 20  # of each of the two files
 MAX_HOSTS = 10_000  # of which the names are kept
 
 
@@ -124,10 +128,16 @@ class EntryWatch:
         self.on_started: Callable[[], None] = lambda: None
 
     def began(
-        self, origins: tuple[Origin, ...], *, log_folder: Path | None, warn: Callable[[str], None]
+        self,
+        origins: tuple[Origin, ...],
+        *,
+        log_folder: Path | None,
+        warn: Callable[[str], None],
+        telemetry: Telemetry,
     ) -> None:
         self._warn = warn
-        self._try_make()
+        if self._try_make() and self.entry is not None:
+            self._keep_events(self.entry.folder, telemetry)
         self._attempt += 1
         hosts = tuple(dict.fromkeys(one.host for one in origins))[:MAX_HOSTS]
         self._change(
@@ -158,14 +168,30 @@ class EntryWatch:
         if self.entry.problem and not before:
             self._warn(self.entry.problem)
 
-    def _try_make(self) -> None:
-        if self._is_tried:
+    def _keep_events(self, folder: Path, telemetry: Telemetry) -> None:
+        """For those who look at the job while it runs."""
+        try:
+            ring = EventRing(
+                folder / EVENTS,
+                max_bytes=EVENTS_BYTES,
+                opening=lambda: telemetry.opening,
+                on_problem=lambda problem: self._warn(problem),
+            )
+        except OSError as error:
+            self._warn(f"`dslaunch top` will show little of this job: {folder / EVENTS}: {error.strerror}")
             return
+        telemetry.add(ring)
+
+    def _try_make(self) -> bool:
+        """Whether it was tried just now."""
+        if self._is_tried:
+            return False
         self._is_tried = True
         try:
             self.entry = self._make()
         except LaunchError as error:
             self._warn(f"`dslaunch jobs` will not show this job: {error}")
+        return True
 
 
 def _cwd() -> str:

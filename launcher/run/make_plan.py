@@ -106,6 +106,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         mesh_estimate=estimate_of(options.mesh.estimate),
         hosts_from=attempt.hosts_from,
         elastic=options.elastic,
+        metrics_interval_s=options.metrics.interval_s,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,10 +21,13 @@ from ..job.verdict import Verdict
 from ..options import Options
 from ..options.backend import PDSH
 from ..output.console import LAST_WORDS_S, Console
+from ..output.event_files import write_events
 from ..output.job_report import BegunAttempt, EndedAttempt, check_place, write_report
 from ..output.log_files import REPORT
 from ..registry.foreground import watch_foreground
+from ..registry.record import name_from
 from ..sync.sync_job import SyncJob
+from ..telemetry.telemetry import describe_job
 from .exec_prefix import lost_input
 from .host_pool import read_pool, select_hosts
 from .host_watch import Hosts, watch_hosts
@@ -50,15 +54,36 @@ def run(options: Options) -> int:
 
 def run_with(options: Options, console: Console) -> int:
     """The same with this console."""
+    began = time.monotonic()
+    code = 1
     try:
-        return _run(options, console)
-    except LaunchError:
+        _begin_events(options, console)
+        code = _run(options, console)
+        return code
+    except LaunchError as error:
+        code = error.exit_code
+        console.telemetry.record("note", level=40, text=str(error))
         console.drain(LAST_WORDS_S)  # warnings that came before it
         raise
     except KeyboardInterrupt:
         if not console.has_begun:
             raise
         raise click.exceptions.Exit(130) from None  # how the job ended was said, or is being said
+    finally:
+        console.telemetry.flush()
+        console.telemetry.record("end", exit_code=code, duration_s=round(time.monotonic() - began, 3))
+        console.telemetry.close()
+
+
+def _begin_events(options: Options, console: Console) -> None:
+    """Errors: LaunchError if the file for them cannot be made"""
+    if options.dry_run:
+        return
+    name = options.detach.name or name_from(options.program, is_module=options.is_module)
+    launcher = "no_ssh" if options.rendezvous.no_ssh else options.backend.launcher.name
+    console.telemetry.begin(describe_job(name=name, launcher=launcher), interval_s=options.metrics.interval_s)
+    if options.metrics.events is not None:
+        write_events(console.telemetry, Path(options.metrics.events), on_problem=console.warn)
 
 
 def _run(options: Options, console: Console) -> int:
@@ -178,7 +203,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
             decision = next_attempt(attempt, verdict, hosts.known(), hosts.rules)
         if decision.why:
             console.say(decision.why)
-        ended.append(begun.end(verdict, decision.why))
+        ended.append(_note(begun.end(verdict, decision.why), console))
         attempt = decision.attempt
 
 
@@ -222,6 +247,13 @@ def _run_attempt(
     finally:
         hosts.end(verdict)
     return verdict
+
+
+def _note(ended: EndedAttempt, console: Console) -> EndedAttempt:
+    """The events have it, too."""
+    console.telemetry.flush()
+    console.telemetry.record_of_attempt("verdict", **{**ended.to_dict(), "decision": ended.decision})
+    return ended
 
 
 def _write_reports(
@@ -273,7 +305,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
     console.register(origins_of(plan))
     verdict = run_owned(job, console)
     console.report(verdict, took_s=begun.duration_s)
-    return _end(options, (begun.end(verdict),), console)
+    return _end(options, (_note(begun.end(verdict), console),), console)
 
 
 def _run_part(options: Options, console: Console) -> int:
@@ -305,4 +337,4 @@ def _run_part(options: Options, console: Console) -> int:
     console.report(verdict, took_s=begun.duration_s)
     if where := where_its_words_are(verdict, part):
         console.error(where)
-    return _end(options, (begun.end(verdict),), console)
+    return _end(options, (_note(begun.end(verdict), console),), console)

@@ -287,6 +287,25 @@ class Milestone(NamedTuple):
     at: float
 
 
+class Metrics(NamedTuple):
+    """What the ranks and the host told in numbers since the last time; `at` as of Milestone.
+
+    `ranks`: names and values by rank, or of all together (`*`): docs/design/events.md.
+    """
+
+    at: float
+    ranks: dict[str, Any]
+    host: dict[str, Any]
+
+
+class Told(NamedTuple):
+    """Something long that a worker has told, as JSON, and what it is."""
+
+    rank: int
+    name: str
+    text: str
+
+
 class Pong(NamedTuple):
     number: int
     at: float
@@ -343,6 +362,8 @@ if TYPE_CHECKING:
         Exited,
         Stacks,
         Milestone,
+        Metrics,
+        Told,
         Pong,
         Leaving,
         Note,

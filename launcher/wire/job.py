@@ -54,6 +54,8 @@ class NodeJob(NamedTuple):
     is_elastic: bool  # its hosts may change while it runs
     notice_file: str | None  # which says, where it is there, that the host is told to go
     notice_command: str | None  # for the shell; exit code 0 says the same
+    metrics_interval_s: float  # in which workers tell their numbers at most once; 0: they are not asked
+    folds_metrics: bool  # of all ranks here, the least, mean and greatest
     is_verbatim: bool  # what is written is passed on as it is, without lines
 
 

@@ -118,6 +118,9 @@ OPTIONS = [
     ("--sync_force",),
     ("--collect",),
     ("--collect_to",),
+    # launcher/options/metrics.py
+    ("--metrics_interval",),
+    ("--events",),
     ("-h", "--help"),
 ]
 

@@ -140,7 +140,7 @@ def test_files_equal_what_the_workers_wrote_byte_for_byte(start: Start, tmp_path
             lines = [line for line in shown.read_bytes().split(b"\n") if line.startswith(prefix)]
             assert b"".join(line.removeprefix(prefix) + b"\n" for line in lines) == wrote
     assert json.loads((folder / "report.json").read_text())["exit_code"] == 0
-    assert sorted(one.name for one in folder.iterdir()) == ["attempt_0", "report.json"]
+    assert sorted(one.name for one in folder.iterdir()) == ["attempt_0", "events.jsonl", "report.json"]
 
 
 @pytest.mark.slow

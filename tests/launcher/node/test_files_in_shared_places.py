@@ -28,6 +28,8 @@ KNOWN: dict[Place, str] = {
     ("output/log_files.py", "_link_latest", "new.symlink_to"): "a name that nothing has, or it fails",
     ("output/log_files.py", "_link_latest", "new.unlink"): "the link that was made the line before",
     ("node/milestones.py", "MilestonePipe.__init__", "os.mkfifo"): "in the agent's own folder",
+    ("node/metrics.py", "MetricsReader.__init__", "os.mkfifo"): "in the agent's own folder",
+    ("output/event_files.py", "EventRing._turn", "os.replace"): "in the folder of the job's record",
     ("node/pid_file.py", "_remove_if_stale", "os.unlink"):
         "a regular file of this user with the pid of a process that is gone",
     ("node/pid_file.py", "write_pid_file", "os.unlink"):
@@ -116,6 +118,8 @@ def test_every_file_that_is_made_or_removed_is_known() -> None:
 
 
 FOLLOWS_LINKS = {
+    "event_files.py: os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)":
+        "/dev and /proc only",
     "collecting.py: os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)":
         "what a person names with --collect, read only",
     "sync_folder.py: os.open(root, _FOLDER_FLAGS)": "the folder that a person names, and may be a link",

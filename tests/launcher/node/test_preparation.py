@@ -55,6 +55,8 @@ def job(tmp_path: Path) -> dict[str, Any]:
         "prepare_timeout_s": 60.0,
         "bind_cores": None,
         "is_verbatim": False,
+        "metrics_interval_s": 0.0,
+        "folds_metrics": False,
         "is_elastic": False,
         "notice_file": None,
         "notice_command": None,

@@ -80,6 +80,8 @@ def a_job() -> dict[str, Any]:
         is_elastic=True,
         notice_file=None,
         notice_command="test -e /run/going",
+        metrics_interval_s=1.0,
+        folds_metrics=False,
         is_verbatim=False,
         adds_local_rank=True,
     )

@@ -1,0 +1,164 @@
+"""What the workers of a host tell in numbers, and how the host does, once in an interval.
+
+Sent to the nodes: standard library only. It is loaded some time after the start, so that it takes none of it.
+What workers write, and what becomes of it: docs/design/events.md
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..wire import fast_json
+from ..wire.frames import Metrics, Told
+from .host_sample import HostSample
+from .lean_stdlib import suppress
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import Any, Union
+
+    from ..wire.frames import Frame
+    from .lean_stdlib import Selector
+
+    Value = Union[int, float, str]  # noqa: UP007 - for Python 3.8
+
+READ_BYTES = 1 << 16
+MAX_REST_BYTES = 1 << 13  # of a line that has not ended; a worker writes at most half of it at once
+MAX_NAMES = 100  # of a rank
+MAX_NAME_LENGTH = 60
+MAX_TEXT_LENGTH = 200
+MAX_FILE_BYTES = 1 << 20
+FOLDED = "*"
+_FILES = ("config", "hang", "trace")
+_INFINITE = 1.7976931348623157e308
+
+
+class MetricsReader:
+    """Reads the pipe that the workers of this host write to.
+
+    `is_folding`: of all ranks only the least, mean and greatest of each number go to the launcher.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        ranks: Collection[int],
+        interval_s: float,
+        is_folding: bool,
+        selector: Selector,
+        send: Callable[[Frame], None],
+    ) -> None:
+        """Make the pipe. Errors: OSError"""
+        self._path, self._ranks, self._is_folding = path, ranks, is_folding
+        self._selector, self._send = selector, send
+        self._every_s = interval_s
+        os.mkfifo(path, 0o600)
+        # For writing too, so that it never comes to an end.
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
+        self._rest = b""
+        self._told: dict[int, dict[str, Value]] = {}  # by rank, since the last time
+        self._host = HostSample()
+        self._next_at = 0.0
+        selector.on_read(self._fd, self.read)
+
+    def look(self, now: float, *, is_behind: bool) -> None:
+        """Send what is known if it is time. `is_behind`: the launcher does not read now, so it can wait."""
+        if now >= self._next_at and not is_behind:
+            self._next_at = now + self._every_s
+            self.send(now)
+
+    def send(self, now: float) -> None:
+        """What was told since the last time."""
+        told, self._told = self._told, {}
+        folded = {FOLDED: fold(told)} if self._is_folding and told else told
+        ranks = {str(rank): {name: _sent(one) for name, one in row.items()} for rank, row in folded.items()}
+        self._send(Metrics(now, ranks, self._host.look()))
+
+    def close(self) -> None:
+        """Read no more."""
+        self._selector.forget(self._fd)
+        os.close(self._fd)
+
+    def read(self) -> bool:
+        """Take what is in the pipe; returns whether there may be more."""
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._rest = self._rest[-MAX_REST_BYTES:]  # of what is no line of ours
+        for line in lines:
+            self._take(line)
+        return len(data) == READ_BYTES
+
+    def _take(self, line: bytes) -> None:
+        """One line; what is none of ours is left out."""
+        word, _, text = line.partition(b" ")
+        try:
+            rank, row = int(word), fast_json.read(text.decode("utf-8"))
+        except (ValueError, RecursionError):
+            return
+        if rank not in self._ranks or not isinstance(row, dict):
+            return
+        file = row.pop("file", None)
+        if file in _FILES:
+            self._send_file(rank, file)
+        merge(self._told.setdefault(rank, {}), row)
+        if not self._told[rank]:
+            del self._told[rank]
+
+    def _send_file(self, rank: int, name: str) -> None:
+        """Something long, which the rank has written beside the pipe."""
+        path = os.path.join(os.path.dirname(self._path), f"{name}-{rank}.json")
+        with suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                data = os.read(fd, MAX_FILE_BYTES + 1)
+            finally:
+                os.close(fd)
+            if len(data) <= MAX_FILE_BYTES:
+                self._send(Told(rank, name, data.decode("utf-8", "replace")))
+
+
+def is_sum(name: str) -> bool:
+    """Whether numbers of this name are added up, and not replaced by later ones."""
+    return name == "steps" or name.endswith("_s")
+
+
+def merge(known: dict[str, Value], row: dict[str, Any]) -> None:
+    """Add what was told later to what was told before; values of other kinds are left out."""
+    for name, value in row.items():
+        if len(name) > MAX_NAME_LENGTH or (name not in known and len(known) >= MAX_NAMES):
+            continue
+        if isinstance(value, str):
+            known[name] = value[:MAX_TEXT_LENGTH]
+        elif type(value) in (int, float):
+            before = known.get(name, 0)
+            known[name] = value + before if is_sum(name) and not isinstance(before, str) else value
+
+
+def fold(told: dict[int, dict[str, Value]]) -> dict[str, list[float]]:
+    """Of each number the least, the mean, the greatest, and the ranks of the first and of the last."""
+    columns: dict[str, list[tuple[float, int]]] = {}
+    for rank, row in told.items():
+        for name, value in row.items():
+            if not isinstance(value, str) and value == value:
+                columns.setdefault(name, []).append((value, rank))
+    return {
+        name: [
+            *(min(column)[0], sum(value for value, _ in column) / len(column), max(column)[0]),
+            *(min(column)[1], max(column)[1]),
+        ]
+        for name, column in columns.items()
+    }
+
+
+def _sent(value: Any) -> Any:
+    """As JSON has it, which knows no infinity: a word in its place."""
+    if isinstance(value, list):
+        return [_sent(one) for one in value]
+    if isinstance(value, float) and not abs(value) <= _INFINITE:
+        return "nan" if value != value else "inf" if value > 0 else "-inf"
+    return value

@@ -1,0 +1,170 @@
+"""Files of a job's events: docs/design/events.md."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..errors import LaunchError
+from ..node.plain_file import mode_in, open_plain
+from ..telemetry.telemetry import Telemetry, as_line
+from ..telemetry.thinning import Thinned
+from .job_report import check_place, is_of_system
+from .writer import Writer
+
+MAX_WAITING = 2000  # events that a disk has not taken yet; what comes then is lost, and counted
+CLOSE_S = 5.0  # for a disk that is slow, at the end
+
+EVENTS = "events.jsonl"  # in the folder of a run
+
+
+def keep_events(telemetry: Telemetry, folder: Path, *, on_problem: Callable[[str], None]) -> None:
+    """Those of a run, in its folder of --log_dir: of numbers fewer as it gets older.
+
+    Errors: LaunchError if the file cannot be made
+    """
+    mode = mode_in(str(folder.parent))
+    telemetry.add(Thinned(_event_file(folder / EVENTS, "--log_dir", mode=mode, on_problem=on_problem)))
+
+
+def write_events(telemetry: Telemetry, path: Path, *, on_problem: Callable[[str], None]) -> None:
+    """All of them, into the file that --events names.
+
+    Errors: LaunchError if it cannot be written
+    """
+    check_place(path, option="--events")
+    telemetry.add(_event_file(path, "--events", mode=mode_in(str(path.parent)), on_problem=on_problem))
+
+
+def _event_file(path: Path, option: str, *, mode: int, on_problem: Callable[[str], None]) -> EventFile:
+    def open_file() -> int:
+        if is_of_system(path.parent):  # /dev/stdout, or /dev/fd/63 as the shell makes it of `>(jq .)`
+            return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        fd = open_plain(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
+        os.ftruncate(fd, 0)
+        return fd
+
+    try:
+        return EventFile(path, open_file, on_problem=on_problem)
+    except OSError as error:
+        raise LaunchError(f"{option}={path}: cannot be written: {error.strerror}") from None
+
+
+class EventFile:
+    """A file with a line for each event, written in a thread of its own.
+
+    A job is not stopped because the file cannot be written: what was lost is counted, told to `on_problem`
+    once, and said in the file as soon as something can be written again.
+    """
+
+    def __init__(
+        self, path: Path, open_file: Callable[[], int], *, on_problem: Callable[[str], None]
+    ) -> None:
+        """`open_file` opens it for appending. Errors: OSError"""
+        self._path, self._on_problem = path, on_problem
+        self._fd = open_file()
+        self._size = os.fstat(self._fd).st_size
+        self._writer = Writer()
+        self._lock = threading.Lock()
+        self._num_waiting = 0
+        self._num_lost = 0
+        self._has_told = False
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        with self._lock:
+            if self._num_waiting >= MAX_WAITING:
+                self._num_lost += 1
+                return
+            self._num_waiting += 1
+        self._writer.put(self, as_line(event), self._written)
+
+    def close(self) -> None:
+        if not self._writer.drain(CLOSE_S):
+            self._writer.give_up()
+            self._tell("the disk does not take them")
+            return  # the thread still has the file
+        os.close(self._fd)
+
+    # For the writer's thread.
+
+    def write(self, data: bytes) -> None:
+        lost = self._num_lost
+        try:
+            self._append((as_line({"event": "lost", "events": lost}) if lost else b"") + data)
+        except OSError as error:
+            with self._lock:
+                self._num_lost += data.count(b"\n")
+            self._tell(error.strerror or str(error))
+            return
+        with self._lock:
+            self._num_lost -= lost
+
+    def failure(self, error: OSError) -> NoReturn:
+        raise AssertionError(f"a file of events that cannot be written ends no job: {error}")
+
+    def _append(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            self._cut()
+            raise
+        self._size += len(data)
+
+    def _cut(self) -> None:
+        """Leave no half line, so that what follows can be read."""
+        try:
+            os.ftruncate(self._fd, self._size)
+        except OSError:  # a pipe
+            return
+
+    def _written(self) -> None:
+        with self._lock:
+            self._num_waiting -= 1
+
+    def _tell(self, why: str) -> None:
+        if not self._has_told:
+            self._has_told = True
+            self._on_problem(f"{self._path}: not all events are kept there: {why}")
+
+
+class EventRing(EventFile):
+    """Two files of at most `max_bytes`: a full one becomes `NAME.old`, and the next one begins with what its
+    events are about.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int,
+        opening: Callable[[], Sequence[Mapping[str, Any]]],
+        on_problem: Callable[[str], None],
+    ) -> None:
+        """Errors: OSError"""
+        self._max_bytes, self._opening = max_bytes, opening
+        super().__init__(path, lambda: _make(path), on_problem=on_problem)
+
+    def _append(self, data: bytes) -> None:
+        if self._size + len(data) > self._max_bytes:
+            self._turn()
+        super()._append(data)
+
+    def _turn(self) -> None:
+        """Begin the next file; if that fails the present one goes on, and the error is told."""
+        new = self._path.with_name(f"{self._path.name}.new")
+        fd = _make(new)
+        os.replace(self._path, self._path.with_name(f"{self._path.name}.old"))
+        os.replace(new, self._path)
+        os.close(self._fd)
+        self._fd, self._size = fd, 0
+        super()._append(b"".join(map(as_line, self._opening())))
+
+
+def _make(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -1,0 +1,183 @@
+"""The events of one job: docs/design/events.md has their kinds and keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..inputs.line_prefix import Origin
+from ..node.metrics import FOLDED, merge
+from ..wire.frames import Metrics, Told
+
+METRICS = "metrics"
+_OPENING = ("job", "attempt", "config")  # what a file that begins later needs first
+_LATE_S = 0.3  # of an interval: hosts tell at different times, and one event has them all
+_MAX_REPORT = 1 << 20
+
+
+class EventSink(Protocol):
+    """Where events go."""
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Called by one thread at a time; it neither raises nor takes long."""
+        ...
+
+    def close(self) -> None:
+        """The last event was taken: what is left is written."""
+        ...
+
+
+class Telemetry:
+    """Makes the events and hands them on. No method raises.
+
+    Times are given on the monotonic clock, and are events' on that of the wall.
+    """
+
+    def __init__(self) -> None:
+        self._interval_s = 1.0
+        self._sinks: list[EventSink] = []
+        self._lock = threading.RLock()
+        self._opening: dict[tuple[str, Any], Mapping[str, Any]] = {}
+        self._attempt = -1
+        self._lines: dict[int, int] = {}  # of output by rank, since the last time
+        self._ranks: dict[str, dict[str, Any]] = {}
+        self._hosts: dict[str, dict[str, Any]] = {}
+        self._next_at = 0.0
+
+    def begin(self, job: Mapping[str, Any], *, interval_s: float) -> None:
+        """A job begins. `interval_s` is how often numbers come; 0: not at all, but lines are counted."""
+        self._interval_s = interval_s or 1.0
+        self.record("job", **job)
+
+    @property
+    def opening(self) -> list[Mapping[str, Any]]:
+        """What a file that begins now needs first."""
+        with self._lock:
+            return list(self._opening.values())
+
+    def add(self, sink: EventSink) -> None:
+        """From now on it gets all events, and first what those that follow are about."""
+        with self._lock:
+            for event in self.opening:
+                sink.take(event)
+            self._sinks.append(sink)
+
+    def record(self, event: str, *, at_s: float | None = None, **keys: Any) -> None:
+        """One event, now or at that time."""
+        at = time.time() if at_s is None else time.time() - time.monotonic() + at_s
+        made = {"at": round(at, 3), "event": event, **keys}
+        with self._lock:
+            if event in _OPENING:
+                self._opening[event, keys.get("rank")] = made
+            for sink in self._sinks:
+                sink.take(made)
+
+    def record_of_attempt(self, event: str, *, at_s: float | None = None, **keys: Any) -> None:
+        """The same, with the number of the attempt that runs."""
+        self.record(event, at_s=at_s, attempt=max(0, self._attempt), **keys)
+
+    def begin_attempt(self, origins: tuple[Origin, ...], *, log_folder: Path | None = None) -> None:
+        """An attempt begins, with these workers."""
+        self.flush()
+        self._attempt += 1
+        for key in [one for one in self._opening if one[0] == "config"]:
+            del self._opening[key]
+        folder = "" if log_folder is None else str(log_folder.absolute())
+        self.record_of_attempt("attempt", workers=[list(one) for one in origins], log_folder=folder)
+
+    def heard_output(self, rank: int, num_lines: int) -> None:
+        """A rank wrote so many lines. May be called from any thread."""
+        with self._lock:
+            self._lines[rank] = self._lines.get(rank, 0) + num_lines
+
+    def take_metrics(self, host: str, item: Metrics) -> None:
+        """Numbers of a host and its ranks."""
+        with self._lock:
+            for rank, row in item.ranks.items():
+                if not isinstance(row, dict):
+                    continue
+                if rank == FOLDED:
+                    self._ranks[f"{host} {FOLDED}"] = row
+                else:
+                    merge(self._ranks.setdefault(rank, {}), row)
+            self._hosts[host] = item.host
+
+    def take_told(self, item: Told) -> None:
+        """Something long of a rank."""
+        if item.name == "hang":
+            self.record("hang", rank=item.rank, report=item.text[:_MAX_REPORT])
+            return
+        try:
+            told = json.loads(item.text)
+        except (ValueError, RecursionError):
+            return
+        self.record(item.name, rank=item.rank, **{item.name: told})
+
+    def look(self, now: float) -> None:
+        """Make an event of the numbers that have come in, if it is time."""
+        if now < self._next_at:
+            return
+        if not (self._ranks or self._hosts or self._lines):
+            return
+        if self._next_at == 0.0:  # the first ones: wait for those of other hosts
+            self._next_at = now + _LATE_S * self._interval_s
+            return
+        self._next_at = now + self._interval_s
+        self.flush()
+
+    def flush(self) -> None:
+        """The same, now."""
+        with self._lock:
+            ranks, self._ranks = self._ranks, {}
+            hosts, self._hosts = self._hosts, {}
+            lines, self._lines = self._lines, {}
+        if ranks or hosts or lines:
+            shown = {str(rank): number for rank, number in lines.items()}
+            self.record_of_attempt(METRICS, ranks=ranks, hosts=hosts, lines=shown)
+
+    def close(self) -> None:
+        """All is said."""
+        with self._lock:
+            sinks, self._sinks = self._sinks, []
+        for sink in sinks:
+            sink.close()
+
+
+def describe_job(*, name: str, launcher: str) -> dict[str, Any]:
+    """The keys of the event `job`, of this process."""
+    from ... import __version__
+
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:
+        cwd = ""
+    return {
+        "name": name,
+        "command": ["dslaunch", *sys.argv[1:]],
+        "cwd": cwd,
+        "user": _user(),
+        "host": socket.gethostname(),
+        "version": __version__,
+        "launcher": launcher,
+    }
+
+
+def _user() -> str:
+    import pwd  # here: it asks the system's directory
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def as_line(event: Mapping[str, Any]) -> bytes:
+    """An event as a line of a file."""
+    return json.dumps(event, separators=(",", ":")).encode("ascii") + b"\n"

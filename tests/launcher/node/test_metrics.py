@@ -1,0 +1,196 @@
+"""What workers write into the pipe of their agent, and what an agent makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dslaunch.launcher.node.host_sample import HostSample
+from dslaunch.launcher.node.lean_stdlib import Selector
+from dslaunch.launcher.node.metrics import MAX_NAMES, MetricsReader, fold
+from dslaunch.launcher.wire.frames import Decoder, Frame, Metrics, Told, encode
+
+Reader = Callable[..., MetricsReader]
+
+
+@pytest.fixture
+def sent() -> list[Frame]:
+    return []
+
+
+@pytest.fixture
+def reader(tmp_path: Path, sent: list[Frame]) -> Reader:
+    """Makes a reader of ranks 0 to 3; all that it sends is in `sent`, as it came over the wire."""
+
+    def send(frame: Frame) -> None:
+        sent.extend(Decoder().feed(encode(frame)))
+
+    def made(*, is_folding: bool = False) -> MetricsReader:
+        return MetricsReader(
+            str(tmp_path / "metrics"),
+            ranks=range(4),
+            interval_s=5.0,
+            is_folding=is_folding,
+            selector=Selector(),
+            send=send,
+        )
+
+    return made
+
+
+def write(folder: Path, text: str) -> None:
+    fd = os.open(folder / "metrics", os.O_WRONLY | os.O_NONBLOCK)
+    os.write(fd, text.encode())
+    os.close(fd)
+
+
+def numbers(sent: list[Frame]) -> dict[str, object]:
+    (frame,) = (one for one in sent if isinstance(one, Metrics))
+    return frame.ranks
+
+
+def test_sums_are_added_up_and_of_others_the_last_counts(
+    reader: Reader, sent: list[Frame], tmp_path: Path
+) -> None:
+    one = reader()
+    write(tmp_path, '1 {"step": 3, "steps": 2, "step_s": 0.5, "loss": 2.5}\n2 {"state": "saving"}\n1 {"step"')
+    one.read()
+    write(tmp_path, ': 4, "steps": 1, "step_s": 0.25, "loss": NaN}\n2 {"loss": -Infinity}\n')
+    one.read()
+    one.send(1.0)
+    assert numbers(sent) == {
+        "1": {"step": 4, "steps": 3, "step_s": 0.75, "loss": "nan"},
+        "2": {"state": "saving", "loss": "-inf"},
+    }
+    sent.clear()
+    one.send(2.0)
+    assert numbers(sent) == {}, "what was told is told once"
+    one.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "7 {}",
+        "x {}",
+        "1 [1]",
+        '1 {"a": [1], "b": null, "c": true, "d": {}}',
+        f'1 {{"{"n" * 99}": 1}}',
+        "1",
+        "",
+        '1 {"a": 1',
+        "1 " + "[" * 3000,
+        '1 {"file": "../secret"}',
+    ],
+)
+def test_what_is_no_line_of_ours_is_left_out(
+    reader: Reader, sent: list[Frame], tmp_path: Path, line: str
+) -> None:
+    one = reader()
+    write(tmp_path, f'{line}\n3 {{"loss": 1.0}}\n')
+    one.read()
+    one.send(1.0)
+    assert numbers(sent) == {"3": {"loss": 1.0}}
+    one.close()
+
+
+def test_a_rank_may_not_fill_the_memory_of_its_agent(
+    reader: Reader, sent: list[Frame], tmp_path: Path
+) -> None:
+    one = reader()
+    for start in range(0, 3 * MAX_NAMES, 50):
+        write(tmp_path, f"0 {json.dumps({f'name{i}': i for i in range(start, start + 50)})}\n")
+        one.read()
+    write(tmp_path, "x" * 60_000)
+    while one.read():
+        pass
+    write(tmp_path, '\n1 {"loss": 1.0}\n')
+    one.read()
+    one.send(1.0)
+    ranks = numbers(sent)
+    assert len(ranks["0"]) == MAX_NAMES  # type: ignore[arg-type]
+    assert ranks["1"] == {"loss": 1.0}
+    one.close()
+
+
+def test_numbers_of_many_ranks_are_folded(reader: Reader, sent: list[Frame], tmp_path: Path) -> None:
+    one = reader(is_folding=True)
+    for rank, loss, wait in ((0, 4.0, 0.5), (1, 1.0, 0.0), (3, 1.0, 2.5)):
+        write(tmp_path, f'{rank} {{"loss": {loss}, "comm_s": {wait}, "state": "saving"}}\n')
+    one.read()
+    one.send(1.0)
+    assert numbers(sent) == {"*": {"loss": [1.0, 2.0, 4.0, 1, 0], "comm_s": [0.0, 1.0, 2.5, 1, 3]}}
+    one.close()
+
+
+def test_folding_leaves_out_what_is_no_number() -> None:
+    assert fold({0: {"loss": float("nan"), "state": "saving"}, 1: {"loss": 2.0}}) == {
+        "loss": [2.0, 2.0, 2.0, 1, 1]
+    }
+    assert fold({0: {"loss": float("inf")}})["loss"] == [float("inf")] * 3 + [0, 0]
+
+
+def test_they_go_to_the_launcher_once_an_interval_and_wait_while_it_does_not_read(
+    reader: Reader, sent: list[Frame]
+) -> None:
+    one = reader()
+    one.look(100.0, is_behind=False)
+    one.look(104.9, is_behind=False)
+    assert len(sent) == 1
+    one.look(105.0, is_behind=True)
+    assert len(sent) == 1
+    one.look(105.1, is_behind=False)
+    assert len(sent) == 2
+    one.close()
+
+
+def test_a_file_beside_the_pipe_is_passed_on(reader: Reader, sent: list[Frame], tmp_path: Path) -> None:
+    one = reader()
+    (tmp_path / "config-2.json").write_text('{"zero": 3}')
+    (tmp_path / "config-3.json").symlink_to("/etc/hostname")
+    write(tmp_path, '2 {"file": "config"}\n3 {"file": "config"}\n1 {"file": "config"}\n')
+    one.read()
+    assert sent == [Told(2, "config", '{"zero": 3}')]
+    one.close()
+
+
+def test_a_host_is_looked_at_by_what_its_kernel_counts(tmp_path: Path) -> None:
+    """As two looks half a second apart would see it: a quarter of the processors' time, and so many bytes."""
+    (tmp_path / "net").mkdir()
+    disk = tmp_path / "sys" / "block" / "sda" / "device"
+    disk.mkdir(parents=True)
+    (tmp_path / "sys" / "block" / "loop0").mkdir()
+
+    def write_counters(busy: int, idle: int, received: int, sectors: int) -> None:
+        (tmp_path / "stat").write_text(f"cpu  {busy} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 1\n")
+        row = f"{received} 0 0 0 0 0 0 0 {2 * received} 0 0 0 0 0 0 0"
+        (tmp_path / "net" / "dev").write_text(f"head\nhead\n    lo: {row}\n  eth0: {row}\n")
+        disks = [f"8 0 {name} 1 0 {sectors} 0 1 0 {3 * sectors} 0 0 0 0" for name in ("sda", "sda1", "loop0")]
+        (tmp_path / "diskstats").write_text("\n".join(disks))
+
+    (tmp_path / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 400 kB\n")
+    write_counters(100, 1000, 5000, 10)
+    sample = HostSample(proc=str(tmp_path), sys=str(tmp_path / "sys"))
+    write_counters(150, 1150, 105_000, 110)
+    found = sample.look()
+    assert found["cpu"] == 0.25
+    assert found["mem_total"] == 1_024_000
+    assert found["mem_used"] == 600 * 1024
+    assert found["net_out"] == pytest.approx(2 * found["net_in"], abs=1)
+    assert found["disk_read"] == pytest.approx(found["net_in"] * 512 * 100 / 100_000, rel=0.01)
+    assert found["disk_write"] == pytest.approx(3 * found["disk_read"], abs=2)
+    (tmp_path / "stat").unlink()
+    write_counters(0, 0, 0, 0)  # as after a device went
+    later = sample.look()
+    assert later["net_in"] == 0
+    assert "cpu" not in later
+
+
+def test_a_real_host_tells_all_of_it() -> None:
+    found = HostSample().look()
+    assert {"cores", "load1", "mem_total", "mem_used"} <= found.keys()
+    assert 0 < found["mem_used"] < found["mem_total"]
