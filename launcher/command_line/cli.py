@@ -160,6 +160,7 @@ COMMANDS: dict[str, str] = {
     "attach": ".attach",
     "stop": ".stop",
     "stacks": ".stacks",
+    "report": ".report",
     "checkpoint": ".checkpoint",
     "report-env": ".report_env",
     "drop-in": ".drop_in",

@@ -217,6 +217,7 @@ COMMANDS = {
     "attach": "the console of a detached job; Ctrl-C asks what to do",
     "stop": "end a job in order, or kill it, and wait until it has ended",
     "stacks": "what each rank of a job that runs does, as seen by Python",
+    "report": "a page on a run for a browser: curves, times, failures",
     "checkpoint": "look at checkpoints, verify, compare, prune, export weights",
     "report-env": "what works on this machine: kernels, CUDA, direct I/O",
     "drop-in": "make `import deepspeed` get dslaunch in every program",

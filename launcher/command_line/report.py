@@ -47,7 +47,9 @@ def command(**given: Any) -> int:
     Of two runs it shows what differs.
     """
     if given["run"] is None:
-        raise LaunchError("which run? Write: dslaunch report RUN, with the folder of --log_dir or the name of a job")
+        raise LaunchError(
+            "which run? Write: dslaunch report RUN, with the folder of --log_dir or the name of a job"
+        )
     sources = [_source(word) for word in (given["run"], given["other"]) if word is not None]
     # Here, so that --help does not load them.
     try:

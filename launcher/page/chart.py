@@ -1,8 +1,9 @@
-"""What a chart is to a page: a picture, a sentence for those who do not see it, and its numbers as a table."""
+"""What a chart is to a page: a picture, a sentence for who does not see it, and a table of its numbers."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,3 +60,8 @@ def some_of(rows: Sequence[tuple[str, ...]], limit: int = MAX_ROWS) -> tuple[tup
         return tuple(rows)
     last = len(rows) - 1
     return tuple(rows[round(place * last / (limit - 1))] for place in range(limit))
+
+
+def by_number(name: str) -> list[tuple[int, str]]:
+    """To sort `worker-2` before `worker-10`."""
+    return [(int(one) if one.isdecimal() else -1, one) for one in re.split("([0-9]{1,9})", name) if one]

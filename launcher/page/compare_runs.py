@@ -10,6 +10,7 @@ from ..inputs.host_list import folded
 from ..wording import shown_time
 from . import figures
 from .chart import Chart, shown, time_unit
+from .curve_figures import Quantity, overlay_chart
 from .draw_run import TRAINING
 from .event_lines import text, texts
 from .run import Run
@@ -18,6 +19,7 @@ from .tell_run import differences, mean_rate, state_of
 
 MAX_STEPS = 40  # rows of the table of equal steps
 MAX_KEYS = 500
+_OF_JOB = {"dslaunch": "version", "launcher": "launcher", "in folder": "cwd", "user": "user"}
 
 
 class Comparison:
@@ -49,14 +51,13 @@ class Comparison:
     def differences(self) -> list[tuple[str, str, str]]:
         """Command, versions, hosts, and keys of the configuration; only what is not equal."""
         a, b = self._runs
-        rows = [
-            (name, text(a.job.get(key)), text(b.job.get(key)))
-            for name, key in (("dslaunch", "version"), ("launcher", "launcher"), ("in folder", "cwd"), ("user", "user"))
+        rows: list[tuple[str, ...]] = [
+            ("command", *(shlex.join(texts(run.job.get("command"))) for run in self._runs)),
+            *((name, text(a.job.get(key)), text(b.job.get(key))) for name, key in _OF_JOB.items()),
+            ("hosts", *(_hosts(run) for run in self._runs)),
+            ("ranks", *(str(run.num_ranks) for run in self._runs)),
         ]
-        rows.insert(0, ("command", *(shlex.join(texts(run.job.get("command"))) for run in self._runs)))
-        rows.append(("hosts", *(folded(run.last_attempt.hosts) if run.last_attempt else "" for run in self._runs)))
-        rows.append(("ranks", *(str(run.num_ranks) for run in self._runs)))
-        found = [row for row in rows if row[1] != row[2]]
+        found = [(name, left, right) for name, left, right in rows if left != right]
         configs = [run.configs[min(run.configs)] if run.configs else {} for run in self._runs]
         keys = differences(*configs)
         found.extend((f"config: {name}", left, right) for name, left, right in keys[:MAX_KEYS])
@@ -69,32 +70,30 @@ class Comparison:
         for name in self._common("by_step"):
             title, unit = TRAINING.get(name, (name, ""))
             curves = [(who, run.by_step[name].points()) for who, run in self._named()]
-            found.append(
-                figures.overlay_chart(curves, key=f"step-{name}", title=title, unit=unit, axis=axis)
-            )
+            quantity = Quantity(key=f"step-{name}", title=title, unit=unit)
+            found.append(overlay_chart(curves, quantity, axis=axis))
         return found
 
     def over_time(self) -> list[Chart]:
         """What depends on the time and not on the step."""
-        unit = time_unit(max(run.duration_s for run in self._runs))
-        axis = figures.time_axis(unit, ())
+        axis = figures.time_axis(time_unit(max(run.duration_s for run in self._runs)), ())
         found = []
-        for name, title, of in (
+        for name, title, unit in (
             ("rate", "Rate", "steps/s"),
             ("step_s", "Time of a step", "s"),
             ("loss", "Loss", ""),
             ("lines", "Lines of output", "lines/s"),
         ):
-            if not all(run.curves.get(name) for run in self._runs):
-                continue
-            curves = [(who, run.curves[name].points()) for who, run in self._named()]
-            found.append(figures.overlay_chart(curves, key=f"time-{name}", title=title, unit=of, axis=axis))
+            if all(run.curves.get(name) for run in self._runs):
+                curves = [(who, run.curves[name].points()) for who, run in self._named()]
+                quantity = Quantity(key=f"time-{name}", title=title, unit=unit, from_zero=name != "loss")
+                found.append(overlay_chart(curves, quantity, axis=axis))
         return found
 
     def at_equal_steps(self) -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
         """What both told of the same steps, by name."""
         for name in self._common("by_step"):
-            a, b = ([one for one in run.by_step[name].points()] for run in self._runs)
+            a, b = (run.by_step[name].points() for run in self._runs)
             if not a or not b:
                 continue
             first, last = max(a[0].at, b[0].at), min(a[-1].at, b[-1].at)
@@ -129,6 +128,10 @@ def value_at(points: Sequence[Point], step: float) -> float:
             return before.mean + share * (one.mean - before.mean)
         before = one
     return math.nan
+
+
+def _hosts(run: Run) -> str:
+    return folded(run.last_attempt.hosts) if run.last_attempt else ""
 
 
 def _last(run: Run, name: str) -> str:

@@ -26,7 +26,9 @@ def escaped(text: object, limit: int = MAX_CHARACTERS) -> str:
 
 def element(name: str, inner: str, **attributes: str) -> str:
     """`inner` is HTML, attributes are text; a trailing _ of their names is left out."""
-    written = "".join(f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"' for key, value in attributes.items())
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"' for key, value in attributes.items()
+    )
     return f"<{name}{written}>{inner}</{name}>"
 
 
@@ -39,22 +41,23 @@ def lines_of(lines: Sequence[str], limit: int = MAX_LINES) -> str:
     return element("pre", "\n".join(escaped(one) for one in shown), tabindex="0")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str = "", numbers: bool = False) -> str:
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str = "", numbers: bool = False
+) -> str:
     """Cells are text."""
     titles = "".join(element("th", escaped(one), scope="col") for one in head)
-    body = "".join(
-        f"<tr>{''.join(element('td', escaped(cell)) for cell in row)}</tr>" for row in rows
-    )
-    made = (
-        f"{element('caption', escaped(caption)) if caption else ''}<thead><tr>{titles}</tr></thead><tbody>{body}</tbody>"
-    )
+    body = "".join(f"<tr>{''.join(element('td', escaped(cell)) for cell in row)}</tr>" for row in rows)
+    title = element("caption", escaped(caption)) if caption else ""
+    made = f"{title}<thead><tr>{titles}</tr></thead><tbody>{body}</tbody>"
     kind = {"class_": "numbers"} if numbers else {}
     return element("div", element("table", made, **kind), class_="wide", tabindex="0")
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
     """Names and what they are; the second is HTML."""
-    return element("dl", "".join(f"{element('dt', escaped(name))}{element('dd', value)}" for name, value in rows))
+    return element(
+        "dl", "".join(f"{element('dt', escaped(name))}{element('dd', value)}" for name, value in rows)
+    )
 
 
 def fold(title: str, inner: str, *, is_open: bool = False) -> str:

@@ -58,8 +58,8 @@ def page_of(run: Run) -> str:
     ]
     if not run.has_metrics:
         hint = (
-            "This job told no numbers of its training. An engine of dslaunch does so by itself; another program "
-            "calls dslaunch.report(step=..., loss=...)."
+            "This job told no numbers of its training. An engine of dslaunch does so by itself; another "
+            "program calls dslaunch.report(step=..., loss=...)."
         )
         sections[1:1] = [Section(key="no-numbers", title="Training", text=element("p", escaped(hint)))]
     head = element("h1", escaped(name)) + element("span", escaped(words), class_=f"state {kind}")
@@ -70,9 +70,7 @@ def comparison_page(a: Run, b: Run) -> str:
     """Two runs beside each other."""
     both = Comparison(a, b)
     sections = [
-        Section(
-            key="summary", title="Summary", text=table(("", *both.names), both.summary(), numbers=False)
-        ),
+        Section(key="summary", title="Summary", text=table(("", *both.names), both.summary(), numbers=False)),
         Section(key="differs", title="What differs", text=_differences(both)),
         Section(key="curves", title="Over steps", charts=both.over_steps()),
         Section(key="time", title="Over time", charts=both.over_time()),
@@ -100,7 +98,9 @@ def _differences(both: Comparison) -> str:
 def _at_equal_steps(both: Comparison) -> str:
     made = ""
     for name, rows in both.at_equal_steps():
-        made += fold(name, table(("step", *both.names, "difference"), rows, numbers=True), is_open=name == "loss")
+        made += fold(
+            name, table(("step", *both.names, "difference"), rows, numbers=True), is_open=name == "loss"
+        )
     return made
 
 
@@ -113,8 +113,8 @@ def _document(title: str, head: str, sections: Sequence[Section]) -> str:
     scripts = [one.replace("</", "<\\/") for one in scripts]
     allowed = " ".join(f"'sha256-{_digest(one)}'" for one in scripts)
     policy = (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "font-src data:; base-uri 'none'; form-action 'none'"
     )
     links = "".join(
         element("a", escaped(one.title), href=f"#{one.key}") for one in shown if one.key != "no-numbers"
@@ -147,7 +147,9 @@ def _section(section: Section, place_of: Callable[[str], str]) -> str:
 
 def _chart(chart: Chart, place: str) -> str:
     caption = element("figcaption", escaped(chart.title))
-    picture = element("div", place, class_="chart", data_key=chart.key, role="img", aria_label=chart.summary)
+    picture = element(
+        "div", place, class_="chart", data_key=chart.key, role="group", aria_label=chart.summary
+    )
     words = element("p", escaped(chart.summary), class_="soft")
     numbers = fold("The numbers", table(chart.head, chart.rows, caption=chart.title, numbers=True))
     return element("figure", caption + picture + words + numbers)

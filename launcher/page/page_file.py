@@ -34,8 +34,8 @@ def check_page_place(path: Path) -> None:
         raise LaunchError(f"--output={path}: cannot be read: {error.strerror}; give another name") from None
     if not is_ours and path.stat().st_size:
         raise LaunchError(
-            f"--output={path} is there already, and is no page of dslaunch report; give another name with -o, or "
-            "move it away"
+            f"--output={path} is there already, and is no page of dslaunch report; give another name with "
+            "-o, or move it away"
         )
 
 

@@ -35,8 +35,8 @@ class Source:
 
 
 def find_source(word: str) -> Source | None:
-    """The files of a run that is named by its folder, by the folder with all runs, or by a file; None if there is no
-    such path.
+    """The files of a run that is named by its folder, by the folder with all runs, or by a file; None if
+    there is no such path.
 
     Errors: LaunchError for a path with neither events nor a report
     """
@@ -68,8 +68,8 @@ def source_in(folder: Path) -> Source:
                 report=report if report.is_file() else None,
             )
     raise LaunchError(
-        f"{folder}: there is no {EVENTS} and no {REPORT} in it, nor in {LATEST}; give the folder that --log_dir "
-        "named, or one of its runs"
+        f"{folder}: there is no {EVENTS} and no {REPORT} in it, nor in {LATEST}; give the folder that "
+        "--log_dir named, or one of its runs"
     )
 
 
@@ -106,7 +106,8 @@ def read_run(source: Source) -> Run:
         _take_report(run, source.report, is_alone=not source.events)
     if not lines.num_events and run.report is None:
         raise LaunchError(
-            f"{', '.join(run.sources)}: no event of a job is in it; give the {EVENTS} or the {REPORT} of a run"
+            f"{', '.join(run.sources)}: no event of a job is in it; give the {EVENTS} or the {REPORT} of "
+            "a run"
         )
     if lines.is_cut:
         run.problems.append("The last line of the events has no end: the file was cut, or is being written.")
@@ -229,9 +230,7 @@ class _Reader:
         if not self._keep(self._run.stragglers, event, at, limit=2000):
             self._run.num_stragglers_left_out += 1
 
-    def _keep(
-        self, found: list[Any], event: dict[str, Any], at: float, *, limit: int = MAX_TOLD
-    ) -> bool:
+    def _keep(self, found: list[Any], event: dict[str, Any], at: float, *, limit: int = MAX_TOLD) -> bool:
         if len(found) >= limit:
             return False
         found.append({**event, "at": at})

@@ -233,9 +233,7 @@ class Numbers:
         told = [one.high for one in spreads.get("step", ()) if math.isfinite(one.high)]
         return max(told) if told else math.nan
 
-    def _add_curves(
-        self, at: float, attempt: int, spreads: Mapping[str, list[Spread]], step: float
-    ) -> None:
+    def _add_curves(self, at: float, attempt: int, spreads: Mapping[str, list[Spread]], step: float) -> None:
         for name, told in spreads.items():
             if name in _NO_CURVES or name.endswith("_s"):
                 continue

@@ -13,7 +13,7 @@ MAX_MARKS = 200
 
 
 class Spread(NamedTuple):
-    """What one rank, or the ranks of one host together, told at one time. `weight`: for how many it stands."""
+    """What one rank, or the ranks of one host together, told at one time, for `weight` ranks."""
 
     key: str
     low: float

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..inputs.host_list import folded
 from ..wording import count, shown_size, shown_time
-from .chart import shown
+from .chart import by_number, shown
 from .event_lines import number, table as as_table, text, texts, whole
 from .markup import element, escaped, fold, lines_of, moment, pairs, table, tree
 from .run import Attempt, HostFacts, Run
@@ -55,7 +55,9 @@ def facts(run: Run) -> str:
         ("last loss", shown(run.curves["loss"].last) if run.curves.get("loss") else ""),
     ]
     cells = "".join(
-        element("div", element("dt", escaped(name)) + element("dd", escaped(value))) for name, value in rows if value
+        element("div", element("dt", escaped(name)) + element("dd", escaped(value)))
+        for name, value in rows
+        if value
     )
     return element("dl", cells, class_="facts")
 
@@ -81,7 +83,13 @@ def command(run: Run) -> str:
     rows: list[tuple[str, str]] = []
     if words:
         rows.append(("command", element("code", escaped(shlex.join(words), 20_000))))
-    for name, key in (("in folder", "cwd"), ("name", "name"), ("user", "user"), ("on", "host"), ("launcher", "launcher")):
+    for name, key in (
+        ("in folder", "cwd"),
+        ("name", "name"),
+        ("user", "user"),
+        ("on", "host"),
+        ("launcher", "launcher"),
+    ):
         if text(job.get(key)):
             rows.append((name, escaped(text(job[key]))))
     if text(job.get("version")):
@@ -110,7 +118,9 @@ def configuration(run: Run) -> str:
             for rank in others[:8]
             for name, a, b in differences(found, run.configs[rank])
         ]
-        made += table(("key", f"rank {first}", "differs", "on"), rows[:200], caption="Ranks that have it otherwise")
+        made += table(
+            ("key", f"rank {first}", "differs", "on"), rows[:200], caption="Ranks that have it otherwise"
+        )
     return made
 
 
@@ -155,7 +165,9 @@ def attempts(run: Run) -> str:
             )
         )
     made = table(("attempt", "began", "took", "hosts", "how it ended", "what was decided"), rows)
-    failures = [one for _, one in sorted(run.attempts.items()) if one.ended is not None and one.ended.get("culprit")]
+    failures = [
+        one for _, one in sorted(run.attempts.items()) if one.ended is not None and one.ended.get("culprit")
+    ]
     shown_ones = failures if len(failures) <= MAX_FAILURES else [*failures[:3], *failures[3 - MAX_FAILURES :]]
     made += "".join(failure(one) for one in shown_ones)
     if len(failures) > len(shown_ones):
@@ -204,7 +216,11 @@ def failure(one: Attempt) -> str:
     if traceback:
         made += fold("Its traceback", lines_of(traceback), is_open=True)
     if last:
-        made += fold(f"The last lines of its {text(culprit.get('last_lines_of')) or 'output'}", lines_of(last), is_open=not traceback)
+        made += fold(
+            f"The last lines of its {text(culprit.get('last_lines_of')) or 'output'}",
+            lines_of(last),
+            is_open=not traceback,
+        )
     others = ended.get("others")
     others = [as_table(other) for other in others] if isinstance(others, list) else []
     if others:
@@ -212,10 +228,17 @@ def failure(one: Attempt) -> str:
         made += fold(f"{count(len(others), 'other failure')} before the job was told to stop", inner)
     if one.exits:
         rows = [
-            (f"{row['at'] - one.began_at:.2f} s", f"rank {row.get('rank')}", text(row.get("host")), _ending(row))
+            (
+                f"{row['at'] - one.began_at:.2f} s",
+                f"rank {row.get('rank')}",
+                text(row.get("host")),
+                _ending(row),
+            )
             for row in one.exits[:200]
         ]
-        made += fold(f"How {count(len(one.exits), 'worker')} ended", table(("after", "rank", "host", ""), rows))
+        made += fold(
+            f"How {count(len(one.exits), 'worker')} ended", table(("after", "rank", "host", ""), rows)
+        )
     return element("div", made, class_="failure")
 
 
@@ -246,7 +269,9 @@ def stragglers(run: Run) -> str:
             )
         )
     made = table(("rank", "host", "cause", "times", "of a step, at most", "first", "last"), rows)
-    each = [(moment(one["at"]), text(one.get("text")) or str(one.get("rank"))) for one in run.stragglers[:200]]
+    each = [
+        (moment(one["at"]), text(one.get("text")) or str(one.get("rank"))) for one in run.stragglers[:200]
+    ]
     made += fold("Each time", table(("when", ""), each))
     if run.num_stragglers_left_out:
         made += element("p", f"{run.num_stragglers_left_out} later ones are not shown.")
@@ -260,7 +285,9 @@ def hangs(run: Run) -> str:
         title = f"{moment(one['at'])}: rank {one.get('rank')} told of a collective that takes too long"
         made += fold(title, lines_of(text(one.get("report")).splitlines()))
     for one in run.stacks[:50]:
-        made += fold(f"{moment(one['at'])}: {text(one.get('title'))[:300]}", lines_of(texts(one.get("lines")), 2000))
+        made += fold(
+            f"{moment(one['at'])}: {text(one.get('title'))[:300]}", lines_of(texts(one.get("lines")), 2000)
+        )
     return made
 
 
@@ -269,7 +296,7 @@ def hosts(run: Run) -> str:
     if not run.hosts:
         return ""
     rows = []
-    for host, found in sorted(run.hosts.items())[:MAX_HOSTS]:
+    for host, found in sorted(run.hosts.items(), key=lambda one: by_number(one[0]))[:MAX_HOSTS]:
         rows.append((host, *_host_row(found)))
     head = (
         *("host", "cores", "memory", "cpu, mean", "memory, most", "network in, mean", "out, mean"),

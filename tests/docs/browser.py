@@ -26,8 +26,8 @@ def find_browser() -> str | None:
 class Browser:
     """One page of a browser with a profile of its own in `folder`.
 
-    State: `requested` has every address that was asked for since the start, `errors` what pages have said of themselves
-    that is an error: exceptions, console.error(), and what the browser refused.
+    State: `requested` has every address that was asked for since the start, `errors` what went wrong in a page:
+    exceptions, console.error(), and what the browser refused.
     """
 
     def __init__(self, program: str, folder: Path) -> None:

@@ -32,9 +32,9 @@ TRACEBACK = [
 class MadeRun:
     """A run of `num_hosts` hosts with `per_host` ranks each, that trains for `num_steps` steps of `step_s`.
 
-    With two attempts the first one ends in the middle, by a rank that fails, and the second one runs on other hosts.
-    `slow_rank` makes others wait for it. More than 64 ranks are folded, as a job does. `interval_s` is the time between
-    two events with numbers; 0 lets it grow with the age, as --log_dir does.
+    With two attempts the first one ends in the middle, by a rank that fails, and the second one runs on other
+    hosts. `slow_rank` makes others wait for it. More than 64 ranks are folded, as a job does. `interval_s` is
+    the time between two events with numbers; 0 lets it grow with the age, as --log_dir does.
     """
 
     def __init__(
@@ -68,7 +68,16 @@ class MadeRun:
             "at": at,
             "event": "job",
             "name": self.name,
-            "command": ["dslaunch", "-H", "hosts", "--max_restarts", "3", "--log_dir", "logs", f"{self.name}.py"],
+            "command": [
+                "dslaunch",
+                "-H",
+                "hosts",
+                "--max_restarts",
+                "3",
+                "--log_dir",
+                "logs",
+                f"{self.name}.py",
+            ],
             "cwd": "/home/ada/model",
             "user": "ada",
             "host": "login-1",
@@ -95,17 +104,35 @@ class MadeRun:
         ]
         own: Event = {"attempt": attempt}
         began = at
-        yield {"at": at, "event": "attempt", **own, "workers": workers, "log_folder": "/home/ada/model/logs/20260801-160000"}
+        yield {
+            "at": at,
+            "event": "attempt",
+            **own,
+            "workers": workers,
+            "log_folder": "/home/ada/model/logs/20260801-160000",
+        }
         for phase, seconds in (
             *(("agent", 0.9), ("connected", 1.3), ("synced", 1.5), ("prepared", 2.2), ("reached", 2.6)),
             *(("started", 2.9), ("process group", 7.5), ("first collective", 9.1)),
         ):
             yield {"at": began + seconds, "event": "phase", **own, "phase": phase, "began_at": began}
         for host, _, rank, _ in workers[:64]:
-            yield {"at": began + 2.9, "event": "started", **own, "rank": rank, "host": host, "pid": 4000 + int(rank)}
+            yield {
+                "at": began + 2.9,
+                "event": "started",
+                **own,
+                "rank": rank,
+                "host": host,
+                "pid": 4000 + int(rank),
+            }
         yield {"at": began + 2.9, "event": "running", **own}
         yield {"at": began + 6.0, "event": "config", "rank": 0, "config": CONFIG}
-        yield {"at": began + 3.0, "event": "note", "level": 20, "text": f"{len(workers)} workers run on {len(hosts)} hosts"}
+        yield {
+            "at": began + 3.0,
+            "event": "note",
+            "level": 20,
+            "text": f"{len(workers)} workers run on {len(hosts)} hosts",
+        }
         at, step = began + 10.0, first
         told = False
         while step < last:
@@ -139,7 +166,7 @@ class MadeRun:
         if self.slow_rank is None:
             return
         host = next(one[0] for one in workers if one[2] == self.slow_rank)
-        text = f"rank {self.slow_rank} on {host} computes 31 % of a step longer than the others, which wait for it"
+        text = f"rank {self.slow_rank} on {host} computes 31 % of a step longer than others, which wait"
         straggler = {"rank": self.slow_rank, "host": host, "cause": "compute", "share": 0.31}
         yield {"at": at, "event": "straggler", **straggler, "text": text}
         yield {"at": at, "event": "note", "level": 30, "text": text}
@@ -181,8 +208,20 @@ class MadeRun:
             "last_lines": ["step 999 loss 3.21", "saving"],
             "last_lines_of": "stdout",
         }
-        other = {**culprit, "rank": 0, "host": workers[0][0], "signal": 6, "signal_name": "SIGABRT (6)", "code": 134}
-        yield {"at": at + 0.1, "event": "note", "level": 40, "text": f"rank {rank} on {host} exited with code 1"}
+        other = {
+            **culprit,
+            "rank": 0,
+            "host": workers[0][0],
+            "signal": 6,
+            "signal_name": "SIGABRT (6)",
+            "code": 134,
+        }
+        yield {
+            "at": at + 0.1,
+            "event": "note",
+            "level": 40,
+            "text": f"rank {rank} on {host} exited with code 1",
+        }
         yield {
             "at": at + 1.0,
             "event": "verdict",
@@ -219,14 +258,25 @@ class MadeRun:
             if self.has_gpus:
                 facts["gpus"] = [
                     {
-                        **{"util": min(1.0, abs(0.93 + noise(0, 0.03))), "mem_used": 61 * GIB, "mem_total": 80 * GIB},
+                        **{
+                            "util": min(1.0, abs(0.93 + noise(0, 0.03))),
+                            "mem_used": 61 * GIB,
+                            "mem_total": 80 * GIB,
+                        },
                         **{"power_w": 610 + noise(0, 20), "temp_c": 64 + noise(0, 2), "ecc": 0},
                     }
                     for _ in range(self.per_host)
                 ]
             hosts[host] = facts
         lines = {str(rank): num for _, _, rank, _ in workers[:1]}
-        return {"at": round(at, 3), "event": "metrics", "attempt": attempt, "ranks": ranks, "hosts": hosts, "lines": lines}
+        return {
+            "at": round(at, 3),
+            "event": "metrics",
+            "attempt": attempt,
+            "ranks": ranks,
+            "hosts": hosts,
+            "lines": lines,
+        }
 
     def _row(self, step: int, num: int, rank: int) -> dict[str, Any]:
         noise = self._random.gauss
@@ -237,7 +287,7 @@ class MadeRun:
         forward, backward = compute * 0.32 * step_s, compute * 0.60 * step_s
         optimizer, data = 0.03 * step_s, 0.01 * step_s
         loss: float | str = 1.8 + 9 * math.exp(-6 * progress) + noise(0, 0.03)
-        if step % 997 == 0:
+        if step % 996 == 0:
             loss = "nan"
         return {
             **{"step": step, "steps": num, "samples": 256 * step, "tokens": 256 * 2048 * step, "loss": loss},
