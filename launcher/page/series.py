@@ -93,7 +93,7 @@ class Curve:
     `gaps` are places where a number was no number: NaN or infinite.
     """
 
-    def __init__(self, *, width: float = 0.5, max_points: int = MAX_POINTS) -> None:
+    def __init__(self, *, width: float = 0.05, max_points: int = MAX_POINTS) -> None:
         self._width, self._max_points = width, max_points
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._is_each_kept = True
@@ -152,7 +152,7 @@ class Shares:
     """Seconds by phase and steps, added up over stretches of time: what a step was made of, when."""
 
     def __init__(self, *, max_points: int = MAX_POINTS // 2) -> None:
-        self._width, self._max_points = 0.5, max_points
+        self._width, self._max_points = 0.05, max_points
         self._buckets: dict[tuple[int, int], dict[str, float]] = {}
 
     def add(self, at: float, attempt: int, seconds: Mapping[str, float]) -> None:
