@@ -69,6 +69,30 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsPlace:
+    """Where a worker tells its numbers: see docs/design/events.md."""
+
+    path: str  # of a named pipe, which may not be there yet
+    rank: int
+    interval_s: float  # at most one line in so many seconds
+
+
+def read_metrics(environ: Mapping[str, str] | None = None) -> MetricsPlace | None:
+    """Read DSLAUNCH_METRICS_PIPE, DSLAUNCH_METRICS_INTERVAL (seconds, default 1) and RANK; None: nobody asks.
+
+    Errors: ConfigError for a value that is not allowed
+    """
+    env = os.environ if environ is None else environ
+    path = env.get("DSLAUNCH_METRICS_PIPE")
+    if not path:
+        return None
+    interval_s = _seconds(env, "DSLAUNCH_METRICS_INTERVAL")
+    return MetricsPlace(
+        path=path, rank=_number(env, "RANK", 0), interval_s=1.0 if interval_s is None else interval_s
+    )
+
+
 def read_accelerator(environ: Mapping[str, str] | None = None) -> str | None:
     """Return what DS_ACCELERATOR says the job trains on, or None."""
     return (os.environ if environ is None else environ).get("DS_ACCELERATOR") or None

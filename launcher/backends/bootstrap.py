@@ -31,6 +31,7 @@ NO_INPUT = "no input comes through it: podman exec and docker exec need the opti
 HAS_TERMINAL = "its input is a terminal, which changes bytes: leave out the option -t"
 NO_STDIN = "no input comes through ssh: leave out StdinNull, ForkAfterAuthentication, -n or -f for this host"
 OTHER_PROC = "/proc there is not that of its processes: mount it, as unshare does with --mount-proc"
+NO_FORK = "what it starts is in another PID namespace than itself: let it fork, as unshare does with -f"
 
 # Runs the Python text that is the first line of stdin. Unbuffered, so that not a byte of
 # what follows is taken.
@@ -65,6 +66,9 @@ _FIND_PYTHON = (
 _LOOK_INSIDE = (
     f"if [ -t 0 ]; then echo {HAS_TERMINAL} >&2; exit 126; fi; p=; read p r </proc/self/stat; "
     f'if [ "$p" != "$$" ]; then echo {OTHER_PROC} >&2; exit 126; fi; '
+    # That of children has no inode before there is one. Kernels before 4.12 do not tell it.
+    'n="/proc/$$/ns/pid"; c="${n}_for_children"; if [ -e "$n" ] && [ -h "$c" ] && ! [ "$n" -ef "$c" ]; then '
+    f"echo {NO_FORK} >&2; exit 126; fi; "
 )
 
 # Container tools pass on no variables, and this one says how others reach the host.

@@ -141,11 +141,11 @@ def _network(
 ) -> tuple[int, dict[str, Any] | None]:
     """The exit code, and what was measured; None if the measurement failed, which was said then."""
     from ..fleet.network import faults_of, network_as_dict, network_as_text
-    from ..run.measure import measure_network
+    from ..run.measure import Unmeasured, measure_network
 
     network = measure_network(options, hosts, console)
-    if isinstance(network, int):
-        return network, None
+    if isinstance(network, Unmeasured):
+        return network.exit_code, None
     if shows:
         _print(network_as_text(network))
     return (1 if faults_of(network) else 0), network_as_dict(network)
@@ -156,11 +156,11 @@ def _gpus(
 ) -> tuple[int, dict[str, Any] | None]:
     """The same for GPUs."""
     from ..fleet.gpu_speed import faults_of_speed, gpus_as_dict, gpus_as_text
-    from ..run.measure import measure_gpus
+    from ..run.measure import Unmeasured, measure_gpus
 
     measured = measure_gpus(options, hosts, console)
-    if isinstance(measured, int):
-        return measured, None
+    if isinstance(measured, Unmeasured):
+        return measured.exit_code, None
     if shows:
         _print(gpus_as_text(measured))
     is_without = not any(gpu.name or gpu.problem for gpu in measured)

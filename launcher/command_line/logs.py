@@ -69,13 +69,13 @@ def _end_if_unread(replay: Replay) -> None:
 
 
 def _ranks(given: str | None, job: KnownJob) -> tuple[range, ...] | None:
-    """Errors: click.UsageError, and LaunchError for ranks of which nothing is here"""
+    """Errors: LaunchError for what are no ranks, and for ranks of which nothing is here"""
     if given is None:
         return None
     try:
         ranks = parse_ranks(given)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--rank") from None
+        raise LaunchError(f"--rank: {error}") from None
     record = job.record
     first, last = record.first_rank, record.first_rank + record.num_ranks - 1
     if record.launcher in LAUNCHERS and LAUNCHERS[record.launcher].starts_itself:

@@ -130,7 +130,7 @@ class Controller:
         Errors: LaunchError if the log files cannot be made; nothing has started then
         """
         self._console.begin(origins_of(self._plan))
-        with watch(lambda number: self._events.put(_SignalReceived(number))):
+        with watch(lambda one: self._events.put(_SignalReceived(one)), last_act=self._console.abandoned):
             try:
                 self._run_phases()
                 self._stop_and_wait()

@@ -11,10 +11,15 @@ What was ignored when we were started, as SIGHUP is under nohup, stays ignored.
 from __future__ import annotations
 
 import os
+import queue
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
+
+from ..job.verdict import signal_name
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -24,9 +29,9 @@ NUM_ENDING_AT_ONCE = 3
 
 
 @contextmanager
-def watch(put: Callable[[int], None]) -> Iterator[None]:
-    """Give each signal to `put`. The third that ends the job ends this process at once: the agents then
-    see their stream end.
+def watch(put: Callable[[int], None], *, last_act: Callable[[int], None] = lambda _: None) -> Iterator[None]:
+    """Give each signal to `put`. The third that ends the job ends this process at once, with an exit code
+    that `last_act` is given before: the agents then see their stream end.
     """
     count = 0
 
@@ -34,13 +39,49 @@ def watch(put: Callable[[int], None]) -> Iterator[None]:
         nonlocal count
         count += number in ENDING
         if count == NUM_ENDING_AT_ONCE:
-            os._exit(128 + number)
+            end_at_once(number, last_act)
         put(number)
 
     # A shell without job control starts what stands before `&` with SIGQUIT ignored,
     # so that it does not die of it.
     with received((ASKING, *unignored((*ENDING, *PASSED_ON, STOPPING))), receive):
         yield
+
+
+def end_at_once(number: int, last_act: Callable[[int], None]) -> NoReturn:
+    """End this process, whatever it was doing when the signal came."""
+    try:
+        last_act(128 + number)
+    finally:
+        os._exit(128 + number)
+
+
+@contextmanager
+def no_worker_signals(warn: Callable[[str], None]) -> Iterator[None]:
+    """What is meant for workers ends nothing where none runs, which is said. Once they run, `watch` takes it.
+
+    `warn` is called in a thread: a signal may come while this one holds what that needs.
+    """
+    numbers: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def tell() -> None:
+        for number in iter(numbers.get, None):
+            warn(nobody_heard(number))
+
+    thread = threading.Thread(target=tell, name="signals", daemon=True)
+    thread.start()
+    try:
+        with received((ASKING, *unignored(PASSED_ON)), lambda number, _: numbers.put(number)):
+            yield
+    finally:
+        numbers.put(None)
+        thread.join()
+
+
+def nobody_heard(number: int) -> str:
+    """What is said of a signal for workers that comes when none runs."""
+    what = "could be asked what it does" if number == ASKING else "it could be passed on to"
+    return f"{signal_name(number)}: no worker runs that {what}"
 
 
 def unignored(numbers: Iterable[int]) -> list[int]:

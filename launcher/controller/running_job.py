@@ -12,7 +12,7 @@ from ..job.plan import Plan
 from ..job.verdict import Failure, signal_name
 from ..output.console import Console
 from ..wire.frames import AskStacks, Exited, Frame, Hold, Metrics, Signal, Stacks, Started, Told
-from .job_signals import ASKING, PASSED_ON, STOPPING, stop_until_continued
+from .job_signals import ASKING, PASSED_ON, STOPPING, nobody_heard, stop_until_continued
 from .link import LinkEnd
 from .roster import HostState, Roster
 from .stacks import StackWatch
@@ -93,6 +93,8 @@ class RunningJob:
         """Do what a signal to this process asks for; returns False if it is one that ends the job."""
         if number in PASSED_ON:
             self.pass_on(number)
+        elif number == ASKING and not self._roster.num_running:
+            self._console.warn(nobody_heard(number))
         elif number == ASKING:
             self.ask_stacks(signal_name(number))
         elif number != STOPPING:
@@ -114,7 +116,7 @@ class RunningJob:
         if num_workers:
             self._console.say(f"{signal_name(number)}: passed on to {num_workers} workers")
         else:
-            self._console.warn(f"{signal_name(number)}: no worker runs that it could be passed on to")
+            self._console.warn(nobody_heard(number))
 
     def stop_this_process(self) -> None:
         """The workers go on until their output fills the pipes.

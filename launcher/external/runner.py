@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from ..controller.job_signals import ENDING, received, unignored
+from ..controller.job_signals import ASKING, ENDING, PASSED_ON, received, unignored
 from ..errors import EXIT_HOST, LaunchError
 from ..job.master_address import LOOPBACK
 from ..job.plan import Plan
@@ -127,7 +127,8 @@ def run_owned(job: OwnedJob, console: Console) -> Verdict:
     """
     become_subreaper()  # what the command leaves behind becomes our child, and is found
     events: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-    signals = received(unignored(ENDING), lambda number, _: events.put(number))
+    taken = (ASKING, *unignored((*ENDING, *PASSED_ON)))
+    signals = received(taken, lambda number, _: events.put(number))
     with tempfile.TemporaryDirectory(prefix="dslaunch-") as folder, signals:
         path = str(Path(folder) / "hosts")
         if job.hostfile is not None:
@@ -249,6 +250,9 @@ def _wait(
             continue
         if number is None:
             return interrupts, lost
+        if number not in ENDING:
+            _pass_on(number, process, job, console)
+            continue
         interrupts.append(number)
         if len(interrupts) == 1:
             passed_on = signal.SIGTERM if number == signal.SIGHUP else number
@@ -262,6 +266,18 @@ def _wait(
             # the workers there.
             if len(interrupts) > 2 or not _ends_soon(events):
                 kill_descendants(os.getpid())
+
+
+def _pass_on(number: int, process: subprocess.Popen[bytes], job: OwnedJob, console: Console) -> None:
+    """A signal for the workers, to the command that has started them."""
+    if number == ASKING:
+        program = job.argv[0]
+        console.warn(
+            f"{signal_name(number)}: {program} has started the ranks, and they cannot be asked from here"
+        )
+        return
+    process.send_signal(number)
+    console.say(f"{signal_name(number)}: passed on to {job.argv[0]}")
 
 
 def _ends_soon(events: queue.SimpleQueue[int | None]) -> bool:

@@ -209,14 +209,18 @@ class Starter:
 
     def _preloader_of(self, modules: list[str]) -> Preloader:
         """Errors: Unpreloaded"""
-        from .preload import Preloader
+        from .preload import Preloader, Unpreloaded
 
+        folder = self._folder.file("preload")
+        if folder is None:
+            raise Unpreloaded("no temporary folder can be made here")
         preloader = Preloader(
             modules,
-            python=self._prepared.python or "",
+            argv=max(map(self._argv, self._job.ranks), key=lambda one: sum(map(len, one))),
+            num_options=self._job.num_head - (self._job.module is not None),
             env=self._prepared.env,
+            folder=folder,
             script=self._job.script,
-            module=self._job.module,
             timings_pipe=self._pipe,
         )
         self.notes += [f"while {', '.join(modules)} was imported: {line}" for line in preloader.notes]

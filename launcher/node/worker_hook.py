@@ -88,12 +88,10 @@ def _watch_collectives(path):
             return spec
     sys.meta_path.insert(0, Finder())
 """
-HOOK = (
-    STACKS
-    + TIMINGS
-    + """\
-def _begin():
-    import importlib.machinery, importlib.util, os, sys
+# Both ends of a sitecustomize of ours: it is in no path any more, and the one that it hides is run.
+ENTER = """\
+def _leave_the_paths():
+    import os, sys
     here = os.path.dirname(__file__)
     sys.path[:] = [one for one in sys.path if one != here]
     sys.path_importer_cache.pop(here, None)
@@ -102,27 +100,40 @@ def _begin():
         os.environ["PYTHONPATH"] = os.pathsep.join(left)
     else:
         os.environ.pop("PYTHONPATH", None)
+
+def _run_hidden():
+    import importlib.machinery, importlib.util, sys
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is None or spec.loader is None:
+        raise ImportError("there is no other", name="sitecustomize")  # site passes over it, and ours is gone
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+"""
+HOOK = (
+    STACKS
+    + TIMINGS
+    + ENTER
+    + """\
+def _begin():
+    import os
+    _leave_the_paths()
     stacks, timings = os.environ.pop("DSLAUNCH_STACKS", ""), os.environ.pop("DSLAUNCH_TIMINGS", "")
     if stacks:
         _register_stacks(stacks)
     if timings:
         _watch_collectives(timings)
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
-    if spec is None or spec.loader is None:
-        return
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["sitecustomize"] = module
-    spec.loader.exec_module(module)
+    _run_hidden()
 _begin()
 """
 )
 
 
-def install_hook(folder: str) -> None:
+def install_hook(folder: str, text: str = HOOK) -> None:
     """Write what Python runs first into this new folder."""
     os.mkdir(folder, 0o700)
     with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="ascii") as file:
-        file.write(HOOK)
+        file.write(text)
 
 
 def add_hook(env: dict[bytes, bytes], *, folder: str) -> None:

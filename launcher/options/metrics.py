@@ -18,6 +18,11 @@ class MetricsOptions(NamedTuple):
     interval_s: float = 1.0
     events: str | None = None
 
+    @property
+    def has_own_interval(self) -> bool:
+        """Whether numbers were asked for, at another interval than the usual one."""
+        return self.interval_s not in (0.0, MetricsOptions().interval_s)
+
 
 OPTIONS: tuple[click.Option, ...] = (
     click.Option(

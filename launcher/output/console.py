@@ -88,15 +88,15 @@ class Console:
         is_first = self._ranks.folder is None
         self._ranks.begin(origins)
         self._num_workers = len(origins)
-        self.telemetry.begin_attempt(origins, log_folder=self._ranks.folder)
+        self.register(origins)
         if is_first and self._ranks.folder is not None:
             keep_events(self.telemetry, self._ranks.folder, on_problem=self.warn)
-        self.register(origins)
         if self._ranks.warning:
             self.warn(self._ranks.warning)
 
     def register(self, origins: tuple[Origin, ...]) -> None:
         """The processes of the job are about to be started: who watches it is told."""
+        self.telemetry.begin_attempt(origins, log_folder=self._ranks.folder)
         if self._watch is not None:
             self._watch.began(
                 origins, log_folder=self._ranks.folder, warn=self.warn, telemetry=self.telemetry
@@ -113,6 +113,11 @@ class Console:
         """The workers are told to end."""
         if self._watch is not None:
             self._watch.stopping()
+
+    def abandoned(self, exit_code: int) -> None:
+        """This process ends now, in the middle of something, and its hosts are left to themselves."""
+        if self._watch is not None:
+            self._watch.abandoned(exit_code)
 
     def give_up_if_stuck(self, *, is_urgent: bool) -> None:
         """After an interrupt: a reader or a disk that takes nothing any more must not hold up

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import LaunchError
-from ..job.verdict import Verdict
+from ..job.verdict import Verdict, signal_name
 from ..node.plain_file import mode_in, open_plain
 
 _NO_NEW_NAME = (errno.EACCES, errno.EPERM, errno.EROFS)  # in a folder whose files one may write all the same
@@ -69,14 +69,19 @@ class BegunAttempt:
         )
 
 
-def report_of(attempts: Sequence[EndedAttempt], exit_code: int | None = None) -> dict[str, Any]:
+def report_of(
+    attempts: Sequence[EndedAttempt], exit_code: int | None = None, interrupted_by: int | None = None
+) -> dict[str, Any]:
     """How the job ended, which is how its last attempt did, and all attempts.
 
-    `exit_code` is the command's where the next attempt could not be made. The keys: docs/launch/failures.md.
+    `exit_code` is the command's where the next attempt could not be made, and `interrupted_by` the signal
+    that came before it. The keys: docs/launch/failures.md.
     """
     last = attempts[-1].verdict.to_dict()
     if exit_code is not None:
         last["exit_code"] = exit_code
+    if interrupted_by is not None:
+        last["interrupted_by"] = signal_name(interrupted_by)
     return {**last, "attempts": [one.to_dict() for one in attempts]}
 
 
@@ -99,10 +104,15 @@ def check_place(path: Path, *, option: str) -> None:
 
 
 def write_report(
-    path: Path, attempts: Sequence[EndedAttempt], *, option: str, exit_code: int | None = None
+    path: Path,
+    attempts: Sequence[EndedAttempt],
+    *,
+    option: str,
+    exit_code: int | None = None,
+    interrupted_by: int | None = None,
 ) -> None:
     """Errors: LaunchError that names the option which asked for it, if the file cannot be written"""
-    text = json.dumps(report_of(attempts, exit_code), indent=2) + "\n"
+    text = json.dumps(report_of(attempts, exit_code, interrupted_by), indent=2) + "\n"
     try:
         if is_of_system(path.parent):  # /dev/stdout, or /dev/fd/63 as the shell makes it of `>(jq .)`
             path.write_text(text)

@@ -32,6 +32,10 @@ class JobWatch(Protocol):
         """They are told to end."""
         ...
 
+    def abandoned(self, exit_code: int) -> None:
+        """Its process ends now, by a signal that may have come in the middle of another of these calls."""
+        ...
+
     def reported(self, failure: str) -> None:
         """The attempt has ended: a sentence on what failed first, or nothing."""
         ...

@@ -102,6 +102,18 @@ class OwnEntry:
             except OSError as error:
                 self.problem = f"{self.folder}: the record of the job is out of date: {error.strerror}"
 
+    def abandon(self, exit_code: int) -> None:
+        """The last word of a process that ends now: it waits for no thread, nor for what it was doing."""
+        if not self.record.is_detached:
+            self.remove()
+            return
+        verdict = "its dslaunch was told a third time to end, and did at once; the hosts end its workers"
+        ended = self.record._replace(
+            state=State.ENDED, ended_at=time.time(), exit_code=exit_code, verdict=verdict
+        )
+        with contextlib.suppress(OSError):
+            write_record(self.folder, ended)
+
     def tell_problem(self, problem: str) -> None:
         """Output could not be kept; told as a sentence once, and again when it has changed."""
         if problem != self.record.problem:
@@ -159,6 +171,10 @@ class EntryWatch:
     def reported(self, failure: str) -> None:
         if self.entry is not None and self.entry.record.is_detached:  # else the record is removed now
             self._change(verdict=failure)
+
+    def abandoned(self, exit_code: int) -> None:
+        if self.entry is not None:
+            self.entry.abandon(exit_code)
 
     def _change(self, **changes: Any) -> None:
         if self.entry is None:

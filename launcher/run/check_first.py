@@ -23,7 +23,8 @@ from ..output.console import Console
 from ..wording import count
 from .host_pool import nodes_of
 from .make_plan import DEFAULT_PORT, current_folder, exact
-from .measure import measure_gpus, measure_network
+from .measure import Unmeasured, measure_gpus, measure_network
+from .no_workers_yet import interruption
 
 TIMEOUT_S = 60.0  # for one host to answer everything
 _Unfit = dict[str, str]  # hosts by name, each with the first reason
@@ -86,8 +87,8 @@ def _look(options: Options, attempt: Attempt, console: Console) -> _Unfit:
 
 def _measure_gpus(options: Options, attempt: Attempt, console: Console) -> _Unfit:
     measured = measure_gpus(options, _all_hosts(attempt), console)
-    if isinstance(measured, int):
-        raise LaunchError("--check_gpu: nothing was measured, for the reason above", exit_code=measured)
+    if isinstance(measured, Unmeasured):
+        return _of_unmeasured(measured, "--check_gpu", attempt, console)
     if not any(gpu.name or gpu.problem for gpu in measured):
         raise LaunchError(
             "--check_gpu has every GPU compute, and no host has one that PyTorch can use; leave it out"
@@ -104,8 +105,8 @@ def _measure_network(options: Options, attempt: Attempt, console: Console) -> _U
         console.debug("--check_bandwidth: there is one host, and no network to measure")
         return {}
     network = measure_network(options, hosts, console)
-    if isinstance(network, int):
-        raise LaunchError("--check_bandwidth: nothing was measured, for the reason above", exit_code=network)
+    if isinstance(network, Unmeasured):
+        return _of_unmeasured(network, "--check_bandwidth", attempt, console)
     faults = faults_of(network)
     if not faults:
         console.say(f"the network of {count(len(hosts), 'host')} is measured: no link is slow")
@@ -113,6 +114,20 @@ def _measure_network(options: Options, attempt: Attempt, console: Console) -> _U
         _said(faults, console)
         raise LaunchError("--check_bandwidth: not all hosts work together", exit_code=EXIT_HOST)
     return _said(_blamed(faults), console)
+
+
+def _of_unmeasured(failed: Unmeasured, option: str, attempt: Attempt, console: Console) -> _Unfit:
+    """The hosts that were lost meanwhile: without them it is measured again.
+
+    Errors: LaunchError if it was for another reason
+    """
+    if failed.interrupted_by is not None:
+        raise interruption(failed.interrupted_by, is_first=attempt.number == 0)
+    if not failed.at_fault:
+        raise LaunchError(f"{option}: nothing was measured, for the reason above", exit_code=failed.exit_code)
+    return _said(
+        (Finding(hosts=(h,), text=why, is_problem=True) for h, why in failed.at_fault.items()), console
+    )
 
 
 def _blamed(faults: Sequence[Finding]) -> Iterable[Finding]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ..backends.choose import choose_access
 from ..controller.controller import Controller
@@ -14,6 +15,7 @@ from ..fleet.network import MARK as NETWORK_MARK, Network, read_network
 from ..inputs.selection import Selected
 from ..job.plan import Plan
 from ..job.restart import Attempt
+from ..job.verdict import HostFailure, RankFailure, Verdict, signal_name
 from ..options import Options
 from ..options.logs import LogOptions
 from ..options.mesh import MeshOptions
@@ -28,19 +30,27 @@ NETWORK_PROGRAM = f"{_PACKAGE}.runtime.comm.network_check"
 GPU_PROGRAM = f"{_PACKAGE}.runtime.metrics.gpu_check"
 
 
-def measure_network(options: Options, hosts: Sequence[Selected], console: Console) -> Network | int:
-    """What was measured, or the exit code of a job that failed; why it did is said then.
+class Unmeasured(NamedTuple):
+    """A job that failed; why it did was said. `at_fault`: hosts that were lost meanwhile, or whose rank was
+    killed, each with the reason; the others have done nothing wrong.
+    """
+
+    exit_code: int
+    interrupted_by: int | None
+    at_fault: Mapping[str, str]
+
+
+def measure_network(options: Options, hosts: Sequence[Selected], console: Console) -> Network | Unmeasured:
+    """What was measured, or how the job that was to do it failed.
 
     `options` are those of the check, or of the job that it comes before. Errors: LaunchError if the answer
     cannot be read
     """
     once = tuple(one._replace(devices=one.devices[:1] or ("0",)) for one in hosts)
     arguments = (f"{STEP_TIMEOUT_S:g}",)
-    told, plan, exit_code = _run(
-        options, once, NETWORK_PROGRAM, arguments, mark=NETWORK_MARK, console=console
-    )
+    told, plan, verdict = _run(options, once, NETWORK_PROGRAM, arguments, mark=NETWORK_MARK, console=console)
     if not told:
-        return exit_code or 1
+        return _unmeasured(verdict)
     try:
         return read_network(told[0], plan.host_names, timeout_s=STEP_TIMEOUT_S)
     except ValueError as error:
@@ -49,12 +59,12 @@ def measure_network(options: Options, hosts: Sequence[Selected], console: Consol
 
 def measure_gpus(
     options: Options, hosts: Sequence[Selected], console: Console, *, size: tuple[str, ...] = ()
-) -> tuple[MeasuredGpu, ...] | int:
+) -> tuple[MeasuredGpu, ...] | Unmeasured:
     """The same for each GPU. `size` of a matrix is for tests."""
     once = tuple(one._replace(devices=one.devices or ("0",)) for one in hosts)
-    told, plan, exit_code = _run(options, once, GPU_PROGRAM, size, mark=GPU_MARK, console=console)
+    told, plan, verdict = _run(options, once, GPU_PROGRAM, size, mark=GPU_MARK, console=console)
     if len(told) < plan.world_size:
-        return exit_code or 1
+        return _unmeasured(verdict)
     slots = {
         rank.rank: (node.host.name, device)
         for node in plan.nodes
@@ -74,7 +84,7 @@ def _run(
     *,
     mark: str,
     console: Console,
-) -> tuple[list[str], Plan, int]:
+) -> tuple[list[str], Plan, Verdict]:
     """What the ranks printed behind the mark, and how the job ended; said, if there is too little of it."""
     job = options._replace(
         program=program,
@@ -106,7 +116,17 @@ def _run(
     words = said.getvalue().decode("utf-8", "replace").splitlines()
     if words:
         console.show("the ranks that measure:", [line.removeprefix("dslaunch: ") for line in words])
-    return told, plan, verdict.exit_code
+    return told, plan, verdict
+
+
+def _unmeasured(verdict: Verdict) -> Unmeasured:
+    at_fault = {}
+    for one in filter(None, (verdict.culprit, *verdict.others)):
+        if isinstance(one, HostFailure) and one.is_host_at_fault:
+            at_fault[one.host] = one.message
+        elif isinstance(one, RankFailure) and one.signal:
+            at_fault[one.host] = f"what measures was killed by {signal_name(one.signal)} there"
+    return Unmeasured(verdict.exit_code or 1, verdict.interrupted_by, at_fault)
 
 
 def _unreadable(error: ValueError) -> LaunchError:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from ..controller.job_signals import ENDING, NUM_ENDING_AT_ONCE, received, unignored
+from ..controller.job_signals import ENDING, NUM_ENDING_AT_ONCE, end_at_once, received, unignored
 from ..errors import LaunchError
 from ..job.verdict import signal_name
+
+
+class InterruptedJob(LaunchError):
+    """A signal ended the job while it had no workers."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message, exit_code=128 + number)
+        self.number = number
+
+
+def interruption(number: int, *, is_first: bool) -> InterruptedJob:
+    """What such a signal comes to."""
+    what = "nothing was started" if is_first else "the job is not started again"
+    return InterruptedJob(f"{signal_name(number)}: {what}", number)
 
 
 class _Interrupted(BaseException):
@@ -19,10 +32,11 @@ class _Interrupted(BaseException):
 
 
 @contextmanager
-def no_workers_yet(*, is_first: bool) -> Iterator[None]:
-    """What is done here ends at such a signal, and what it is told to is said.
+def no_workers_yet(*, is_first: bool, last_act: Callable[[int], None]) -> Iterator[None]:
+    """What is done here ends at such a signal, and what it is told to is said. `last_act`: as of
+    job_signals.watch.
 
-    Errors: LaunchError with the exit code of the signal
+    Errors: InterruptedJob
     """
     count = 0
 
@@ -30,7 +44,7 @@ def no_workers_yet(*, is_first: bool) -> Iterator[None]:
         nonlocal count
         count += 1
         if count == NUM_ENDING_AT_ONCE:
-            os._exit(128 + number)
+            end_at_once(number, last_act)
         if count == 1:
             raise _Interrupted(number)
 
@@ -38,6 +52,4 @@ def no_workers_yet(*, is_first: bool) -> Iterator[None]:
         with received(unignored(ENDING), receive):
             yield
     except _Interrupted as interrupted:
-        what = "nothing was started" if is_first else "the job is not started again"
-        name = signal_name(interrupted.number)
-        raise LaunchError(f"{name}: {what}", exit_code=128 + interrupted.number) from None
+        raise interruption(interrupted.number, is_first=is_first) from None

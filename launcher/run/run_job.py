@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from ..backends.choose import Access, choose_access
+from ..controller.job_signals import no_worker_signals
 from ..controller.timings import describe as describe_timings, drawn
 from ..errors import LaunchError
 from ..job.gateways import gateways_of, plan_groups
@@ -32,7 +33,7 @@ from .exec_prefix import lost_input
 from .host_pool import read_pool, select_hosts
 from .host_watch import Hosts, watch_hosts
 from .make_plan import choose_attempt, make_plan
-from .no_workers_yet import no_workers_yet
+from .no_workers_yet import InterruptedJob, no_workers_yet
 
 
 def run(options: Options) -> int:
@@ -57,15 +58,17 @@ def run_with(options: Options, console: Console) -> int:
     began = time.monotonic()
     code = 1
     try:
-        _begin_events(options, console)
-        code = _run(options, console)
-        return code
+        with no_worker_signals(console.warn):
+            _begin_events(options, console)
+            code = _run(options, console)
+            return code
     except LaunchError as error:
         code = error.exit_code
         console.telemetry.record("note", level=40, text=str(error))
         console.drain(LAST_WORDS_S)  # warnings that came before it
         raise
     except KeyboardInterrupt:
+        code = 130
         if not console.has_begun:
             raise
         raise click.exceptions.Exit(130) from None  # how the job ended was said, or is being said
@@ -93,11 +96,17 @@ def _run(options: Options, console: Console) -> int:
         check_place(Path(options.report), option="--report")
     if options.rendezvous.no_ssh:
         return _run_part(options, console)
-    with no_workers_yet(is_first=True):
+    with no_workers_yet(is_first=True, last_act=console.abandoned):
         first = choose_attempt(options, console)
     options.logs.check(sum(len(one.devices) for one in first.hosts))
     if options.backend.launcher.starts_itself:
         options.logs.refuse(f"--launcher={options.backend.launcher.name}, which prints what the ranks write")
+        if options.metrics.has_own_interval:
+            one = options.backend.launcher.name
+            raise LaunchError(
+                f"--metrics_interval has no effect with --launcher={one}, whose ranks have no agent to tell; "
+                "leave it out"
+            )
         return _run_owned(options, make_plan(options, first), console)
     if options.dry_run:
         return _show_job(options, first, console)
@@ -108,7 +117,7 @@ def _run(options: Options, console: Console) -> int:
         if ended:  # what is known of the earlier attempts is not lost
             decision = f"{ended[-1].decision}; {error}"
             ended[-1] = ended[-1]._replace(decision=decision)
-            unwritten = _write_reports(options, ended, console, exit_code=error.exit_code)
+            unwritten = _write_reports(options, ended, console, error=error)
             if unwritten is not None:
                 console.error(str(unwritten))
         raise
@@ -169,7 +178,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     files: SyncJob | None = None
     while attempt is not None:
         is_first = attempt is first
-        with no_workers_yet(is_first=is_first):
+        with no_workers_yet(is_first=is_first, last_act=console.abandoned):
             if options.check.is_on:
                 attempt = _checked(options, attempt, console, hosts)
             plan = make_plan(options, attempt)
@@ -257,9 +266,14 @@ def _note(ended: EndedAttempt, console: Console) -> EndedAttempt:
 
 
 def _write_reports(
-    options: Options, attempts: Sequence[EndedAttempt], console: Console, *, exit_code: int | None = None
+    options: Options, attempts: Sequence[EndedAttempt], console: Console, *, error: LaunchError | None = None
 ) -> LaunchError | None:
-    """Write all that are asked for; returns what the first one that cannot be written is told by."""
+    """Write all that are asked for; returns what the first one that cannot be written is told by.
+
+    `error`: why there is no next attempt, where one was decided on.
+    """
+    exit_code = None if error is None else error.exit_code
+    number = error.number if isinstance(error, InterruptedJob) else None
     places: list[tuple[Path, str]] = []
     if console.log_folder is not None:
         places.append((console.log_folder / REPORT, "--log_dir"))
@@ -268,7 +282,7 @@ def _write_reports(
     failure: LaunchError | None = None
     for path, option in places:
         try:
-            write_report(path, attempts, option=option, exit_code=exit_code)
+            write_report(path, attempts, option=option, exit_code=exit_code, interrupted_by=number)
         except LaunchError as error:
             failure = failure or error
     return failure

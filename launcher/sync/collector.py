@@ -11,10 +11,15 @@ from typing import BinaryIO
 from ..wire.frames import Collect, Collected, Found, ProtocolError, bytes_of, text_of
 from ..wire.manifest import unpack_piece
 from ..wording import count, shown_size
+from .ignore import OUR_FILE
 from .target import Target
 
 MAX_SAME_NAMES = 1000
 _PART = b".dslaunch-part"
+_KEPT_HERE = b"""\
+# Brought from hosts by dslaunch --collect; --sync sends nothing of this folder as long as this file is here.
+*
+"""
 
 
 class _Arriving:
@@ -66,6 +71,7 @@ class Collector:
 
     def _open(self, arriving: _Arriving) -> None:
         try:
+            self._make_place()
             os.makedirs(os.path.dirname(arriving.path), exist_ok=True)
             with contextlib.suppress(FileNotFoundError):  # of a job that was killed
                 os.unlink(arriving.path + _PART)
@@ -74,6 +80,21 @@ class Collector:
             arriving.file = os.fdopen(fd, "wb")
         except OSError as error:
             self._lose(arriving, error)
+
+    def _make_place(self) -> None:
+        """A folder that is made here is marked, so that later jobs with another --collect_to do not send it.
+
+        Errors: OSError
+        """
+        os.makedirs(os.path.dirname(self._place), exist_ok=True)
+        try:
+            os.mkdir(self._place)
+        except FileExistsError:
+            return
+        mark = os.path.join(self._place, OUR_FILE)
+        fd = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with os.fdopen(fd, "wb") as file:
+            file.write(_KEPT_HERE)
 
     def receive_piece(self, host: Target, piece: bytes) -> None:
         """Errors: ProtocolError if it is none"""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from .runtime.experts import api as experts_api
     from .runtime.metrics import profiler
+    from .runtime.metrics.report import report as report
     from .runtime.pipeline.layers import LayerSpec as LayerSpec, TiedLayerSpec as TiedLayerSpec
     from .runtime.pipeline.module import PipelineModule as PipelineModule, pipeline as pipeline
     from .runtime.tensor.model_init import tp_model_init as tp_model_init
@@ -59,6 +60,7 @@ _HOME_OF = {
     "init_distributed": ".runtime.comm.init_distributed",
     "initialize": ".runtime.engine.initialize",
     "pipeline": ".runtime.pipeline.module",
+    "report": ".runtime.metrics.report",
     "tp_model_init": ".runtime.tensor.model_init",
 }
 

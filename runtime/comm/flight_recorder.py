@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
+from ..phases import COMM, Phases
 from .comms_log import Stopwatch
 from .messages import Messages
 
@@ -131,6 +132,8 @@ class Flight:
 
     def _block(self, call: Callable[[], T]) -> T:
         self.is_awaited = True
+        phases = self._recorder.phases
+        before = None if phases is None else phases.begin(COMM)
         try:
             return call()
         except RuntimeError:
@@ -139,6 +142,8 @@ class Flight:
         finally:
             self.is_awaited = False
             self._recorder.note_progress()
+            if phases is not None:
+                phases.end(COMM, before)
 
     def _report_failure(self) -> None:
         self._is_over = True
@@ -159,6 +164,7 @@ class FlightRecorder:
     def __init__(self) -> None:
         self.step = 1  # the optimizer step that is being made
         self.quiet_since = time.monotonic()  # when a collective last began or was waited for
+        self.phases: Phases | None = None  # whose time it is to wait for a collective
         self._issued = [0] * NUM_LANES
         self._turns: dict[Line, int] = {}
         self._recent: deque[Collective] = deque(maxlen=_NUM_RECENT)

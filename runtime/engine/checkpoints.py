@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -37,16 +38,17 @@ class Checkpoints:
         preemption: Preemption | None,
         is_restarted: bool,
         forget_losses: Callable[[], None],
+        state: Callable[[str], AbstractContextManager[object]],
     ) -> None:
         """`training(is_load)` gives what a checkpoint is made of, as it is now.
 
         `is_restarted`: the launcher starts a failed job again, so a folder without any
-        checkpoint is no error.
+        checkpoint is no error. `state` is around what is "saving" or "loading".
         """
         self._training, self._saver = training, saver
         self._accumulation, self._preemption = accumulation, preemption
         self._is_restarted = is_restarted
-        self._forget_losses = forget_losses
+        self._forget_losses, self._state = forget_losses, state
         self._saved_in: str | None = None  # all ranks have agreed to end before the next forward
 
     def save(
@@ -66,12 +68,13 @@ class Checkpoints:
         from ..checkpoint.save import SaveOptions, prepare  # here: see the top of this file
 
         options = SaveOptions(save_latest=save_latest, exclude_frozen_parameters=exclude_frozen_parameters)
-        self._saver.wait()
-        training = self._training(False)
-        self._warn_of_gradients(training)
-        name = f"global_step{training.progress.global_steps}" if tag is None else str(tag)
-        prepared = prepare(training, open_store(save_dir), name, client_state, options)
-        self._saver.save(prepared, is_async=training.config.checkpoint.async_save, begun_at=begun_at)
+        with self._state("saving"):
+            self._saver.wait()
+            training = self._training(False)
+            self._warn_of_gradients(training)
+            name = f"global_step{training.progress.global_steps}" if tag is None else str(tag)
+            prepared = prepare(training, open_store(save_dir), name, client_state, options)
+            self._saver.save(prepared, is_async=training.config.checkpoint.async_save, begun_at=begun_at)
         if save_latest and not self._accumulation.num_partial:
             self._look_whether_to_end(str(save_dir))
 
@@ -122,8 +125,9 @@ class Checkpoints:
             is_lenient=training.config.origin.is_lenient,
         )
         step = training.progress.global_steps + 1
-        store, tag = open_store(load_dir), None if tag is None else str(tag)
-        loaded = load_checkpoint(training, store, tag, plan, take_module=take_module)
+        with self._state("loading"):
+            store, tag = open_store(load_dir), None if tag is None else str(tag)
+            loaded = load_checkpoint(training, store, tag, plan, take_module=take_module)
         if loaded is None:
             return None, None if plan.is_lenient else {}
         self._start_afresh(training, step, with_progress=plan.with_progress)

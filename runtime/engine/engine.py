@@ -92,6 +92,7 @@ class Engine(Getters, nn.Module):
         self._offload, self._model, self._scaler = made.offload, made.model, made.scaler
         self._accumulation, self._direct_backward = made.accumulation, made.direct_backward
         self._schedule, self._saver, self._optimizer_step = made.schedule, made.saver, made.optimizer_step
+        instruments.join(made.model)
         self._grad_norm: float | None = None
         self._was_step_applied = False
         self._weights = Weights(module, self._model, self._domains)
@@ -102,6 +103,7 @@ class Engine(Getters, nn.Module):
             preemption=made.preemption,
             is_restarted=worker.max_restarts > 0 or worker.resize_file is not None,
             forget_losses=self._forget_losses,
+            state=instruments.state,
         )
 
     @property
@@ -123,7 +125,7 @@ class Engine(Getters, nn.Module):
             self._divided.inputs.look(args, kwargs)
         if self._divided_sequences is not None:
             args, kwargs = self._divided_sequences.begin_forward(args, kwargs)
-        with self._instruments.forward(), self._autocast(), self._schedule.forward():
+        with self._instruments.forward(args, kwargs), self._autocast(), self._schedule.forward():
             output = self.module(*args, **kwargs)
         if self._divided_sequences is not None:
             self._divided_sequences.end_forward()
@@ -265,7 +267,9 @@ class Engine(Getters, nn.Module):
             self._print_progress()
         self._instruments.end_micro_batch(is_boundary=is_boundary)
         if is_boundary:
-            self._instruments.report_step(get_lr=self.get_lr, loss_scale=self._scaler.scale)
+            self._instruments.report_step(
+                get_lr=self.get_lr, loss_scale=self._scaler.scale, grad_norm=self._grad_norm
+            )
             self._checkpoints.end_if_preempted(self.device)
             if self._optimizer_step is not None:
                 self._optimizer_step.skipped.check()
@@ -500,7 +504,8 @@ class Engine(Getters, nn.Module):
         Errors: CheckpointError, on every rank, if it cannot be written
         """
         left_out = self._weights.frozen() if exclude_frozen_parameters else set()
-        self._weights.save(save_dir, save_filename, left_out=left_out, max_shard_size=max_shard_size)
+        with self._instruments.state("saving"):
+            self._weights.save(save_dir, save_filename, left_out=left_out, max_shard_size=max_shard_size)
         return True
 
     def _consolidated_16bit_state_dict(
@@ -652,7 +657,7 @@ class Engine(Getters, nn.Module):
             self._checkpoints.close()
             self._schedule.close()
         finally:
-            self.monitor.close()
+            self._instruments.close()
             if self._optimizer_step is not None:
                 self._optimizer_step.roll_call.close()
             self._direct_backward.release()

@@ -152,6 +152,8 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     memory = measure_memory(engine)  # on all ranks, whichever prints
     if settings.dump_state and engine.global_rank == 0:
         print(json.dumps(summarize(engine, memory), indent=2), flush=True)
+    if engine._instruments.metrics is not None and engine.global_rank == 0:
+        engine._instruments.metrics.tell_config(summarize(engine, memory))
     checkpointing.configure_from(settings.activation_checkpointing)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 

@@ -18,11 +18,16 @@ from ..comm import comms_log
 from ..config import Config
 from ..config.monitor import FlopsProfilerConfig, MonitorConfig, ThroughputConfig
 from ..metrics.monitor import Event, MonitorMaster
+from ..metrics.pipe import process_pipe
 from ..metrics.profiler import FlopsProfiler, JobSizes
+from ..metrics.step_metrics import StepMetrics
 from ..metrics.throughput import ThroughputTimer
+from ..phases import BACKWARD, DATA, FORWARD, OPTIMIZER
+from ..zero.sharded_model import ShardedModel
 
 # As DeepSpeed's timers are called, and its events.
 _TIMER_OF = {"forward": "fwd", "backward": "bwd", "step": "step"}
+_PHASE_OF = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER, "data": DATA}
 
 
 class Instruments:
@@ -38,6 +43,7 @@ class Instruments:
 
         Errors: ConfigError, on rank 0, if one of them cannot be opened
         """
+        self._module = module
         self._rank, self._progress = dist.get_rank(), progress
         monitors = MonitorConfig(
             tensorboard=config.tensorboard, csv_monitor=config.csv_monitor, wandb=config.wandb
@@ -61,13 +67,44 @@ class Instruments:
             None  # 0-d: the mean of this step's micro batches, as far as they have run
         )
         self._writes_events = self.monitor.is_writing
+        pipe = process_pipe()
+        self.metrics = None if pipe is None else StepMetrics(pipe, device)
+        self._sums_loss = self._writes_events or self.metrics is not None
+
+    def join(self, model: ShardedModel) -> None:
+        """The engine has its model: waits for its collectives are times, too."""
+        if self.metrics is not None:
+            self.metrics.join(model)
+
+    def close(self) -> None:
+        """The engine has ended."""
+        self.monitor.close()
+        if self.metrics is not None:
+            self.metrics.close()
 
     # ---- around the parts of a step
 
-    def forward(self) -> AbstractContextManager[object]:
-        """Around a forward. One without gradients is no part of a step."""
+    def forward(self, *given: object) -> AbstractContextManager[object]:
+        """Around a forward of what is given. One without gradients is no part of a step; if the module is
+        being trained its time is, as that of a policy's old probabilities.
+        """
+        metrics = self.metrics
         if not torch.is_grad_enabled():
-            return nullcontext()
+            if metrics is None:
+                return nullcontext()
+            return metrics.during(FORWARD) if self._module.training else metrics.evaluating()
+        if metrics is None:
+            return self._timed_forward()
+        self.note_inputs(given)
+        return _both(metrics.during(FORWARD), self._timed_forward())
+
+    def note_inputs(self, *micro_batches: object) -> None:
+        """Count the tokens of these."""
+        if self.metrics is not None:
+            for one in micro_batches:
+                self.metrics.note_inputs(one)
+
+    def _timed_forward(self) -> AbstractContextManager[object]:
         self.tput_timer.start()
         profiler = self.flops_profiler
         if profiler is None or self._rank or self._progress.global_steps != self._profile_config.profile_step:
@@ -89,14 +126,28 @@ class Instruments:
 
     def time(self, name: str) -> AbstractContextManager[object]:
         """Around "backward" or "step"."""
-        return self._clock.time(name)
+        if self.metrics is None:
+            return self._clock.time(name)
+        return _both(self.metrics.during(_PHASE_OF[name]), self._clock.time(name))
+
+    def part(self, name: str) -> AbstractContextManager[object]:
+        """Around "data", where the engine gets them, and "forward", around all that a pipeline does."""
+        return nullcontext() if self.metrics is None else self.metrics.during(_PHASE_OF[name])
+
+    def state(self, name: str) -> AbstractContextManager[object]:
+        """Around "saving" or "loading"."""
+        return nullcontext() if self.metrics is None else self.metrics.state(name)
+
+    def evaluating(self) -> AbstractContextManager[object]:
+        """Around an evaluation."""
+        return nullcontext() if self.metrics is None else self.metrics.evaluating()
 
     def note_loss(self, part: Tensor) -> None:
         """Add a micro batch's part of the mean loss of a step.
 
         It stays on the device until the step has ended.
         """
-        if self._writes_events:
+        if self._sums_loss:
             part = part.detach().float()
             self._loss = part if self._loss is None else self._loss + part
 
@@ -108,8 +159,10 @@ class Instruments:
         """`step()` has done its work."""
         self.tput_timer.stop(global_step=is_boundary, report_speed=self._rank == 0)
 
-    def report_step(self, *, get_lr: Callable[[], Sequence[float]], loss_scale: float) -> None:
-        """After an optimizer step: print and write what was measured in it.
+    def report_step(
+        self, *, get_lr: Callable[[], Sequence[float]], loss_scale: float, grad_norm: float | None
+    ) -> None:
+        """After an optimizer step: print, write and tell what was measured in it.
 
         `get_lr` gives that of each group.
         """
@@ -124,7 +177,15 @@ class Instruments:
                 print(f"step={self._progress.global_steps}, {line}", flush=True)
         if self._writes_events:
             self.monitor.write_events(self._events(get_lr()[0], loss_scale))
-            self._loss = None
+        if self.metrics is not None:
+            self.metrics.end_step(
+                self._progress,
+                loss=self._loss,
+                lr=get_lr()[0],
+                grad_norm=grad_norm,
+                loss_scale=loss_scale if self._scales_loss else None,
+            )
+        self._loss = None
 
     def _print_profile(self, profiler: FlopsProfiler, times_s: dict[str, float]) -> None:
         profile = self._profile_config
@@ -162,3 +223,9 @@ class Instruments:
             for name, s in self._last_times_s.items()
             if self._breaks_down and name in _TIMER_OF
         }
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
+    with outer, inner:
+        yield

@@ -86,14 +86,16 @@ class PipelineEngine(Engine):
         self._checkpoints.end_if_saved()
         num_micro_batches = self.micro_batches
         self.module.train()
-        batch = self._take(partial(self._kept_source, data_iter), num_micro_batches, computes_loss=True)
+        with self._instruments.part("data"):
+            batch = self._take(partial(self._kept_source, data_iter), num_micro_batches, computes_loss=True)
+        self._instruments.note_inputs(*batch.inputs)
         batch.loss_factor = self._scaler.scale / num_micro_batches
         self._model.parked_states.check_kept("train_batch()")
         self._model.parked_states.check_here("train_batch()")
         if self._optimizer_step is not None:
             self._optimizer_step.roll_call.freezing.look()
         table = self._table(num_micro_batches, is_training=True)
-        with self._whole_or_broken():
+        with self._instruments.part("forward"), self._whole_or_broken():
             self._accumulation.begin_micro_batch()
             outcome = self._run(table, batch)
             loss, more = self._mean(outcome, num_micro_batches)
@@ -227,7 +229,7 @@ class PipelineEngine(Engine):
             raise ConfigError(f"eval_batch(num_micro_batches={number!r}): must be a whole number above 0")
         self.module.eval()
         batch = self._take(partial(self._source, data_iter), number, computes_loss=compute_loss)
-        with torch.no_grad(), self._whole_or_broken():
+        with torch.no_grad(), self._instruments.evaluating(), self._whole_or_broken():
             with self._model.gathered():
                 outcome = self._executor.run(
                     self._table(number, is_training=False),

@@ -68,8 +68,17 @@ def describe_memory() -> str:
     return "\n".join(lines)
 
 
-def list_uses(device: torch.device, models: Iterable[ShardedModel]) -> list[Use]:
-    """Return what models hold on a GPU, by kind. Memory that several tensors share counts once."""
+class Kinds(NamedTuple):
+    """What models hold on a device, in bytes."""
+
+    parameters: int
+    gathered: int  # parameters, for their uses
+    gradients: int
+    optimizer: int  # masters and states
+
+
+def bytes_by_kind(device: torch.device, models: Iterable[ShardedModel]) -> Kinds:
+    """Return what models hold on a device. Memory that several tensors share counts once."""
     sub_buffers = [one for model in models for unit in model.units for one in unit.sub_buffers]
     seen: set[int] = set()
 
@@ -86,6 +95,14 @@ def list_uses(device: torch.device, models: Iterable[ShardedModel]) -> list[Use]
     gathered = total(one.param_shard.values.flat for one in sub_buffers)
     optimizer = total(tensor for one in sub_buffers for tensor in one.optimizer_shard.held())
     grads = total(tensor for one in sub_buffers if one.is_trained for tensor in one.gradients.held())
+    return Kinds(params, gathered, grads, optimizer)
+
+
+def list_uses(device: torch.device, models: Iterable[ShardedModel]) -> list[Use]:
+    """Return what models hold on a GPU, by kind, and what makes that smaller."""
+    models = tuple(models)
+    params, gathered, grads, optimizer = bytes_by_kind(device, models)
+    sub_buffers = [one for model in models for unit in model.units for one in unit.sub_buffers]
     plans = [one.plan for one in sub_buffers]
     has_params_in_shards = any(plan.is_sharded for plan in plans)
     has_states_in_shards = any(plan.policy.optimizer is Placement.SHARDED for plan in plans)

@@ -129,7 +129,7 @@ class Host(Machine):
             )
         if self._place.netns_file(self.name).exists():
             network.remove_host(self._place, self.name)
-            self._is_slow = False
+        self._is_slow = False
         network.add_hosts(self._place, {self.name: self._index})
         self.wait_for_start(self.start())
 

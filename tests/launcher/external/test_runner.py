@@ -52,6 +52,22 @@ def test_a_command_that_does_not_end_is_killed(job: Job) -> None:
     job.assert_nothing_is_left()
 
 
+def test_a_signal_for_the_workers_goes_to_the_command(start_words: Start, tmp_path: Path) -> None:
+    """Which passes it on; of itself it would end dslaunch."""
+    (tmp_path / "srun").write_text("#!/bin/sh\ntrap 'exit 7' USR1\ntouch up\nwhile :; do sleep 0.01; done\n")
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "hosts").write_text("node1 slots=1\n")
+    (tmp_path / "train.py").write_text("")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    made = start_words("--launcher=slurm", "-H", "hosts", "train.py", env={"PATH": path})
+    poll((tmp_path / "up").exists, "the command")
+    made.signal(signal.SIGQUIT)
+    made.wait_for_err("SIGQUIT (3): srun has started the ranks, and they cannot be asked from here")
+    made.signal(signal.SIGUSR1)
+    assert made.wait() == 7
+    assert "SIGUSR1 (10): passed on to srun" in made.err
+
+
 TALKING = """#!/bin/sh
 printf 'out of %s\\n' "ranks"
 printf 'err of ranks\\nno end of line' >&2

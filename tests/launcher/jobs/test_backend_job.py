@@ -111,8 +111,8 @@ def test_two_hosts_with_two_ranks_each_get_everything_exact(back: Back) -> None:
         assert one["argv"] == [f"--local_rank={local}".encode().hex(), *(value.hex() for value in samples)]
         expected = {f"PROBE_{number:02d}": value.hex() for number, value in enumerate(samples)}
         assert one["probes"] == {**expected, "PROBE_EXPANDED": b"/root:/x".hex()}
-        of_agent = ["DSLAUNCH_PLACE_FILE"] if back.launcher == "pdsh" else []
-        assert one["ours"] == ["DSLAUNCH_DROP_IN", *of_agent]
+        of_agent = ["METRICS_INTERVAL", "METRICS_PIPE", "PLACE_FILE"] if back.launcher == "pdsh" else []
+        assert sorted(one["ours"]) == [f"DSLAUNCH_{name}" for name in ("DROP_IN", *of_agent)]
     assert procfs.wait_until(back.is_clean, timeout_s=15), left_over(back.lab)
 
 

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from dslaunch.launcher.registry.holder import Process
@@ -180,6 +181,9 @@ def test_a_rank_that_the_job_does_not_show_is_refused_by_name(
     assert "start the job with --log_dir to keep it" in told.err
     told = tell(tmp_path, "logs", name, "--rank=2")
     assert (told.code, told.err) == (2, "dslaunch: --rank: there is no rank 2; train has 0 to 1\n")
+    told = tell(tmp_path, "logs", name, "--rank=x")
+    what = "'x' is not a rank; write ranks and ranges such as 0,4-7, or all, or none"
+    assert (told.code, told.err) == (2, f"dslaunch: --rank: {what}\n")
     kept = name_of(detach(WAIT, "--num_gpus=2", "--tee=0", "--log_dir=logs", "--name=kept"))
     told = tell(tmp_path, "logs", kept, "--rank=1")
     assert "attempt_0/rank001.stdout.log" in told.err
@@ -489,6 +493,41 @@ def test_a_job_in_the_foreground_is_listed_asked_and_stopped(start: Start, tmp_p
     assert tell(tmp_path, "stop", "here").code == 0
     assert started.wait() == 143
     assert jobs(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_a_third_interrupt_leaves_no_job_that_looks_lost(
+    is_detached: bool, start: Start, detach: Callable[..., Job], tmp_path: Path
+) -> None:
+    begin = detach if is_detached else start
+    started = begin(WAIT, "--name=here", env={"XDG_STATE_HOME": str(tmp_path / "state")})
+    if is_detached:
+        name_of(started)
+    else:
+        started.wait_for("up 0")
+    process = psutil.Process(wait_for_state(tmp_path, "here", "running")["pid"])
+    (keeper,) = process.children()
+    (agent,) = keeper.children()
+    for one in (keeper, agent):  # so that the job cannot end before the third
+        one.suspend()
+    process.send_signal(signal.SIGINT)
+    wait_for_state(tmp_path, "here", "stopping")
+    process.send_signal(signal.SIGINT)
+    if is_detached:
+        poll(lambda: "killing all workers now" in tell(tmp_path, "logs", "here").err, "the second")
+    else:
+        started.wait_for_err("killing all workers now")
+    process.send_signal(signal.SIGINT)
+    if is_detached:
+        ended = wait_for_state(tmp_path, "here", "ended")
+        assert ended["exit_code"] == 130
+        assert ended["verdict"].startswith("its dslaunch was told a third time to end")
+    else:
+        assert started.wait() == 130
+        assert jobs(tmp_path) == []
+    for one in (agent, keeper):
+        one.resume()
+    started.assert_nothing_is_left()
 
 
 def test_a_restarted_job_keeps_one_record(detach: Callable[..., Job], tmp_path: Path) -> None:

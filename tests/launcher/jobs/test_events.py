@@ -103,6 +103,10 @@ def test_numbers_that_nobody_wants_are_not_asked_for(start: Start, tmp_path: Pat
             ("--metrics_interval", "0.01"),
             "--metrics_interval=0.01: must be 0.1 or more, in seconds, or 0 for no",
         ),
+        (
+            ("--metrics_interval", "5", "--launcher", "openmpi"),
+            "--metrics_interval has no effect with --launcher=openmpi, whose ranks have no agent to",
+        ),
         (("--events", "."), "--events=. is a folder; give the name of a file"),
         (("--events", "missing/file"), "--events=missing/file: there is no folder missing"),
     ],

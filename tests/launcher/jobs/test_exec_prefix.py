@@ -262,6 +262,7 @@ def test_every_line_arrives_also_the_last_without_its_end(start: Start, box: Box
         ("sh -c 'echo refused >&2; exit 125'", "ended with status 125 before an agent ran behind it, and its "
          "last words are 'refused'"),
         ("unshare -p -f", "/proc there is not that of its processes: mount it"),
+        ("unshare -p", "what it starts is in another PID namespace than itself: let it fork, as"),
         ("sh -c '\"$@\" </dev/null' sh", "no input comes through it"),
         (f"{sys.executable} -c 'import pty, sys; pty.spawn(sys.argv[1:])'", "leave out the option -t"),
         (f"{UNSHARE} sh -c 'mount -t tmpfs none /tmp; exec \"$@\"' sh", "inside"),

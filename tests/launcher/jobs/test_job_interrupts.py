@@ -170,7 +170,7 @@ def test_a_signal_between_two_starts_is_in_the_report(start: Start, tmp_path: Pa
     assert job.wait() == 143
     assert job.err.endswith("dslaunch: SIGTERM (15): the job is not started again\n")
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["exit_code"] == 143
+    assert (report["exit_code"], report["interrupted_by"]) == (143, "SIGTERM (15)")
     (attempt,) = report["attempts"]
-    assert attempt["exit_code"] == 5
+    assert (attempt["exit_code"], attempt["interrupted_by"]) == (5, None)
     assert attempt["decision"].endswith("; SIGTERM (15): the job is not started again")

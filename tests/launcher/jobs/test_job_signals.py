@@ -90,6 +90,12 @@ def test_usr1_and_usr2_reach_every_worker_and_not_its_children(job: Job) -> None
     assert job.lines(1) == ["ready", "1 got SIGUSR1", "1 got SIGUSR2"]
 
 
+UNHEARD = {
+    signal.SIGUSR1: "warning: SIGUSR1 (10): no worker runs that it could be passed on to",
+    signal.SIGQUIT: "warning: SIGQUIT (3): no worker runs that could be asked what it does",
+}
+
+
 @pytest.mark.slow
 def test_a_signal_before_the_workers_run_reaches_nobody_and_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "venv.sh").write_text("touch sourcing; while [ ! -e go ]; do sleep 0.01; done\n")
@@ -97,10 +103,31 @@ def test_a_signal_before_the_workers_run_reaches_nobody_and_ends_nothing(tmp_pat
     job = Job(tmp_path, ["--venv_script=venv.sh", "train.py"])
     try:
         poll((tmp_path / "sourcing").exists, "the venv script")
-        job.signal(signal.SIGUSR1)
-        job.wait_for_err("warning: SIGUSR1 (10): no worker runs that it could be passed on to")
+        for number, words in UNHEARD.items():
+            job.signal(number)
+            job.wait_for_err(words)
         (tmp_path / "go").touch()
         assert job.wait() == 0
+    finally:
+        job.end()
+
+
+@pytest.mark.slow
+def test_nor_does_one_while_hosts_are_looked_at_first(tmp_path: Path) -> None:
+    """Such as the SIGUSR1 by which a batch system tells of the end of its time."""
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "torch.py").write_text(
+        f"import time\nopen({str(tmp_path / 'asked')!r}, 'w').close()\ntime.sleep(60)\n"
+    )
+    (tmp_path / "train.py").write_text("")
+    job = Job(tmp_path, ["--check", "train.py"], env={"PYTHONPATH": str(tmp_path / "slow")})
+    try:
+        poll((tmp_path / "asked").exists, "the look before the start")
+        for number, words in UNHEARD.items():
+            job.signal(number)
+            job.wait_for_err(words)
+        job.signal(signal.SIGTERM)
+        assert job.wait() == 143
     finally:
         job.end()
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.lab import Lab
-from tests.launcher.command import TIMEOUT_S, Command
+from tests.exhaustive import few
+from tests.lab import Host, Lab
+from tests.launcher.command import TIMEOUT_S, Command, poll
 
 pytestmark = pytest.mark.slow
 
@@ -74,3 +77,39 @@ def test_a_host_with_a_slow_link_is_replaced(lab: Lab, folder: Path) -> None:
     assert "node2: even its fastest link carries 2." in command.err
     assert "starting node4 instead of node2 (even its fastest link carries" in command.err
     assert lab.wait_until_clean() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    few(
+        [
+            ("die", "node2: the connection ended before the job did"),
+            ("freeze", "node2: nothing heard for 4 s"),
+            ("kill_rank", "node2: what measures was killed by SIGKILL (9) there"),
+        ],
+        lambda fault, said: fault == "die",
+    ),
+)
+def test_a_host_that_is_lost_while_the_network_is_measured_is_replaced(
+    lab: Lab, folder: Path, fault: str, said: str
+) -> None:
+    for node in lab.nodes:
+        node.slow_down(SLOW_MBIT)  # so that there is time
+    words = ("--num_nodes=2", "--spares=1", "--heartbeat=4", "--check_bandwidth")
+    command = launch(lab, folder, *words)
+    lost = lab.host("node2")
+    poll(lambda: len(measuring(lost)) == 1 and len(measuring(lab.host("node1"))) == 1, "measuring", command)
+    if fault == "kill_rank":
+        os.kill(measuring(lost)[0], signal.SIGKILL)
+    else:
+        getattr(lost, fault)()
+    assert command.wait(3 * TIMEOUT_S) == 0, command.err
+    assert places(command) == ["0 node1", "1 node3"]
+    assert f"dslaunch: warning: {said}" in command.err
+    assert "starting node3 instead of node2 (" in command.err
+    lost.thaw()
+    assert lab.wait_until_clean() == []
+
+
+def measuring(host: Host) -> list[int]:
+    return [one.pid for one in host.processes() if "network_check" in one.argv]

@@ -7,14 +7,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import textwrap
+import venv
 from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 
-from dslaunch.launcher.node.preload import SERVER
 from tests.launcher.controller.test_stacks import SHOW
 from tests.launcher.local_job import Job, Start, poll
 
@@ -67,6 +68,7 @@ def test_the_program_finds_everything_as_ever(tmp_path: Path) -> None:
             "TORCHELASTIC_RUN_ID",
             "DSLAUNCH_TEST_JOB",
             "DSLAUNCH_PLACE_FILE",
+            "DSLAUNCH_METRICS_PIPE",
         ):  # of one job
             found[8].pop(name, None)
         seen.append((found, second))
@@ -111,6 +113,25 @@ def test_a_traceback_begins_where_the_program_begins(worker: str, start: Start) 
         shown.append([line for line in job.err.splitlines() if " | " in line])
     assert shown[0]
     assert shown[0] == shown[1]
+
+
+def test_the_program_s_frame_is_the_outermost_one(start: Start) -> None:
+    """As for warnings that blame the caller of a module, and for what asks whether it can seek in stdout."""
+    worker = """
+        import inspect, os, warnings
+        warnings.warn("of whom", stacklevel=2)
+        say(len(inspect.stack()), sys._getframe().f_back, sys.stdout.seekable(), sys.stderr.seekable())
+        say("sitecustomize" in sys.modules, "DSLAUNCH_PRELOAD" in os.environ, len(sys.path))
+        say(sorted(globals()))
+    """
+    seen = []
+    for options in ([], ["--preload=big"], ["--preload=big", "--stack_on_hang=0"], ["--stack_on_hang=0"]):
+        job = start(worker, *options)
+        assert job.wait() == 0, job.err
+        assert "sys:1: UserWarning: of whom" in job.err
+        seen.append(job.lines(0))
+    assert seen[0][0].endswith(" None False False")
+    assert seen == [seen[0]] * len(seen)
 
 
 def test_what_is_registered_for_the_end_happens(start: Start) -> None:
@@ -195,6 +216,53 @@ def test_a_module_that_starts_threads_is_not_forked_from(start: Start, tmp_path:
     assert [job.lines(rank) for rank in range(2)] == [["True"], ["True"]]
 
 
+def test_a_module_that_changes_where_modules_are_found_is_not_forked_from(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "paths.py").write_text(BIG + "import sys\nsys.path.insert(0, '/first')\n")
+    job = start("import paths; say(sys.path[0], paths.HERE == os.getpid())", "--preload=paths")
+    assert job.wait() == 0, job.err
+    assert "--preload=paths: importing puts another folder in front of sys.path" in job.err
+    assert job.lines(0) == ["/first True"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_shared"),
+    [
+        ("lib/early.pth", "import os; os.environ.get('RANK')", False),
+        ("lib/early.pth", "import os; os.environ.get('FRANKLY')", True),
+        ("lib/sitecustomize.py", "import os\nos.environ.get('WORLD_SIZE')", False),
+        ("before/sitecustomize.py", "import os\nos.environ.get('LOCAL_RANK')", False),
+    ],
+)
+def test_what_python_runs_at_its_start_and_asks_for_the_rank_is_run_with_it(
+    name: str, text: str, is_shared: bool, start: Start, tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (tmp_path / "lib").symlink_to(site)
+    (tmp_path / "before").mkdir()
+    words = f"python={tmp_path}/venv/bin/python env.PYTHONPATH={tmp_path}/before"
+    (tmp_path / "hosts").write_text(f"localhost slots=2 {words}\n")
+    (tmp_path / name).write_text(text)
+    job = start("import big; say(big.HERE == os.getpid())", "--hostfile=hosts", "--preload=big")
+    assert job.wait() == 0, job.err
+    assert (f"{Path(name).name} at its start, and that names " in job.err) is not is_shared
+    assert [job.lines(rank) for rank in range(2)] == [[str(not is_shared)]] * 2
+
+
+def test_a_python_that_would_run_the_program_at_once_is_not_asked_to_import(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -I "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "hosts").write_text(f"localhost slots=2 python={tmp_path}/python\n")
+    job = start("open(f'ran-{os.getpid()}', 'x'); say('ran')", "--hostfile=hosts", "--preload=json")
+    assert job.wait() == 0, job.err
+    assert "--preload=json: this Python runs no sitecustomize, in which that is done; each" in job.err
+    assert len(list(tmp_path.glob("ran-*"))) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -238,11 +306,11 @@ def test_the_one_that_imported_is_gone_once_the_workers_run(start: Start) -> Non
     job = start("say('ready'); wait()", "--preload=big", "--num_gpus=2")
     poll(lambda: job.out.count("ready") == 2, "both workers")
 
-    def servers() -> list[psutil.Process]:
+    def programs() -> list[psutil.Process]:
         children = psutil.Process(job.process.pid).children(recursive=True)
-        return [one for one in children if one.is_running() and SERVER in one.cmdline()]
+        return [one for one in children if one.is_running() and "--lr" in one.cmdline()]
 
-    poll(lambda: not servers(), "the preloader to end")
+    poll(lambda: len(programs()) == 2, "the preloader to end")
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
 

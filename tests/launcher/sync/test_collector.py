@@ -11,6 +11,7 @@ import pytest
 
 from dslaunch.launcher.node.collecting import Collecting
 from dslaunch.launcher.sync.collector import Collector
+from dslaunch.launcher.sync.manifest import walk
 from dslaunch.launcher.wire.frames import (
     Chunk,
     Collect,
@@ -66,7 +67,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def names_in(place: Path) -> list[str]:
-    return sorted(str(one.relative_to(place)) for one in place.rglob("*") if one.is_file())
+    """But for the mark that keeps them from being sent."""
+    files = (one for one in place.rglob("*") if one.is_file() and one.name != ".dslaunchignore")
+    return sorted(str(one.relative_to(place)) for one in files)
 
 
 def test_files_come_back_with_names_modes_and_times(job: Path, tmp_path: Path) -> None:
@@ -197,3 +200,19 @@ def test_a_file_that_is_cut_off_is_not_kept(tmp_path: Path) -> None:
     collector.receive_piece(host, pack_piece(b"half"))
     collector.lose(host)
     assert names_in(tmp_path) == []
+
+
+def test_what_was_brought_is_not_sent_with_a_later_job(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever --collect_to that one has. A folder that was there before may have files of the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (job / "loss.txt").write_text("1")
+    here = tmp_path / "here"
+    (here / "own").mkdir(parents=True)
+    (here / "own" / "notes.txt").touch()
+    for place in ("deep/brought", "own"):
+        collect(Collector(["loss.txt"], bytes(here / place)), Host())
+        assert (here / place / "node1" / "loss.txt").read_text() == "1"
+    sent = {one.path.decode() for one in walk(bytes(here)).entries}
+    assert sent == {"deep", "deep/brought", "own", "own/notes.txt", "own/node1", "own/node1/loss.txt"}

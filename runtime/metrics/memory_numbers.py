@@ -1,0 +1,85 @@
+"""How much memory a rank uses, for the launcher: of its GPU, or of its process."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+import weakref
+from pathlib import Path
+
+import torch
+
+from ..zero.sharded_model import ShardedModel
+from .device_memory import bytes_by_kind
+
+_KINDS_EVERY_S = 10.0  # they take a look at each tensor
+_KIB = 1024
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class MemoryNumbers:
+    """Of one process and its GPU, if it has one.
+
+    Units: bytes
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.models: weakref.WeakSet[ShardedModel] = weakref.WeakSet()
+        self._device = device
+        self._kinds: dict[str, int] = {}
+        self._kinds_at = float("-inf")
+        self._total: int | None = None
+
+    def look(self) -> dict[str, int]:
+        """Return what is known now."""
+        if self._total is None:
+            self._total = (
+                torch.cuda.get_device_properties(self._device).total_memory
+                if self._device.type == "cuda"
+                else host_memory()
+            )
+        now = time.monotonic()
+        if now - self._kinds_at >= _KINDS_EVERY_S:
+            self._kinds_at = now
+            kinds = bytes_by_kind(self._device, tuple(self.models))
+            self._kinds = {
+                "mem_parameters": kinds.parameters + kinds.gathered,
+                "mem_gradients": kinds.gradients,
+                "mem_optimizer": kinds.optimizer,
+            }
+        numbers = self._of_gpu() if self._device.type == "cuda" else self._of_process()
+        return {**numbers, "mem_total": self._total, **self._kinds}
+
+    def _of_gpu(self) -> dict[str, int]:
+        """What torch has of it; the activations are what there was beside the rest when that was most."""
+        found = torch.cuda.memory_stats_as_nested_dict(self._device)
+        reserved, allocated = (found[f"{name}_bytes"]["all"] for name in ("reserved", "allocated"))
+        held = sum(self._kinds.values())
+        used, most = reserved["current"], allocated["peak"]
+        return {
+            "mem_used": used,
+            "mem_peak": reserved["peak"],
+            "mem_activations": max(0, most - held),
+            "mem_other": max(0, used - max(most, held)),
+        }
+
+    def _of_process(self) -> dict[str, int]:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+        held = sum(self._kinds.values())
+        return {"mem_used": used, "mem_peak": max(peak, used), "mem_other": max(0, used - held)}
+
+
+def host_memory() -> int:
+    """Return what this process may have: the memory of its host, or of its container."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in _CGROUP_LIMITS:
+        try:
+            said = Path(path).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        if said.isdigit():
+            total = min(total, int(said))
+    return total

@@ -1,0 +1,265 @@
+"""The numbers that this process tells the launcher, as docs/design/events.md says: one line in an interval.
+
+It imports neither torch nor anything that does: a program without torch may report, too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import cache
+from threading import RLock
+from typing import Any
+
+from ..environment import MetricsPlace, read_metrics
+
+MAX_LINE_BYTES = 4096  # a pipe takes so many whole or not at all
+_FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+_END_S = 0.2  # for what a GPU has not handed over, when the program ends
+
+
+class Pipe:
+    """One process's end of the pipe. Whatever becomes of the other end, it neither waits nor fails."""
+
+    def __init__(self, place: MetricsPlace) -> None:
+        self._place = place
+        self._pid = os.getpid()
+        self._lock = RLock()
+        self._is_busy = False  # the thread that has the lock is in the middle of something
+        self._late: deque[tuple[Mapping[str, Any], bool]] = deque()  # not in `_told` yet
+        self._fd: int | None = None
+        self._line_at = self._state_at = float("-inf")  # when the last one was written
+        self._told: dict[str, Any] = {}  # since the last line; numbers, and tensors of a GPU
+        self._line: dict[str, Any] | None = None  # the next one, once all of it is here
+        self._state: str | None = None
+        self._files: dict[str, str] = {}  # by name, those that are to be written
+        self._of_program: set[str] = set()
+        self.has_engine = False  # there is one, so steps are its steps
+        self._teller: weakref.ref[object] | None = None
+        atexit.register(self.end)
+
+    # ---- what there is to tell
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the process that it was made in, and not one that was forked from it."""
+        return os.getpid() == self._pid
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for the next line."""
+        return time.monotonic() - self._line_at >= self._place.interval_s
+
+    def claim(self, engine: object) -> bool:
+        """Return whether this engine's numbers are told: of several in a process those of the first that asks
+        are, as long as it lives.
+        """
+        if self._teller is None or self._teller() is None:
+            self._teller = weakref.ref(engine)
+        return self._teller() is engine
+
+    def release(self, engine: object) -> None:
+        """That engine has ended."""
+        if self._teller is not None and self._teller() is engine:
+            self._teller = None
+
+    def add(self, numbers: Mapping[str, Any], *, is_program: bool = False) -> None:
+        """Note numbers for the next line, and write it if it is time.
+
+        "steps" and names in _s are added up, of others the last one counts. What the program tells goes
+        before what an engine does under that name, but for the number of the step. A number may be a tensor
+        of a GPU, [], that nothing changes any more.
+        """
+        self._late.append((numbers, is_program))
+        self.look()
+
+    def _counts(self, name: str, *, is_program: bool) -> bool:
+        if name == "step" and self.has_engine:
+            return not is_program
+        return is_program or name not in self._of_program
+
+    def follow_up(self) -> None:
+        """Write the line that waits for numbers of a GPU, if they are here."""
+        if self._line is not None:
+            self.look()
+
+    def look(self) -> None:
+        """Write what is known, if it is time."""
+        with self._alone() as may:
+            if may:
+                self._write_if_due()
+
+    def tell_state(self, state: str | None, *, at_once: bool = False) -> None:
+        """From now on it does this; None: it trains. `at_once`: nothing can be written before that has
+        ended.
+        """
+        self._state = state
+        if not at_once:
+            return
+        with self._alone() as may:
+            now = time.monotonic()
+            if may and now - self._state_at >= self._place.interval_s:
+                self._state_at = now
+                self._send({"state": state})
+
+    def tell_file(self, name: str, text: str) -> None:
+        """Tell something longer: a JSON text of at most 1 MiB."""
+        self._files[name] = text
+        self.look()
+
+    def end(self) -> None:
+        """Write what has not been told."""
+        until = time.monotonic() + _END_S
+        with self._alone() as may:
+            while may and (self._told or self._line or self._files):
+                if not self._write(time.monotonic()) or time.monotonic() > until:
+                    return
+                time.sleep(0.001)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Inside, no other thread does anything here. False: nor may this one. A process that was forked from
+        the worker never may; and a handler of a signal that has come in the middle of this leaves the rest to
+        what it interrupts.
+        """
+        if not self.is_ours:
+            self._late.clear()
+            yield False
+            return
+        with self._lock:
+            if self._is_busy:
+                yield False
+                return
+            self._is_busy = True
+            try:
+                while self._late:
+                    self._take(*self._late.popleft())
+                yield True
+            finally:
+                self._is_busy = False
+
+    def _take(self, numbers: Mapping[str, Any], is_program: bool) -> None:
+        if is_program:
+            self._of_program.update(numbers)
+        for name, value in numbers.items():
+            if self._counts(name, is_program=is_program):
+                self._told[name] = value + self._told.get(name, 0) if is_sum(name) else value
+
+    # ---- lines
+
+    def _write_if_due(self) -> None:
+        now = time.monotonic()
+        if now - self._line_at >= self._place.interval_s:
+            self._write(now)
+
+    def _write(self, now: float) -> bool:
+        """Return whether there is more to come, which is not here yet."""
+        if self._line is None:
+            self._line, self._told = self._told, {}
+            _copy_from_gpu(self._line)
+        line = self._line
+        if not _take_from_gpu(line):
+            return True
+        file = self._write_file()
+        more = {"state": self._state, "file": file}
+        whole = line | {name: text for name, text in more.items() if text is not None}
+        self._line = None
+        if not whole:
+            return False
+        self._line_at = now  # a line that cannot be written is not tried at each step
+        if self._send(whole):
+            if file is not None:
+                del self._files[file]
+            return bool(self._told or self._files)
+        newer, self._told = self._told, line
+        for name, value in newer.items():
+            self._told[name] = value + line.get(name, 0) if is_sum(name) else value
+        return False
+
+    def _write_file(self) -> str | None:
+        """Write the next file, whole or not at all; return its name."""
+        for name, text in tuple(self._files.items()):
+            path = os.path.join(os.path.dirname(self._place.path), f"{name}-{self._place.rank}.json")
+            partial = f"{path}.{self._pid}"
+            with contextlib.suppress(OSError):
+                with open(partial, "w", encoding="utf-8") as file:
+                    file.write(text)
+                os.replace(partial, path)
+                return name
+        return None
+
+    def _send(self, told: dict[str, Any]) -> bool:
+        line = f"{self._place.rank} {json.dumps(told, separators=(',', ':'))}\n".encode()
+        if len(line) > MAX_LINE_BYTES:
+            raise AssertionError(f"a line of {len(line)} bytes, and a pipe takes {MAX_LINE_BYTES}: {line!r}")
+        try:
+            if self._fd is None:
+                self._fd = os.open(
+                    self._place.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+                )
+            with _without_signal():
+                return os.write(self._fd, line) == len(line)
+        except BlockingIOError:
+            return False  # it is full
+        except OSError:  # it is not there yet, or no longer, or nobody reads
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+            return False
+
+
+def is_sum(name: str) -> bool:
+    """Whether numbers of this name are added up, and not replaced by later ones."""
+    return name == "steps" or name.endswith("_s")
+
+
+def _copy_from_gpu(line: dict[str, Any]) -> None:
+    """Begin to copy the numbers that GPUs have."""
+    for name, value in line.items():
+        if getattr(value, "is_cuda", False):
+            from .device_number import DeviceNumber  # here: it imports torch
+
+            line[name] = DeviceNumber(value)
+
+
+def _take_from_gpu(line: dict[str, Any]) -> bool:
+    """Return whether all numbers are here."""
+    for name, value in line.items():
+        if hasattr(value, "poll"):
+            line[name] = value.poll()
+            if line[name] is None:
+                line[name] = value
+                return False
+    return True
+
+
+@cache
+def process_pipe() -> Pipe | None:
+    """Return that of this process; None where the launcher asks for no numbers.
+
+    Errors: ConfigError for a value in the environment that is not allowed
+    """
+    place = read_metrics()
+    return None if place is None else Pipe(place)
+
+
+@contextlib.contextmanager
+def _without_signal() -> Iterator[None]:
+    """A pipe that nobody reads is an error, and not the end of a program that wants SIGPIPE."""
+    if signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
+    try:
+        yield
+    finally:
+        if signal.SIGPIPE not in before:
+            signal.sigtimedwait([signal.SIGPIPE], 0)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

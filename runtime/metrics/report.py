@@ -1,0 +1,113 @@
+"""`dslaunch.report()`: a program tells how it gets on.
+
+It imports neither torch nor anything that does.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from numbers import Integral, Real
+from typing import Any, SupportsFloat
+
+from ..errors import ConfigError
+from .pipe import Pipe, process_pipe
+
+MOST_NAMES = 32  # that a program may tell: with an engine's they fit into one line
+LONGEST_NAME = 40
+_TAKEN = ("state", "file")
+_LARGEST_WHOLE = 2**53  # a float holds those below exactly
+
+
+def report(*, step: int | None = None, loss: SupportsFloat | None = None, **numbers: SupportsFloat) -> None:
+    """Tell the launcher numbers of this rank: its commands and files show them beside what engines tell.
+
+    Call it as often as you like, with any names: of what was told in a second the last value counts, and of
+    names that end in _s, which are seconds, the sum. Where no launcher listens it does nothing, and it never
+    waits: a tensor of a GPU is read when the GPU has computed it. An engine tells its steps, loss and times
+    without this call; under those names the value given here goes before, but for `step`, which is the
+    engine's.
+
+    Shapes: numbers, or anything with one: 0-d tensors and arrays
+    Units:  `step` counts optimizer steps, from 1; `loss` is of that step
+    Errors: ConfigError for what is not one number, and for more than 32 names
+    """
+    given: dict[str, Any] = dict(numbers)
+    if step is not None:
+        given["step"] = step
+    if loss is not None:
+        given["loss"] = loss
+    pipe = process_pipe()
+    told = {name: _number(name, value) for name, value in given.items()}
+    if pipe is not None and told:
+        known = _process_steps()
+        known.check_names(given)
+        pipe.add(told | known.count(pipe, told), is_program=True)
+
+
+class _Steps:
+    """What a program without an engine has told of its steps."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, float] | None = None
+        self._names: set[str] = set()
+
+    def check_names(self, given: dict[str, Any]) -> None:
+        self._names.update(given)
+        if len(self._names) > MOST_NAMES:
+            raise ConfigError(
+                f"report() was given {len(self._names)} different names so far, the last ones "
+                f"{', '.join(sorted(given)[:3])}; tell at most {MOST_NAMES}"
+            )
+
+    def count(self, pipe: Pipe, told: dict[str, Any]) -> dict[str, float]:
+        """How many steps there were since the last call, and how long they took, where no engine tells it."""
+        if pipe.has_engine or "step" not in told or {"steps", "step_s"} & told.keys():
+            return {}
+        now, before = time.monotonic(), self._last
+        self._last = told["step"], now
+        if before is None or told["step"] <= before[0]:
+            return {}
+        return {"steps": told["step"] - before[0], "step_s": now - before[1]}
+
+
+@cache
+def _process_steps() -> _Steps:
+    return _Steps()
+
+
+def _number(name: str, value: Any) -> Any:
+    """Return a number that JSON has, or a tensor of a GPU.
+
+    Errors: ConfigError
+    """
+    if not name or len(name) > LONGEST_NAME or not name.isascii() or not name.isprintable() or name in _TAKEN:
+        raise ConfigError(
+            f"report({name!r}=...): a name has 1 to {LONGEST_NAME} printable ASCII characters, and is not "
+            f"{' or '.join(map(repr, _TAKEN))}; rename it"
+        )
+    if not isinstance(value, Real) and hasattr(value, "item"):
+        shape = tuple(getattr(value, "shape", ()))
+        if shape != ():
+            raise ConfigError(
+                f"report({name}=...): was given {type(value).__name__} of shape {list(shape)}; give one "
+                "number, such as its mean()"
+            )
+        if getattr(value, "is_cuda", False):
+            return value.detach().clone()  # the program may change it
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(
+            f"report({name}={value!r}): is {type(value).__name__}; give a number, or a tensor with one"
+        )
+    try:
+        number = (
+            int(value) if isinstance(value, Integral) and abs(int(value)) <= _LARGEST_WHOLE else float(value)
+        )
+    except OverflowError:
+        raise ConfigError(
+            f"report({name}=...): the number is too large for a float; tell its logarithm"
+        ) from None
+    if name == "step" and not (isinstance(number, int) and number >= 0):
+        raise ConfigError(f"report(step={value!r}): must be a whole number, 0 or more")
+    return number

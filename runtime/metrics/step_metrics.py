@@ -1,0 +1,137 @@
+"""The numbers that an engine tells without being asked, where the launcher asks for numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checkpoint.training_state import Progress
+from ..phases import EVALUATING, PAUSED, Phases
+from ..zero.sharded_model import ShardedModel
+from .memory_numbers import MemoryNumbers
+from .pipe import Pipe
+
+_NOT_COUNTED = (torch.bool, torch.uint8)
+
+
+class _Process:
+    """What the engines of a process have together: where its time goes, and its memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.phases = Phases(device)
+        self.memory = MemoryNumbers(device)
+
+
+@cache
+def _process(pipe: Pipe, device: torch.device) -> _Process:
+    return _Process(device)
+
+
+class StepMetrics:
+    """Of one engine. Nothing here waits, for a device or for another rank."""
+
+    def __init__(self, pipe: Pipe, device: torch.device) -> None:
+        process = _process(pipe, device)
+        self._pipe, self._phases, self._memory = pipe, process.phases, process.memory
+        self._tokens, self._num_copies = 0, 1
+        self._is_evaluating = False
+        pipe.has_engine = True
+
+    def join(self, model: ShardedModel) -> None:
+        """The engine has its model."""
+        self._memory.models.add(model)
+        axes = model.domains.axes
+        self._num_copies = axes.dp * axes.sp
+        model.domains.wire.recorder.phases = self._phases
+
+    def close(self) -> None:
+        """The engine has ended."""
+        self._pipe.release(self)
+
+    def during(self, phase: str) -> AbstractContextManager[None]:
+        """The call of the engine inside is this part of a step."""
+        if self._is_evaluating:
+            self._is_evaluating = False
+            self._pipe.tell_state(None)
+        self._pipe.follow_up()
+        return self._phases.during(phase)
+
+    @contextmanager
+    def state(self, name: str) -> Iterator[None]:
+        """Around "saving" or "loading", which takes long."""
+        self._pipe.tell_state(name, at_once=True)
+        try:
+            with self._phases.during(PAUSED):
+                yield
+        finally:
+            self._pipe.tell_state("evaluating" if self._is_evaluating else None)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Around a forward that is part of no step."""
+        if not self._is_evaluating:
+            self._is_evaluating = True
+            self._pipe.tell_state("evaluating")
+        self._pipe.look()
+        return self._phases.during(EVALUATING)
+
+    def note_inputs(self, given: Any) -> None:
+        """Count the tokens of a micro batch: the elements of the first tensor of integers that is
+        [batch, sequence].
+        """
+        tokens = _first_tokens(given)
+        if tokens is not None:
+            self._tokens += tokens.numel()
+
+    def end_step(
+        self,
+        progress: Progress,
+        *,
+        loss: Tensor | None,
+        lr: float,
+        grad_norm: float | None,
+        loss_scale: float | None,
+    ) -> None:
+        """After an optimizer step."""
+        if not self._pipe.claim(self):
+            return
+        self._phases.end_step()
+        numbers: dict[str, Any] = {
+            "step": progress.global_steps,
+            "samples": progress.global_samples,
+            "lr": lr,
+            "skipped": progress.skipped_steps,
+        }
+        if loss is not None:
+            numbers["loss"] = loss if loss.is_cuda else loss.item()
+        if grad_norm is not None:
+            numbers["grad_norm"] = grad_norm
+        if loss_scale is not None:
+            numbers["loss_scale"] = loss_scale
+        if self._tokens:
+            numbers["tokens"] = self._tokens * self._num_copies
+        numbers |= self._phases.take()
+        if self._pipe.is_due:
+            numbers |= self._memory.look()
+        self._pipe.add(numbers)
+
+    def tell_config(self, config: dict[str, Any]) -> None:
+        """Tell the configuration as it took effect."""
+        self._pipe.tell_file("config", json.dumps(config, default=str))
+
+
+def _first_tokens(given: Any) -> Tensor | None:
+    """Depth first; a dict's input_ids go before its other values."""
+    if isinstance(given, Tensor):
+        is_whole = not (given.is_floating_point() or given.is_complex() or given.dtype in _NOT_COUNTED)
+        return given if is_whole and given.dim() == 2 else None
+    if isinstance(given, dict):
+        given = [given["input_ids"]] if "input_ids" in given else given.values()
+    elif not isinstance(given, (tuple, list)):
+        return None
+    return next((found for found in map(_first_tokens, given) if found is not None), None)
