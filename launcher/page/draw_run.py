@@ -24,6 +24,7 @@ PHASE_NAMES = {
     "optimizer_s": "optimizer",
     "comm_s": "waiting for others",
     "data_s": "data",
+    "paused_s": "saving, loading, evaluating",
     "rest": "other",
 }
 MEMORY_NAMES = {
@@ -103,7 +104,10 @@ class RunCharts:
     def training(self) -> list[Chart]:
         """What the program tells, over time."""
         curves = self._run.curves
-        found = [self._curve(name, *words) for name, words in TRAINING.items() if curves.get(name)]
+        there = [name for name in TRAINING if curves.get(name)]
+        if "skipped" in there and not any(one.high for one in curves["skipped"].points()):
+            there.remove("skipped")
+        found = [self._curve(name, *TRAINING[name]) for name in there]
         return found + [self._curve(name, name) for name in curves if name not in _NO_CURVES]
 
     def output(self) -> list[Chart]:
@@ -134,7 +138,9 @@ class RunCharts:
             for key, one in self._run.totals.items()
             if one.steps > 0
         ]
-        own = {key: sum(row.values()) - row.get("comm_s", 0.0) for key, row in rows}
+        own = {
+            key: sum(row.values()) - row.get("comm_s", 0.0) - row.get("paused_s", 0.0) for key, row in rows
+        }
         return self._named(_most(rows, own))
 
     def memory(self) -> list[Chart]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,7 @@ MAX_REPORT_BYTES = 64 << 20
 MAX_ATTEMPTS = 2000
 MAX_TOLD = 200  # hangs, and questions for stacks
 _FIRST_NOTES = 200
+_OF_A_CULPRIT = re.compile("(traceback|last lines)( \\(stdout\\))? of rank [0-9]+:")
 EVENTS, REPORT, LATEST = "events.jsonl", "report.json", "latest"
 
 
@@ -198,7 +200,7 @@ class _Reader:
     def _phase(self, event: dict[str, Any], at: float) -> None:
         name = text(event.get("phase"))
         attempt = self._of(event, at)
-        if name and len(attempt.phases) < 30:
+        if name and name != "ended" and len(attempt.phases) < 30:
             attempt.phases[name[:40]] = at
 
     def _started(self, event: dict[str, Any], at: float) -> None:
@@ -224,6 +226,8 @@ class _Reader:
         self._keep(self._run.hangs, event, at)
 
     def _stacks(self, event: dict[str, Any], at: float) -> None:
+        if _OF_A_CULPRIT.match(text(event.get("title"))):
+            return  # the verdict has these
         self._keep(self._run.stacks, event, at)
 
     def _straggler(self, event: dict[str, Any], at: float) -> None:
@@ -297,7 +301,9 @@ def _take_entry(run: Run, entry: dict[str, Any]) -> None:
     if not attempt.phases:
         phases = {str(name): number(value) for name, value in table(entry.get("phases_s")).items()}
         attempt.phases = {
-            name: attempt.began_at + value for name, value in phases.items() if value is not None
+            name: attempt.began_at + value
+            for name, value in phases.items()
+            if value is not None and name != "ended"
         }
     run.began_at = min(filter(None, (run.began_at, attempt.began_at)), default=0.0)
     run.last_at = max(run.last_at, attempt.ended_at)

@@ -10,7 +10,7 @@ from typing import Any
 from .event_lines import number
 from .series import Curve, Shares, Spread, single
 
-PHASES = ("forward_s", "backward_s", "optimizer_s", "comm_s", "data_s")
+PHASES = ("forward_s", "backward_s", "optimizer_s", "comm_s", "data_s", "paused_s")
 MEMORY_KINDS = ("mem_parameters", "mem_gradients", "mem_optimizer", "mem_activations", "mem_other")
 KNOWN = ("loss", "lr", "grad_norm", "loss_scale", "skipped", "mem_used", "mem_peak")
 _NO_CURVES = frozenset(("step", "samples", "tokens", "steps", "mem_total", *MEMORY_KINDS))
@@ -201,6 +201,7 @@ class Numbers:
         """Seconds of a step, and of that what is a rank's own: without its waits for others."""
         steps = {one.key: one.mean for one in spreads.get("steps", ())}
         waits = {one.key: one for one in spreads.get("comm_s", ())}
+        pauses = {one.key: one.mean for one in spreads.get("paused_s", ())}
         step_s, own = [], []
         for one in spreads.get("step_s", ()):
             count = steps.get(one.key, 0.0)
@@ -209,7 +210,8 @@ class Numbers:
             step_s.append(_scaled(one, 1 / count))
             wait = waits.get(one.key)
             if wait is not None:
-                low, mean, high = one.mean - wait.high, one.mean - wait.mean, one.mean - wait.low
+                rest_s = one.mean - pauses.get(one.key, 0.0)
+                low, mean, high = rest_s - wait.high, rest_s - wait.mean, rest_s - wait.low
                 least = Spread(one.key, low, mean, high, wait.high_key, wait.low_key, one.weight)
                 own.append(_scaled(least, 1 / count))
         self._curve("step_s").add(at, attempt, step_s)

@@ -26,7 +26,7 @@ def find_browser() -> str | None:
 class Browser:
     """One page of a browser with a profile of its own in `folder`.
 
-    State: `requested` has each address that was asked for since the start, `errors` what went wrong in a page:
+    State: `requested` has each address that was asked for so far, `errors` what went wrong in a page:
     exceptions, console.error(), and what the browser refused.
     """
 
