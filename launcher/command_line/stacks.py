@@ -16,6 +16,7 @@ from ..options.backend import LAUNCHERS
 from ..registry.following import POLL_S, now_of
 from ..registry.journal_reader import JournalReader
 from ..registry.known_jobs import KnownJob
+from ..registry.record import State
 from ..registry.replay import Choice, Replay
 from ..registry.stopping import job_process
 from .job_choice import chosen_job, how_it_ended, refuse_elsewhere
@@ -88,10 +89,12 @@ def _ask_job(job: KnownJob) -> int:
     for _ in reader.entries():
         pass
     with job_process(job) as process:
-        if not catches(process.pid, signal.SIGQUIT):
+        why = ""
+        if record.launcher in LAUNCHERS and LAUNCHERS[record.launcher].starts_itself:
+            why = f"has its ranks started by {record.launcher}, which dslaunch cannot ask"
+        elif record.state is State.STARTING or not catches(process.pid, signal.SIGQUIT):
             why = "has not begun to start its ranks, or is ending"
-            if record.launcher in LAUNCHERS and LAUNCHERS[record.launcher].starts_itself:
-                why = f"has its ranks started by {record.launcher}, which dslaunch cannot ask"
+        if why:
             raise LaunchError(f"dslaunch stacks: {record.id} {why}; look at the ranks on their hosts")
         process.signal(signal.SIGQUIT)
     if not record.is_detached:

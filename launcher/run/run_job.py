@@ -52,7 +52,7 @@ def run(options: Options) -> int:
 def run_with(options: Options, console: Console) -> int:
     """The same with this console."""
     try:
-        with no_worker_signals(console.warn):
+        with no_worker_signals(console):
             return _run(options, console)
     except LaunchError:
         console.drain(LAST_WORDS_S)  # warnings that came before it
