@@ -29,6 +29,7 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 ASKING = signal.SIGQUIT
 STOPPING = signal.SIGTSTP
 NUM_ENDING_AT_ONCE = 3
+LAST_WORDS_S = 1.0  # of the thread that tells of a signal
 
 
 @contextmanager
@@ -78,7 +79,7 @@ def no_worker_signals(console: Console) -> Iterator[None]:
             yield
     finally:
         numbers.put(None)
-        thread.join()
+        thread.join(LAST_WORDS_S)
 
 
 def tell_unheard(number: int, console: Console) -> None:

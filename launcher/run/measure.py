@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from ..backends.choose import choose_access
+from ..backends.refused_before import RefusedBefore
 from ..controller.controller import Controller
 from ..errors import LaunchError
 from ..fleet.gpu_speed import MARK as GPU_MARK, MeasuredGpu, read_gpus
@@ -28,16 +29,19 @@ NETWORK_PROGRAM = f"{_PACKAGE}.runtime.comm.network_check"
 GPU_PROGRAM = f"{_PACKAGE}.runtime.metrics.gpu_check"
 
 
-def measure_network(options: Options, hosts: Sequence[Selected], console: Console) -> Network | int:
+def measure_network(
+    options: Options, hosts: Sequence[Selected], console: Console, refused: RefusedBefore | None = None
+) -> Network | int:
     """What was measured, or the exit code of a job that failed; why it did is said then.
 
-    `options` are those of the check, or of the job that it comes before. Errors: LaunchError if the answer
+    `options` are those of the check, or of the job that it comes before; `refused`: as of
+    backends.choose.choose_access. Errors: LaunchError if the answer
     cannot be read
     """
     once = tuple(one._replace(devices=one.devices[:1] or ("0",)) for one in hosts)
     arguments = (f"{STEP_TIMEOUT_S:g}",)
     told, plan, exit_code = _run(
-        options, once, NETWORK_PROGRAM, arguments, mark=NETWORK_MARK, console=console
+        options, once, NETWORK_PROGRAM, arguments, mark=NETWORK_MARK, console=console, refused=refused
     )
     if not told:
         return exit_code or 1
@@ -48,11 +52,18 @@ def measure_network(options: Options, hosts: Sequence[Selected], console: Consol
 
 
 def measure_gpus(
-    options: Options, hosts: Sequence[Selected], console: Console, *, size: tuple[str, ...] = ()
+    options: Options,
+    hosts: Sequence[Selected],
+    console: Console,
+    *,
+    size: tuple[str, ...] = (),
+    refused: RefusedBefore | None = None,
 ) -> tuple[MeasuredGpu, ...] | int:
     """The same for each GPU. `size` of a matrix is for tests."""
     once = tuple(one._replace(devices=one.devices or ("0",)) for one in hosts)
-    told, plan, exit_code = _run(options, once, GPU_PROGRAM, size, mark=GPU_MARK, console=console)
+    told, plan, exit_code = _run(
+        options, once, GPU_PROGRAM, size, mark=GPU_MARK, console=console, refused=refused
+    )
     if len(told) < plan.world_size:
         return exit_code or 1
     slots = {
@@ -74,6 +85,7 @@ def _run(
     *,
     mark: str,
     console: Console,
+    refused: RefusedBefore | None,
 ) -> tuple[list[str], Plan, int]:
     """What the ranks printed behind the mark, and how the job ended; said, if there is too little of it."""
     job = options._replace(
@@ -92,7 +104,7 @@ def _run(
     heard, said = io.BytesIO(), io.BytesIO()
     own = Console(log_level="warning", out=heard, err=said)
     began = time.monotonic()
-    access = choose_access(job, plan.nodes, (), say=console.say)
+    access = choose_access(job, plan.nodes, (), say=console.say, refused=refused)
     try:
         verdict = Controller(plan, connect=access.connect, console=own, window=access.window).run()
     finally:
