@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from ..backends.choose import Access, choose_access
+from ..backends.refused_before import RefusedBefore
 from ..controller.job_signals import no_worker_signals
 from ..controller.timings import describe as describe_timings, drawn
 from ..errors import LaunchError
@@ -59,7 +60,7 @@ def run_with(options: Options, console: Console) -> int:
     began = time.monotonic()
     code, failure = 1, ""
     try:
-        with no_worker_signals(console.warn):
+        with no_worker_signals(console):
             _begin_events(options, console)
             code = _run(options, console)
             return code
@@ -220,14 +221,15 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     Errors: LaunchError if an attempt cannot be made
     """
     attempt: Attempt | None = first
-    hosts = watch_hosts(options, first, console)
+    refused = RefusedBefore()
+    hosts = watch_hosts(options, first, console, refused)
     files: SyncJob | None = None
     try:
         while attempt is not None:
             is_first = attempt is first
             with no_workers_yet(is_first=is_first, last_act=console.abandoned):
                 if options.check.is_on:
-                    attempt = _checked(options, attempt, console, hosts)
+                    attempt = _checked(options, attempt, console, hosts, refused)
                 plan = make_plan(options, attempt)
                 if is_first:
                     _warn_of_plan(plan, console)
@@ -245,7 +247,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
                     files = files_of(options, plan, console, before=files)
             begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
             groups = plan_groups(plan.nodes, options.tree)
-            access = choose_access(options, plan.nodes, groups, say=console.say)
+            access = choose_access(options, plan.nodes, groups, say=console.say, refused=refused)
             try:
                 verdict = _run_attempt(plan, access, console, attempt, hosts, files)
             finally:
@@ -289,11 +291,13 @@ def _write_trace(
         console.error(str(error))
 
 
-def _checked(options: Options, attempt: Attempt, console: Console, hosts: Hosts | None) -> Attempt:
+def _checked(
+    options: Options, attempt: Attempt, console: Console, hosts: Hosts | None, refused: RefusedBefore
+) -> Attempt:
     """The attempt with hosts that are fit. Errors: LaunchError if too few of them are"""
     from .check_first import check_first  # here: most jobs do not look
 
-    fit_attempt = check_first(options, attempt, console)
+    fit_attempt = check_first(options, attempt, console, refused)
     if hosts is not None:
         before = {one.host.name for one in (*attempt.hosts, *attempt.spares)}
         hosts.leave_out(before - {one.host.name for one in (*fit_attempt.hosts, *fit_attempt.spares)})
