@@ -13,9 +13,9 @@ from typing import NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from ..phases import COMM, Phases
 from .comms_log import Stopwatch
 from .messages import Messages
+from .phases import COMM, Phases
 
 T = TypeVar("T")
 NUM_LANES = 5  # a lane is a communicator of its own: what two of them send may pass each other in any way

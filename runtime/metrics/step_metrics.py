@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.training_state import Progress
-from ..phases import EVALUATING, PAUSED, During, Phases
+from ..comm.phases import EVALUATING, PAUSED, During, Phases
 from ..zero.sharded_model import ShardedModel
 from .memory_numbers import MemoryNumbers
 from .pipe import Pipe

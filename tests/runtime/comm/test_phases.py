@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from dslaunch.runtime import phases
-from dslaunch.runtime.phases import BACKWARD, COMM, DATA, EVALUATING, FORWARD, OPTIMIZER, PAUSED, Phases
+from dslaunch.runtime.comm import phases
+from dslaunch.runtime.comm.phases import BACKWARD, COMM, DATA, EVALUATING, FORWARD, OPTIMIZER, PAUSED, Phases
 
 CALLS = {
     "f": FORWARD,
