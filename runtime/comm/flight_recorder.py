@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from ..phases import COMM, Phases
 from ..tracing.spans import MARK, SPANS
 from .comms_log import Stopwatch
 from .messages import Messages
+from .phases import COMM, Phases
 
 T = TypeVar("T")
 NUM_LANES = 5  # a lane is a communicator of its own: what two of them send may pass each other in any way
