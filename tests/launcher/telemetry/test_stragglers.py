@@ -39,7 +39,10 @@ def test_one_that_waits_for_its_data_is_named_with_that() -> None:
     job = FakeJob(lambda rank, at: SLOW_DATA if rank == 0 else PLAIN, hosts=hosts(2, 2), noise=0.0)
     (one,) = job.run(LONG)
     assert one[:3] == (0, "a", "data")
-    assert "getting data, or what else it does between steps, takes 35 ms a step, others 2 ms; look at" in one.text
+    assert (
+        "getting data, or what else it does between steps, takes 35 ms a step, others 2 ms; look at"
+        in one.text
+    )
 
 
 @pytest.mark.parametrize(("cause", "step"), [("compute", SLOW_FORWARD), ("data", SLOW_DATA)])
