@@ -78,7 +78,10 @@ class MetricsReader:
         """What was told since the last time."""
         told, self._told = self._told, {}
         host = self._host.look()
-        host.update({"links": self._links.look(now), "places": self._places(told)})
+        links = self._links.look(now)
+        host.update({"links": links, "places": self._places(told)})
+        if links is not None:
+            host["net_wait"] = max(one["wait"] for one in links["to"].values())
         if self._is_folding:
             add_own_time(told)
         folded = {FOLDED: fold(told)} if self._is_folding and told else told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from .stragglers import (
 )
 
 LOOK_EVERY_S = 1.0
+COST = 0.01  # of a core: in jobs of very many hosts it looks more seldom
 QUIET_S = 60.0  # in which one that was well meanwhile is no news; twice as long each time
 MAX_QUIET_S = 3600.0
 MAX_ROWS = 20_000  # of a rank
@@ -82,7 +84,12 @@ class StragglerWatch:
         """What is news."""
         if now < self._look_at:
             return []
-        self._look_at = now + LOOK_EVERY_S
+        began = time.thread_time()
+        news = self._look(now)
+        self._look_at = now + max(LOOK_EVERY_S, (time.thread_time() - began) / COST)
+        return news
+
+    def _look(self, now: float) -> list[Straggler]:
         comparison = compare(self._compared(), stage_of=self._stage_of)
         news = self._news_of_ranks(comparison, now)
         if not any(one.is_clear for one in comparison.slow):
@@ -105,13 +112,14 @@ class StragglerWatch:
             known = self._addresses.setdefault(address, host)
             if known != host:
                 self._addresses[address] = ""
+        window_s = 1.2 * self._window_s() if links else 0.0
         for address, row in _dict(links.get("to")).items():
             peer = self._addresses.get(address, "")
             if address == OTHERS or not peer or peer == host:
                 continue
             looks = self._looks.setdefault((host, peer), deque(maxlen=MAX_ROWS))
             looks.append(Look(at_s, links["seconds"], row["wait"], row["out"]))
-            while looks[0].until < at_s - 2 * self._window_s():
+            while looks[0].until < at_s - window_s:
                 looks.popleft()
 
     def _window_s(self) -> float:
