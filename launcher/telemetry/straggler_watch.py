@@ -65,6 +65,7 @@ class StragglerWatch:
         self._told: set[tuple[int, str]] = set()  # ranks and causes that are no news
         self._quiet: dict[tuple[int, str], tuple[float, float]] = {}  # until when they are not, and how long
         self._newest = 0.0
+        self._window_s = WINDOW_S
         self._look_at = 0.0
 
     def take(self, host: str, item: Metrics, at_s: float) -> None:
@@ -90,6 +91,7 @@ class StragglerWatch:
         return news
 
     def _look(self, now: float) -> list[Straggler]:
+        self._window_s = window_of(self._series.values())
         comparison = compare(self._compared(), stage_of=self._stage_of)
         news = self._news_of_ranks(comparison, now)
         if not any(one.is_clear for one in comparison.slow):
@@ -112,18 +114,14 @@ class StragglerWatch:
             known = self._addresses.setdefault(address, host)
             if known != host:
                 self._addresses[address] = ""
-        window_s = 1.2 * self._window_s() if links else 0.0
         for address, row in _dict(links.get("to")).items():
             peer = self._addresses.get(address, "")
             if address == OTHERS or not peer or peer == host:
                 continue
             looks = self._looks.setdefault((host, peer), deque(maxlen=MAX_ROWS))
             looks.append(Look(at_s, links["seconds"], row["wait"], row["out"]))
-            while looks[0].until < at_s - window_s:
+            while looks[0].until < at_s - 1.2 * self._window_s:
                 looks.popleft()
-
-    def _window_s(self) -> float:
-        return window_of(self._series.values()) if self._series else WINDOW_S
 
     def _compared(self) -> dict[str, deque[Times]]:
         """Where ranks are folded, the slowest of each host; of the only host beside the others there."""
@@ -158,7 +156,7 @@ class StragglerWatch:
         return news
 
     def _news_of_links(self, waiting: float | None, now: float) -> list[Straggler]:
-        found = find_slow_link(self._looks, newest=self._newest, length=self._window_s(), waiting=waiting)
+        found = find_slow_link(self._looks, newest=self._newest, length=self._window_s, waiting=waiting)
         rank = None if found is None else self._first_rank(found.host)
         news = self._over({key for key in self._told if key[1] == "link" and key[0] != rank})
         if found is not None and found.is_clear and rank is not None and self._is_news((rank, "link"), now):
