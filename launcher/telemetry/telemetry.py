@@ -21,6 +21,7 @@ METRICS = "metrics"
 _OPENING = ("job", "attempt", "config")  # what a file that begins later needs first
 _LATE_S = 0.3  # of an interval: hosts tell at different times, and one event has them all
 _MAX_REPORT = 1 << 20
+_NO_EVENT = ("links", "places")  # long, and only for the comparison of hosts
 
 
 class EventSink(Protocol):
@@ -108,7 +109,7 @@ class Telemetry:
                     self._ranks[f"{host} {FOLDED}"] = row
                 else:
                     merge(self._ranks.setdefault(rank, {}), row)
-            self._hosts[host] = item.host
+            self._hosts[host] = {name: one for name, one in item.host.items() if name not in _NO_EVENT}
 
     def take_told(self, item: Told) -> None:
         """Something long of a rank."""
