@@ -64,7 +64,7 @@ KNOWN: dict[Place, str] = {
     ("registry/own_entry.py", "OwnEntry.remove", "shutil.rmtree"): "the folder of this job's record",
     ("registry/record.py", "_replace", "os.replace"): "in the folder of the job's record",
     ("registry/record.py", "write_record", "os.unlink"): "the same: room that was reserved",
-    ("run/run_detached.py", "run_detached", "shutil.rmtree"): "the folder that was made some lines before",
+    ("run/run_detached.py", "start_detached", "shutil.rmtree"): "the folder that was made some lines before",
     ("node/worker_hook.py", "install_hook", "open"): "in a folder that was made the line before",
     ("output/writer.py", "unbuffered", "open"): "/dev/null, and the standard streams",
 }  # fmt: skip
@@ -122,6 +122,8 @@ FOLLOWS_LINKS = {
         "/dev and /proc only",
     "collecting.py: os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)":
         "what a person names with --collect, read only",
+    "event_reader.py: os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)":
+        "events that a person names, read only; in the folder of a job's record no other user writes",
     "sync_folder.py: os.open(root, _FOLDER_FLAGS)": "the folder that a person names, and may be a link",
 }  # fmt: skip
 
