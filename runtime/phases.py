@@ -13,10 +13,9 @@ without engine.backward() it ran the backward by itself.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from threading import get_ident
+from time import perf_counter as clock_s
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ _AFTER = {
     EVALUATING: "after evaluating",
 }
 _GAPS = frozenset([*_AFTER.values(), _STEP_ENDS])
+_COUNTED = (FORWARD, BACKWARD, OPTIMIZER, COMM, DATA, PAUSED, EVALUATING)
 _RUNS_BACKWARD = (BACKWARD, _AFTER[FORWARD])  # on a GPU that is a thread of autograd's
 _MEANT = {  # what a gap was, by the call that follows
     FORWARD: DATA,
@@ -43,21 +43,23 @@ _MEANT = {  # what a gap was, by the call that follows
     _STEP_ENDS: OPTIMIZER,
 }
 _WHOLE = (PAUSED, EVALUATING)  # to wait for others is part of it
-_MOST_MARKS = 4096  # of a step; then times are read within it
+_MOST_MARKS = 4096  # then times are read before the step ends
 
 
 class Phases:
-    """The times of one engine.
+    """The times of one process.
 
     Units: seconds
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stamps: _Clock | _Events = _Events(device) if device.type == "cuda" else _Clock()
+        self._events = _Events(device) if device.type == "cuda" else None
+        self._now: Callable[[], Any] = self._events.now if self._events else clock_s
         self._marks: list[tuple[str, Any]] = []  # (what begins, when), the oldest first
+        self._ends: list[int] = []  # those of them that end steps
         self._phase = _AFTER[OPTIMIZER]
         self._thread = get_ident()  # that calls the engine
-        self._open = _Sums()
+        self._sums = _Sums()
 
     # ---- marks
 
@@ -68,40 +70,39 @@ class Phases:
         before = self._phase
         if get_ident() != self._thread and before not in _RUNS_BACKWARD:
             return None
-        if not self._stamps.is_seen() or (phase == COMM and before in _WHOLE):
+        if before in _WHOLE and phase == COMM:
+            return None
+        if self._events is not None and not self._events.is_seen():
             return None
         if before != phase:
             self._phase = phase
-            self._mark(phase)
+            self._marks.append((phase, self._now()))
         return before
 
     def end(self, phase: str, before: str | None) -> None:
         """What `begin` has begun has ended."""
-        if before is None or before == phase:
-            return
-        self._phase = _AFTER.get(phase, before) if before in _GAPS else before
-        self._mark(self._phase)
+        if before is not None and before != phase:
+            self._phase = now = _AFTER.get(phase, before) if before in _GAPS else before
+            self._marks.append((now, self._now()))
 
-    @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
-        """The call of the engine inside is this phase."""
+    def during(self, phase: str) -> During:
+        """Around a call of the engine, which is this phase."""
+        return During(self, phase)
+
+    def begin_call(self, phase: str) -> str | None:
+        """As `begin`, of a call of the engine: this thread, and on a GPU the stream, is where it computes."""
         self._thread = get_ident()
-        self._stamps.note_stream()
-        before = self.begin(phase)
-        try:
-            yield
-        finally:
-            self.end(phase, before)
+        if self._events is not None:
+            self._events.note_stream()
+        if len(self._marks) > _MOST_MARKS:
+            self._read(len(self._marks) if self._events is None else self._events.num_known(self._marks))
+        return self.begin(phase)
 
     def end_step(self) -> None:
         """An optimizer step has ended."""
         self._phase = _AFTER[OPTIMIZER]
-        self._mark(_STEP_ENDS)
-
-    def _mark(self, phase: str) -> None:
-        self._marks.append((phase, self._stamps.now()))
-        if len(self._marks) > _MOST_MARKS:
-            self._read(self._stamps.num_known(self._marks))
+        self._ends.append(len(self._marks))
+        self._marks.append((_STEP_ENDS, self._now()))
 
     # ---- times
 
@@ -109,22 +110,39 @@ class Phases:
         """Return what has passed in the steps that have ended since the last call, as far as it is known:
         "steps", "step_s", and the parts of that by phase; empty where no step is.
         """
-        ended = [index for index, (phase, _) in enumerate(self._marks) if phase == _STEP_ENDS]
-        while ended and not self._stamps.is_known(self._marks[ended[-1]][1]):
-            ended.pop()
-        if ended:
-            self._read(ended[-1] + 1)
-        return self._open.take()
+        known = len(self._ends)
+        if self._events is not None:
+            while known and not self._events.is_known(self._marks[self._ends[known - 1]][1]):
+                known -= 1
+        if known:
+            self._read(self._ends[known - 1] + 1)
+        return self._sums.take()
 
     def _read(self, count: int) -> None:
         """Add up what is between the first `count` marks; the last of them is the first from then on."""
         if count < 1:
             return
-        between = self._stamps.between
-        for (phase, since), (following, until) in zip(self._marks, self._marks[1:count], strict=False):
-            self._open.add(phase, between(since, until), following)
-        self._stamps.give_back([stamp for _, stamp in self._marks[: count - 1]])
+        self._sums.add(self._marks[:count], _between_clocks if self._events is None else _between_events)
+        if self._events is not None:
+            self._events.give_back([stamp for _, stamp in self._marks[: count - 1]])
         del self._marks[: count - 1]
+        self._ends = [index - count + 1 for index in self._ends if index >= count]
+
+
+class During:
+    """The call inside is a phase."""
+
+    __slots__ = ("_before", "_phase", "_phases")
+
+    def __init__(self, phases: Phases, phase: str) -> None:
+        self._phases, self._phase = phases, phase
+        self._before: str | None = None
+
+    def __enter__(self) -> None:
+        self._before = self._phases.begin_call(self._phase)
+
+    def __exit__(self, *_: object) -> None:
+        self._phases.end(self._phase, self._before)
 
 
 class _Sums:
@@ -132,57 +150,41 @@ class _Sums:
 
     def __init__(self) -> None:
         self._told: dict[str, float] = {}
-        self._step: dict[str, float] = {}
-        self._gap: tuple[str, float] = ("", 0.0)  # whose meaning is not known yet, and how long it was so far
+        self._step: dict[str, float] = dict.fromkeys(_COUNTED, 0.0)
+        self._gap, self._gap_s = "", 0.0  # whose meaning is not known yet, and how long it was so far
 
-    def add(self, phase: str, seconds: float, following: str) -> None:
-        if phase in _GAPS:
-            self._gap = (phase, self._gap[1] + seconds)
-        else:
-            self._count(phase, seconds)
-        if following in _MEANT:
-            kind, seconds = self._gap
+    def add(self, marks: Sequence[tuple[str, Any]], between: Callable[[Any, Any], float]) -> None:
+        """Add what is between these."""
+        phase, since = marks[0]
+        for following, until in marks[1:]:
+            if phase in _GAPS:
+                self._gap = phase
+                self._gap_s += between(since, until)
+            else:
+                self._step[phase] += between(since, until)
+            if following in _MEANT:
+                if self._gap_s:
+                    meant = PAUSED if self._gap == _AFTER[EVALUATING] else _MEANT[following]
+                    self._step[meant] += self._gap_s
+                    self._gap_s = 0.0
+                if following == _STEP_ENDS:
+                    self._end_step()
+            phase, since = following, until
+
+    def _end_step(self) -> None:
+        told = self._told
+        for phase, seconds in self._step.items():
             if seconds:
-                self._count(PAUSED if kind == _AFTER[EVALUATING] else _MEANT[following], seconds)
-            self._gap = ("", 0.0)
-        if following == _STEP_ENDS:
-            for name, value in self._step.items():
-                self._told[name] = self._told.get(name, 0.0) + value
-            self._told["step_s"] = self._told.get("step_s", 0.0) + sum(self._step.values())
-            self._told["steps"] = self._told.get("steps", 0) + 1
-            self._step = {}
-
-    def _count(self, phase: str, seconds: float) -> None:
-        name = f"{PAUSED if phase == EVALUATING else phase}_s"
-        self._step[name] = self._step.get(name, 0.0) + seconds
+                name = f"{PAUSED if phase == EVALUATING else phase}_s"
+                told[name] = told.get(name, 0.0) + seconds
+                self._step[phase] = 0.0
+                told["step_s"] = told.get("step_s", 0.0) + seconds
+        told["steps"] = told.get("steps", 0) + 1
 
     def take(self) -> dict[str, float]:
+        """Return those of steps that have ended, once."""
         told, self._told = self._told, {}
         return told
-
-
-class _Clock:
-    """When it is, where the program computes by itself."""
-
-    now = staticmethod(time.perf_counter)
-
-    def is_seen(self) -> bool:
-        return True
-
-    def note_stream(self) -> None:
-        """There are none."""
-
-    def is_known(self, stamp: float) -> bool:
-        return True
-
-    def num_known(self, marks: list[tuple[str, Any]]) -> int:
-        return len(marks)
-
-    def between(self, since: float, until: float) -> float:
-        return until - since
-
-    def give_back(self, stamps: list[float]) -> None:
-        """Nothing is kept."""
 
 
 class _Events:
@@ -199,20 +201,29 @@ class _Events:
         return event
 
     def is_seen(self) -> bool:
+        """Whether what is told the GPU here is told the stream that computes."""
         return torch.cuda.current_stream(self._device) == self._stream
 
     def note_stream(self) -> None:
+        """The engine is called."""
         self._stream = torch.cuda.current_stream(self._device)
 
     def is_known(self, stamp: torch.cuda.Event) -> bool:
         return bool(stamp.query())  # type: ignore[no-untyped-call]
 
-    def num_known(self, marks: list[tuple[str, Any]]) -> int:
+    def num_known(self, marks: Sequence[tuple[str, Any]]) -> int:
+        """Return a number of marks that have happened."""
         count = len(marks) // 2  # far behind the last one
         return count if self.is_known(marks[count - 1][1]) else 0
 
-    def between(self, since: torch.cuda.Event, until: torch.cuda.Event) -> float:
-        return max(0.0, float(since.elapsed_time(until)) / 1e3)  # of two streams it may be less
-
     def give_back(self, stamps: list[torch.cuda.Event]) -> None:
+        """They will be recorded again."""
         self._spare += stamps
+
+
+def _between_clocks(since: float, until: float) -> float:
+    return until - since
+
+
+def _between_events(since: torch.cuda.Event, until: torch.cuda.Event) -> float:
+    return max(0.0, float(since.elapsed_time(until)) / 1e3)  # of two streams it may be less

@@ -166,6 +166,7 @@ COMMANDS: dict[str, str] = {
     "stop": ".stop",
     "stacks": ".stacks",
     "top": ".top",
+    "trace": ".trace",
     "checkpoint": ".checkpoint",
     "report-env": ".report_env",
     "drop-in": ".drop_in",

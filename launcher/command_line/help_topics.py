@@ -57,6 +57,8 @@ Examples:
       show rank 0 only, and keep the output of all ranks in files
   dslaunch --stack_on_hang 300 train.py
       show where each rank is, if none has written anything for five minutes
+  dslaunch --trace 10-12 train.py
+      say where the time of these steps went, and keep them for Perfetto in trace-train.json.gz
 """
 
 FAILURES = """
@@ -148,7 +150,8 @@ TOPICS = (
         "Output",
         (
             *("quiet", "log_level", "tee", "prefix", "timestamps", "fold"),
-            *("log_dir", "report", "events", "metrics_interval", "timings", "stack_on_hang"),
+            *("log_dir", "report", "events", "metrics_interval", "metrics_port", "timings", "stack_on_hang"),
+            *("on_end", "webhook", "trace", "trace_ranks", "trace_to"),
         ),
         OUTPUT,
     ),
@@ -220,6 +223,7 @@ COMMANDS = {
     "stop": "end a job in order, or kill it, and wait until it has ended",
     "stacks": "what each rank of a job that runs does, as seen by Python",
     "top": "watch a job: steps, losses, and what each rank waits for",
+    "trace": "print again where the time of traced steps went",
     "checkpoint": "look at checkpoints, verify, compare, prune, export weights",
     "report-env": "what works on this machine: kernels, CUDA, direct I/O",
     "drop-in": "make `import deepspeed` get dslaunch in every program",

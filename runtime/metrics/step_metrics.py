@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.training_state import Progress
-from ..phases import EVALUATING, PAUSED, Phases
+from ..phases import EVALUATING, PAUSED, During, Phases
 from ..zero.sharded_model import ShardedModel
 from .memory_numbers import MemoryNumbers
 from .pipe import Pipe
@@ -54,7 +54,7 @@ class StepMetrics:
         """The engine has ended."""
         self._pipe.release(self)
 
-    def during(self, phase: str) -> AbstractContextManager[None]:
+    def during(self, phase: str) -> During:
         """The call of the engine inside is this part of a step."""
         if self._is_evaluating:
             self._is_evaluating = False
@@ -72,7 +72,7 @@ class StepMetrics:
         finally:
             self._pipe.tell_state("evaluating" if self._is_evaluating else None)
 
-    def evaluating(self) -> AbstractContextManager[None]:
+    def evaluating(self) -> During:
         """Around a forward that is part of no step."""
         if not self._is_evaluating:
             self._is_evaluating = True

@@ -36,7 +36,7 @@ def times_of(story: str, monkeypatch: pytest.MonkeyPatch, *, most_marks: int = 4
     program, | the end of a step.
     """
     clock = Clock()
-    monkeypatch.setattr(phases._Clock, "now", staticmethod(clock))
+    monkeypatch.setattr(phases, "clock_s", clock)
     monkeypatch.setattr(phases, "_MOST_MARKS", most_marks)
     made = Phases(torch.device("cpu"))
     within: list[Any] = []
