@@ -167,6 +167,7 @@ COMMANDS: dict[str, str] = {
     "stacks": ".stacks",
     "top": ".top",
     "trace": ".trace",
+    "report": ".report",
     "checkpoint": ".checkpoint",
     "report-env": ".report_env",
     "drop-in": ".drop_in",

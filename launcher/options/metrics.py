@@ -35,6 +35,11 @@ class MetricsOptions(NamedTuple):
         if self.endpoint is not None:
             raise LaunchError(f"--metrics_port has no effect with {why}; leave it out")
 
+    @property
+    def has_own_interval(self) -> bool:
+        """Whether numbers were asked for, at another interval than the usual one."""
+        return self.interval_s not in (0.0, MetricsOptions().interval_s)
+
 
 def _place(context: click.Context, parameter: click.Parameter, value: str | None) -> Place | None:
     """PORT, ADDRESS:PORT or [IPV6]:PORT."""
@@ -52,11 +57,6 @@ def _place(context: click.Context, parameter: click.Parameter, value: str | None
             "e.g. 9400, and 0.0.0.0:9400 or [::]:9400 to be reached from other machines"
         )
     return Place(address or THIS_MACHINE, number)
-
-    @property
-    def has_own_interval(self) -> bool:
-        """Whether numbers were asked for, at another interval than the usual one."""
-        return self.interval_s not in (0.0, MetricsOptions().interval_s)
 
 
 OPTIONS: tuple[click.Option, ...] = (

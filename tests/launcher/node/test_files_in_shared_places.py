@@ -39,7 +39,7 @@ KNOWN: dict[Place, str] = {
         "a file that the agent made, found by its identity",
     ("node/private_folder.py", "_remove_folder", "os.rmdir"): "the agent's own folder",
     ("node/private_folder.py", "_remove_folder", "shutil.rmtree"): "the same; it removes links as links",
-    ("output/job_report.py", "_put", "partial.unlink"): "the new file beside it, made some lines before",
+    ("output/job_report.py", "put_file", "partial.unlink"): "the new file beside it, made some lines before",
     ("output/job_report.py", "write_report", "path.write_text"): "/dev and /proc only",
     ("node/sync_commit.py", "_move", "os.rename"): "--sync: no link is followed on the way",
     ("node/sync_commit.py", "_move_across", "os.rename"): "as above",
