@@ -8,11 +8,10 @@ from .run_state import RunState
 from .step_times import StepTimes
 
 LEAD = 0.1  # of a step: with less, the ranks are as fast as each other
-SAID_S = 60.0  # so long a straggler counts as one after it was said
 
 
 class Slowest(NamedTuple):
-    """`why` is a sentence without its end; `is_said` if an event has named it."""
+    """`why` is a sentence without its end. `is_said` if an event has named it: then that one is whole."""
 
     rank: int
     host: str
@@ -23,16 +22,11 @@ class Slowest(NamedTuple):
 
 def slowest(state: RunState) -> Slowest | None:
     """None if no rank is slower than the others, or that is not known."""
-    found = _of_folded(state) if state.folded else _of_ranks(state)
-    said = state.stragglers[-1] if state.stragglers else None
-    if said is None or state.attempt is None or said.at < state.attempt.began_at:
-        return found
-    is_new = state.at - said.at <= SAID_S
-    if not is_new and (found is None or found.rank != said.rank):
-        return found
-    return Slowest(
-        said.rank, said.host, said.cause, said.text or _shown(said.share, said.cause), is_said=True
-    )
+    said = max(state.present_stragglers.values(), key=lambda one: (one.share, one.at), default=None)
+    if said is not None:
+        why = said.text or _shown(said.share, said.cause)
+        return Slowest(said.rank, said.host, said.cause, why, is_said=bool(said.text))
+    return _of_folded(state) if state.folded else _of_ranks(state)
 
 
 def _of_ranks(state: RunState) -> Slowest | None:
