@@ -48,20 +48,21 @@ def _of_ranks(state: RunState) -> Slowest | None:
 
 
 def _of_folded(state: RunState) -> Slowest | None:
-    """The rank that waits least, where others wait longer."""
-    waits = {host: one.per_step("comm_s") for host, one in state.folded.items()}
-    known = {host: one for host, one in waits.items() if one is not None}
+    """The rank that does most itself, of which its host tells."""
+    told = {host: one.per_step("own_s") for host, one in state.folded.items()}
+    known = {host: one for host, one in told.items() if one is not None}
     if not known or state.step_s is None:
         return None
-    host = min(known, key=lambda one: known[one].least)
-    share = (_median([one.mean for one in known.values()]) - known[host].least) / max(1e-9, state.step_s)
+    host = max(known, key=lambda one: known[one].most)
+    step_s = max(1e-9, state.step_s)
+    share = (known[host].most - _median([one.mean for one in known.values()])) / step_s
     paused = state.folded[host].per_step("paused_s")
-    if share < LEAD or (paused is not None and paused.most / max(1e-9, state.step_s) >= LEAD):
-        return None  # a rank that saves waits least, too
+    if share < LEAD or (paused is not None and paused.most / step_s >= LEAD):
+        return None  # to save is in a rank's own time, too
     data = state.folded[host].per_step("data_s")
-    is_data = data is not None and (data.most - data.mean) / state.step_s >= share / 2
+    is_data = data is not None and (data.most - data.mean) / step_s >= share / 2
     cause = "data" if is_data else "compute"
-    return Slowest(known[host].rank_of_least, host, cause, _shown(share, cause))
+    return Slowest(known[host].rank_of_most, host, cause, _shown(share, cause))
 
 
 def _cause(times: StepTimes, others: list[StepTimes]) -> str:

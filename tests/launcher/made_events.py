@@ -210,6 +210,10 @@ def _row(
 
 
 def _folded(rows: dict[int, Event]) -> dict[str, list[float]]:
+    rows = {
+        rank: {**row, "own_s": row["step_s"] - row["comm_s"]} if "step_s" in row else row
+        for rank, row in rows.items()
+    }
     names = {name for row in rows.values() for name, one in row.items() if not isinstance(one, str)}
     found = {}
     for name in sorted(names):

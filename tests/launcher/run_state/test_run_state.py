@@ -121,7 +121,7 @@ def test_a_step_in_which_one_rank_saved_names_nobody(num_hosts: int) -> None:
             saving = event["ranks"]["3"]
             saving.update(comm_s=saving["comm_s"] - 1.0, paused_s=1.0)
         elif event["event"] == "metrics":
-            event["ranks"]["gpu01 *"].update(comm_s=[0.01, 0.2, 0.3, 3, 1], paused_s=[0.0, 0.1, 1.0, 0, 3])
+            event["ranks"]["gpu01 *"].update(own_s=[0.5, 0.6, 1.6, 1, 3], paused_s=[0.0, 0.1, 1.0, 0, 3])
         state.take(event)
     assert slowest(state) is None
 
