@@ -65,7 +65,7 @@ def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
             "which run? Write: dslaunch report RUN, with the folder of --log_dir or the name of a job",
         ),
         ("report nosuch", "nosuch: no such file or folder, and no job 'nosuch' is known here; see"),
-        ("report ./", "./: there is no events.jsonl and no report.json in it, nor in latest; give the"),
+        ("report ./", ".: there is no events.jsonl and no report.json in it, nor in latest; give the"),
         (
             "report hosts",
             "hosts: no event of a job is in it; give the events.jsonl or the report.json of a run",

@@ -71,8 +71,7 @@ def axis_color(browser: Browser) -> Any:
 
 
 def test_a_page_draws_its_charts_in_both_themes_and_asks_no_network(browser: Browser, tmp_path: Path) -> None:
-    run = MadeRun(num_hosts=1, per_host=2, num_steps=120, slow_rank=1, has_gpus=False)
-    write_run(tmp_path, run)
+    write_run(tmp_path, MadeRun(num_hosts=1, per_host=2, num_steps=120, slow_rank=1, is_plain=True))
     prefer(browser, "dark")
     show(browser, tmp_path, page_of(run_of(tmp_path)))
     points = browser.ask("dslaunchPoints()")
@@ -108,7 +107,10 @@ def test_hostile_words_do_nothing(browser: Browser, tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_two_runs_are_drawn_over_each_other(browser: Browser, tmp_path: Path) -> None:
     for name, lr in (("a", 1e-3), ("b", 2e-3)):
-        write_run(tmp_path / name, MadeRun(num_hosts=1, per_host=2, num_steps=200, lr=lr, num_attempts=1))
+        write_run(
+            tmp_path / name,
+            MadeRun(num_hosts=1, per_host=2, num_steps=200, lr=lr, num_attempts=1, is_plain=True),
+        )
     show(browser, tmp_path, comparison_page(run_of(tmp_path / "a"), run_of(tmp_path / "b")))
     points = browser.ask("dslaunchPoints()")
     assert points["step-loss"] > 20
@@ -118,7 +120,7 @@ def test_two_runs_are_drawn_over_each_other(browser: Browser, tmp_path: Path) ->
 
 @pytest.mark.exhaustive
 def test_folded_ranks_on_a_phone_and_on_paper(browser: Browser, tmp_path: Path) -> None:
-    write_run(tmp_path, MadeRun(num_hosts=64, per_host=8, num_steps=60, slow_rank=77))
+    write_run(tmp_path, MadeRun(num_hosts=64, per_host=8, num_steps=60, slow_rank=77, is_plain=True))
     prefer(browser, "dark")
     browser.resize(*PHONE, is_phone=True)
     try:
