@@ -11,6 +11,7 @@ import click
 from ..backends.choose import Access, choose_access
 from ..controller.timings import describe as describe_timings, drawn
 from ..errors import LaunchError
+from ..inputs.rank_set import format_ranks
 from ..job.gateways import gateways_of, plan_groups
 from ..job.mesh import fit, warnings_of
 from ..job.plan import Plan, origins_of, overruled
@@ -117,6 +118,9 @@ def _show_job(options: Options, first: Attempt, console: Console) -> int:
         text += f"\n{describe_sync(options, plan)}"
     if first.spares:
         text += f"\nspares: {', '.join(one.host.name for one in first.spares)}"
+    if options.trace.is_on:
+        ranks = format_ranks(rank for node in plan.nodes for rank in traced_ranks(node))
+        text += f"\ntraced: step {options.trace.steps} of rank {ranks}"
     if options.check.is_on:
         text += "\nfirst all hosts are looked at, and unfit ones left out if the job may (--check)"
     return _show_plan(plan, text, console)
