@@ -14,6 +14,7 @@ from ..backends.refused_before import RefusedBefore
 from ..controller.job_signals import no_worker_signals
 from ..controller.timings import describe as describe_timings, drawn
 from ..errors import LaunchError
+from ..inputs.rank_set import format_ranks
 from ..job.gateways import gateways_of, plan_groups
 from ..job.mesh import fit, warnings_of
 from ..job.plan import Plan, origins_of, overruled
@@ -191,6 +192,9 @@ def _show_job(options: Options, first: Attempt, console: Console) -> int:
         text += f"\n{describe_sync(options, plan)}"
     if first.spares:
         text += f"\nspares: {', '.join(one.host.name for one in first.spares)}"
+    if options.trace.is_on:
+        ranks = format_ranks(rank for node in plan.nodes for rank in traced_ranks(node))
+        text += f"\ntraced: step {options.trace.steps} of rank {ranks}"
     if options.check.is_on:
         text += "\nfirst all hosts are looked at, and unfit ones left out if the job may (--check)"
     return _show_plan(plan, text, console)

@@ -229,8 +229,10 @@ class FlightRecorder:
         if oldest is not None:
             oldest.is_awaited = True
         try:
-            with SPANS.span("device", "wait for the GPU"):
-                yield
+            since = time.monotonic_ns() if SPANS.is_on else 0
+            yield
+            if since:
+                SPANS.add("device", "wait for the GPU", since)
         finally:
             if oldest is not None:
                 oldest.is_awaited = False
