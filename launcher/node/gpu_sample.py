@@ -114,7 +114,7 @@ class GpuSample:
                 self._at = time.monotonic()
 
     def last(self, now: float) -> list[dict[str, Any]]:
-        """One row for each GPU, in the order of nvidia-smi; empty if nothing is known, or only of long ago."""
+        """One row for each GPU, as nvidia-smi orders them; empty if nothing is known, or only of long ago."""
         return self._gpus if now - self._at <= self._keep_s else []
 
     def close(self) -> None:
