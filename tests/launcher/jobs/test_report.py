@@ -19,11 +19,15 @@ pytestmark = pytest.mark.slow
 TELL = """
 import json
 def tell(**numbers):
-    path = os.environ['DSLAUNCH_METRICS_PIPE']
-    while not os.path.exists(path): time.sleep(0.01)
-    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    os.write(fd, f'{rank} {json.dumps(numbers)}\\n'.encode())
-    os.close(fd)
+    while True:
+        try:
+            fd = os.open(os.environ['DSLAUNCH_METRICS_PIPE'], os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # it is not there yet, or is not read yet
+            time.sleep(0.01)
+            continue
+        os.write(fd, f'{rank} {json.dumps(numbers)}\\n'.encode())
+        os.close(fd)
+        return
 """
 
 
