@@ -8,11 +8,12 @@ import signal
 import time
 from collections.abc import Sequence
 
-from ..job.plan import Plan
+from ..job.plan import Plan, origins_of
 from ..job.verdict import Failure, signal_name
 from ..output.console import Console
+from ..telemetry.straggler_watch import StragglerWatch
 from ..wire.frames import AskStacks, Exited, Frame, Hold, Metrics, Signal, Stacks, Started, Told
-from .job_signals import ASKING, PASSED_ON, STOPPING, nobody_heard, stop_until_continued
+from .job_signals import ASKING, PASSED_ON, STOPPING, stop_until_continued, tell_unheard
 from .link import LinkEnd
 from .roster import HostState, Roster
 from .stacks import StackWatch
@@ -29,6 +30,7 @@ class RunningJob:
         self._console = console
         self._telemetry = console.telemetry
         self._stacks = StackWatch(plan.stack_on_hang_s, place_of=plan.place_of)
+        self._stragglers = StragglerWatch(origins_of(plan), place_of=plan.place_of)
 
     def heard_output(self, at_s: float) -> None:
         """Some rank wrote something; may be called from any thread."""
@@ -52,6 +54,7 @@ class RunningJob:
         """What others may want to know of what a host said."""
         if isinstance(item, Metrics):
             self._telemetry.take_metrics(host.name, item)
+            self._stragglers.take(host.name, item, min(at_s, item.at + host.clock_offset_s))
         elif isinstance(item, Told):
             self._telemetry.take_told(item)
         elif isinstance(item, Started):
@@ -71,6 +74,7 @@ class RunningJob:
         """
         now = time.monotonic()
         self._telemetry.look(now)
+        self._look_at_stragglers(now)
         if started_at is not None:
             silent_s = self._stacks.silence_to_ask_about(now, started_at=started_at)
             if silent_s:
@@ -81,6 +85,17 @@ class RunningJob:
                 self._console.show(block.title, block.lines)
             if blocks:
                 self._console.answered()
+
+    def _look_at_stragglers(self, now: float) -> None:
+        for one in self._stragglers.look(now):
+            rank, host, cause = one.rank, one.host, one.cause
+            if one.is_over:
+                self._telemetry.record("straggler_over", rank=rank, host=host, cause=cause)
+                continue
+            self._telemetry.record(
+                "straggler", rank=rank, host=host, cause=cause, share=one.share, text=one.text
+            )
+            self._console.warn(one.text)
 
     def warn_of_left_over(self, host: HostState, num_processes: int) -> None:
         """Processes that a host has ended at the job's end."""
@@ -94,7 +109,7 @@ class RunningJob:
         if number in PASSED_ON:
             self.pass_on(number)
         elif number == ASKING and not self._roster.num_running:
-            self._console.warn(nobody_heard(number))
+            tell_unheard(number, self._console)
         elif number == ASKING:
             self.ask_stacks(signal_name(number))
         elif number != STOPPING:
@@ -116,7 +131,7 @@ class RunningJob:
         if num_workers:
             self._console.say(f"{signal_name(number)}: passed on to {num_workers} workers")
         else:
-            self._console.warn(nobody_heard(number))
+            tell_unheard(number, self._console)
 
     def stop_this_process(self) -> None:
         """The workers go on until their output fills the pipes.

@@ -10,15 +10,18 @@ import os
 
 from ..wire import fast_json
 from ..wire.frames import Metrics, Told
+from .evidence import read_place
 from .host_sample import HostSample
 from .lean_stdlib import suppress
+from .links import Links
 
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any, Union
 
     from ..wire.frames import Frame
+    from .gpu_sample import GpuSample
     from .lean_stdlib import Selector
 
     Value = Union[int, float, str]  # noqa: UP007 - for Python 3.8
@@ -32,6 +35,7 @@ MAX_FILE_BYTES = 1 << 20
 FOLDED = "*"
 _FILES = ("config", "hang", "trace")
 _INFINITE = 1.7976931348623157e308
+_MOST = 1 << 64  # of a whole number: a greater one may be none that a float can hold
 
 
 class MetricsReader:
@@ -49,8 +53,11 @@ class MetricsReader:
         is_folding: bool,
         selector: Selector,
         send: Callable[[Frame], None],
+        pids: Callable[[], Sequence[int]] = tuple,
+        gpus: GpuSample | None = None,
     ) -> None:
-        """Make the pipe. Errors: OSError"""
+        """Make the pipe. `pids`: of the workers that run. Errors: OSError"""
+        self._gpus = gpus
         self._path, self._ranks, self._is_folding = path, ranks, is_folding
         self._selector, self._send = selector, send
         self._every_s = interval_s
@@ -60,6 +67,8 @@ class MetricsReader:
         self._rest = b""
         self._told: dict[int, dict[str, Value]] = {}  # by rank, since the last time
         self._host = HostSample()
+        self._links = Links(pids)
+        self._placeless = set(ranks)  # of which it is not known where they are along the job's axes
         self._next_at = 0.0
         selector.on_read(self._fd, self.read)
 
@@ -72,12 +81,33 @@ class MetricsReader:
     def send(self, now: float) -> None:
         """What was told since the last time."""
         told, self._told = self._told, {}
+        host = self._host.look()
+        links = self._links.look(now)
+        host.update({"links": links, "places": self._places(told)})
+        if links is not None:
+            host["net_wait"] = max(one["wait"] for one in links["to"].values())
+        if self._is_folding:
+            add_own_time(told)
         folded = {FOLDED: fold(told)} if self._is_folding and told else told
         ranks = {str(rank): {name: _sent(one) for name, one in row.items()} for rank, row in folded.items()}
-        self._send(Metrics(now, ranks, self._host.look()))
+        gpus = self._gpus.last(now) if self._gpus is not None else []
+        host["gpus"] = gpus or None
+        self._send(Metrics(now, ranks, {name: one for name, one in host.items() if one is not None}))
+
+    def _places(self, told: Collection[int]) -> dict[str, str] | None:
+        """Of ranks that tell numbers, once: a rank knows its place before it tells of a step."""
+        found = {}
+        for rank in self._placeless.intersection(told):
+            self._placeless.discard(rank)
+            place = read_place(os.path.join(os.path.dirname(self._path), f"place-{rank}"))
+            if place:
+                found[str(rank)] = place
+        return found or None
 
     def close(self) -> None:
         """Read no more."""
+        if self._gpus is not None:
+            self._gpus.close()
         self._selector.forget(self._fd)
         os.close(self._fd)
 
@@ -134,9 +164,20 @@ def merge(known: dict[str, Value], row: dict[str, Any]) -> None:
             continue
         if isinstance(value, str):
             known[name] = value[:MAX_TEXT_LENGTH]
-        elif type(value) in (int, float):
+        elif type(value) is float or (type(value) is int and abs(value) <= _MOST):
             before = known.get(name, 0)
             known[name] = value + before if is_sum(name) and not isinstance(before, str) else value
+
+
+def add_own_time(told: dict[int, dict[str, Value]]) -> None:
+    """What folding would lose: how long each rank itself took for its steps, without waiting for others
+    or pauses."""
+    for row in told.values():
+        step_s, comm_s, paused_s = row.get("step_s"), row.get("comm_s"), row.get("paused_s", 0.0)
+        if step_s is None or comm_s is None:
+            continue
+        if not (isinstance(step_s, str) or isinstance(comm_s, str) or isinstance(paused_s, str)):
+            row["own_s"] = step_s - comm_s - paused_s
 
 
 def fold(told: dict[int, dict[str, Value]]) -> dict[str, list[float]]:

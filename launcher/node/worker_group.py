@@ -57,6 +57,10 @@ class WorkerGroup:
         """Whether none runs any more; also if there are none."""
         return all(worker.status is not None for worker in self._workers)
 
+    def running_pids(self) -> list[int]:
+        """Of those that run."""
+        return [worker.pid for worker in self._workers if worker.status is None]
+
     @property
     def is_reported(self) -> bool:
         """Whether all of them ended and the launcher was told so, or there are none."""

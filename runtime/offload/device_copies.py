@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..comm.pending import Pending
+from ..tracing.spans import SPANS
 from .pinned_memory import PINNED_MEMORY, host_empty
 
 
@@ -41,7 +43,10 @@ class Arrival:
         self._stream: torch.cuda.Stream | None = None
         gpu = next((tensor for tensor in (source, target) if tensor.is_cuda), None)
         if gpu is None:
+            since = time.monotonic_ns() if SPANS.is_on else 0
             target.copy_(source)
+            if since:
+                SPANS.add("copy", f"copy in host memory, {source.nbytes} bytes", since)
             self.wait()
             return
         copier = _copier(gpu.device, is_to_host=source.is_cuda)
@@ -65,7 +70,8 @@ class Arrival:
         """Block until the host may use it."""
         with self._lock:  # the thread of a step and that of a hook may both wait
             if self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
-                self._event.synchronize()
+                with SPANS.span("copy", "wait for a copy"):
+                    self._event.synchronize()
             self._event = self._source = None
             then, self._then = self._then, None
         if then is not None:

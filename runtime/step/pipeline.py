@@ -7,6 +7,7 @@ of two, and the device waits for the first copies only.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ..offload.device_copies import Arrival, bring
 from ..offload.pinned_memory import host_empty
+from ..tracing.spans import SPANS
 from ..zero.sub_buffer import SubBuffer
 
 Pieces = tuple[tuple[int, Tensor], ...]  # where each begins in the shard, and [k] elements
@@ -50,7 +52,11 @@ class StepPipeline:
             if following is not None:
                 following.start()
             if turn.sub_buffer.optimizer_shard.pending_update is None:
-                update(turn.arrive())
+                ready = turn.arrive()
+                began = time.monotonic_ns() if SPANS.is_on else 0
+                update(ready)
+                if began:
+                    SPANS.add("update", f"update of {turn.sub_buffer.label}", began)
             turn.publish()
             if after_sub_buffer is not None:
                 after_sub_buffer(turn.sub_buffer)

@@ -61,6 +61,19 @@ class Host(Machine):
         address = "0.0.0.0/0" if to is None else f"{to.address}/32"
         network.slow_down(self._place, self.name, to=address, mbit_per_s=mbit_per_s)
 
+    def receive_slowly(self, mbit_per_s: float) -> None:
+        """What comes to it, goes no faster."""
+        self._receives_slowly = True
+        network.slow_down_incoming(self._place, self.name, mbit_per_s=mbit_per_s)
+
+    def end_slowness(self) -> None:
+        """It sends and receives as fast as the machine can."""
+        if self._is_slow:
+            network.end_slowness(self._place, self.name)
+        if self._receives_slowly:
+            network.end_incoming_slowness(self._place, self.name)
+        self._is_slow = self._receives_slowly = False
+
     def clear(self) -> None:
         """Take back every firewall rule of this host."""
         network.clear_rules(self._place, self.name)
@@ -129,7 +142,7 @@ class Host(Machine):
             )
         if self._place.netns_file(self.name).exists():
             network.remove_host(self._place, self.name)
-        self._is_slow = False
+            self._is_slow = self._receives_slowly = False
         network.add_hosts(self._place, {self.name: self._index})
         self.wait_for_start(self.start())
 
@@ -155,9 +168,7 @@ class Host(Machine):
             self._may_be_cut = False
         if self._may_have_rules:
             self.clear()
-        if self._is_slow:
-            network.end_slowness(self._place, self.name)
-            self._is_slow = False
+        self.end_slowness()
         init = self._init_or_error()
         if network.addresses_and_routes(init) != self._own_network:
             network.reset_addresses(self._place, self.name, self._index)

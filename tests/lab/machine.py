@@ -38,7 +38,7 @@ class Machine:
         # Until it was restored once: it may be a host that another process has made.
         self._may_be_cut = True
         self._may_have_rules = True
-        self._is_slow = False
+        self._is_slow = self._receives_slowly = False
         self._own_network = ""  # its addresses and routes when they were last known to be its own only
         self._listener: int | None = None  # the sshd that was found last
         self._popens: list[subprocess.Popen[Any]] = []

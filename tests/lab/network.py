@@ -95,6 +95,16 @@ def end_slowness(place: Place, host: str) -> None:
     _run(["tc", "-n", place.netns(host), *["qdisc", "del", "dev", "eth0", "root"]])
 
 
+def slow_down_incoming(place: Place, host: str, *, mbit_per_s: float) -> None:
+    """What the switch sends to the host goes no faster."""
+    shape = f"qdisc replace dev {host} root tbf rate {mbit_per_s}mbit burst 64kb latency 100ms"
+    _run(["tc", "-n", place.switch, *shape.split()])
+
+
+def end_incoming_slowness(place: Place, host: str) -> None:
+    _run(["tc", "-n", place.switch, *["qdisc", "del", "dev", host, "root"]])
+
+
 def reset_addresses(place: Place, host: str, index: int) -> None:
     """Take out every address and route that was added to the host, and give its own address back."""
     netns = place.netns(host)

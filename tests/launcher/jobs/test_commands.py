@@ -33,7 +33,7 @@ def test_a_command_has_a_help_with_a_sentence_for_each_option(
     "name",
     sorted(
         set(cli.COMMANDS)
-        - {"jobs", "logs", "attach", "stop", "stacks", "report"}
+        - {"jobs", "logs", "attach", "stop", "stacks", "top", "trace", "report"}
         - {"report-env", "checkpoint", "drop-in", "completion", "man", "help"}
     ),
 )  # the first ones ask a job that has its hosts, the others are about this machine

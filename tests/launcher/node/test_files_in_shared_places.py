@@ -35,7 +35,7 @@ KNOWN: dict[Place, str] = {
     ("node/pid_file.py", "write_pid_file", "os.unlink"):
         "the file that was made some lines before, on a disk that takes nothing",
     ("node/private_folder.py", "PrivateFolder.file", "os.unlink"): "in the agent's own folder",
-    ("node/private_folder.py", "PrivateFolder.remove", "os.unlink"):
+    ("node/private_folder.py", "PrivateFolder.remove_outside", "os.unlink"):
         "a file that the agent made, found by its identity",
     ("node/private_folder.py", "_remove_folder", "os.rmdir"): "the agent's own folder",
     ("node/private_folder.py", "_remove_folder", "shutil.rmtree"): "the same; it removes links as links",
@@ -57,6 +57,7 @@ KNOWN: dict[Place, str] = {
     ("sync/digest_cache.py", "DigestCache.write", "os.replace"): "in the user's cache folder",
     ("sync/target.py", "Marker.close", "os.rmdir"): "an empty folder that was made before",
     ("sync/target.py", "Marker.close", "os.unlink"): "a file with a random name that was made before",
+    ("node/preload.py", "_prepared", "open"): "in the agent's own folder",
     ("node/starter.py", "Starter.ask_to_end", "open"): "in the agent's own folder",
     ("node/starter.py", "Starter.ask_to_end", "os.replace"): "the same",
     ("registry/journal.py", "JournalFile._make", "os.replace"): "in the folder of the job's record",
@@ -65,7 +66,11 @@ KNOWN: dict[Place, str] = {
     ("registry/own_entry.py", "OwnEntry.remove", "shutil.rmtree"): "the folder of this job's record",
     ("registry/record.py", "_replace", "os.replace"): "in the folder of the job's record",
     ("registry/record.py", "write_record", "os.unlink"): "the same: room that was reserved",
-    ("run/run_detached.py", "run_detached", "shutil.rmtree"): "the folder that was made some lines before",
+    ("run/run_detached.py", "start_detached", "shutil.rmtree"): "the folder that was made some lines before",
+    ("sync/trace_files.py", "TraceFiles.empty", "shutil.rmtree"): "the folder that mkdtemp made",
+    ("sync/trace_files.py", "TraceFiles.forget", "shutil.rmtree"): "the same",
+    ("trace/merge.py", "write_merged", "os.replace"): "where --trace_to says, or a name that no file has",
+    ("trace/merge.py", "write_merged", "os.unlink"): "the new file beside it, of a job that was killed",
     ("node/worker_hook.py", "install_hook", "open"): "in a folder that was made the line before",
     ("output/writer.py", "unbuffered", "open"): "/dev/null, and the standard streams",
 }  # fmt: skip
@@ -123,6 +128,8 @@ FOLLOWS_LINKS = {
         "/dev and /proc only",
     "collecting.py: os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)":
         "what a person names with --collect, read only",
+    "event_reader.py: os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)":
+        "events that a person names, read only; in the folder of a job's record no other user writes",
     "sync_folder.py: os.open(root, _FOLDER_FLAGS)": "the folder that a person names, and may be a link",
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ from tests.runtime.pipeline.test_train import MICRO, SIZE, config_of, pairs
 from tests.runtime.ranks import Ranks
 
 STEPS = 4
-NAP_S = 0.03
+NAP_S = 0.05
 PARTS = ("forward_s", "backward_s", "optimizer_s", "comm_s", "data_s", "paused_s")
 Rows = list[dict[str, Any]]
 
@@ -117,6 +117,36 @@ def test_on_a_gpu_values_come_as_they_are_there(cuda_ranks: Ranks, reader: Reade
         assert 0 < memory["mem_parameters"] < memory["mem_used"] <= memory["mem_peak"] <= memory["mem_total"]
 
 
+def _waits(rank: int, path: str) -> tuple[dict[str, int], list[float]]:
+    """What the host waited for in the third step and the fourth; and all losses."""
+    from tests.fake_cuda.torch_cuda import device
+
+    with telling(rank, path):
+        engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=3))
+        own, losses = batch(0).chunk(engine.world_size)[rank].to(engine.device), []
+        for number in range(STEPS):
+            if number == 2:
+                torch.cuda.synchronize()
+                device().clear_counters()
+            loss = loss_of(engine, own)
+            engine.backward(loss)
+            dslaunch.report(twice=loss * 2)
+            engine.step()
+            losses.append(loss)
+        found: dict[str, int] = device().host_waits()
+        engine.destroy()
+        return found, [loss.item() for loss in losses]
+
+
+def test_a_gpu_is_waited_for_once_a_step_for_the_norm(cuda_ranks: Ranks, reader: Reader) -> None:
+    found = cuda_ranks(_waits, str(reader.path), world_size=2)
+    assert [waits for waits, _ in found] == [{"copy to the host": 2}] * 2
+    for rank, rows in reader.lines().items():
+        told = [row["twice"] / 2 for row in rows if "twice" in row]
+        assert told
+        assert set(told) <= set(found[rank][1])
+
+
 class Words(nn.Module):
     """Tokens in, a number out."""
 
@@ -207,7 +237,7 @@ def _nap(rank: int, path: str, stage: int, where: str) -> None:
         engine, *_ = dslaunch.initialize(model=model, config=config)
         if where == "backward":
             model.layers[1].register_full_backward_hook(lambda *_: time.sleep(nap("backward")))
-        for _ in range(2 * STEPS):
+        for _ in range(2 * STEPS):  # micro batches
             time.sleep(nap("data"))
             loss = engine(torch.ones(2, 16))
             time.sleep(nap("loss"))
@@ -237,12 +267,19 @@ def test_a_slow_place_is_in_its_phase_and_others_wait(
 ) -> None:
     ranks(_nap, str(reader.path), stage, where, world_size=2)
     found = reader.lines()
-    slept_s = NAP_S * (2 * STEPS - (where == "data"))  # before the first forward nothing is counted
-    assert total(found[1], name) > slept_s
-    assert total(found[0], name) < slept_s / 2
-    # In the first step ranks wait for other things, too.
-    assert total(found[0], "comm_s") - total(found[1], "comm_s") > slept_s / 2
-    assert total(found[1], "step_s") == pytest.approx(total(found[0], "step_s"), abs=slept_s / 2)
+    assert total(found[1], name) > NAP_S * (2 * STEPS - 1)  # before the first forward nothing is counted
+    check_wait(found[1], found[0], name, NAP_S * 2)
+
+
+def check_wait(slow: Rows, waiting: Rows, name: str, slept_s: float) -> None:
+    """In each step one rank has slept so long, and the other one was seen to wait for it. A busy machine may
+    hold up either in some steps.
+    """
+    pairs_of_rows = list(zip(steps_of(slow)[1:], steps_of(waiting)[1:], strict=True))  # not what comes once
+    least_slow, least = (min(row.get(name, 0.0) for row in rows) for rows in zip(*pairs_of_rows, strict=True))
+    assert least_slow - least > slept_s / 2
+    waits = [other.get("comm_s", 0.0) - own.get("comm_s", 0.0) for own, other in pairs_of_rows]
+    assert max(waits) > slept_s / 2
 
 
 def _stages(rank: int, path: str, where: str) -> list[float]:
@@ -273,10 +310,8 @@ def _late(source: Iterator[Any]) -> Iterator[Any]:
 def test_a_pipeline_tells_waits_between_stages(ranks: Ranks, reader: Reader, where: str, rank: int) -> None:
     losses = ranks(_stages, str(reader.path), where, world_size=2)
     found = reader.lines()
-    slept_s = NAP_S * MICRO * STEPS
-    assert total(found[rank], f"{where}_s") > slept_s
-    assert total(found[1 - rank], f"{where}_s") < slept_s / 2
-    assert total(found[1 - rank], "comm_s") - total(found[rank], "comm_s") > slept_s / 2
+    assert total(found[rank], f"{where}_s") > NAP_S * MICRO * STEPS
+    check_wait(found[rank], found[1 - rank], f"{where}_s", NAP_S * MICRO)
     for own, rows in found.items():
         rows = steps_of(rows)
         assert [row["loss"] for row in rows] == losses[own]
@@ -326,7 +361,7 @@ def test_saving_loading_and_evaluating_are_states_and_no_computing(
         _, last = (row for row in rows if "steps" in row)
         assert "state" not in last
         assert 0.9 * took_s[rank] < last["paused_s"] < took_s[rank] + NAP_S
-        assert last["data_s"] + last["forward_s"] < NAP_S
+        assert last.get("data_s", 0.0) + last["forward_s"] < NAP_S
         # What the program says of the loss counts from then on; the step is the engine's.
         assert [row["loss"] for row in rows if "loss" in row][1:] == [7.0]
         assert [row["step"] for row in rows if "step" in row] == [1, 2]

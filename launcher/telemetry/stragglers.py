@@ -1,0 +1,320 @@
+"""Which ranks the others wait for, by the times that all of them tell. Arithmetic only.
+
+A rank's own time in a step is the step without waiting for others, and without pauses to save or evaluate.
+Those that do the same work are compared: ranks of one stage of a pipeline, for stages differ by design and
+wait for each other. A straggler's own time is greater than the median of the others' by a part of the step,
+these wait by as much longer, and computing or getting data explains it. The window is cut into parts, and it
+is so in nearly all of them: one long pause makes no straggler. docs/launch/stragglers.md has what this cannot
+see.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median, stdev
+from typing import Any, NamedTuple
+
+WINDOW_S = 20.0  # longer where steps are, so that each part has one
+MAX_WINDOW_S = 3600.0
+MIN_STEPS = 5
+PARTS = 6
+MIN_PARTS = 5  # of these, in which a straggler is one
+ENTER = 0.10  # of the step, in the whole window
+ENTER_PART = 0.05  # the same, in a part of it
+LEAVE = 0.05  # with less in the whole window, a straggler is well again
+CERTAIN = 3.5  # times the standard error, by which it takes longer: a few long pauses come together by chance
+EXPLAINED = 0.5  # of what it takes longer, by computing or data
+SAME_RANK = 0.6  # of the time, where only the slowest of a host is known
+REST = -1  # in place of a rank: the others of a host
+_COMPUTING = ("forward_s", "backward_s", "optimizer_s")
+
+
+class Times(NamedTuple):
+    """What `rank` took for so many steps, in seconds; `until` is on the clock of whoever compares.
+
+    `computing_s` None: it does not tell the phases of its steps.
+    """
+
+    until: float
+    rank: int
+    steps: float
+    step_s: float
+    comm_s: float
+    data_s: float
+    computing_s: float | None
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    paused_s: float = 0.0  # it saves, loads or evaluates
+
+    @property
+    def own_s(self) -> float:
+        """Without waiting for others."""
+        return max(0.0, self.step_s - self.comm_s - self.paused_s)
+
+
+class Slow(NamedTuple):
+    """A rank that others wait for.
+
+    `own_s` and `others_s` are its own time in a step, and the median of the others'; `in_cause_s` and
+    `others_in_cause_s` what the cause takes of these.
+    """
+
+    rank: int
+    cause: str  # "compute" or "data"
+    share: float  # of the step, by which its own time is greater
+    step_s: float
+    own_s: float
+    others_s: float
+    in_cause_s: float
+    others_in_cause_s: float
+    is_clear: bool  # whether it is a straggler; if not, it may still be one that has not become well
+    phase: str = ""  # of computing, which takes most of it: "forward", "backward" or "optimizer"
+
+
+def times_of(until: float, rank: int, row: Mapping[str, Any]) -> Times | None:
+    """What a rank tells, if it is about steps and nothing else."""
+    if row.get("state"):
+        return None
+    return _times(until, rank, {name: one for name, one in row.items() if isinstance(one, int | float)})
+
+
+def folded_times_of(until: float, row: Mapping[str, Any]) -> Times | None:
+    """Of the ranks of a host only least, mean and greatest are known: what the slowest took."""
+    columns = {
+        name: one
+        for name, one in row.items()
+        if isinstance(one, list) and _are_numbers(one) and len(one) == 5
+    }
+    if "own_s" not in columns:
+        return None
+    rank = columns["own_s"][4]
+
+    def of_rank(values: Sequence[float]) -> float:
+        least, mean, greatest, first, last = values
+        return greatest if last == rank else least if first == rank else mean
+
+    known = {name: of_rank(values) for name, values in columns.items()}
+    own_s = columns["own_s"][2] + known.get("paused_s", 0.0)
+    known["comm_s"] = max(0.0, known.get("step_s", 0.0) - own_s)
+    return _times(until, int(rank), known)
+
+
+def folded_rest_of(until: float, row: Mapping[str, Any]) -> Times | None:
+    """What the ranks of a host took in the mean; to compare the slowest with if there is no other host."""
+    known = {name: one[1] for name, one in row.items() if isinstance(one, list) and _are_numbers(one)}
+    return _times(until, REST, known) if "own_s" in known else None
+
+
+def _are_numbers(values: Sequence[Any]) -> bool:
+    return all(isinstance(one, int | float) for one in values)
+
+
+def _times(until: float, rank: int, row: Mapping[str, float]) -> Times | None:
+    steps, step_s, comm_s = row.get("steps", 0), row.get("step_s", 0.0), row.get("comm_s")
+    if steps <= 0 or not 0 < step_s < float("inf") or comm_s is None or not 0 <= comm_s < float("inf"):
+        return None
+    phases = {name: row[name] for name in _COMPUTING if 0 <= row.get(name, -1.0) < float("inf")}
+    data_s, paused_s = row.get("data_s", 0.0), row.get("paused_s", 0.0)
+    return Times(
+        until=until,
+        rank=rank,
+        steps=steps,
+        step_s=step_s,
+        comm_s=min(comm_s, step_s),
+        data_s=data_s if 0 <= data_s < float("inf") else 0.0,
+        computing_s=sum(phases.values()) if phases else None,
+        paused_s=paused_s if 0 <= paused_s < float("inf") else 0.0,
+        **phases,
+    )
+
+
+def window_of(series: Iterable[Sequence[Times]]) -> float:
+    """How many seconds are looked at: longer where ranks tell of a step more seldom."""
+    spacings = [_spacing(rows) for rows in series if rows]
+    return max(WINDOW_S, 1.2 * PARTS * median(spacings)) if spacings else WINDOW_S
+
+
+def _spacing(rows: Sequence[Times]) -> float:
+    """Seconds from one row to the next, lately."""
+    num = min(len(rows), PARTS)
+    if num == 1:
+        return rows[-1].step_s / rows[-1].steps
+    return (rows[-1].until - rows[-num].until) / (num - 1)
+
+
+class Comparison(NamedTuple):
+    """What the ranks look like beside each other."""
+
+    slow: list[Slow]  # that others wait for, the slowest first, and those that are near it
+    judged: frozenset[int]  # ranks that were compared with others
+    waiting: float | None  # the part of a step in which the median of the ranks waits; None: none tells
+
+
+def compare(
+    series: Mapping[str, Sequence[Times]], *, stage_of: Callable[[int], str] = lambda rank: ""
+) -> Comparison:
+    """Compare ranks, each with those that do the same.
+
+    `series`: what each rank told, or the slowest rank of each host, oldest first. `stage_of`: of equal stages
+    the ranks do the same work.
+    """
+    length = window_of(series.values())
+    newest = max((rows[-1].until for rows in series.values() if rows), default=0.0)
+    found = [_rank_in(rows, newest=newest, length=length) for rows in series.values()]
+    ranks = [] if length > MAX_WINDOW_S else [one for one in found if one is not None]
+    groups: dict[str, list[_Rank]] = {}
+    for rank in ranks:
+        groups.setdefault(stage_of(rank.mean.rank), []).append(rank)
+    slow: list[Slow] = []
+    judged: set[int] = set()
+    for group in groups.values():
+        if len(group) > 1:
+            judged.update(one.mean.rank for one in group)
+            slow += _slow_in(group)
+    waiting = [one.mean.comm_s / one.mean.step_s for one in ranks]
+    return Comparison(
+        slow=sorted(slow, key=lambda one: (-one.share, one.rank)),
+        judged=frozenset(judged - {REST}),
+        waiting=median(waiting) if waiting else None,
+    )
+
+
+class _Rank(NamedTuple):
+    """The means of the parts of a window, None where there is nothing, and of the whole.
+
+    `error`: the standard error of the part of the time that is its own. `is_one`: it is one rank that most of
+    it is about.
+    """
+
+    parts: list[Times | None]
+    mean: Times
+    error: float
+    is_one: bool
+
+
+def _rank_in(rows: Sequence[Times], *, newest: float, length: float) -> _Rank | None:
+    """None if too little of the window is known."""
+    within = [one for one in rows if newest - length < one.until <= newest]
+    num_steps = sum(one.steps for one in within)
+    if num_steps < MIN_STEPS:
+        return None
+    rank, steps = max(_steps_by_rank(within).items(), key=lambda item: item[1])
+    of_part: list[list[Times]] = [[] for _ in range(PARTS)]
+    for one in within:
+        of_part[min(PARTS - 1, int(PARTS * (newest - one.until) / length))].append(one)
+    parts = [_sum(chosen, rank) if chosen else None for chosen in of_part]
+    if sum(part is not None for part in parts) < MIN_PARTS:
+        return None
+    spread = stdev(one.own_s / one.step_s for one in within) if len(within) > 1 else 0.0
+    return _Rank(parts, _sum(within, rank), spread / len(within) ** 0.5, steps >= SAME_RANK * num_steps)
+
+
+def _steps_by_rank(rows: Iterable[Times]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for one in rows:
+        found[one.rank] = found.get(one.rank, 0) + one.steps
+    return found
+
+
+def _sum(rows: Sequence[Times], rank: int) -> Times:
+    """For one step."""
+    steps = sum(one.steps for one in rows)
+    is_told = all(one.computing_s is not None for one in rows)
+    return Times(
+        until=rows[-1].until,
+        rank=rank,
+        steps=1.0,
+        step_s=sum(one.step_s for one in rows) / steps,
+        comm_s=sum(one.comm_s for one in rows) / steps,
+        data_s=sum(one.data_s for one in rows) / steps,
+        computing_s=sum(one.computing_s or 0.0 for one in rows) / steps if is_told else None,
+        forward_s=sum(one.forward_s for one in rows) / steps,
+        backward_s=sum(one.backward_s for one in rows) / steps,
+        optimizer_s=sum(one.optimizer_s for one in rows) / steps,
+        paused_s=sum(one.paused_s for one in rows) / steps,
+    )
+
+
+def _slow_in(group: Sequence[_Rank]) -> list[Slow]:
+    """Of some that do the same."""
+    own_s = sorted(one.mean.own_s for one in group)
+    comm_s = sorted(one.mean.comm_s for one in group)
+    found = []
+    for one in group:
+        longer_s = one.mean.own_s - _median_of_others(own_s, one.mean.own_s)
+        share = longer_s / one.mean.step_s
+        others_wait_s = _median_of_others(comm_s, one.mean.comm_s) - one.mean.comm_s
+        if not one.is_one or one.mean.rank == REST or share < LEAVE or others_wait_s < EXPLAINED * longer_s:
+            continue
+        others = [other for other in group if other is not one]
+        error = (one.error**2 + median(other.error for other in others) ** 2) ** 0.5
+        is_certain = share >= CERTAIN * error and _num_slow_parts(one, others) >= MIN_PARTS
+        is_clear = share >= ENTER and is_certain
+        slow = _explain(one.mean, [other.mean for other in others], is_clear=is_clear)
+        if slow is not None:
+            found.append(slow)
+    return found
+
+
+def _num_slow_parts(one: _Rank, others: Sequence[_Rank]) -> int:
+    """In how many parts of the window the others wait for it."""
+    num = 0
+    for place, part in enumerate(one.parts):
+        known = [other.own_s for rank in others if (other := rank.parts[place]) is not None]
+        if part is not None and known:
+            num += part.own_s - median(known) >= ENTER_PART * part.step_s
+    return num
+
+
+def _median_of_others(known: Sequence[float], own: float) -> float:
+    """The median without one value, of values in order."""
+    place = bisect_left(known, own)
+    middle = (len(known) - 2) / 2
+    pair = (int(middle), int(middle + 0.5))
+    return sum(known[at + (at >= place)] for at in pair) / 2
+
+
+def _explain(one: Times, others: Sequence[Times], *, is_clear: bool) -> Slow | None:
+    """By what its own time is so long; None if it is neither computing nor data."""
+    others_s = median(other.own_s for other in others)
+    longer_s = one.own_s - others_s
+    others_data_s = median(other.data_s for other in others)
+    data_longer_s = one.data_s - others_data_s
+    known = Slow(
+        rank=one.rank,
+        cause="data",
+        share=longer_s / one.step_s,
+        step_s=one.step_s,
+        own_s=one.own_s,
+        others_s=others_s,
+        is_clear=is_clear,
+        in_cause_s=one.data_s,
+        others_in_cause_s=others_data_s,
+    )
+    computing = [other.computing_s for other in others if other.computing_s is not None]
+    if one.computing_s is None or not computing:
+        if data_longer_s >= EXPLAINED * longer_s:
+            return known
+        return known._replace(
+            cause="compute",
+            in_cause_s=one.own_s - one.data_s,
+            others_in_cause_s=median(other.own_s - other.data_s for other in others),
+        )
+    others_computing_s = median(computing)
+    computing_longer_s = one.computing_s - others_computing_s
+    if computing_longer_s + data_longer_s < EXPLAINED * longer_s:
+        return None
+    if data_longer_s >= computing_longer_s:
+        return known
+    growth = {
+        name: getattr(one, name) - median(getattr(other, name) for other in others) for name in _COMPUTING
+    }
+    phase = max(growth, key=lambda name: growth[name])
+    return known._replace(
+        cause="compute",
+        in_cause_s=one.computing_s,
+        others_in_cause_s=others_computing_s,
+        phase=phase[:-2] if growth[phase] >= EXPLAINED * computing_longer_s else "",
+    )

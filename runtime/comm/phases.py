@@ -1,0 +1,229 @@
+"""What a rank does from one optimizer step to the next: how long it computes, waits for others, and waits for
+data.
+
+A rank is in one phase at any time. Whatever changes the phase leaves a mark: its name, and when it was. On a
+CPU that is the clock's time. A GPU works behind the program, so there the mark is an event in the stream that
+computes, and times are read when the events have happened: nothing is waited for.
+
+[Note: gaps]
+Between two calls of the engine it is the next call that says what the program did meanwhile. Before a forward
+it got its data; between a forward and the backward it computed the loss; between a forward and a step
+without engine.backward() it ran the backward by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from time import perf_counter as clock_s
+from typing import Any
+
+import torch
+
+FORWARD, BACKWARD, OPTIMIZER, COMM, DATA = "forward", "backward", "optimizer", "comm", "data"
+PAUSED = "paused"  # it saves or loads
+EVALUATING = "evaluating"  # a forward that is part of no step
+_STEP_ENDS = "step ends"
+# Gaps, by the call that has ended; see [Note: gaps].
+_AFTER = {
+    FORWARD: "after forward",
+    BACKWARD: "after backward",
+    OPTIMIZER: "after optimizer",
+    EVALUATING: "after evaluating",
+}
+_GAPS = frozenset([*_AFTER.values(), _STEP_ENDS])
+_COUNTED = (FORWARD, BACKWARD, OPTIMIZER, COMM, DATA, PAUSED, EVALUATING)
+_RUNS_BACKWARD = (BACKWARD, _AFTER[FORWARD])  # on a GPU that is a thread of autograd's
+_MEANT = {  # what a gap was, by the call that follows
+    FORWARD: DATA,
+    BACKWARD: FORWARD,
+    OPTIMIZER: BACKWARD,
+    EVALUATING: PAUSED,
+    DATA: DATA,
+    _STEP_ENDS: OPTIMIZER,
+}
+_WHOLE = (PAUSED, EVALUATING)  # to wait for others is part of it
+_MOST_MARKS = 4096  # then times are read before the step ends
+
+
+class Phases:
+    """The times of one process.
+
+    Units: seconds
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._events = _Events(device) if device.type == "cuda" else None
+        self._now: Callable[[], Any] = self._events.now if self._events else clock_s
+        self._marks: list[tuple[str, Any]] = []  # (what begins, when), the oldest first
+        self._ends: list[int] = []  # those of them that end steps
+        self._phase = _AFTER[OPTIMIZER]
+        self._thread = get_ident()  # that calls the engine
+        self._sums = _Sums()
+
+    # ---- marks
+
+    def begin(self, phase: str) -> str | None:
+        """A phase begins inside of another one; return that, for `end`, or None if this says nothing of
+        what the program does: another thread, or another stream, waits.
+        """
+        before = self._phase
+        if get_ident() != self._thread and before not in _RUNS_BACKWARD:
+            return None
+        if before in _WHOLE and phase == COMM:
+            return None
+        if self._events is not None and not self._events.is_seen():
+            return None
+        if before != phase:
+            self._phase = phase
+            self._marks.append((phase, self._now()))
+        return before
+
+    def end(self, phase: str, before: str | None) -> None:
+        """What `begin` has begun has ended."""
+        if before is not None and before != phase:
+            self._phase = now = _AFTER.get(phase, before) if before in _GAPS else before
+            self._marks.append((now, self._now()))
+
+    def during(self, phase: str) -> During:
+        """Around a call of the engine, which is this phase."""
+        return During(self, phase)
+
+    def begin_call(self, phase: str) -> str | None:
+        """As `begin`, of a call of the engine: this thread, and on a GPU the stream, is where it computes."""
+        self._thread = get_ident()
+        if self._events is not None:
+            self._events.note_stream()
+        if len(self._marks) > _MOST_MARKS:
+            self._read(len(self._marks) if self._events is None else self._events.num_known(self._marks))
+        return self.begin(phase)
+
+    def end_step(self) -> None:
+        """An optimizer step has ended."""
+        self._phase = _AFTER[OPTIMIZER]
+        self._ends.append(len(self._marks))
+        self._marks.append((_STEP_ENDS, self._now()))
+
+    # ---- times
+
+    def take(self) -> dict[str, float]:
+        """Return what has passed in the steps that have ended since the last call, as far as it is known:
+        "steps", "step_s", and the parts of that by phase; empty where no step is.
+        """
+        known = len(self._ends)
+        if self._events is not None:
+            while known and not self._events.is_known(self._marks[self._ends[known - 1]][1]):
+                known -= 1
+        if known:
+            self._read(self._ends[known - 1] + 1)
+        return self._sums.take()
+
+    def _read(self, count: int) -> None:
+        """Add up what is between the first `count` marks; the last of them is the first from then on."""
+        if count < 1:
+            return
+        self._sums.add(self._marks[:count], _between_clocks if self._events is None else _between_events)
+        if self._events is not None:
+            self._events.give_back([stamp for _, stamp in self._marks[: count - 1]])
+        del self._marks[: count - 1]
+        self._ends = [index - count + 1 for index in self._ends if index >= count]
+
+
+class During:
+    """The call inside is a phase."""
+
+    __slots__ = ("_before", "_phase", "_phases")
+
+    def __init__(self, phases: Phases, phase: str) -> None:
+        self._phases, self._phase = phases, phase
+        self._before: str | None = None
+
+    def __enter__(self) -> None:
+        self._before = self._phases.begin_call(self._phase)
+
+    def __exit__(self, *_: object) -> None:
+        self._phases.end(self._phase, self._before)
+
+
+class _Sums:
+    """Times by phase: of steps that have ended, and of the one that has not."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+        self._step: dict[str, float] = dict.fromkeys(_COUNTED, 0.0)
+        self._gap, self._gap_s = "", 0.0  # whose meaning is not known yet, and how long it was so far
+
+    def add(self, marks: Sequence[tuple[str, Any]], between: Callable[[Any, Any], float]) -> None:
+        """Add what is between these."""
+        phase, since = marks[0]
+        for following, until in marks[1:]:
+            if phase in _GAPS:
+                self._gap = phase
+                self._gap_s += between(since, until)
+            else:
+                self._step[phase] += between(since, until)
+            if following in _MEANT:
+                if self._gap_s:
+                    meant = PAUSED if self._gap == _AFTER[EVALUATING] else _MEANT[following]
+                    self._step[meant] += self._gap_s
+                    self._gap_s = 0.0
+                if following == _STEP_ENDS:
+                    self._end_step()
+            phase, since = following, until
+
+    def _end_step(self) -> None:
+        told = self._told
+        for phase, seconds in self._step.items():
+            if seconds:
+                name = f"{PAUSED if phase == EVALUATING else phase}_s"
+                told[name] = told.get(name, 0.0) + seconds
+                self._step[phase] = 0.0
+                told["step_s"] = told.get("step_s", 0.0) + seconds
+        told["steps"] = told.get("steps", 0) + 1
+
+    def take(self) -> dict[str, float]:
+        """Return those of steps that have ended, once."""
+        told, self._told = self._told, {}
+        return told
+
+
+class _Events:
+    """Where the GPU is."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.current_stream(device)  # that computes
+        self._spare: list[torch.cuda.Event] = []
+
+    def now(self) -> torch.cuda.Event:
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+    def is_seen(self) -> bool:
+        """Whether what is told the GPU here is told the stream that computes."""
+        return torch.cuda.current_stream(self._device) == self._stream
+
+    def note_stream(self) -> None:
+        """The engine is called."""
+        self._stream = torch.cuda.current_stream(self._device)
+
+    def is_known(self, stamp: torch.cuda.Event) -> bool:
+        return bool(stamp.query())  # type: ignore[no-untyped-call]
+
+    def num_known(self, marks: Sequence[tuple[str, Any]]) -> int:
+        """Return a number of marks that have happened."""
+        count = len(marks) // 2  # far behind the last one
+        return count if self.is_known(marks[count - 1][1]) else 0
+
+    def give_back(self, stamps: list[torch.cuda.Event]) -> None:
+        """They will be recorded again."""
+        self._spare += stamps
+
+
+def _between_clocks(since: float, until: float) -> float:
+    return until - since
+
+
+def _between_events(since: torch.cuda.Event, until: torch.cuda.Event) -> float:
+    return max(0.0, float(since.elapsed_time(until)) / 1e3)  # of two streams it may be less
