@@ -56,10 +56,11 @@ def command(**given: Any) -> int:
         from ..page.page import comparison_page, page_of
         from ..page.page_file import check_page_place, default_place, write_page
     except ModuleNotFoundError as error:
-        if error.name not in ("bokeh", "numpy"):
+        package = (error.name or "").partition(".")[0]
+        if package not in ("bokeh", "numpy"):
             raise
         raise LaunchError(
-            f'dslaunch report needs the package {error.name}; install it: pip install "dslaunch[report]"'
+            f'dslaunch report needs the package {package}; install it: pip install "dslaunch[report]"'
         ) from None
     from ..page.read_run import read_run
 
