@@ -42,7 +42,7 @@ $(VENV)/ready: pyproject.toml .ci/constraints.txt .ci/packages $(KERNELS)
 	$(PIP) 'pip>=25.1' # which knows dependency groups
 	$(PIP) torch
 	$(PIP) scikit-build-core nanobind cmake ninja
-	DSLAUNCH_REQUIRE_KERNELS=1 $(PIP) --no-build-isolation --editable '.[train,demo]' --group dev --group docs --group drop-in
+	DSLAUNCH_REQUIRE_KERNELS=1 $(PIP) --no-build-isolation --editable '.[train,demo,watch,report,prometheus,otel]' --group dev --group docs --group drop-in
 	@# To compare with: in a folder of its own, where nothing imports it by accident; no compiler. Of what it depends on
 	@# only the small packages that are not here anyway.
 	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) --no-deps --no-build-isolation --upgrade --target $(VENV)/deepspeed \

@@ -93,6 +93,35 @@ def read_metrics(environ: Mapping[str, str] | None = None) -> MetricsPlace | Non
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRequest:
+    """The steps, counted from 1, that the launcher has asked this rank to trace, and where that goes."""
+
+    first: int
+    last: int
+    path: str  # the beginning of the files' names
+
+
+def read_trace(environ: Mapping[str, str] | None = None) -> TraceRequest | None:
+    """Read DSLAUNCH_TRACE (steps, as 10-12) and DSLAUNCH_TRACE_FILE; None unless both are there.
+
+    Errors: ConfigError for steps that are none
+    """
+    env = os.environ if environ is None else environ
+    text, path = env.get("DSLAUNCH_TRACE", ""), env.get("DSLAUNCH_TRACE_FILE", "")
+    if not text or not path:
+        return None
+    first, dash, last = text.partition("-")
+    last = last if dash else first
+    is_number = first.isascii() and first.isdigit() and last.isascii() and last.isdigit()
+    if not (is_number and 1 <= int(first) <= int(last)):
+        raise ConfigError(
+            f"DSLAUNCH_TRACE={text!r} in the environment: must be steps as 10-12, from 1; "
+            "dslaunch --trace sets it"
+        )
+    return TraceRequest(first=int(first), last=int(last), path=path)
+
+
 def read_accelerator(environ: Mapping[str, str] | None = None) -> str | None:
     """Return what DS_ACCELERATOR says the job trains on, or None."""
     return (os.environ if environ is None else environ).get("DS_ACCELERATOR") or None

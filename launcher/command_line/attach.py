@@ -48,6 +48,11 @@ def command(**given: Any) -> int:
     job = chosen_job(given["job"], "attach")
     refuse_elsewhere(job, "attach")
     refuse_foreground(job, "attach")
+    return follow(job, tail=given["tail"])
+
+
+def follow(job: KnownJob, *, tail: int = DEFAULT_TAIL) -> int:
+    """Show what the job shows, from its last lines on, until it ends or a person detaches; the exit code."""
     replay = Replay(Choice())
     following = Following(job, replay)
     is_begun = has_ended = False
@@ -55,7 +60,7 @@ def command(**given: Any) -> int:
         try:
             if not is_begun:
                 is_begun = True  # also if Ctrl-C comes meanwhile
-                _show_last(following, replay, given["tail"])
+                _show_last(following, replay, tail)
             has_ended = not following.step()
             if replay.writer.failure is not None:
                 raise replay.writer.failure

@@ -104,9 +104,14 @@ def dslaunch(**given: Any) -> int:
         return 0
     if not given["script"]:
         raise click.UsageError("which script? Write: dslaunch [options] script.py [its arguments]")
+    options = job_options(given)
+    if options.detach.is_watched and not options.dry_run:
+        from .watch import watch  # here: few jobs are
+
+        return watch(options)
     from ..run.run_job import run  # here, so that --help does not load what only a job needs
 
-    return run(job_options(given))
+    return run(options)
 
 
 _place = [one.name for one in dslaunch.params].index("venv_script")
@@ -160,6 +165,9 @@ COMMANDS: dict[str, str] = {
     "attach": ".attach",
     "stop": ".stop",
     "stacks": ".stacks",
+    "top": ".top",
+    "trace": ".trace",
+    "report": ".report",
     "checkpoint": ".checkpoint",
     "report-env": ".report_env",
     "drop-in": ".drop_in",

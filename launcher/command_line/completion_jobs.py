@@ -1,4 +1,4 @@
-"""The jobs that can be completed behind logs, attach, stop and stacks."""
+"""The jobs that can be completed behind logs, attach, stop, stacks and top."""
 
 from __future__ import annotations
 

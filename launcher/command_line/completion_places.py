@@ -71,6 +71,7 @@ _OF_METAVAR = {
     "DIR": Kind.FOLDER,
     "FOLDER": Kind.FOLDER,
     "OUT": Kind.FOLDER,
+    "RUN": Kind.FILE,
     "A": Kind.FOLDER,
     "B": Kind.FOLDER,
     "HOSTS": Kind.HOSTS,

@@ -57,6 +57,8 @@ Examples:
       show rank 0 only, and keep the output of all ranks in files
   dslaunch --stack_on_hang 300 train.py
       show where each rank is, if none has written anything for five minutes
+  dslaunch --trace 10-12 train.py
+      say where the time of these steps went, and keep them for Perfetto in trace-train.json.gz
 """
 
 FAILURES = """
@@ -74,6 +76,8 @@ Examples:
       the jobs of this user on this machine, those in the foreground too
   dslaunch logs -f train; dslaunch attach train; dslaunch stop train
       follow its output, have its console, end it
+  dslaunch top train
+      watch its steps, losses, and what each rank does and waits for
 
 A detached job reads nothing, and goes on when the terminal, the login or the command that started it ends.
 """
@@ -146,7 +150,8 @@ TOPICS = (
         "Output",
         (
             *("quiet", "log_level", "tee", "prefix", "timestamps", "fold"),
-            *("log_dir", "report", "events", "metrics_interval", "timings", "stack_on_hang"),
+            *("log_dir", "report", "events", "metrics_interval", "metrics_port", "timings", "stack_on_hang"),
+            *("on_end", "webhook", "trace", "trace_ranks", "trace_to"),
         ),
         OUTPUT,
     ),
@@ -159,7 +164,7 @@ TOPICS = (
     Topic(
         "detach",
         "Jobs that outlive the terminal",
-        ("detach", "name"),
+        ("detach", "watch", "name"),
         DETACH,
     ),
     Topic(
@@ -217,6 +222,9 @@ COMMANDS = {
     "attach": "the console of a detached job; Ctrl-C asks what to do",
     "stop": "end a job in order, or kill it, and wait until it has ended",
     "stacks": "what each rank of a job that runs does, as seen by Python",
+    "top": "watch a job: steps, losses, and what each rank waits for",
+    "trace": "print again where the time of traced steps went",
+    "report": "a page on a run for a browser: curves, times, failures",
     "checkpoint": "look at checkpoints, verify, compare, prune, export weights",
     "report-env": "what works on this machine: kernels, CUDA, direct I/O",
     "drop-in": "make `import deepspeed` get dslaunch in every program",

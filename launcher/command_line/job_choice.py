@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import click
 
 from ..errors import LaunchError
 from ..output.table import screen_text, table, terminal_columns
-from ..registry.known_jobs import ELSEWHERE, LOST, AmbiguousError, KnownJob, find_job
+from ..registry.known_jobs import ELSEWHERE, LOST, AmbiguousError, KnownJob, find_job, known_jobs
 from ..wording import cleaned
 
 
@@ -22,15 +23,32 @@ def chosen_job(word: str | None, command: str) -> KnownJob:
     try:
         return find_job(word)
     except AmbiguousError as error:
-        rows = [
-            (one.record.id, one.state, started(one), one.record.host, str(one.record.pid))
-            for one in error.jobs
-        ]
-        head = ("exact name", "state", "started", "host", "pid")
-        click.echo(
-            screen_text(table(rows, head=head, numbers=(4,), columns=terminal_columns())), nl=False, err=True
-        )
+        _show(error.jobs)
         raise
+
+
+def chosen_or_only_job(word: str | None, command: str) -> KnownJob:
+    """The same; without a word the one job that runs here. Where several run, a table on stderr says which.
+
+    Errors: LaunchError if there is none, or several
+    """
+    if word is not None:
+        return chosen_job(word, command)
+    live = [one for one in known_jobs() if one.is_live and one.state != ELSEWHERE]
+    if not live:
+        raise LaunchError(f"no job runs here; dslaunch {command} JOB takes one that has ended, too")
+    if len(live) > 1:
+        _show(live)
+        raise LaunchError(f"{len(live)} jobs run here; write: dslaunch {command} JOB")
+    return live[0]
+
+
+def _show(jobs: Sequence[KnownJob]) -> None:
+    rows = [(one.record.id, one.state, started(one), one.record.host, str(one.record.pid)) for one in jobs]
+    head = ("exact name", "state", "started", "host", "pid")
+    click.echo(
+        screen_text(table(rows, head=head, numbers=(4,), columns=terminal_columns())), nl=False, err=True
+    )
 
 
 def refuse_elsewhere(job: KnownJob, command: str) -> None:

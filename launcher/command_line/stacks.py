@@ -12,12 +12,11 @@ import click
 
 from ..errors import LaunchError
 from ..node.stack_dump import catches
-from ..options.backend import LAUNCHERS
 from ..registry.following import POLL_S, now_of
 from ..registry.journal_reader import JournalReader
 from ..registry.known_jobs import KnownJob
 from ..registry.replay import Choice, Replay
-from ..registry.stopping import job_process
+from ..registry.stacks_request import ask_stacks
 from .job_choice import chosen_job, how_it_ended, refuse_elsewhere
 from .prefix_command import SETTINGS, PrefixCommand
 
@@ -87,13 +86,7 @@ def _ask_job(job: KnownJob) -> int:
     reader = JournalReader(job.folder)
     for _ in reader.entries():
         pass
-    with job_process(job) as process:
-        if not catches(process.pid, signal.SIGQUIT):
-            why = "has not begun to start its ranks, or is ending"
-            if record.launcher in LAUNCHERS and LAUNCHERS[record.launcher].starts_itself:
-                why = f"has its ranks started by {record.launcher}, which dslaunch cannot ask"
-            raise LaunchError(f"dslaunch stacks: {record.id} {why}; look at the ranks on their hosts")
-        process.signal(signal.SIGQUIT)
+    ask_stacks(job)
     if not record.is_detached:
         _tell_place(record.pid)
         return 0

@@ -41,7 +41,6 @@ from ..wire.frames import (
     Milestone,
     Note,
     Output,
-    Ping,
     Pong,
     Prepare,
     Problem,
@@ -350,6 +349,7 @@ class Controller:
             self._fail_host(host, item.message, at_s, exit_code=item.exit_code)
         elif isinstance(item, Pong):
             host.clock_offset_s = min(host.clock_offset_s, at_s - item.at)
+            self._files.note_clock(host, item, at_s)
         elif isinstance(item, Started | Exited | Stacks | Milestone):
             self._handle_worker(host, item, at_s)
         elif isinstance(item, Leaving | Note):
@@ -371,8 +371,7 @@ class Controller:
             hint = "give a machine one line in the hostfile, or lines with different devices="
             self._fail_host(host, f"{why}; {hint}", time.monotonic(), exit_code=EXIT_MISTAKE)
             return
-        # The answer to the ping tells how far the two clocks are apart.
-        host.send(Ping(0))
+        host.ping(0)
         self._files.begin(host, lambda: host.send(Prepare(as_json(job_of(self._plan, host.plan)))))
         self._console.debug(
             f"{host.name}: agent {hello.pid}, Python {hello.python}, {hello.num_devices} GPUs"

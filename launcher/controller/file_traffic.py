@@ -8,15 +8,28 @@ from typing import TYPE_CHECKING
 
 from ..errors import EXIT_HOST, EXIT_MISTAKE
 from ..job.plan import Plan
+from ..job.trace_ranks import traced_ranks
 from ..job.verdict import Failure, HostFailure
 from ..output.console import Console
 from ..sync.sync_job import SyncJob, root_on
-from ..wire.frames import Chunk, Collected, Found, Frame, ProtocolError, Synced, SyncWant, Took, bytes_of
+from ..wire.frames import (
+    Chunk,
+    Collected,
+    Found,
+    Frame,
+    Pong,
+    ProtocolError,
+    Synced,
+    SyncWant,
+    Took,
+    bytes_of,
+)
 from ..wording import shown_size
 from .link import LinkEnd
 from .roster import HostState
 
 if TYPE_CHECKING:
+    from ..sync.collector import Collector
     from ..sync.sender import Sender
 
 MAX_PROBLEMS = 5
@@ -36,9 +49,14 @@ class FileTraffic:
         job = job or SyncJob()
         self._console = console
         self._cwd = bytes_of(plan.cwd)
-        self._collector = job.collector
-        if self._collector is not None:
-            self._collector.begin()
+        self._trace = job.trace
+        # One after the other, of each host.
+        self._collectors = [] if job.collector is None else [job.collector]
+        if job.trace is not None:
+            self._collectors.append(job.trace.collector)
+        for one in self._collectors:
+            one.begin()
+        self._current: dict[HostState, Collector] = {}  # which of them files come for
         self._manifest = job.manifest
         self._sender: Sender | None = None
         if job.manifest is not None:
@@ -93,8 +111,9 @@ class FileTraffic:
         for host in self._started:
             if self.is_asked(host) and not host.is_over and self._heard_at[host] < now - self._limit_s:
                 self._console.warn(
-                    f"--collect: {host.name}: nothing has come for --prepare_timeout={self._limit_s:g} s, so "
-                    "the rest stays there; look at its file systems, or give it more time"
+                    f"{self._current[host].option}: {host.name}: nothing has come for "
+                    f"--prepare_timeout={self._limit_s:g} s, so the rest stays there; look at its "
+                    "file systems, or give it more time"
                 )
                 self._give_up(host)
 
@@ -122,7 +141,7 @@ class FileTraffic:
 
         Errors: ProtocolError if this was not asked for
         """
-        collector, sender = self._collector, self._sender
+        collector, sender = self._current.get(host), self._sender
         if isinstance(item, Took) and sender is not None and sender.is_asked(host):
             sender.grant(host, item.num_bytes)
         elif isinstance(item, Found | Chunk) and collector is not None and collector.is_asked(host):
@@ -146,24 +165,46 @@ class FileTraffic:
             self._sender.end(host, item)
             self._prepare.pop(host)()
         elif isinstance(item, Collected):
-            if self._collector is None or not self._collector.is_asked(host):
+            collector = self._current.get(host)
+            if collector is None or not collector.is_asked(host):
                 return "its agent sent Collected without being asked"
-            self._collector.end(host, item)
-            host.is_over = True
+            collector.end(host, item)
+            host.is_over = not self._ask_next(host)
         return ""
 
     def collect(self, host: HostState) -> bool:
         """The workers of this host have ended: whether something is to come of it still."""
-        if self._collector is None or not host.pids:
+        if not host.pids or not self._ask_next(host):
             return False
         self._started.append(host)
-        self._heard_at[host] = time.monotonic()
-        self._collector.ask(host)
         return True
+
+    def _ask_next(self, host: HostState) -> bool:
+        """Have it send what the next collector asks for; returns whether there is another one."""
+        wanted = [one for one in self._collectors if self._is_wanted(one, host)]
+        last = self._current.get(host)
+        left = wanted if last is None else wanted[wanted.index(last) + 1 :]
+        if not left:
+            return False
+        self._current[host] = left[0]
+        self._heard_at[host] = time.monotonic()
+        left[0].ask(host)
+        return True
+
+    def _is_wanted(self, collector: Collector, host: HostState) -> bool:
+        """A trace is on hosts only that have ranks which are traced."""
+        is_trace = self._trace is not None and collector is self._trace.collector
+        return not is_trace or bool(traced_ranks(host.plan))
+
+    def note_clock(self, host: HostState, item: Pong, at_s: float) -> None:
+        """Both clocks are known for a moment: what it says of times is brought together with others."""
+        number, sent_at = host.pinged
+        if self._trace is not None and number == item.number and traced_ranks(host.plan):
+            self._trace.clock_of(host.name).add(sent_at=sent_at, at=item.at, heard_at=at_s)
 
     def is_asked(self, host: HostState) -> bool:
         """Whether files of it are still to come."""
-        return self._collector is not None and self._collector.is_asked(host)
+        return host in self._current and self._current[host].is_asked(host)
 
     def waits_for_files(self, interrupts: Sequence[int]) -> bool:
         """Whether files are still to come; who asks twice for an end gives them up."""
@@ -181,20 +222,26 @@ class FileTraffic:
 
     def report_collected(self, hosts: Sequence[HostState]) -> None:
         """In words, at the end."""
-        collector = self._collector
-        if collector is None or not (self._started or any(host.pids for host in hosts)):
+        if not (self._started or any(host.pids for host in hosts)):
             return  # nothing has run that could have written files
-        for host in hosts:
-            if host.pids and host not in self._started:
-                what = "what its workers wrote, for it was lost before they had ended"
-                self._console.warn(f"--collect: not brought: {host.name}: {what}")
         for host in self._started:
             if self.is_asked(host):
-                collector.lose(host)
+                self._current[host].lose(host)
+        for collector in self._collectors:
+            self._report(collector, hosts)
+
+    def _report(self, collector: Collector, hosts: Sequence[HostState]) -> None:
+        option = collector.option
+        for host in hosts:
+            if host.pids and host not in self._started and self._is_wanted(collector, host):
+                what = "what its workers wrote, for it was lost before they had ended"
+                self._console.warn(f"{option}: not brought: {host.name}: {what}")
         for problem in collector.problems[:MAX_PROBLEMS]:
-            self._console.warn(f"--collect: not brought: {problem}")
+            self._console.warn(f"{option}: not brought: {problem}")
         if len(collector.problems) > MAX_PROBLEMS:
-            self._console.warn(f"--collect: not brought: {len(collector.problems) - MAX_PROBLEMS} more")
+            self._console.warn(f"{option}: not brought: {len(collector.problems) - MAX_PROBLEMS} more")
+        if self._trace is not None and collector is self._trace.collector:
+            return  # what it brought is told when it is merged
         for line in collector.renamed:
             self._console.say(line)
         self._console.say(collector.summary)

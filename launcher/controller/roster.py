@@ -39,6 +39,7 @@ class HostState:
     pids: dict[int, int] = field(default_factory=dict)  # by rank
     exit_codes: dict[int, int] = field(default_factory=dict)  # by rank
     clock_offset_s: float = float("inf")  # our monotonic clock minus the host's, delay of one frame included
+    pinged: tuple[int, float] = (-1, 0.0)  # the number of the last ping, and when that was sent
     has_failed: bool = False
     is_over: bool = False
     is_lost: bool = False
@@ -55,6 +56,11 @@ class HostState:
     def send(self, *frames: Frame) -> None:
         if not self.is_over:
             self.link.send(b"".join(map(encode, frames)))
+
+    def ping(self, number: int) -> None:
+        """The answer tells that it lives, and how far the two clocks are apart."""
+        self.pinged = number, time.monotonic()
+        self.send(Ping(number))
 
 
 class Event(NamedTuple):
@@ -220,7 +226,7 @@ class Roster:
             self._pulse.beat()
             for host in self.hosts:
                 if host.hello is not None:  # before that, nothing may come between the agent and its source
-                    host.send(Ping(number))
+                    host.ping(number)
 
     def forgive_standstill(self) -> float:
         """If this process stood still, no host's silence counts before now; returns for how long it did."""

@@ -26,7 +26,7 @@ from ..job.master_address import LOOPBACK
 from ..job.plan import Plan
 from ..job.verdict import Failure, HostFailure, Verdict, signal_name, verdict_of
 from ..node.process_tree import become_subreaper, die_with_parent, kill_descendants, reap
-from ..options import Options, binding, check, elastic, logs, process, rendezvous, restart, start
+from ..options import Options, binding, check, elastic, logs, process, rendezvous, restart, start, trace
 from ..options.hosts import SSH_OPTIONS
 from ..output.console import Console
 from . import mpirun, srun
@@ -46,6 +46,7 @@ _FOREIGN_SUBJECTS = {
     "rendezvous": rendezvous.OPTIONS,
     "restart": restart.OPTIONS,
     "start": start.OPTIONS,
+    "trace": trace.OPTIONS,
 }
 # The launchers of options/backend.py that start the processes themselves.
 EXTERNAL: Mapping[str, External] = {

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
     from ..wire.job import NodeJob
     from .file_traffic import FileTraffic
+    from .gpu_sample import GpuSample
     from .metrics import MetricsReader
     from .notice import NoticeWatch
     from .open_port import OpenPort
@@ -216,9 +217,18 @@ class Agent:
                 selector=self._selector,
                 send=self._uplink.send,
                 pids=self._workers.running_pids,
+                gpus=self._watch_gpus(self._job.metrics_interval_s),
             )
         except OSError as error:
             self._uplink.send(Note(f"no numbers of its workers will be seen: {pipe}: {error.strerror}"))
+
+    def _watch_gpus(self, interval_s: float) -> GpuSample | None:
+        if not self._num_devices or self._prepared is None:
+            return None
+        from .gpu_sample import GpuSample
+
+        python = self._prepared.python or sys.executable
+        return GpuSample(python, self._prepared.env, interval_s=interval_s, selector=self._selector)
 
     def _look_at_notice(self, now: float) -> None:
         """While the workers run; a command that runs at their end is ended before what they have left."""
@@ -247,7 +257,10 @@ class Agent:
             with suppress(OSError):
                 os.write(2, b"it got %s, or the process above it was killed\n" % name.encode())
         else:
-            self._folder.remove()  # first: the next attempt of the job may follow at once
+            if self._starter is not None and self._starter.is_tracing:
+                self._folder.remove_outside()  # the rest goes with this process: the launcher asks for it
+            else:
+                self._folder.remove()  # first: the next attempt of the job may follow at once
             self._uplink.send(Done(self._ending.num_left_over))
 
     # What the launcher says.
@@ -303,7 +316,7 @@ class Agent:
         from .file_traffic import FileTraffic
 
         if self._files is None:
-            self._files = FileTraffic(self._selector, self._uplink.send)
+            self._files = FileTraffic(self._selector, self._uplink.send, own_folder=self._folder.path)
         self._files.take(frame)
 
     def _inspect(self, frame: Inspect) -> None:

@@ -19,10 +19,14 @@ MAX_PROBLEMS = 20
 
 
 class Collecting:
-    """Works in a thread, in the folder of the process, which is the job's."""
+    """Works in a thread, in the folder of the process, which is the job's, or in the agent's own."""
 
-    def __init__(self, asked: Collect, post: Callable[[Frame], None]) -> None:
-        self._patterns = [bytes_of(one) for one in asked.patterns]
+    def __init__(
+        self, asked: Collect, post: Callable[[Frame], None], *, own_folder: str | None = None
+    ) -> None:
+        """`own_folder` None: there is none, and nothing in it."""
+        self._top = os.path.join(os.fsencode(own_folder or "/dev/null"), b"") if asked.is_own else b""
+        self._patterns = [glob.escape(self._top) + bytes_of(one) for one in asked.patterns]
         besides = bytes_of(asked.besides)
         # Nothing would be left of a job's folder that the files come into.
         self._besides = b"" if _is_in(os.getcwdb(), besides) else besides
@@ -83,7 +87,7 @@ class Collecting:
             return
         try:
             found = os.fstat(fd)
-            self._post(Found(text_of(name), found.st_mode & 0o777, found.st_mtime_ns))
+            self._post(Found(text_of(name[len(self._top) :]), found.st_mode & 0o777, found.st_mtime_ns))
             left = found.st_size  # what is written after this is left there
             while left:
                 data = os.read(fd, min(left, PIECE_BYTES))

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 class FileTraffic:
     """Hands each frame to the thread that works on it."""
 
-    def __init__(self, selector: Selector, send: Callable[[Frame], None]) -> None:
+    def __init__(
+        self, selector: Selector, send: Callable[[Frame], None], *, own_folder: str | None = None
+    ) -> None:
+        """`own_folder` is the agent's, if there is one."""
+        self._own_folder = own_folder
         self._mailbox = Mailbox(selector, send)
         self._receiver: Receiver | None = None
         self._collecting: Collecting | None = None
@@ -31,7 +35,7 @@ class FileTraffic:
         elif isinstance(frame, Collect):
             from .collecting import Collecting
 
-            self._collecting = Collecting(frame, self._mailbox.post)
+            self._collecting = Collecting(frame, self._mailbox.post, own_folder=self._own_folder)
         elif isinstance(frame, Took):
             if self._collecting is not None:
                 self._collecting.grant(frame.num_bytes)

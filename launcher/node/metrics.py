@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any, Union
 
     from ..wire.frames import Frame
+    from .gpu_sample import GpuSample
     from .lean_stdlib import Selector
 
     Value = Union[int, float, str]  # noqa: UP007 - for Python 3.8
@@ -52,8 +53,10 @@ class MetricsReader:
         selector: Selector,
         send: Callable[[Frame], None],
         pids: Callable[[], Sequence[int]] = tuple,
+        gpus: GpuSample | None = None,
     ) -> None:
         """Make the pipe. `pids`: of the workers that run. Errors: OSError"""
+        self._gpus = gpus
         self._path, self._ranks, self._is_folding = path, ranks, is_folding
         self._selector, self._send = selector, send
         self._every_s = interval_s
@@ -86,6 +89,8 @@ class MetricsReader:
             add_own_time(told)
         folded = {FOLDED: fold(told)} if self._is_folding and told else told
         ranks = {str(rank): {name: _sent(one) for name, one in row.items()} for rank, row in folded.items()}
+        gpus = self._gpus.last(now) if self._gpus is not None else []
+        host["gpus"] = gpus or None
         self._send(Metrics(now, ranks, {name: one for name, one in host.items() if one is not None}))
 
     def _places(self, told: Collection[int]) -> dict[str, str] | None:
@@ -100,6 +105,8 @@ class MetricsReader:
 
     def close(self) -> None:
         """Read no more."""
+        if self._gpus is not None:
+            self._gpus.close()
         self._selector.forget(self._fd)
         os.close(self._fd)
 

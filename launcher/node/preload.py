@@ -31,6 +31,7 @@ has 64 bits, and what is given has not.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 
@@ -44,12 +45,13 @@ TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterable
-    from typing import Any
+    from typing import Any, BinaryIO
 
 FORK_TIMEOUT_S = 30.0
 START_TIMEOUT_S = 60.0  # for Python to start
 IMPORT_TIMEOUT_S = 300.0
 MAX_NOTES = 3  # lines that the modules printed while they were imported
+_F_SETPIPE_SZ = 1031
 PRELOAD_VARIABLE = b"DSLAUNCH_PRELOAD"  # a socket and a file to print to, or a pipe: see _runs_hook
 
 
@@ -70,13 +72,13 @@ class Preloader:
         argv: list[bytes],
         num_options: int,
         env: dict[bytes, bytes],
-        folder: str,
+        folder: str | None,
         script: str | None,
         timings_pipe: str | None,
     ) -> None:
         """Waits for the imports. `argv` is the longest of a worker; its first `num_options` words stand
-        before the script, or before -m; `folder` is a new one to write to; `script` is the file, None for a
-        module.
+        before the script, or before -m; `folder` is one to make and to write to, None if there can be none;
+        `script` is the file, None for a module.
 
         Errors: Unpreloaded
         """
@@ -88,21 +90,29 @@ class Preloader:
         self.why_not = ""
         self._link, theirs = socket.socketpair()
         self._link.settimeout(IMPORT_TIMEOUT_S)
-        install_hook(folder, SERVER)
-        env = dict(env)
-        add_hook(env, folder=folder)
         try:
+            printed = _prepared(folder, SERVER)
+        except OSError:  # a disk that takes nothing
+            printed = None
+        env = dict(env)
+        try:
+            if printed is None or folder is None:
+                self.why_not = "no temporary file can be made, in which that is done"
+                self.close()
+                return
+            add_hook(env, folder=folder)
             if not _runs_hook(argv[:num_options], env):
                 self.why_not = "this Python runs no sitecustomize, in which that is done"
                 self.close()
                 return
-            lines, answer = self._import(
-                modules, theirs, argv=argv, env=env, script=script, timings_pipe=timings_pipe
-            )
+            words = {"modules": [*modules], "script": script, "timings": timings_pipe or ""}
+            lines, answer = self._import(words, theirs, printed, argv=argv, env=env)
         except OSError as error:
             raise Unpreloaded(f"{text_of(argv[0])}: {os.strerror(error.errno or 0)}") from None
         finally:
             theirs.close()
+            if printed is not None:
+                printed.close()
         if "problem" in answer:
             raise Unpreloaded(answer["problem"])
         if not answer:
@@ -117,21 +127,21 @@ class Preloader:
 
     def _import(
         self,
-        modules: Iterable[str],
+        words: dict[str, Any],
         theirs: socket.socket,
+        printed: BinaryIO,
         *,
         argv: list[bytes],
         env: dict[bytes, bytes],
-        script: str | None,
-        timings_pipe: str | None,
     ) -> tuple[list[str], dict[str, Any]]:
         """The lines that were printed, and the answer. Errors: OSError if Python cannot be run"""
         import subprocess
-        import tempfile
 
-        with tempfile.TemporaryFile() as printed:
-            early, to_early = os.pipe()  # what Python prints before the hook runs
+        early, to_early = os.pipe()  # what Python prints before the hook runs
+        try:
             try:
+                with suppress(OSError):
+                    fcntl.fcntl(to_early, _F_SETPIPE_SZ, 1 << 20)  # PYTHONVERBOSE has much to say
                 subprocess.Popen(
                     argv,
                     env={**env, PRELOAD_VARIABLE: b"%d %d" % (theirs.fileno(), printed.fileno())},
@@ -140,22 +150,19 @@ class Preloader:
                     stderr=to_early,
                     pass_fds=[theirs.fileno(), printed.fileno()],
                 )
-                os.close(to_early)
-                to_early = -1
-                theirs.close()
-                words = {"modules": [*modules], "script": script, "timings": timings_pipe or ""}
-                self._send(words, ())
-                answer = self._receive()
-                os.set_blocking(early, False)
-                data = b""
-                with suppress(BlockingIOError):
-                    data = os.read(early, 1 << 16)
-                printed.seek(0)
-                return text_of(data + printed.read()).split("\n"), answer
             finally:
-                os.close(early)
-                if to_early >= 0:
-                    os.close(to_early)
+                os.close(to_early)
+            theirs.close()
+            self._send(words, ())
+            answer = self._receive()
+            os.set_blocking(early, False)
+            data = b""
+            with suppress(BlockingIOError):
+                data = os.read(early, 1 << 16)
+        finally:
+            os.close(early)
+        printed.seek(0)
+        return text_of(data + printed.read()).split("\n"), answer
 
     def spawn(
         self,
@@ -214,6 +221,14 @@ class Preloader:
             answer: dict[str, Any] = fast_json.read(data[4:].decode("utf-8", "surrogatepass"))
             return answer
         return {}
+
+
+def _prepared(folder: str | None, text: str) -> BinaryIO | None:
+    """The hook is in the folder, and this file is for what is printed. Errors: OSError"""
+    if folder is None:
+        return None
+    install_hook(folder, text)
+    return open(os.path.join(folder, "printed"), "w+b")
 
 
 def _runs_hook(python: list[bytes], env: dict[bytes, bytes]) -> bool:

@@ -48,6 +48,17 @@ class PrivateFolder:
 
     def remove(self) -> None:
         """Remove it with all that is in it; nothing happens the second time."""
+        self.remove_outside()
+        if self._path is not None:
+            _remove_folder(self._path)
+
+    @property
+    def path(self) -> str | None:
+        """Where it is; None if there can be none."""
+        return self._path
+
+    def remove_outside(self) -> None:
+        """Remove what is elsewhere."""
         if not self._outside:
             self._hear()
         for one in self._outside:
@@ -57,8 +68,6 @@ class PrivateFolder:
                     os.unlink(path)
         self._outside.clear()
         self._note(b"")
-        if self._path is not None:
-            _remove_folder(self._path)
 
     def _note(self, one: bytes) -> None:
         with suppress(OSError):  # the pipe is full: then only who noted it knows

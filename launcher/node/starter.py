@@ -46,6 +46,7 @@ class Starter:
         self._prepared = prepared
         self._folder = folder
         self.notes: list[str] = []  # what a person should know
+        self.is_tracing = False  # ranks here write what the launcher asks for when they have ended
         self._pipe = folder.file("timings") if job.has_timings else None
         self.milestones = self._listen_to_milestones()
         self._preloader: Preloader | None = None
@@ -102,6 +103,8 @@ class Starter:
             env[b"DSLAUNCH_METRICS_INTERVAL"] = b"%g" % self._job.metrics_interval_s
         if self._resize_file is not None:
             env[b"DSLAUNCH_RESIZE_FILE"] = os.fsencode(self._resize_file)
+        if b"DSLAUNCH_TRACE" in env:
+            self._trace(rank, env)
         stacks_file = None
         if self._job.has_stacks and self._hook is not None:
             from .worker_hook import ask_for
@@ -116,6 +119,16 @@ class Starter:
         worker.has_local_rank = self._job.adds_local_rank
         worker.error_file, worker.place_file, worker.stacks_file = error_file, place_file, stacks_file
         return worker
+
+    def _trace(self, rank: RankJob, env: dict[bytes, bytes]) -> None:
+        """Let it know where its trace goes; without a place it writes none, and the launcher says so."""
+        trace_file = self._folder.file(f"trace-{rank.rank}")
+        if trace_file is not None and any(name == "DSLAUNCH_TRACE" for name, _ in rank.env):
+            self.is_tracing = True
+            env[b"DSLAUNCH_TRACE_FILE"] = os.fsencode(trace_file)
+            env.setdefault(
+                b"KINETO_LOG_LEVEL", b"99"
+            )  # torch's profiler tells stderr that it begins and ends
 
     def end(self) -> None:
         """All are started."""
@@ -209,17 +222,14 @@ class Starter:
 
     def _preloader_of(self, modules: list[str]) -> Preloader:
         """Errors: Unpreloaded"""
-        from .preload import Preloader, Unpreloaded
+        from .preload import Preloader
 
-        folder = self._folder.file("preload")
-        if folder is None:
-            raise Unpreloaded("no temporary folder can be made here")
         preloader = Preloader(
             modules,
             argv=max(map(self._argv, self._job.ranks), key=lambda one: sum(map(len, one))),
             num_options=self._job.num_head - (self._job.module is not None),
             env=self._prepared.env,
-            folder=folder,
+            folder=self._folder.file("preload"),
             script=self._job.script,
             timings_pipe=self._pipe,
         )

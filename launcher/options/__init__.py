@@ -16,6 +16,7 @@ from . import (
     detach,
     drop_in,
     elastic,
+    end,
     logs,
     mesh,
     metrics,
@@ -24,6 +25,7 @@ from . import (
     restart,
     start,
     sync,
+    trace,
     tree,
 )
 from .backend import BackendOptions
@@ -32,6 +34,7 @@ from .check import CheckOptions
 from .detach import DetachOptions
 from .drop_in import DropInOptions
 from .elastic import ElasticOptions
+from .end import EndOptions
 from .hosts import SshOptions as SshOptions
 from .logs import LogOptions
 from .mesh import MeshOptions
@@ -41,6 +44,7 @@ from .rendezvous import RendezvousOptions
 from .restart import RestartOptions
 from .start import StartOptions
 from .sync import SyncOptions
+from .trace import TraceOptions
 from .tree import TreeOptions
 
 
@@ -73,6 +77,7 @@ class Options(NamedTuple):
     detach: DetachOptions = DetachOptions()
     drop_in: DropInOptions = DropInOptions()
     elastic: ElasticOptions = ElasticOptions()
+    end: EndOptions = EndOptions()
     logs: LogOptions = LogOptions()
     mesh: MeshOptions = MeshOptions()
     metrics: MetricsOptions = MetricsOptions()
@@ -81,13 +86,19 @@ class Options(NamedTuple):
     restart: RestartOptions = RestartOptions()
     start: StartOptions = StartOptions()
     sync: SyncOptions = SyncOptions()
+    trace: TraceOptions = TraceOptions()
     tree: TreeOptions = TreeOptions()
     arguments: tuple[str, ...] = ()
+
+    @property
+    def moves_files(self) -> bool:
+        """Whether files go to the hosts before the job, or come from them after it."""
+        return self.sync.is_on or self.trace.is_on
 
 
 _SUBJECTS = (
     *(logs, restart, elastic, rendezvous, mesh, binding, process),
-    *(drop_in, backend, start, tree, check, detach, sync, metrics),
+    *(drop_in, backend, start, tree, check, detach, sync, metrics, end, trace),
 )
 SUBJECT_OPTIONS: tuple[click.Option, ...] = tuple(option for one in _SUBJECTS for option in one.OPTIONS)
 

@@ -1,15 +1,26 @@
-"""What is asked of the numbers of a job: how often they come, and where its events go."""
+"""What is asked of the numbers of a job: how often they come, where its events go, who may ask."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import click
 
 from ..errors import LaunchError
+from ..inputs.host import is_ipv6
 from .number import Seconds
 
 LEAST_INTERVAL_S = 0.1
+MOST_PORT = 65535
+THIS_MACHINE = "127.0.0.1"
+
+
+class Place(NamedTuple):
+    """Where to listen; port 0: any that is free."""
+
+    address: str
+    port: int
 
 
 class MetricsOptions(NamedTuple):
@@ -17,11 +28,35 @@ class MetricsOptions(NamedTuple):
 
     interval_s: float = 1.0
     events: str | None = None
+    endpoint: Place | None = None
+
+    def refuse(self, why: str) -> None:
+        """Errors: LaunchError if an endpoint was asked for where there are no numbers to show"""
+        if self.endpoint is not None:
+            raise LaunchError(f"--metrics_port has no effect with {why}; leave it out")
 
     @property
     def has_own_interval(self) -> bool:
         """Whether numbers were asked for, at another interval than the usual one."""
         return self.interval_s not in (0.0, MetricsOptions().interval_s)
+
+
+def _place(context: click.Context, parameter: click.Parameter, value: str | None) -> Place | None:
+    """PORT, ADDRESS:PORT or [IPV6]:PORT."""
+    if value is None:
+        return None
+    address, _, port = value.strip().rpartition(":")
+    if is_ipv6(address[1:-1]) and address[:1] + address[-1:] == "[]":
+        address = address[1:-1]
+    elif not re.fullmatch(r"[A-Za-z0-9_.-]{0,253}", address) or value.startswith(":"):
+        address = "?"
+    number = int(port) if re.fullmatch("[0-9]{1,5}", port) else -1
+    if address == "?" or not 0 <= number <= MOST_PORT:
+        raise click.BadParameter(
+            f"{value[:200]!r} is no port; give one from 1 to {MOST_PORT}, or 0 for any that is free, "
+            "e.g. 9400, and 0.0.0.0:9400 or [::]:9400 to be reached from other machines"
+        )
+    return Place(address or THIS_MACHINE, number)
 
 
 OPTIONS: tuple[click.Option, ...] = (
@@ -37,6 +72,13 @@ OPTIONS: tuple[click.Option, ...] = (
         metavar="FILE",
         help="Write what happens, and those numbers, as JSON lines.",
     ),
+    click.Option(
+        ["--metrics_port"],
+        metavar="[ADDRESS:]PORT",
+        callback=_place,
+        help="Show those numbers to Prometheus at http://ADDRESS:PORT/metrics; without ADDRESS to this "
+        "machine only.",
+    ),
 )
 
 
@@ -51,4 +93,4 @@ def read(given: dict[str, Any]) -> MetricsOptions:
             f"--metrics_interval={interval_s:g}: must be {LEAST_INTERVAL_S:g} or more, in seconds, or 0 for "
             "no numbers"
         )
-    return MetricsOptions(interval_s=interval_s, events=given["events"])
+    return MetricsOptions(interval_s=interval_s, events=given["events"], endpoint=given["metrics_port"])

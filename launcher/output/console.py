@@ -13,6 +13,7 @@ from ..errors import LaunchError
 from ..inputs.line_prefix import Origin
 from ..job.verdict import Failure, RankFailure, Verdict, describe_all
 from ..options.logs import LogOptions
+from ..telemetry.summary import Summary
 from ..telemetry.telemetry import Telemetry
 from ..wording import cleaned, count, shown_time
 from .display import Display, StreamDisplay
@@ -53,6 +54,8 @@ class Console:
         """
         self.has_begun = False
         self.telemetry = telemetry or Telemetry()
+        self.summary = Summary()
+        self.telemetry.add(self.summary)
         self._level = _LEVELS[log_level]
         self._writer = Writer()
         logs = logs or LogOptions()
@@ -200,9 +203,11 @@ class Console:
         elif self._level <= _LEVELS["info"]:
             self._display.status(text)
 
-    def report(self, verdict: Verdict, *, took_s: float) -> None:
-        """The last word: that all ended well, or who failed first, its last lines, and who else failed;
-        and the log files.
+    def report(self, verdict: Verdict, *, took_s: float, written: str = "") -> None:
+        """The last word: that all ended well, how far they came and where the files are, in one line; or who
+        failed first, its last lines, who else failed, and the log files.
+
+        `written`: where the report will be.
         """
         failed = [one for one in (verdict.culprit, *verdict.others) if one is not None]
         if failed:
@@ -210,12 +215,22 @@ class Console:
             if verdict.correction:
                 self.error(verdict.correction)
         elif verdict.exit_code == 0:
-            what = count(self._num_workers, "worker") if self._num_workers else "the job"
-            self.say(f"{what} ended with code 0 after {shown_time(took_s)}")
+            self.telemetry.flush()
+            self.say(self._describe_success(took_s, written))
         if self._watch is not None:
             self._watch.reported(failed[0].describe() if failed else "")
-        for place in self._ranks.places:
-            (self.error if failed else self.say)(f"log files: {place}")
+        if failed or verdict.exit_code:
+            for place in self._ranks.places:
+                (self.error if failed else self.say)(f"log files: {place}")
+
+    def _describe_success(self, took_s: float, written: str) -> str:
+        what = count(self._num_workers, "worker") if self._num_workers else "the job"
+        num_hosts = len(self.summary.hosts)
+        where = f" on {num_hosts} hosts" if num_hosts > 1 and self._num_workers else ""
+        words = [f"{what} ended with code 0 after {shown_time(took_s)}{where}", self.summary.progress()]
+        words += [f"log files: {place}" for place in self._ranks.places]
+        words.append(f"report: {written}" if written else "")
+        return "; ".join(filter(None, words))
 
     def _report_failures(self, failed: Sequence[Failure], *, likely_cause: str) -> None:
         if not any(isinstance(one, RankFailure) for one in failed):

@@ -117,12 +117,12 @@ def write_report(
         if is_of_system(path.parent):  # /dev/stdout, or /dev/fd/63 as the shell makes it of `>(jq .)`
             path.write_text(text)
             return
-        _put(path, text.encode())
+        put_file(path, text.encode())
     except OSError as error:
         raise LaunchError(f"{option}={path}: cannot be written: {error.strerror}") from None
 
 
-def _put(path: Path, data: bytes) -> None:
+def put_file(path: Path, data: bytes) -> None:
     """Let that be in the file: all of it, or on a disk that is full what was there before.
 
     Errors: OSError whose `strerror` is a clause that follows the path

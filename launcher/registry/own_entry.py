@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import LaunchError
 from ..inputs.line_prefix import Origin
 from ..options import Options
+from ..options.end import without_secrets
 from ..output.event_files import EventRing
 from ..telemetry.telemetry import Telemetry
 from . import holder
@@ -75,7 +76,7 @@ class OwnEntry:
             host=this_host(),
             boot_id=this_boot(),
             pid=os.getpid(),
-            command=("dslaunch", *sys.argv[1:]),
+            command=("dslaunch", *without_secrets(sys.argv[1:])),
             cwd=_cwd(),
             launcher="no_ssh" if options.rendezvous.no_ssh else options.backend.launcher.name,
             is_detached=is_detached,

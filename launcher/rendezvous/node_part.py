@@ -20,6 +20,7 @@ from ..options import Options
 from ..options.backend import SSH
 from ..options.start import StartOptions
 from ..output.console import Console
+from ..sync.sync_job import SyncJob
 from .coordinator import GOODBYE_S, Coordinator
 from .member import Doors, Member
 from .messages import JobIdentity, failure_of, identify
@@ -140,8 +141,11 @@ def check_options(options: Options, console: Console) -> None:
         )
 
 
-def run_part(part: NodePart, console: Console) -> Verdict:
-    """Run this node's part; the verdict is the whole job's, unless the other nodes could not be heard."""
+def run_part(part: NodePart, console: Console, files: SyncJob | None = None) -> Verdict:
+    """Run this node's part; the verdict is the whole job's, unless the other nodes could not be heard.
+
+    `files` come back from its own agent.
+    """
     if os.environ.pop(TOKEN_VARIABLE, None):
         console.debug(f"{TOKEN_VARIABLE} is for the nodes; the workers do not get it")
     member, coordinator = None, None
@@ -158,6 +162,7 @@ def run_part(part: NodePart, console: Console) -> Verdict:
         connect=lambda node: local_channel(node, kill_grace_s=part.plan.kill_grace_s),
         console=console,
         peers=member,
+        files=files,
     )
     with contextlib.ExitStack() as stack:
         if member is not None and part.coordinator_port is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from ..errors import LaunchError
 from ..job.plan import Plan
@@ -15,18 +16,48 @@ from ..sync.target import checked_folder
 from ..wire.frames import bytes_of
 from ..wording import count, shown_size
 
+if TYPE_CHECKING:
+    from ..sync.trace_files import TraceFiles
+
 MAX_NAMED = 4
 
 
 def files_of(
-    options: Options, plan: Plan, console: Console, *, collector: Collector | None = None
+    options: Options, plan: Plan, console: Console, *, before: SyncJob | None = None
 ) -> SyncJob | None:
-    """None if no file is to be moved. `collector` is that of the attempt before.
+    """None if no file is to be moved. `before` is that of the attempt before.
 
     Errors: LaunchError for a folder that cannot be sent, or cannot be written
     """
-    if not options.sync.is_on:
+    if not options.moves_files:
         return None
+    before = before or SyncJob()
+    trace = before.trace
+    if options.trace.is_on and trace is None:
+        trace = trace_files_of(options)
+    job = _synced(options, plan, console, collector=before.collector) if options.sync.is_on else SyncJob()
+    return job._replace(trace=trace)
+
+
+def trace_files_of(options: Options) -> TraceFiles:
+    """Where what is traced comes together.
+
+    Errors: LaunchError if it could not be kept
+    """
+    from ..sync.trace_files import TraceFiles  # here and below: few jobs trace
+    from ..trace.write import refuse_place
+
+    refuse_place(options.trace)
+    try:
+        return TraceFiles()
+    except OSError as error:
+        raise LaunchError(
+            f"--trace: no temporary folder can be made: {error}; make room, or set TMPDIR"
+        ) from None
+
+
+def _synced(options: Options, plan: Plan, console: Console, *, collector: Collector | None) -> SyncJob:
+    """--sync and --collect."""
     if options.sync.patterns and collector is None:
         _refuse_place(options.sync.place)
         collector = Collector(options.sync.patterns, os.fsencode(options.sync.place))

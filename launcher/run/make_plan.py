@@ -14,6 +14,7 @@ from ..job.mesh_estimate import estimate_of
 from ..job.plan import Endpoint, Plan, plan_nodes, plan_program
 from ..job.restart import Attempt, first_attempt
 from ..job.stdin_rank import with_stdin
+from ..job.trace_ranks import with_trace
 from ..options import Options
 from ..output.console import Console
 from ..wire.frames import text_of
@@ -74,7 +75,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
     mesh = _mesh_of(options, attempt)
     env = _restart_env(options, attempt) | ({} if mesh is None else {VARIABLE: mesh.text})
     nodes = plan_nodes(attempt.hosts, program, local_names=local_names(options), env=env)
-    nodes = with_stdin(nodes, options)
+    nodes = with_trace(with_stdin(nodes, options), options.trace, is_first=attempt.number == 0)
     first_port = DEFAULT_PORT if options.master_port is None else options.master_port
     return Plan(
         nodes=nodes,

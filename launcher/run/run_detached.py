@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import click
 
@@ -19,14 +20,31 @@ from ..registry.own_entry import make_folder
 _BATCH_JOBS = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS", "LSB_JOBID": "LSF"}
 
 
+class Detached(NamedTuple):
+    """What came of the start: what the running job is called and its exact name, or its exit code."""
+
+    name: str = ""
+    id: str = ""
+    code: int = 0
+
+
 def run_detached(options: Options, run: Callable[[Options, Console], int]) -> int:
     """Start the job in a process of its own; returns 0 once all its workers run, or its exit code.
 
     Errors: LaunchError for a mistake in what was given, and for one of the job before it has started
     """
+    started = start_detached(options, run)
+    if started.name:
+        click.echo(started.name)
+    return started.code
+
+
+def start_detached(options: Options, run: Callable[[Options, Console], int]) -> Detached:
+    """The same, but for the name on stdout."""
+    option = "--watch" if options.detach.is_watched else "--detach"
     if options.process.stdin_rank is not None:
         raise LaunchError(
-            f"--detach and --stdin={options.process.stdin_rank} exclude each other: a job that outlives the "
+            f"{option} and --stdin={options.process.stdin_rank} exclude each other: a job that outlives the "
             "terminal has no input; leave out one of them"
         )
     if not options.backend.launcher.starts_itself:  # whose programs read nothing anyway
@@ -46,14 +64,13 @@ def run_detached(options: Options, run: Callable[[Options, Console], int]) -> in
         shutil.rmtree(folder, ignore_errors=True)  # all of it was shown here, and the name is free again
         if news.message:
             raise LaunchError(news.message, exit_code=news.code)
-        return news.code
+        return Detached(code=news.code)
     console = Console(log_level=options.log_level)  # here: it has a thread
     if warning:
         console.warn(warning)
     console.say(f"job {name} runs: `dslaunch logs -f {name}` shows it, and attach and stop reach it")
     console.drain(LAST_WORDS_S)
-    click.echo(name)
-    return 0
+    return Detached(name=name, id=folder.name)
 
 
 def _called(id: str) -> str:

@@ -18,6 +18,7 @@ from ..job.mesh import fit, warnings_of
 from ..job.plan import Plan, origins_of, overruled
 from ..job.resize import next_attempt
 from ..job.restart import Attempt, decide
+from ..job.trace_ranks import traced_ranks
 from ..job.verdict import Verdict
 from ..options import Options
 from ..options.backend import PDSH
@@ -56,15 +57,15 @@ def run(options: Options) -> int:
 def run_with(options: Options, console: Console) -> int:
     """The same with this console."""
     began = time.monotonic()
-    code = 1
+    code, failure = 1, ""
     try:
         with no_worker_signals(console.warn):
             _begin_events(options, console)
             code = _run(options, console)
             return code
     except LaunchError as error:
-        code = error.exit_code
-        console.telemetry.record("note", level=40, text=str(error))
+        code, failure = error.exit_code, str(error)
+        console.telemetry.record("note", level=40, text=failure)
         console.drain(LAST_WORDS_S)  # warnings that came before it
         raise
     except KeyboardInterrupt:
@@ -74,19 +75,58 @@ def run_with(options: Options, console: Console) -> int:
         raise click.exceptions.Exit(130) from None  # how the job ended was said, or is being said
     finally:
         console.telemetry.flush()
-        console.telemetry.record("end", exit_code=code, duration_s=round(time.monotonic() - began, 3))
+        duration_s = round(time.monotonic() - began, 3)
+        console.telemetry.record("end", exit_code=code, duration_s=duration_s)
         console.telemetry.close()
+        if options.end.is_on and not options.dry_run:
+            _tell_end(options, console, code, duration_s=duration_s, error=failure)
+
+
+def _tell_end(options: Options, console: Console, code: int, *, duration_s: float, error: str) -> None:
+    """To whom --on_end and --webhook name."""
+    from .job_end import tell_end  # here: few jobs tell of it
+
+    at = round(time.time(), 3)
+    event = console.summary.end(exit_code=code, duration_s=duration_s, at=at, error=error)
+    tell_end(options.end, event, warn=console.warn)
+    console.drain(LAST_WORDS_S)
 
 
 def _begin_events(options: Options, console: Console) -> None:
     """Errors: LaunchError if the file for them cannot be made"""
     if options.dry_run:
+        _refuse_what_is_unknown(options)
         return
     name = options.detach.name or name_from(options.program, is_module=options.is_module)
     launcher = "no_ssh" if options.rendezvous.no_ssh else options.backend.launcher.name
     console.telemetry.begin(describe_job(name=name, launcher=launcher), interval_s=options.metrics.interval_s)
+    _refuse_what_is_unknown(options)
     if options.metrics.events is not None:
         write_events(console.telemetry, Path(options.metrics.events), on_problem=console.warn)
+    if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
+        from ..output.spans import send_spans  # here: few jobs send any
+
+        send_spans(console.telemetry, os.environ, say=console.say, warn=console.warn)
+    if options.metrics.endpoint is not None:
+        _open_endpoint(options, console, *options.metrics.endpoint)
+
+
+def _refuse_what_is_unknown(options: Options) -> None:
+    """Errors: LaunchError for what needs more than is known of a job whose processes others start"""
+    if options.rendezvous.no_ssh:
+        options.end.refuse("--no_ssh, where each node has a dslaunch of its own, and would tell of its end")
+        options.metrics.refuse("--no_ssh, where no node knows the numbers of the others")
+    if options.backend.launcher.starts_itself:
+        why = f"--launcher={options.backend.launcher.name}, which tells no numbers"
+        options.metrics.refuse(why)
+
+
+def _open_endpoint(options: Options, console: Console, address: str, port: int) -> None:
+    """Errors: LaunchError if there can be none"""
+    from ..output.prometheus import open_endpoint  # here: few jobs have one
+
+    url = open_endpoint(console.telemetry, address, port, interval_s=options.metrics.interval_s)
+    console.say(f"numbers for Prometheus: {url}")
 
 
 def _run(options: Options, console: Console) -> int:
@@ -122,6 +162,12 @@ def _run(options: Options, console: Console) -> int:
                 console.error(str(unwritten))
         raise
     return _end(options, ended, console)
+
+
+def _forget_trace(files: SyncJob | None) -> None:
+    """Leave no temporary folder, however the job ends."""
+    if files is not None and files.trace is not None:
+        files.trace.forget()
 
 
 def _show_job(options: Options, first: Attempt, console: Console) -> int:
@@ -176,44 +222,71 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     attempt: Attempt | None = first
     hosts = watch_hosts(options, first, console)
     files: SyncJob | None = None
-    while attempt is not None:
-        is_first = attempt is first
-        with no_workers_yet(is_first=is_first, last_act=console.abandoned):
-            if options.check.is_on:
-                attempt = _checked(options, attempt, console, hosts)
-            plan = make_plan(options, attempt)
-            if is_first:
-                _warn_of_plan(plan, console)
-                if (
-                    options.ssh.given
-                    and not options.restart.is_on
-                    and all(node.is_local for node in plan.nodes)
-                ):
-                    console.warn(
-                        f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}"
-                    )
-            if options.sync.is_on:
-                from .job_files import files_of  # here: most jobs move no files
+    try:
+        while attempt is not None:
+            is_first = attempt is first
+            with no_workers_yet(is_first=is_first, last_act=console.abandoned):
+                if options.check.is_on:
+                    attempt = _checked(options, attempt, console, hosts)
+                plan = make_plan(options, attempt)
+                if is_first:
+                    _warn_of_plan(plan, console)
+                    if (
+                        options.ssh.given
+                        and not options.restart.is_on
+                        and all(node.is_local for node in plan.nodes)
+                    ):
+                        console.warn(
+                            f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}"
+                        )
+                if options.moves_files:
+                    from .job_files import files_of  # here: most jobs move no files
 
-                files = files_of(options, plan, console, collector=None if files is None else files.collector)
-        begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
-        groups = plan_groups(plan.nodes, options.tree)
-        access = choose_access(options, plan.nodes, groups, say=console.say)
-        try:
-            verdict = _run_attempt(plan, access, console, attempt, hosts, files)
-        finally:
-            access.close()
-        if options.start.shows_timings:
-            _show_timings(verdict, console, access.summary())
-        console.report(verdict, took_s=begun.duration_s)
-        if hosts is None:
-            decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
-        else:
-            decision = next_attempt(attempt, verdict, hosts.known(), hosts.rules)
-        if decision.why:
-            console.say(decision.why)
-        ended.append(_note(begun.end(verdict, decision.why), console))
-        attempt = decision.attempt
+                    files = files_of(options, plan, console, before=files)
+            begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
+            groups = plan_groups(plan.nodes, options.tree)
+            access = choose_access(options, plan.nodes, groups, say=console.say)
+            try:
+                verdict = _run_attempt(plan, access, console, attempt, hosts, files)
+            finally:
+                access.close()
+            if options.start.shows_timings:
+                _show_timings(verdict, console, access.summary())
+            _write_trace(options, plan, files, console, verdict)
+            console.report(verdict, took_s=begun.duration_s, written=options.report or "")
+            if hosts is None:
+                decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
+            else:
+                decision = next_attempt(attempt, verdict, hosts.known(), hosts.rules)
+            if decision.why:
+                console.say(decision.why)
+            ended.append(_note(begun.end(verdict, decision.why), console))
+            attempt = decision.attempt
+    finally:
+        _forget_trace(files)
+
+
+def _write_trace(
+    options: Options,
+    plan: Plan,
+    files: SyncJob | None,
+    console: Console,
+    verdict: Verdict,
+    *,
+    node_rank: int | None = None,
+) -> None:
+    """Of the steps that were traced, if any were asked for; a file that cannot be written fails no job."""
+    if files is None or files.trace is None:
+        return
+    from ..registry.record import name_from  # here and below: few jobs trace
+    from ..trace.write import free_path, write_trace
+
+    name = options.detach.name or name_from(options.program, is_module=options.is_module)
+    path = free_path(options.trace, name, node_rank=node_rank)
+    try:
+        write_trace(options.trace, plan, files.trace, console, verdict, path=path)
+    except LaunchError as error:
+        console.error(str(error))
 
 
 def _checked(options: Options, attempt: Attempt, console: Console, hosts: Hosts | None) -> Attempt:
@@ -318,7 +391,7 @@ def _run_owned(options: Options, plan: Plan, console: Console) -> int:
     begun = BegunAttempt(hosts=plan.host_names)
     console.register(origins_of(plan))
     verdict = run_owned(job, console)
-    console.report(verdict, took_s=begun.duration_s)
+    console.report(verdict, took_s=begun.duration_s, written=options.report or "")
     return _end(options, (_note(begun.end(verdict), console),), console)
 
 
@@ -345,10 +418,19 @@ def _run_part(options: Options, console: Console) -> int:
         )
     _warn_of_plan(part.plan, console)
     begun = BegunAttempt(hosts=part.plan.host_names)
-    verdict = run_part(part, console)
+    files = None
+    if options.trace.is_on and traced_ranks(part.node):
+        from .job_files import trace_files_of  # here: few jobs trace
+
+        files = SyncJob(trace=trace_files_of(options))
+    try:
+        verdict = run_part(part, console, files)
+        _write_trace(options, part.own_plan, files, console, verdict, node_rank=part.node.node_rank)
+    finally:
+        _forget_trace(files)
     if options.start.shows_timings:
         _show_timings(verdict, console)
-    console.report(verdict, took_s=begun.duration_s)
+    console.report(verdict, took_s=begun.duration_s, written=options.report or "")
     if where := where_its_words_are(verdict, part):
         console.error(where)
     return _end(options, (_note(begun.end(verdict), console),), console)

@@ -37,8 +37,11 @@ class _Arriving:
 class Collector:
     """Of all attempts of a job. `receive_...` is called by each host's thread, the rest by one."""
 
-    def __init__(self, patterns: Sequence[str], place: bytes) -> None:
-        self._patterns = list(patterns)
+    def __init__(
+        self, patterns: Sequence[str], place: bytes, *, option: str = "--collect", is_own: bool = False
+    ) -> None:
+        """`option` is who asked for it. `is_own`: the files are in the agents' own folders."""
+        self._patterns, self.option, self._is_own = list(patterns), option, is_own
         self._place = os.path.abspath(place)
         self._own: set[bytes] = set()  # written by this job
         self._arriving: dict[Target, _Arriving] = {}
@@ -49,7 +52,7 @@ class Collector:
     def ask(self, host: Target) -> None:
         """The job is over there."""
         self._arriving[host] = _Arriving()
-        host.send(Collect(self._patterns, text_of(self._place)))
+        host.send(Collect(self._patterns, "" if self._is_own else text_of(self._place), self._is_own))
 
     def is_asked(self, host: Target) -> bool:
         return host in self._arriving and self._arriving[host].end is None

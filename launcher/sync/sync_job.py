@@ -12,14 +12,16 @@ from ..wire.frames import text_of
 if TYPE_CHECKING:
     from .collector import Collector
     from .manifest import Manifest
+    from .trace_files import TraceFiles
 
 
 class SyncJob(NamedTuple):
-    """`manifest` None: nothing is sent. The collector is one for all attempts."""
+    """`manifest` None: nothing is sent. The collectors are those of all attempts."""
 
     manifest: Manifest | None = None
     is_forced: bool = False
     collector: Collector | None = None
+    trace: TraceFiles | None = None
 
 
 def root_on(host: Host, root: bytes, cwd: bytes) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ..inputs.line_prefix import Origin
 from ..node.metrics import FOLDED, merge
+from ..options.end import without_secrets
 from ..wire.frames import Metrics, Told
 
 METRICS = "metrics"
@@ -161,7 +162,7 @@ def describe_job(*, name: str, launcher: str) -> dict[str, Any]:
         cwd = ""
     return {
         "name": name,
-        "command": ["dslaunch", *sys.argv[1:]],
+        "command": ["dslaunch", *without_secrets(sys.argv[1:])],
         "cwd": cwd,
         "user": _user(),
         "host": socket.gethostname(),

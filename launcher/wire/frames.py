@@ -91,10 +91,13 @@ class SyncFrom(NamedTuple):
 
 
 class Collect(NamedTuple):
-    """Send the files that match a pattern in the job's folder, but none below the folder `besides`."""
+    """Send the files that match a pattern in the job's folder, but none below the folder `besides`; with
+    `is_own`, in the agent's own folder.
+    """
 
     patterns: list[str]
     besides: str
+    is_own: bool
 
 
 class Signal(NamedTuple):

@@ -12,8 +12,10 @@ from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
 from ..phases import COMM, Phases
+from ..tracing.spans import MARK, SPANS
 from .comms_log import Stopwatch
 from .messages import Messages
 
@@ -106,7 +108,11 @@ class Flight:
             self._work = self._block(partial(self._stopwatch.time, send))
             return self
         try:
-            self._work = send()
+            if SPANS.is_on and SPANS.has_gpu:  # so that NCCL's kernels have its name
+                with record_function(f"{MARK}{self.label}"):
+                    self._work = send()
+            else:
+                self._work = send()
         except RuntimeError:
             self._report_failure()
             raise
@@ -116,7 +122,10 @@ class Flight:
         """Block (NCCL: make the current stream wait) until the result is there."""
         if self._work is None:
             raise AssertionError(f"{self.label} was not started")
+        since = time.monotonic_ns() if SPANS.is_on else 0
         self._block(self._work.wait)
+        if since:
+            self._trace(since)
         if self._work.is_completed() or not torch.cuda.is_available():
             self._is_over = True
         else:  # NCCL has made the stream wait, and not the host
@@ -126,9 +135,26 @@ class Flight:
 
     def run(self, call: Callable[[], T]) -> T:
         """Return `call()`, which is the whole of it, and blocks."""
+        since = time.monotonic_ns() if SPANS.is_on else 0
         result = self._block(call if self._stopwatch is None else partial(self._stopwatch.time, call))
+        if since:
+            self._trace(since)
         self._is_over = True
         return result
+
+    def _trace(self, since: int) -> None:
+        """Note it, and that the program has stood still for it since then."""
+        label, ended = self.label, time.monotonic_ns()
+        key = f"{label.lane}/{label.number}/{label.axis}/{label.turn}"
+        about = {
+            "op": label.op,
+            "what": label.what,
+            "bytes": label.nbytes,
+            "key": key,
+            "optimizer step": label.step,
+        }
+        SPANS.add("communication", str(label), int(self.began * 1e9), ended, **about)
+        SPANS.add("wait", f"wait for {label}", since, ended, op=label.op, what=label.what)
 
     def _block(self, call: Callable[[], T]) -> T:
         self.is_awaited = True
@@ -203,7 +229,8 @@ class FlightRecorder:
         if oldest is not None:
             oldest.is_awaited = True
         try:
-            yield
+            with SPANS.span("device", "wait for the GPU"):
+                yield
         finally:
             if oldest is not None:
                 oldest.is_awaited = False

@@ -21,6 +21,7 @@ from ..checkpoint.saver import Saver
 from ..checkpoint.storage.url_store import open_store
 from ..checkpoint.training_state import Training
 from ..comm.process_group import group_device
+from ..tracing.spans import SPANS
 from .accumulation import Accumulation
 
 _log = logging.getLogger("dslaunch")
@@ -75,6 +76,8 @@ class Checkpoints:
             name = f"global_step{training.progress.global_steps}" if tag is None else str(tag)
             prepared = prepare(training, open_store(save_dir), name, client_state, options)
             self._saver.save(prepared, is_async=training.config.checkpoint.async_save, begun_at=begun_at)
+        if SPANS.is_on:
+            SPANS.add("checkpoint", f"save checkpoint {name}", int(begun_at * 1e9))
         if save_latest and not self._accumulation.num_partial:
             self._look_whether_to_end(str(save_dir))
 
@@ -125,7 +128,7 @@ class Checkpoints:
             is_lenient=training.config.origin.is_lenient,
         )
         step = training.progress.global_steps + 1
-        with self._state("loading"):
+        with self._state("loading"), SPANS.span("checkpoint", "load checkpoint"):
             store, tag = open_store(load_dir), None if tag is None else str(tag)
             loaded = load_checkpoint(training, store, tag, plan, take_module=take_module)
         if loaded is None:

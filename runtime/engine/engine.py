@@ -25,6 +25,7 @@ from ..mesh.axes import Axes
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import check_metric
 from ..tensor.divided_model import DividedModel
+from ..tracing.unit_hooks import TracedUnit
 from ..zero.offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
 from ..zero.parked_states import read_kinds
 from .absent import why_absent
@@ -93,6 +94,7 @@ class Engine(Getters, nn.Module):
         self._accumulation, self._direct_backward = made.accumulation, made.direct_backward
         self._schedule, self._saver, self._optimizer_step = made.schedule, made.saver, made.optimizer_step
         instruments.join(made.model)
+        instruments.tracer.watch(self._units_to_trace)
         self._grad_norm: float | None = None
         self._was_step_applied = False
         self._weights = Weights(module, self._model, self._domains)
@@ -105,6 +107,12 @@ class Engine(Getters, nn.Module):
             forget_losses=self._forget_losses,
             state=instruments.state,
         )
+
+    def _units_to_trace(self) -> tuple[TracedUnit, ...]:
+        """None where a whole model is compiled: with hooks on its modules it would be compiled again."""
+        if self.is_compiled:
+            return ()
+        return tuple(TracedUnit(unit.name, unit.modules) for unit in self._model.units)
 
     @property
     def config(self) -> dict[str, Any]:

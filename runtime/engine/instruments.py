@@ -23,6 +23,8 @@ from ..metrics.profiler import FlopsProfiler, JobSizes
 from ..metrics.step_metrics import StepMetrics
 from ..metrics.throughput import ThroughputTimer
 from ..phases import BACKWARD, DATA, FORWARD, OPTIMIZER
+from ..tracing.spans import SPANS
+from ..tracing.tracer import process_tracer
 from ..zero.sharded_model import ShardedModel
 
 # As DeepSpeed's timers are called, and its events.
@@ -70,6 +72,7 @@ class Instruments:
         pipe = process_pipe()
         self.metrics = None if pipe is None else StepMetrics(pipe, device)
         self._sums_loss = self._writes_events or self.metrics is not None
+        self.tracer = process_tracer()
 
     def join(self, model: ShardedModel) -> None:
         """The engine has its model: waits for its collectives are times, too."""
@@ -90,13 +93,15 @@ class Instruments:
         """
         metrics = self.metrics
         if not torch.is_grad_enabled():
+            spanned = SPANS.span("evaluation", "forward without gradients")
             if metrics is None:
-                return nullcontext()
-            return metrics.during(FORWARD) if self._module.training else metrics.evaluating()
+                return spanned
+            timed = metrics.during(FORWARD) if self._module.training else metrics.evaluating()
+            return _both(timed, spanned)
         if metrics is None:
-            return self._timed_forward()
+            return self._traced_forward()
         self.note_inputs(given)
-        return _both(metrics.during(FORWARD), self._timed_forward())
+        return _both(metrics.during(FORWARD), self._traced_forward())
 
     def note_inputs(self, *micro_batches: object) -> None:
         """Count the tokens of these."""
@@ -104,8 +109,13 @@ class Instruments:
             for one in micro_batches:
                 self.metrics.note_inputs(one)
 
-    def _timed_forward(self) -> AbstractContextManager[object]:
+    def _traced_forward(self) -> AbstractContextManager[object]:
         self.tput_timer.start()
+        if self.tracer.is_armed:
+            self.tracer.enter(self._progress.global_steps + 1)
+        return self._traced("forward", self._timed_forward())
+
+    def _timed_forward(self) -> AbstractContextManager[object]:
         profiler = self.flops_profiler
         if profiler is None or self._rank or self._progress.global_steps != self._profile_config.profile_step:
             return self._clock.time("forward")
@@ -126,9 +136,8 @@ class Instruments:
 
     def time(self, name: str) -> AbstractContextManager[object]:
         """Around "backward" or "step"."""
-        if self.metrics is None:
-            return self._clock.time(name)
-        return _both(self.metrics.during(_PHASE_OF[name]), self._clock.time(name))
+        timed = self._traced(name, self._clock.time(name))
+        return timed if self.metrics is None else _both(self.metrics.during(_PHASE_OF[name]), timed)
 
     def part(self, name: str) -> AbstractContextManager[object]:
         """Around "data", where the engine gets them, and "forward", around all that a pipeline does."""
@@ -141,6 +150,9 @@ class Instruments:
     def evaluating(self) -> AbstractContextManager[object]:
         """Around an evaluation."""
         return nullcontext() if self.metrics is None else self.metrics.evaluating()
+
+    def _traced(self, name: str, timed: AbstractContextManager[object]) -> AbstractContextManager[object]:
+        return self.tracer.phase(name, timed) if SPANS.is_on else timed
 
     def note_loss(self, part: Tensor) -> None:
         """Add a micro batch's part of the mean loss of a step.
@@ -158,6 +170,8 @@ class Instruments:
     def end_micro_batch(self, *, is_boundary: bool) -> None:
         """`step()` has done its work."""
         self.tput_timer.stop(global_step=is_boundary, report_speed=self._rank == 0)
+        if self.tracer.is_armed:
+            self.tracer.end_micro_batch()
 
     def report_step(
         self, *, get_lr: Callable[[], Sequence[float]], loss_scale: float, grad_norm: float | None
@@ -186,6 +200,8 @@ class Instruments:
                 loss_scale=loss_scale if self._scales_loss else None,
             )
         self._loss = None
+        if self.tracer.is_armed:
+            self.tracer.end_step(self._progress.global_steps)
 
     def _print_profile(self, profiler: FlopsProfiler, times_s: dict[str, float]) -> None:
         profile = self._profile_config

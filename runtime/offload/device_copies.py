@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..comm.pending import Pending
+from ..tracing.spans import SPANS
 from .pinned_memory import PINNED_MEMORY, host_empty
 
 
@@ -41,13 +42,15 @@ class Arrival:
         self._stream: torch.cuda.Stream | None = None
         gpu = next((tensor for tensor in (source, target) if tensor.is_cuda), None)
         if gpu is None:
-            target.copy_(source)
+            with SPANS.span("copy", f"copy in host memory, {source.nbytes} bytes"):
+                target.copy_(source)
             self.wait()
             return
         copier = _copier(gpu.device, is_to_host=source.is_cuda)
         stream = self._stream = copier.stream
         stream.wait_stream(torch.cuda.current_stream(gpu.device))
-        with torch.cuda.stream(stream):
+        direction = "to host" if source.is_cuda else "to device"
+        with torch.cuda.stream(stream), SPANS.span("copy", f"begin copy {direction}, {source.nbytes} bytes"):
             target.copy_(source, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
@@ -65,7 +68,8 @@ class Arrival:
         """Block until the host may use it."""
         with self._lock:  # the thread of a step and that of a hook may both wait
             if self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
-                self._event.synchronize()
+                with SPANS.span("copy", "wait for a copy"):
+                    self._event.synchronize()
             self._event = self._source = None
             then, self._then = self._then, None
         if then is not None:

@@ -99,16 +99,20 @@ class Offload:
             parameters=plan.parameters,
         )
 
-    def make_spill(self, residence: Residence, tensors: Callable[[], Mapping[str, Tensor]]) -> Spill | None:
-        """Return what keeps such tensors on a disk; None if they stay in memory."""
+    def make_spill(
+        self, residence: Residence, tensors: Callable[[], Mapping[str, Tensor]], *, what: str
+    ) -> Spill | None:
+        """Return what keeps such tensors on a disk; None if they stay in memory. `what` names them."""
         if residence not in self._folders:
             return None
-        return self.make_disk_spill(residence, tensors)
+        return self.make_disk_spill(residence, tensors, what=what)
 
-    def make_disk_spill(self, residence: Residence, tensors: Callable[[], Mapping[str, Tensor]]) -> Spill:
+    def make_disk_spill(
+        self, residence: Residence, tensors: Callable[[], Mapping[str, Tensor]], *, what: str
+    ) -> Spill:
         """As that, of a residence on a disk."""
         self._num_spills += 1
-        return Spill(self._folders[residence], f"{self._num_spills}", tensors)
+        return Spill(self._folders[residence], f"{self._num_spills}", tensors, what=what)
 
     def begin(self) -> None:
         """All states are made: what the parameters lay in before, and what was in memory on the way to a

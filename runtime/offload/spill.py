@@ -6,6 +6,7 @@ of it gives nothing that looks right.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ...kernels.disk import DiskFile, DiskRequest
 from ..errors import OffloadError
+from ..tracing.spans import SPANS
 from .spill_folder import SpillFolder
 
 
@@ -22,8 +24,12 @@ class Spill:
     while they are here.
     """
 
-    def __init__(self, folder: SpillFolder, name: str, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
-        self._folder, self._name, self._tensors = folder, name, tensors
+    def __init__(
+        self, folder: SpillFolder, name: str, tensors: Callable[[], Mapping[str, Tensor]], *, what: str
+    ) -> None:
+        """`what` they are, for a trace."""
+        self._folder, self._name, self._tensors, self._what = folder, name, tensors, what
+        self._begun: tuple[str, int] = ("", 0)  # what the requests do, and since when, where that is traced
         self._files: dict[str, DiskFile] = {}  # by name of state
         self._requests: list[DiskRequest] = []
         self._is_here = True
@@ -63,6 +69,7 @@ class Spill:
         """Begin to read them, unless they are here or that has begun."""
         if self._is_here or self._requests:
             return
+        self._note_begin("read")
         for name, tensor in self._tensors().items():
             tensor.data = self._folder.take_memory(tensor.shape, tensor.dtype)
             with _told():
@@ -80,6 +87,7 @@ class Spill:
     def start_out(self) -> None:
         """Begin to write them."""
         self._is_here = True
+        self._note_begin("write")
         for name, tensor in self._tensors().items():
             self.reserve(name, tensor.nbytes)
             with _told():
@@ -110,9 +118,19 @@ class Spill:
 
     def _wait(self) -> None:
         requests, self._requests = self._requests, []
+        verb, begun = self._begun
+        since = time.monotonic_ns() if requests and begun else 0
         for request in requests:
             with _told():
                 request.wait()
+        if since:
+            self._begun = ("", 0)
+            SPANS.add("disk", f"{verb} {self._what}", begun)
+            SPANS.add("disk wait", f"wait for {verb} of {self._what}", since)
+
+    def _note_begin(self, verb: str) -> None:
+        if SPANS.is_on:
+            self._begun = (verb, time.monotonic_ns())
 
     def _drop(self) -> None:
         self._is_here = False

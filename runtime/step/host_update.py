@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..offload.device_copies import bring, to_host
+from ..tracing.spans import SPANS
 from ..zero.sub_buffer import SubBuffer
 from .pipeline import Pieces, Ready
 
@@ -125,7 +126,8 @@ class HostUpdate:
             grads=self._grads(),
             param_out=sub_buffer.optimizer_shard.make_param_out(),
         )
-        self._update(ready)
+        with SPANS.span("update", f"update of {sub_buffer.label}"):
+            self._update(ready)
         return ready
 
 

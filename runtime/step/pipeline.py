@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..offload.device_copies import Arrival, bring
 from ..offload.pinned_memory import host_empty
+from ..tracing.spans import SPANS
 from ..zero.sub_buffer import SubBuffer
 
 Pieces = tuple[tuple[int, Tensor], ...]  # where each begins in the shard, and [k] elements
@@ -50,7 +51,9 @@ class StepPipeline:
             if following is not None:
                 following.start()
             if turn.sub_buffer.optimizer_shard.pending_update is None:
-                update(turn.arrive())
+                ready = turn.arrive()
+                with SPANS.span("update", f"update of {turn.sub_buffer.label}"):
+                    update(ready)
             turn.publish()
             if after_sub_buffer is not None:
                 after_sub_buffer(turn.sub_buffer)

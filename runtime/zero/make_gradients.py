@@ -51,7 +51,7 @@ def make_gradients(plan: SubBufferPlan, offload: Offload) -> Gradients:
             # autograd made them.
             by_slot = sorted((slot.offset, slot.offset + slot.numel) for slot in layout.slots)
             disk = DiskPlace(
-                partial(offload.make_disk_spill, residence.states),
+                partial(offload.make_disk_spill, residence.states, what=f"gradients of {plan.label}"),
                 offload.outbox,
                 tuple(by_slot)
                 if is_alone and not is_wider

@@ -34,7 +34,9 @@ class OptimizerShard:
         """`master` is [shard] float32; None: float32 parameters in the same memory are their own master."""
         self._plan, self._params, self._master = plan, params, master
         self.states: dict[str, Tensor] = {}  # [shard] float32 by name, beside the master
-        self.spill: Spill | None = offload.make_spill(plan.residence.states, self._stored)
+        self.spill: Spill | None = offload.make_spill(
+            plan.residence.states, self._stored, what=f"states of {plan.label}"
+        )
         # index -> states by name, of members that the optimizer sees whole;
         # empty on ranks that do not own the member
         self.states_of_whole: dict[int, Callable[[], dict[str, Any]]] = {}

@@ -104,7 +104,11 @@ class ParamShard:
             self.hide()  # with no other name for any of the values, or their memory would stay
         elif self._plan.has_separate_master:
             self.writes.note()
-        self.spill = offload.make_spill(self.residence.parameters, lambda: {"parameters": self.kept})
+        self.spill = offload.make_spill(
+            self.residence.parameters,
+            lambda: {"parameters": self.kept},
+            what=f"parameters of {self._plan.label}",
+        )
         # the memory of what a disk takes is another each time
         self._own = self._cut_own() if self.spill is None else None
 

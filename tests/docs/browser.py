@@ -26,7 +26,8 @@ def find_browser() -> str | None:
 class Browser:
     """One page of a browser with a profile of its own in `folder`.
 
-    State: `requested` has every address that was asked for since the start.
+    State: `requested` has each address that was asked for so far, `errors` what went wrong in a page:
+    exceptions, console.error(), and what the browser refused.
     """
 
     def __init__(self, program: str, folder: Path) -> None:
@@ -49,10 +50,13 @@ class Browser:
         self._number = 0
         self._session = ""
         self.requested: list[str] = []
+        self.errors: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.call("Network.enable")
         self.call("Page.enable")
+        self.call("Runtime.enable")
+        self.call("Log.enable")
 
     def __enter__(self) -> Browser:
         return self
@@ -78,14 +82,24 @@ class Browser:
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             answer = self._next_message()
-            if answer.get("method") == "Network.requestWillBeSent":
-                self.requested.append(answer["params"]["request"]["url"])
+            self._note(answer.get("method", ""), answer.get("params", {}))
             if answer.get("id") == self._number:
                 if "error" in answer:
                     raise AssertionError(f"{method}: {answer['error']}")
                 result: dict[str, Any] = answer["result"]
                 return result
         raise AssertionError(f"{method}: no answer in {LIMIT_S} s")
+
+    def _note(self, method: str, params: dict[str, Any]) -> None:
+        """What the browser tells without being asked."""
+        if method == "Network.requestWillBeSent":
+            self.requested.append(params["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            self.errors.append(json.dumps(params["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and params["type"] == "error":
+            self.errors.append(json.dumps(params["args"]))
+        elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
+            self.errors.append(json.dumps(params["entry"]))
 
     def _next_message(self) -> dict[str, Any]:
         while END not in self._unread:

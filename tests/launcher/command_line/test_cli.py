@@ -112,6 +112,7 @@ OPTIONS = [
     ("--check_bandwidth",),
     # launcher/options/detach.py
     ("--detach",),
+    ("--watch",),
     ("--name",),
     # launcher/options/sync.py
     ("--sync",),
@@ -121,6 +122,14 @@ OPTIONS = [
     # launcher/options/metrics.py
     ("--metrics_interval",),
     ("--events",),
+    ("--metrics_port",),
+    # launcher/options/end.py
+    ("--on_end",),
+    ("--webhook",),
+    # launcher/options/trace.py
+    ("--trace",),
+    ("--trace_ranks",),
+    ("--trace_to",),
     ("-h", "--help"),
 ]
 

@@ -16,6 +16,7 @@ NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION 
 NVML_ERROR_LIBRARY_NOT_FOUND = 12
 NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
 NVML_VOLATILE_ECC = 0
+NVML_TEMPERATURE_GPU = 0
 NVML_NVLINK_MAX_LINKS = 18
 _TEXTS = {
     NVML_ERROR_INVALID_ARGUMENT: "Invalid Argument",
@@ -71,6 +72,19 @@ def nvmlDeviceGetName(gpu: int) -> Any:
 
 def nvmlDeviceGetMemoryInfo(gpu: int) -> Any:
     return SimpleNamespace(**_of_gpu("nvmlDeviceGetMemoryInfo", gpu))
+
+
+def nvmlDeviceGetUtilizationRates(gpu: int) -> Any:
+    return SimpleNamespace(**_of_gpu("nvmlDeviceGetUtilizationRates", gpu))
+
+
+def nvmlDeviceGetPowerUsage(gpu: int) -> Any:
+    return _of_gpu("nvmlDeviceGetPowerUsage", gpu)
+
+
+def nvmlDeviceGetTemperature(gpu: int, sensor: int) -> Any:
+    assert sensor == NVML_TEMPERATURE_GPU
+    return _of_gpu("nvmlDeviceGetTemperature", gpu)
 
 
 def nvmlDeviceGetTotalEccErrors(gpu: int, error_type: int, counter_type: int) -> Any:

@@ -35,11 +35,11 @@ KNOWN: dict[Place, str] = {
     ("node/pid_file.py", "write_pid_file", "os.unlink"):
         "the file that was made some lines before, on a disk that takes nothing",
     ("node/private_folder.py", "PrivateFolder.file", "os.unlink"): "in the agent's own folder",
-    ("node/private_folder.py", "PrivateFolder.remove", "os.unlink"):
+    ("node/private_folder.py", "PrivateFolder.remove_outside", "os.unlink"):
         "a file that the agent made, found by its identity",
     ("node/private_folder.py", "_remove_folder", "os.rmdir"): "the agent's own folder",
     ("node/private_folder.py", "_remove_folder", "shutil.rmtree"): "the same; it removes links as links",
-    ("output/job_report.py", "_put", "partial.unlink"): "the new file beside it, made some lines before",
+    ("output/job_report.py", "put_file", "partial.unlink"): "the new file beside it, made some lines before",
     ("output/job_report.py", "write_report", "path.write_text"): "/dev and /proc only",
     ("node/sync_commit.py", "_move", "os.rename"): "--sync: no link is followed on the way",
     ("node/sync_commit.py", "_move_across", "os.rename"): "as above",
@@ -56,6 +56,7 @@ KNOWN: dict[Place, str] = {
     ("sync/digest_cache.py", "DigestCache.write", "os.replace"): "in the user's cache folder",
     ("sync/target.py", "Marker.close", "os.rmdir"): "an empty folder that was made before",
     ("sync/target.py", "Marker.close", "os.unlink"): "a file with a random name that was made before",
+    ("node/preload.py", "_prepared", "open"): "in the agent's own folder",
     ("node/starter.py", "Starter.ask_to_end", "open"): "in the agent's own folder",
     ("node/starter.py", "Starter.ask_to_end", "os.replace"): "the same",
     ("registry/journal.py", "JournalFile._make", "os.replace"): "in the folder of the job's record",
@@ -65,6 +66,10 @@ KNOWN: dict[Place, str] = {
     ("registry/record.py", "_replace", "os.replace"): "in the folder of the job's record",
     ("registry/record.py", "write_record", "os.unlink"): "the same: room that was reserved",
     ("run/run_detached.py", "run_detached", "shutil.rmtree"): "the folder that was made some lines before",
+    ("sync/trace_files.py", "TraceFiles.empty", "shutil.rmtree"): "the folder that mkdtemp made",
+    ("sync/trace_files.py", "TraceFiles.forget", "shutil.rmtree"): "the same",
+    ("trace/merge.py", "write_merged", "os.replace"): "where --trace_to says, or a name that no file has",
+    ("trace/merge.py", "write_merged", "os.unlink"): "the new file beside it, of a job that was killed",
     ("node/worker_hook.py", "install_hook", "open"): "in a folder that was made the line before",
     ("output/writer.py", "unbuffered", "open"): "/dev/null, and the standard streams",
 }  # fmt: skip

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dslaunch.launcher.node.preload import Preloader
 from tests.launcher.controller.test_stacks import SHOW
 from tests.launcher.local_job import Job, Start, poll
 
@@ -261,6 +262,20 @@ def test_a_python_that_would_run_the_program_at_once_is_not_asked_to_import(
     assert job.wait() == 0, job.err
     assert "--preload=json: this Python runs no sitecustomize, in which that is done; each" in job.err
     assert len(list(tmp_path.glob("ran-*"))) == 2
+
+
+@pytest.mark.parametrize("folder", [None, "/proc/no-folder-can-be-made-here"])
+def test_where_no_file_can_be_made_nothing_is_imported(folder: str | None) -> None:
+    preloader = Preloader(
+        ["json"],
+        argv=[os.fsencode(sys.executable), b"/bin/false"],
+        num_options=1,
+        env={},
+        folder=folder,
+        script=None,
+        timings_pipe=None,
+    )
+    assert preloader.why_not == "no temporary file can be made, in which that is done"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from dslaunch.launcher.job.verdict import HostFailure, RankFailure, Verdict
 from dslaunch.launcher.options.logs import LogOptions
 from dslaunch.launcher.output import console as console_module
 from dslaunch.launcher.output.console import Console
-from dslaunch.launcher.wire.frames import text_of
+from dslaunch.launcher.wire.frames import Metrics, text_of
 from dslaunch.launcher.wording import shown_time
 
 ORIGINS = (
@@ -205,7 +205,7 @@ RANK = "rank 0 on w0 (local rank 0, pid 7) exited with code 1"
 @pytest.mark.parametrize(
     ("failures", "lines"),
     [
-        ((), ["dslaunch: 4 workers ended with code 0 after 0.8 s"]),
+        ((), ["dslaunch: 4 workers ended with code 0 after 0.8 s on 2 hosts"]),
         ((rank(0),), [f"dslaunch: {RANK}; it failed first"]),
         (
             (rank(0, "Traceback", "caf\udcc3"), rank(1)),
@@ -269,10 +269,25 @@ def test_the_last_line_says_where_the_log_files_are(tmp_path: Path, code: int) -
     culprit = rank(3, code=code) if code else None
     console.report(Verdict(culprit=culprit, others=(), interrupted_by=None, phases_s=()), took_s=1.0)
     assert console.drain(10)
-    assert err.getvalue().decode().splitlines()[1:] == [
-        f"dslaunch: log files: {(tmp_path / 'latest').resolve()}/attempt_0",
-        f"dslaunch: log files: {tmp_path}/each",
-    ]
+    places = [f"log files: {(tmp_path / 'latest').resolve()}/attempt_0", f"log files: {tmp_path}/each"]
+    lines = err.getvalue().decode().splitlines()
+    if code:
+        assert lines[1:] == [f"dslaunch: {place}" for place in places]
+    else:
+        words = "dslaunch: 4 workers ended with code 0 after 1.0 s on 2 hosts"
+        assert lines == ["; ".join([words, *places])]
+
+
+def test_a_job_that_ended_well_says_how_far_it_came() -> None:
+    screen = Screen()
+    row = {"step": 500, "steps": 50, "step_s": 4.0, "loss": 2.31416}
+    screen.console.telemetry.take_metrics("w0", Metrics(0.0, {"0": row, "1": {**row, "loss": 7}}, {}))
+    verdict = Verdict(culprit=None, others=(), interrupted_by=None, phases_s=())
+    screen.console.report(verdict, took_s=38.0, written="report.json")
+    assert screen.err.decode() == (
+        "dslaunch: 4 workers ended with code 0 after 38 s on 2 hosts; step 500, 12.5 steps/s, loss 2.314; "
+        "report: report.json\n"
+    )
 
 
 def test_on_a_terminal_lines_break_between_words() -> None:

@@ -1,0 +1,120 @@
+"""`dslaunch report`: a run as a page for a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import LaunchError
+from ..registry.known_jobs import KnownJob, find_job
+from ..registry.own_entry import EVENTS as REGISTRY_EVENTS
+from ..wording import shown_size
+from .prefix_command import SETTINGS, PrefixCommand
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..page.read_run import Source
+
+EPILOG = """
+\b
+Examples:
+  dslaunch report logs
+      the latest run below `logs`, which --log_dir named, as train.html
+  dslaunch report logs/20260801-141503 -o first.html --open
+      one run, shown in the browser of this desktop
+  dslaunch report train
+      the job train of this user, that runs or has ended
+  dslaunch report logs/20260801-141503 logs/20260802-090000
+      what differs between the two, and their curves over each other
+
+RUN is the folder of a run, the folder that --log_dir named (the latest run in it), a file of events, a
+report.json, or the name of a job. The page is one file, loads nothing from any network, and can be sent to
+others. It shows what the job wrote when it failed: give it to those only who may read the logs.
+
+It is drawn by Bokeh: pip install "dslaunch[report]"
+"""
+
+
+@click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
+@click.argument("run", required=False, metavar="RUN")
+@click.argument("other", required=False, metavar="[RUN]")
+@click.option("-o", "--output", metavar="FILE", help="Where to write the page.  [default: ./NAME.html]")
+@click.option("--open", "is_opened", is_flag=True, help="Show it in the browser of this desktop.")
+def command(**given: Any) -> int:
+    """Write a page on a run for a browser: how it went, its curves, where its time went, and why it ended.
+    Of two runs it shows what differs.
+    """
+    if given["run"] is None:
+        raise LaunchError(
+            "which run? Write: dslaunch report RUN, with the folder of --log_dir or the name of a job"
+        )
+    sources = [_source(word) for word in (given["run"], given["other"]) if word is not None]
+    # Here, so that --help does not load them.
+    try:
+        from ..page.page import comparison_page, page_of
+        from ..page.page_file import check_page_place, default_place, write_page
+    except ModuleNotFoundError as error:
+        if error.name not in ("bokeh", "numpy"):
+            raise
+        raise LaunchError(
+            f'dslaunch report needs the package {error.name}; install it: pip install "dslaunch[report]"'
+        ) from None
+    from ..page.read_run import read_run
+
+    runs = [read_run(one) for one in sources]
+    label = "-".join(dict.fromkeys(run.label for run in runs))
+    place = default_place(label) if given["output"] is None else Path(given["output"]).expanduser()
+    check_page_place(place)
+    size = write_page(place, page_of(runs[0]) if len(runs) == 1 else comparison_page(runs[0], runs[1]))
+    click.echo(f"dslaunch: wrote {place} ({shown_size(size)})", err=True)
+    if given["is_opened"]:
+        _open(place)
+    return 0
+
+
+def _source(word: str) -> Source:
+    """Errors: LaunchError if there is neither such a path nor such a job"""
+    from ..page.read_run import find_source
+
+    try:
+        found, problem = find_source(word), None
+    except LaunchError as error:
+        found, problem = None, error
+    if found is not None:
+        return found
+    if problem is not None and ("/" in word or word in (".", "..")):
+        raise problem
+    try:
+        job = find_job(word)
+    except LaunchError as error:
+        if problem is not None:
+            raise problem from None
+        raise LaunchError(f"{word}: no such file or folder, and {error}") from None
+    return _source_of_job(job)
+
+
+def _source_of_job(job: KnownJob) -> Source:
+    """Errors: LaunchError if nothing is kept of it"""
+    from ..page.read_run import EVENTS, Source, source_in
+
+    log_folder = job.record.log_folder
+    if log_folder and (Path(log_folder) / EVENTS).is_file():
+        found = source_in(Path(log_folder))
+        return Source(label=job.record.id, events=found.events, report=found.report, state=job.state)
+    names = (f"{REGISTRY_EVENTS}.old", REGISTRY_EVENTS)
+    events = tuple(path for name in names if (path := job.folder / name).is_file())
+    if not events:
+        raise LaunchError(
+            f"no events are kept of {job.record.id}; start a job with --log_dir, and give that folder"
+        )
+    return Source(label=job.record.id, events=events, state=job.state)
+
+
+def _open(place: Path) -> None:
+    """Errors: LaunchError if there is no browser"""
+    import webbrowser
+
+    if not webbrowser.open(place.absolute().as_uri()):
+        raise LaunchError(f"there is no browser here that could show {place}; copy it to where one is")

@@ -1,0 +1,220 @@
+"""Charts of numbers over time or over steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from bokeh.models import ColumnDataSource
+
+from .chart import Chart, shown, some_of
+from .figures import (
+    BLUE,
+    COLORS,
+    RED,
+    Axis,
+    add_hover,
+    empty_figure,
+    mark_starts,
+    numbers,
+    place_legend,
+    plain,
+)
+from .series import Curve, Point
+
+_WIDTH = 1.6  # of a line, in CSS pixels
+_FEW_POINTS = 3  # a line of fewer is not seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """What a chart shows. `scale` divides the numbers; `whose` is what tells them: rank, host, or nothing."""
+
+    key: str
+    title: str
+    unit: str = ""
+    scale: float = 1.0
+    whose: str = ""
+    from_zero: bool = False
+
+    def of(self, value: float) -> float:
+        return value / self.scale
+
+    def named(self, key: str) -> str:
+        """A rank or host in brackets."""
+        return f" ({self.whose} {key})" if self.whose and key else ""
+
+
+def curve_chart(curve: Curve, quantity: Quantity, *, axis: Axis, steps: Curve | None = None) -> Chart:
+    """One quantity over time. Of up to eight ranks or hosts each has a line; of more there are the mean, and
+    the band from the least to the greatest. `steps` tells the step of each time.
+    """
+    points = _with_gaps(curve.points())
+    real = [one for one in points if not math.isnan(one.mean)]
+    made = empty_figure(axis, label=quantity.unit)
+    if quantity.from_zero:
+        made.y_range.start = 0
+    mark_starts(made, axis)
+    data: dict[str, Any] = {
+        "x": numbers([axis.place(one.at) for one in points]),
+        "mean": numbers([quantity.of(one.mean) for one in points]),
+    }
+    tips = [("time", "@x{%.5g}")]
+    if steps:
+        data["step"] = _steps_at(points, steps)
+        tips.append(("step", "@step"))
+    if curve.has_lines:
+        main = _draw_each(made, data, tips, points=points, quantity=quantity, keys=list(curve.keys))
+    else:
+        main = _draw_band(made, data, tips, points=points, quantity=quantity)
+    if len(real) < _FEW_POINTS:
+        made.scatter(data["x"], data["mean"], color=BLUE, size=6)
+    add_hover(made, tips, renderers=[main], mode="vline")
+    if curve.gaps:
+        gaps = numbers([axis.place(one) for one in curve.gaps])
+        made.vspan(x=gaps, line_color=RED, line_width=2, line_alpha=0.7)
+    words = ("least", "mean", "greatest")
+    return Chart(
+        key=quantity.key,
+        title=quantity.title,
+        summary=_summary(quantity, real, curve),
+        figure=made,
+        head=(axis.label, *(f"{word} {quantity.unit}".strip() for word in words)),
+        rows=some_of([_row(one, quantity, axis) for one in real]),
+    )
+
+
+def _draw_each(
+    made: Any,
+    data: dict[str, Any],
+    tips: list[tuple[str, str]],
+    *,
+    points: Sequence[Point],
+    quantity: Quantity,
+    keys: Sequence[str],
+) -> Any:
+    """A line for each that told the quantity; returns the first one."""
+    names = [f"{quantity.whose} {plain(key)}".strip() for key in keys]
+    for place, key in enumerate(keys):
+        data[f"each{place}"] = numbers([quantity.of(one.each.get(key, math.nan)) for one in points])
+        tips.append((names[place], f"@each{place}{{%.5g}}"))
+    source = ColumnDataSource(data)
+    lines = [
+        made.line(
+            "x", f"each{place}", source=source, color=COLORS[place], legend_label=name, line_width=_WIDTH
+        )
+        for place, name in enumerate(names)
+    ]
+    place_legend(made)
+    return lines[0]
+
+
+def _draw_band(
+    made: Any,
+    data: dict[str, Any],
+    tips: list[tuple[str, str]],
+    *,
+    points: Sequence[Point],
+    quantity: Quantity,
+) -> Any:
+    """The mean, and the band around it where not all told the same; returns the line of the mean."""
+    has_band = any(one.low != one.high for one in points if not math.isnan(one.mean))
+    if not has_band:
+        tips.append((quantity.unit or "value", "@mean{%.5g}"))
+    else:
+        tips.append(("mean", "@mean{%.5g}"))
+        for column, word in (("high", "greatest"), ("low", "least")):
+            data[column] = numbers([quantity.of(getattr(one, column)) for one in points])
+            tips.append((word, f"@{column}{{%.5g}}"))
+            if quantity.whose:
+                data[f"{column}_key"] = [plain(getattr(one, f"{column}_key")) for one in points]
+                tips.append((f"{word}: {quantity.whose}", f"@{column}_key"))
+    source = ColumnDataSource(data)
+    if has_band:
+        made.varea("x", "low", "high", source=source, fill_color=BLUE, fill_alpha=0.25)
+    return made.line("x", "mean", source=source, color=BLUE, line_width=_WIDTH)
+
+
+def overlay_chart(curves: Sequence[tuple[str, Sequence[Point]]], quantity: Quantity, *, axis: Axis) -> Chart:
+    """The same quantity of several runs, one line over the other."""
+    made = empty_figure(axis, label=quantity.unit)
+    if quantity.from_zero:
+        made.y_range.start = 0
+    rows: list[tuple[float, str, float]] = []
+    for place, (name, points) in enumerate(curves):
+        at = [axis.place(one.at) for one in points]
+        means = [quantity.of(one.mean) for one in points]
+        line = made.line(
+            "x",
+            "mean",
+            source=ColumnDataSource({"x": numbers(at), "mean": numbers(means)}),
+            color=COLORS[place],
+            legend_label=plain(name),
+            line_dash="solid" if place == 0 else "dashed",
+            line_width=_WIDTH,
+        )
+        tips = [(plain(name), "@mean{%.5g}"), (axis.label, "@x{%.6g}")]
+        add_hover(made, tips, renderers=[line], mode="vline")
+        rows.extend(zip(at, [name] * len(at), means, strict=True))
+    place_legend(made)
+    last = "; ".join(f"{name} {shown(quantity.of(points[-1].mean))}" for name, points in curves if points)
+    unit = f" {quantity.unit}" if quantity.unit else ""
+    return Chart(
+        key=quantity.key,
+        title=quantity.title,
+        summary=f"{quantity.title}, at last: {last}{unit}.",
+        figure=made,
+        head=(axis.label, "run", f"{quantity.title}{unit}"),
+        rows=some_of([(shown(at, 6), name, shown(value, 5)) for at, name, value in sorted(rows)], 60),
+    )
+
+
+def _with_gaps(points: Sequence[Point]) -> list[Point]:
+    """A point that is nowhere between attempts: no line joins them."""
+    found: list[Point] = []
+    for one in points:
+        if found and found[-1].attempt != one.attempt:
+            nowhere: dict[str, Any] = {
+                "low": math.nan,
+                "mean": math.nan,
+                "high": math.nan,
+                "low_key": "",
+                "high_key": "",
+            }
+            found.append(one._replace(each={}, **nowhere))
+        found.append(one)
+    return found
+
+
+def _steps_at(points: Sequence[Point], steps: Curve) -> Any:
+    known = steps.points()
+    at = [one.at for one in points]
+    return np.round(np.interp(at, [one.at for one in known], [one.high for one in known]))
+
+
+def _row(one: Point, quantity: Quantity, axis: Axis) -> tuple[str, ...]:
+    return (
+        shown(axis.place(one.at)),
+        shown(quantity.of(one.low)) + quantity.named(one.low_key),
+        shown(quantity.of(one.mean)),
+        shown(quantity.of(one.high)) + quantity.named(one.high_key),
+    )
+
+
+def _summary(quantity: Quantity, points: Sequence[Point], curve: Curve) -> str:
+    """A sentence for those who do not see the chart."""
+    text = f"{quantity.title}: no number."
+    if points:
+        low, high = min(points, key=lambda one: one.low), max(points, key=lambda one: one.high)
+        text = (
+            f"{quantity.title}: {shown(quantity.of(points[0].mean))} at first, "
+            f"{shown(quantity.of(points[-1].mean))} at last; least {shown(quantity.of(low.low))}"
+            f"{quantity.named(low.low_key)}, greatest {shown(quantity.of(high.high))}"
+            f"{quantity.named(high.high_key)}{' ' + quantity.unit if quantity.unit else ''}."
+        )
+    if curve.num_gaps:
+        text += f" It was NaN or infinite at {curve.num_gaps} times, shown as red lines."
+    return text

@@ -1,0 +1,163 @@
+"""The page of a run, and of two runs beside each other."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import figures, tell_run
+from .chart import Chart
+from .compare_runs import Comparison
+from .draw_run import RunCharts
+from .markup import element, escaped, fold, table
+from .run import Run
+
+GENERATOR = "dslaunch report"  # by which a page of ours is known
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the page; without text and charts it is left out."""
+
+    key: str
+    title: str
+    text: str = ""
+    charts: list[Chart] = field(default_factory=list)
+    is_wide: bool = False
+
+
+def page_of(run: Run) -> str:
+    """The page of one run."""
+    charts = RunCharts(run)
+    words, kind = tell_run.state_of(run)
+    name = str(run.job.get("name") or run.label)
+    sections = [
+        Section(
+            key="summary",
+            title="Summary",
+            text=tell_run.facts(run) + tell_run.command(run),
+            charts=charts.time_line(),
+            is_wide=True,
+        ),
+        Section(key="training", title="Training", charts=charts.training()),
+        Section(key="times", title="Where the time goes", charts=charts.times()),
+        Section(key="stragglers", title="Stragglers", text=tell_run.stragglers(run)),
+        Section(key="memory", title="Memory", charts=charts.memory()),
+        Section(key="starts", title="Starts", charts=charts.starts(), is_wide=True),
+        Section(key="attempts", title="Attempts and failures", text=tell_run.attempts(run)),
+        Section(key="hangs", title="Hangs and stacks", text=tell_run.hangs(run)),
+        Section(key="hosts", title="Hosts", text=tell_run.hosts(run), charts=charts.hosts()),
+        Section(key="output", title="Output", charts=charts.output()),
+        Section(key="config", title="Configuration", text=tell_run.configuration(run)),
+        Section(key="notes", title="Notes of dslaunch", text=tell_run.notes(run)),
+        Section(key="about", title="About this page", text=tell_run.about(run)),
+    ]
+    if not run.has_metrics:
+        hint = (
+            "This job told no numbers of its training. An engine of dslaunch does so by itself; another "
+            "program calls dslaunch.report(step=..., loss=...)."
+        )
+        sections[1:1] = [Section(key="no-numbers", title="Training", text=element("p", escaped(hint)))]
+    head = element("h1", escaped(name)) + element("span", escaped(words), class_=f"state {kind}")
+    return _document(f"{name}: {words}", head, sections)
+
+
+def comparison_page(a: Run, b: Run) -> str:
+    """Two runs beside each other."""
+    both = Comparison(a, b)
+    sections = [
+        Section(key="summary", title="Summary", text=table(("", *both.names), both.summary(), numbers=False)),
+        Section(key="differs", title="What differs", text=_differences(both)),
+        Section(key="curves", title="Over steps", charts=both.over_steps()),
+        Section(key="time", title="Over time", charts=both.over_time()),
+        Section(key="equal-steps", title="At equal steps", text=_at_equal_steps(both)),
+        Section(
+            key="about",
+            title="About this page",
+            text="".join(
+                element("h3", escaped(name)) + tell_run.about(run)
+                for name, run in zip(both.names, (a, b), strict=True)
+            ),
+        ),
+    ]
+    title = f"{both.names[0]} and {both.names[1]}"
+    return _document(title, element("h1", escaped(title)), sections)
+
+
+def _differences(both: Comparison) -> str:
+    rows = both.differences()
+    if not rows:
+        return element("p", "Nothing: command, versions, hosts and configuration are equal.")
+    return table(("", *both.names), rows)
+
+
+def _at_equal_steps(both: Comparison) -> str:
+    made = ""
+    for name, rows in both.at_equal_steps():
+        made += fold(
+            name, table(("step", *both.names, "difference"), rows, numbers=True), is_open=name == "loss"
+        )
+    return made
+
+
+def _document(title: str, head: str, sections: Sequence[Section]) -> str:
+    """Everything in one file: no address in it is loaded, and nothing but our own programs runs."""
+    shown = [one for one in sections if one.text or one.charts]
+    charts = [chart for one in shown for chart in one.charts]
+    program, places = figures.drawn(charts)
+    scripts = [figures.library(), program, _file("page.js")] if charts else [_file("page.js")]
+    scripts = [one.replace("</", "<\\/") for one in scripts]
+    allowed = " ".join(f"'sha256-{_digest(one)}'" for one in scripts)
+    policy = (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "font-src data:; base-uri 'none'; form-action 'none'"
+    )
+    links = "".join(
+        element("a", escaped(one.title), href=f"#{one.key}") for one in shown if one.key != "no-numbers"
+    )
+    body = (
+        element("header", head + '<button id="theme" type="button">Dark</button>')
+        + element("nav", links, aria_label="Sections")
+        + element("main", "".join(_section(one, places.__getitem__) for one in shown))
+    )
+    return (
+        "<!doctype html>\n"
+        '<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="generator" content="{GENERATOR}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="data:,">'
+        f"<title>{escaped(title, 300)}</title><style>{_file('page.css')}</style></head>\n"
+        f"<body>{body}\n"
+        f"{''.join(f'<script>{one}</script>' for one in scripts)}</body></html>\n"
+    )
+
+
+def _section(section: Section, place_of: Callable[[str], str]) -> str:
+    charts = "".join(_chart(one, place_of(one.key)) for one in section.charts)
+    if charts and not section.is_wide:
+        charts = element("div", charts, class_="two")
+    inner = element("h2", escaped(section.title)) + section.text + charts
+    return element("section", inner, id=section.key)
+
+
+def _chart(chart: Chart, place: str) -> str:
+    caption = element("figcaption", escaped(chart.title))
+    picture = element(
+        "div", place, class_="chart", data_key=chart.key, role="group", aria_label=chart.summary
+    )
+    words = element("p", escaped(chart.summary), class_="soft")
+    numbers = fold("The numbers", table(chart.head, chart.rows, caption=chart.title, numbers=True))
+    return element("figure", caption + picture + words + numbers)
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _file(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")

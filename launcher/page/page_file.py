@@ -1,0 +1,55 @@
+"""The file of a page: what another program wrote is never written over."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ..errors import LaunchError
+from ..node.plain_file import read_plain
+from ..output.job_report import check_place, is_of_system, put_file
+from .page import GENERATOR
+
+_MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
+_START_BYTES = 1000  # the mark stands in these
+
+
+def default_place(label: str) -> Path:
+    """`LABEL.html` in the current folder."""
+    name = re.sub("[^A-Za-z0-9._-]+", "-", label).strip("-.")[:100]
+    return Path(f"{name or 'run'}.html")
+
+
+def check_page_place(path: Path) -> None:
+    """Whether the page can be written there; to be asked before it is made.
+
+    Errors: LaunchError if not, or if what is there is no page of ours
+    """
+    check_place(path, option="--output")
+    if is_of_system(path.parent) or not path.exists():
+        return
+    try:
+        is_ours = _MARK in read_plain(str(path), max_bytes=_START_BYTES)
+    except OSError as error:
+        raise LaunchError(f"--output={path}: cannot be read: {error.strerror}; give another name") from None
+    if not is_ours and path.stat().st_size:
+        raise LaunchError(
+            f"--output={path} is there already, and is no page of dslaunch report; give another name with "
+            "-o, or move it away"
+        )
+
+
+def write_page(path: Path, page: str) -> int:
+    """Put the page there; returns its size in bytes.
+
+    Errors: LaunchError if it cannot be written
+    """
+    data = page.encode("utf-8", "replace")
+    try:
+        if is_of_system(path.parent):
+            path.write_bytes(data)
+        else:
+            put_file(path, data)
+    except OSError as error:
+        raise LaunchError(f"--output={path}: cannot be written: {error.strerror}") from None
+    return len(data)

@@ -1,0 +1,181 @@
+"""Numbers over the time of a run, with a bound on how many are kept however long it lasts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+MAX_POINTS = 600  # of a curve; a chart is about as many pixels wide
+MAX_LINES = 8  # curves beside each other; of more there are the least, the mean and the greatest
+MAX_MARKS = 200
+
+
+class Spread(NamedTuple):
+    """What one rank, or the ranks of one host together, told at one time, for `weight` ranks."""
+
+    key: str
+    low: float
+    mean: float
+    high: float
+    low_key: str
+    high_key: str
+    weight: float = 1.0
+
+
+def single(key: str, value: float) -> Spread:
+    return Spread(key, value, value, value, key, key)
+
+
+class Point(NamedTuple):
+    """What a curve shows at one place: of all who told something, and of each if they are few."""
+
+    at: float
+    attempt: int
+    low: float
+    mean: float
+    high: float
+    low_key: str
+    high_key: str
+    each: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """All that was told between two times."""
+
+    at: float = 0.0
+    num: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    total: float = 0.0
+    weight: float = 0.0
+    low_key: str = ""
+    high_key: str = ""
+    each: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def add(self, at: float, spreads: Iterable[Spread], *, keeps_each: bool) -> None:
+        self.at, self.num = self.at + at, self.num + 1
+        for one in spreads:
+            if one.low < self.low:
+                self.low, self.low_key = one.low, one.low_key
+            if one.high > self.high:
+                self.high, self.high_key = one.high, one.high_key
+            self.total += one.mean * one.weight
+            self.weight += one.weight
+            if keeps_each:
+                total, weight = self.each.get(one.key, (0.0, 0.0))
+                self.each[one.key] = total + one.mean * one.weight, weight + one.weight
+
+    def merge(self, other: _Bucket) -> None:
+        self.at, self.num = self.at + other.at, self.num + other.num
+        if other.low < self.low:
+            self.low, self.low_key = other.low, other.low_key
+        if other.high > self.high:
+            self.high, self.high_key = other.high, other.high_key
+        self.total, self.weight = self.total + other.total, self.weight + other.weight
+        for key, (total, weight) in other.each.items():
+            before = self.each.get(key, (0.0, 0.0))
+            self.each[key] = before[0] + total, before[1] + weight
+
+    def point(self, attempt: int) -> Point:
+        each = {key: total / weight for key, (total, weight) in self.each.items() if weight}
+        mean = self.total / self.weight if self.weight else math.nan
+        at = self.at / max(1, self.num)
+        return Point(at, attempt, self.low, mean, self.high, self.low_key, self.high_key, each)
+
+
+class Curve:
+    """One quantity over time or steps. `width` is the least distance of two points that are kept apart;
+    it doubles whenever they become too many.
+
+    `gaps` are places where a number was no number: NaN or infinite.
+    """
+
+    def __init__(self, *, width: float = 0.05, max_points: int = MAX_POINTS) -> None:
+        self._width, self._max_points = width, max_points
+        self._buckets: dict[tuple[int, int], _Bucket] = {}
+        self._is_each_kept = True
+        self.keys: dict[str, None] = {}  # who told, in the order of their first word
+        self.num_told = 0
+        self.gaps: list[float] = []
+        self.num_gaps = 0
+        self.last = math.nan  # the mean of the last time that something was told
+
+    def add(self, at: float, attempt: int, spreads: Iterable[Spread]) -> None:
+        """What all told at one time."""
+        given = list(spreads)
+        finite = [one for one in given if math.isfinite(one.low) and math.isfinite(one.high)]
+        if len(finite) < len(given):
+            self.num_gaps += 1
+            if len(self.gaps) < MAX_MARKS:
+                self.gaps.append(at)
+        if not finite or not math.isfinite(at):
+            return
+        self.num_told += 1
+        if self._is_each_kept:
+            self.keys.update((one.key, None) for one in finite)
+            if len(self.keys) > MAX_LINES or any(one.weight > 1 for one in finite):
+                self._is_each_kept = False
+                for bucket in self._buckets.values():
+                    bucket.each = {}
+        place = attempt, math.floor(at / self._width)
+        self._buckets.setdefault(place, _Bucket()).add(at, finite, keeps_each=self._is_each_kept)
+        weight = sum(one.weight for one in finite)
+        self.last = sum(one.mean * one.weight for one in finite) / weight if weight else math.nan
+        while len(self._buckets) > self._max_points and self._width < 1e12:
+            self._halve()
+
+    def _halve(self) -> None:
+        self._width *= 2
+        before, self._buckets = self._buckets, {}
+        for (attempt, place), bucket in before.items():
+            known = self._buckets.setdefault((attempt, place // 2), bucket)
+            if known is not bucket:
+                known.merge(bucket)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether each one that told has a line."""
+        return self._is_each_kept and len(self.keys) > 1
+
+    def points(self) -> list[Point]:
+        """In the order of attempts, and of time in each."""
+        return [bucket.point(attempt) for (attempt, _), bucket in sorted(self._buckets.items())]
+
+    def __bool__(self) -> bool:
+        return bool(self._buckets)
+
+
+class Shares:
+    """Seconds by phase and steps, added up over stretches of time: what a step was made of, when."""
+
+    def __init__(self, *, max_points: int = MAX_POINTS // 2) -> None:
+        self._width, self._max_points = 0.05, max_points
+        self._buckets: dict[tuple[int, int], dict[str, float]] = {}
+
+    def add(self, at: float, attempt: int, seconds: Mapping[str, float]) -> None:
+        """`seconds` has `steps`, too."""
+        _add_to(self._buckets.setdefault((attempt, math.floor(at / self._width)), {}), seconds)
+        while len(self._buckets) > self._max_points and self._width < 1e12:
+            self._width *= 2
+            before, self._buckets = self._buckets, {}
+            for (number, place), row in before.items():
+                _add_to(self._buckets.setdefault((number, place // 2), {}), row)
+
+    def points(self) -> Iterator[tuple[float, int, dict[str, float]]]:
+        """The middle of each stretch, its attempt, and seconds by phase in a step."""
+        for (attempt, place), row in sorted(self._buckets.items()):
+            steps = row.get("steps", 0.0)
+            if steps > 0:
+                at = (place + 0.5) * self._width
+                yield at, attempt, {name: value / steps for name, value in row.items() if name != "steps"}
+
+    def __bool__(self) -> bool:
+        return any(row.get("steps", 0.0) > 0 for row in self._buckets.values())
+
+
+def _add_to(known: dict[str, float], row: Mapping[str, float]) -> None:
+    for name, value in row.items():
+        known[name] = known.get(name, 0.0) + value

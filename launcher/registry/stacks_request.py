@@ -1,0 +1,23 @@
+"""Asks a job what its ranks do; it shows the answer, and has it in its events."""
+
+from __future__ import annotations
+
+import signal
+
+from ..errors import LaunchError
+from ..node.stack_dump import catches
+from ..options.backend import LAUNCHERS
+from .known_jobs import KnownJob
+from .stopping import job_process
+
+
+def ask_stacks(job: KnownJob) -> None:
+    """Errors: LaunchError if it has no ranks that could be asked, or has ended"""
+    record = job.record
+    with job_process(job) as process:
+        if not catches(process.pid, signal.SIGQUIT):
+            why = "has not begun to start its ranks, or is ending"
+            if record.launcher in LAUNCHERS and LAUNCHERS[record.launcher].starts_itself:
+                why = f"has its ranks started by {record.launcher}, which dslaunch cannot ask"
+            raise LaunchError(f"dslaunch stacks: {record.id} {why}; look at the ranks on their hosts")
+        process.signal(signal.SIGQUIT)

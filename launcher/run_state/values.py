@@ -1,0 +1,55 @@
+"""Values of an event, whose writer may be a program of a user: each is what it should be, or is not there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no such numbers
+
+
+def number(value: Any) -> float | None:
+    """A number, also one that JSON cannot have."""
+    if type(value) is float:  # most are
+        return value
+    if isinstance(value, str):
+        return _WORDS.get(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def whole(value: Any) -> int | None:
+    """A whole number; none is larger than a computer counts."""
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= 1 << 63:
+        return None
+    return value
+
+
+def text(value: Any) -> str:
+    """A text, which may be empty."""
+    return value if isinstance(value, str) else ""
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """An object of JSON, which may be empty."""
+    return value if isinstance(value, dict) else {}
+
+
+def items(value: Any) -> list[Any]:
+    """A list of JSON, which may be empty."""
+    return value if isinstance(value, list) else []
+
+
+def numbers(value: Any) -> dict[str, float]:
+    """The numbers of an object, by name."""
+    found = {}
+    for name, one in mapping(value).items():
+        told = number(one)
+        if told is not None:
+            found[name] = told
+    return found

@@ -1,0 +1,129 @@
+"""What stands in front of the screen for a while: help, a question, text to read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.screen import ModalScreen
+from textual.widgets import RichLog, Static
+
+from .bars import LETTERS
+from .spans import shown
+
+MAX_LINES = 5000
+
+_PHASES = {
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "comm": "waiting for other ranks and the network",
+    "data": "waiting for data between two steps",
+    "paused": "saving, loading, evaluating",
+    "other": "anything else",
+}
+HELP = (
+    "q, Ctrl-C    quit; the job goes on",
+    "s, S         sort by the next column, or the one before; * marks it",
+    "h            hosts or ranks; of more than 64 ranks only hosts are told of",
+    "t            ask all ranks what they do, as `dslaunch stacks`",
+    "x            stop the job; asks first",
+    "l            what the job shows, as `dslaunch logs -f`",
+    "arrows, page up, page down, home, end   move in the table",
+    "",
+    "s/step       seconds of a step, in the mean of the last ones",
+    "of a step    where they go; sorted by what a rank does itself, without c:",
+    *(f"               {LETTERS[name]}  {text}" for name, text in _PHASES.items()),
+    "memory       of the device that a rank trains on, or of its host",
+    "waits for    which rank (or others, where none is slower than the rest) or",
+    "             data, and how much of a step",
+)
+
+
+class Reading(ModalScreen[None]):
+    """Text that can be scrolled; `more` is asked each half second for lines to add."""
+
+    BINDINGS = [  # noqa: RUF012 - as textual has it
+        Binding("escape,q,enter,ctrl+c", "close", "close"),
+        Binding("up,k", "by(-1)", show=False),
+        Binding("down,j", "by(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown,space", "page(1)", show=False),
+        Binding("home,g", "end(False)", show=False),
+        Binding("end,G", "end(True)", show=False),
+    ]
+
+    def __init__(
+        self,
+        title: str,
+        lines: Iterable[str] = (),
+        *,
+        more: Callable[[], list[str]] | None = None,
+        is_from_top: bool = False,
+    ) -> None:
+        """`is_from_top`: it does not follow what is added."""
+        super().__init__()
+        self._is_following = more is not None and not is_from_top
+        self._title, self._lines, self._more = title, list(lines), more
+
+    def compose(self) -> ComposeResult:
+        yield Static(f"{self._title}   (q closes)", classes="title", markup=False)
+        yield RichLog(max_lines=MAX_LINES, wrap=True, highlight=False, markup=False, auto_scroll=False)
+
+    def on_mount(self) -> None:
+        self._add(self._lines)
+        if self._is_following:
+            self._log.scroll_end(animate=False)
+        if self._more is not None:
+            self._look()
+            self.set_interval(0.5, self._look)
+
+    @property
+    def _log(self) -> RichLog:
+        return self.query_one(RichLog)
+
+    def _look(self) -> None:
+        if self._more is not None:
+            self._add(self._more())
+
+    def _add(self, lines: list[str]) -> None:
+        log = self._log
+        is_at_end = self._is_following and log.scroll_offset.y >= log.max_scroll_y - 1
+        for one in lines:
+            log.write(shown(one, 2000), scroll_end=is_at_end)
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+    def action_by(self, lines: int) -> None:
+        self._log.scroll_relative(y=lines, animate=False)
+
+    def action_page(self, pages: int) -> None:
+        self._log.scroll_relative(y=pages * max(1, self._log.size.height - 1), animate=False)
+
+    def action_end(self, is_last: bool) -> None:
+        if is_last:
+            self._log.scroll_end(animate=False)
+        else:
+            self._log.scroll_home(animate=False)
+
+
+class Question(ModalScreen[str]):
+    """A question that a key answers; `answers` has what each key does. Escape is the last one."""
+
+    def __init__(self, text: str, answers: Mapping[str, str]) -> None:
+        super().__init__()
+        self._text, self._answers = text, dict(answers)
+
+    def compose(self) -> ComposeResult:
+        rows = "\n".join(f"  {key}   {what}" for key, what in self._answers.items())
+        yield Static(f"{self._text}\n\n{rows}", markup=False)
+
+    def on_key(self, event: events.Key) -> None:
+        event.stop()
+        if event.key in ("escape", "ctrl+c"):
+            self.dismiss(list(self._answers)[-1])
+        elif event.character in self._answers:
+            self.dismiss(event.character)

@@ -1,0 +1,250 @@
+"""One frame of the screen: everything that is shown, in lines, for a size of the terminal."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple
+
+from ..run_state.run_state import RunState
+from ..run_state.slowest import Slowest, slowest
+from ..wording import count, shown_time
+from .amounts import shown_many, shown_number, shown_rate
+from .bars import BLOCKS, LETTERS, Glyphs, spark
+from .rows import host_rows, is_by_hosts, is_quiet, rank_rows
+from .spans import Line, Span, fitted, line, shown, width_of
+from .table import columns_for, fit, head_line, row_line, sorted_rows
+from .view import Facts, View
+
+MIN_ROWS = 3  # of the table, if there is any room
+_TALL = 40  # lines of a terminal in which pictures are higher
+_LEGEND = {"comm": "others", "data": "data", "paused": "saving"}  # of what a letter says little
+_LEVELS = {30: "warn", 40: "bad", 50: "bad"}
+
+
+class Frame(NamedTuple):
+    """`num_rows` is how many rows the table has, `num_shown` how many of them are there; `sorts` are the
+    titles of the columns by which it can be sorted.
+    """
+
+    lines: tuple[Line, ...]
+    num_rows: int
+    num_shown: int
+    sorts: tuple[str, ...]
+
+
+def make_frame(
+    state: RunState, facts: Facts, view: View, *, width: int, height: int, now: float, glyphs: Glyphs = BLOCKS
+) -> Frame:
+    """Exactly `height` lines of at most `width` columns."""
+    slow = slowest(state) if facts.is_live else None
+    above = [
+        *_head(state, facts, width, now),
+        *_pictures(state, width, 1 if height < _TALL else 3, glyphs),
+        *_warnings(state, facts, slow, width, height, now),
+    ]
+    notes = _notes(state, width, height)
+    room = height - len(above) - len(notes) - 2  # but for the head of the table and the foot
+    if room < MIN_ROWS:
+        room, notes = room + len(notes), []
+    by_hosts = is_by_hosts(state, view.by)
+    until = now if facts.is_live else math.inf
+    rows = host_rows(state, slow, until) if by_hosts else rank_rows(state, slow, until)
+    columns = columns_for(rows, by_hosts=by_hosts, has_numbers=state.has_numbers)
+    kept = fit(columns, width)
+    rows = sorted_rows(rows, kept, view.sort)
+    room = max(0, room)
+    offset = max(0, min(view.offset, len(rows) - room))
+    shown_rows = rows[offset : offset + room]
+    table = [head_line(kept, view.sort)] if rows else []
+    table += [row_line(one, kept, glyphs) for one in shown_rows]
+    is_part = len(shown_rows) < len(rows)
+    where = f"rows {offset + 1} to {offset + len(shown_rows)} of {len(rows)}" if is_part else ""
+    below = [*notes, _foot(state, view, width, where)]
+    lines = [*above, *table][: max(0, height - len(below))]
+    lines += [()] * (height - len(below) - len(lines))
+    whole = tuple(fitted(one, width) for one in [*lines, *below][-height:])
+    return Frame(whole, len(rows), len(shown_rows), tuple(one.title for one in kept))
+
+
+def _head(state: RunState, facts: Facts, width: int, now: float) -> list[Line]:
+    began_at = facts.began_at or state.job.at
+    until = facts.ended_at or (now if facts.is_live else state.at)
+    style = (
+        "good" if facts.state == "running" else "bad" if facts.state == "lost" or facts.exit_code else "bold"
+    )
+    pieces = [Span(shown(facts.name), "bold"), Span("  "), Span(facts.state, style)]
+    if began_at:
+        pieces.append(Span(f" {shown_time(max(0.0, until - began_at))}"))
+    num_hosts = len(state.hosts) or facts.num_hosts
+    num_ranks = len(state.ranks) or facts.num_ranks
+    if num_ranks:
+        pieces.append(Span(f"  {count(num_hosts, 'host')}, {count(num_ranks, 'rank')}"))
+    attempt = state.attempt.number if state.attempt is not None else facts.attempt
+    if attempt:
+        pieces.append(Span(f"  attempt {attempt + 1}", "warn"))
+    clock = time.strftime("%H:%M:%S", time.localtime(now))
+    left = width - width_of(tuple(pieces)) - len(clock) - 4
+    command = shown(" ".join(state.job.command), left - 3) if left > 20 else ""
+    pieces.append(Span(f"  {command}" if command else "", "dim"))
+    space = " " * max(1, width - width_of(tuple(pieces)) - len(clock))
+    return [line(*pieces, space, Span(clock, "dim")), _progress(state, facts, now)]
+
+
+def _progress(state: RunState, facts: Facts, now: float) -> Line:
+    """How far the run is, or how it ended."""
+    if not facts.is_live:
+        return _ending(state, facts)
+    if not facts.has_events and not state.attempts:
+        return line(Span("nothing is told of this job yet", "dim"))
+    step, pieces = state.step, []
+    if step is None:
+        return _start(state, now)
+    total = state.total_steps
+    text = f"step {step:,}"
+    if total:
+        text += f" of {total:,}, {min(100.0, step / total * 100):.0f} %"
+    pieces.append(Span(text, "bold"))
+    for name in ("steps", "samples", "tokens"):
+        rate = state.last(f"{name}_per_s")
+        if rate is not None and (name != "samples" or state.last("tokens_per_s") is None):
+            pieces += [Span("   "), Span(shown_rate(rate, name))]
+    left_s = state.left_s
+    if left_s is not None:
+        pieces += [Span("   "), Span(f"{shown_time(left_s)} left")]
+    if is_quiet(state.step_at, state, now):
+        pieces += [Span("   "), Span(f"no step for {shown_time(now - state.step_at)}", "warn")]
+    return line(*pieces)
+
+
+def _start(state: RunState, now: float) -> Line:
+    """Before the first step, or of a job that tells no steps."""
+    attempt = state.attempt
+    if attempt is None:
+        return line(Span("nothing has been started yet", "dim"))
+    if attempt.running_at:
+        told = (
+            "its ranks tell no steps" if state.has_numbers or now - attempt.running_at > 20 else "no step yet"
+        )
+        return line(f"all workers run for {shown_time(max(0.0, now - attempt.running_at))}; {told}")
+    behind = ", ".join(f"{one.name} {shown_time(one.ended_at - attempt.began_at)}" for one in attempt.phases)
+    return line(f"starts for {shown_time(max(0.0, now - attempt.began_at))}", f": {behind}" if behind else "")
+
+
+def _ending(state: RunState, facts: Facts) -> Line:
+    if facts.why:
+        return line(Span(shown(facts.why), "warn"))
+    code = facts.exit_code if facts.exit_code is not None else state.exit_code
+    verdict = state.attempt.verdict if state.attempt is not None else None
+    why = facts.verdict or (verdict.culprit if verdict is not None else "")
+    if not code:
+        return line(Span(f"ended with exit code {code or 0}", "good"), f": {shown(why)}" if why else "")
+    return line(Span(f"ended with exit code {code}", "bad"), f": {shown(why)}" if why else "")
+
+
+def _pictures(state: RunState, width: int, height: int, glyphs: Glyphs) -> list[Line]:
+    found: list[Line] = []
+    loss = state.series.get("loss")
+    if loss is not None and len(loss):
+        values = [one.mean for one in loss.points]
+        style = "" if math.isfinite(loss.last) else "bad"
+        found += _picture(
+            ("loss", shown_number(loss.last), style), values, "whole run", (width, height), glyphs
+        )
+    name, title = (
+        ("steps_per_s", "steps/s") if state.series.get("steps_per_s") else ("lines_per_s", "lines/s")
+    )
+    recent = state.recent(name)
+    if recent:
+        values = [value for _, value in recent]
+        seconds = recent[-1][0] - recent[0][0]
+        said = (title, shown_many(values[-1]), "")
+        found += _picture(said, values, f"last {shown_time(seconds)}", (width, height), glyphs, floor=0.0)
+    return found
+
+
+def _picture(
+    said: tuple[str, str, str],
+    values: list[float],
+    when: str,
+    size: tuple[int, int],
+    glyphs: Glyphs,
+    *,
+    floor: float = math.inf,
+) -> list[Line]:
+    """Values over time behind their title, the last value and its style. The bottom is `floor` if no value is
+    lower.
+    """
+    title, last, style = said
+    width, height = size
+    left, right = f"{title:<8}", f"  {when:<16}"
+    room = width - len(left) - 10 - len(right)
+    if room < 10:
+        return [line(Span(left, "dim"), Span(last, style or "bold"))]
+    finite = [one for one in values if math.isfinite(one)]
+    low = min([*finite, floor])
+    rows = spark(values, room, height, glyphs, low=low)
+    words = [when, f"to {shown_number(max(finite))}", f"from {shown_number(low)}"] if finite else [when]
+    found = []
+    for place, row in enumerate(rows):
+        head = (Span(left, "dim"), Span(f"{last:<10}", style or "bold")) if not place else (Span(" " * 18),)
+        word = words[place] if place < len(words) else ""
+        found.append(line(*head, Span(row, title), Span(f"  {word}", "dim")))
+    return found
+
+
+def _warnings(
+    state: RunState, facts: Facts, slow: Slowest | None, width: int, height: int, now: float
+) -> list[Line]:
+    """What asks for attention, each in a line."""
+    found: list[Line] = []
+    if facts.is_live and slow is not None:
+        found.append(line(Span(f"rank {slow.rank} on {shown(slow.host)}: ", "warn"), shown(slow.why)))
+    elif facts.is_live and state.has_numbers and state.step_s is not None and len(state.ranks) > 1:
+        found.append(line(Span("no rank is slower than the others", "dim")))
+    attempt = state.attempt
+    if state.hangs and attempt is not None and state.hangs[-1].at >= max(attempt.began_at, state.step_at):
+        report = state.hangs[-1]
+        ago = shown_time(max(0.0, now - report.at))
+        first = next((one for one in report.lines if one.strip()), "")
+        found.append(line(Span(f"hangs, said rank {report.rank} {ago} ago: ", "bad"), shown(first)))
+    ended = [one for one in state.attempts if one.verdict is not None and one is not state.attempt]
+    for one in ended[-(1 if height < _TALL else 4) :]:
+        verdict = one.verdict
+        if verdict is not None:
+            why = shown(verdict.culprit or verdict.decision or f"exit code {verdict.exit_code}")
+            found.append(
+                line(Span(f"attempt {one.number + 1}, {shown_time(verdict.duration_s)}: ", "bad"), why)
+            )
+    if state.num_lost:
+        found.append(
+            line(Span(f"{count(state.num_lost, 'event')} could not be kept, and are not in this", "warn"))
+        )
+    return found
+
+
+def _notes(state: RunState, width: int, height: int) -> list[Line]:
+    """The last words of dslaunch."""
+    room = 3 if height < _TALL else 8
+    notes = [one for one in state.notes if one.level >= 20][-room:]
+    found: list[Line] = []
+    for one in notes:
+        clock = time.strftime("%H:%M:%S", time.localtime(one.at))
+        found.append(line(Span(f"{clock} ", "dim"), Span(shown(one.text, width), _LEVELS.get(one.level, ""))))
+    return found
+
+
+def _foot(state: RunState, view: View, width: int, where: str) -> Line:
+    if view.message:
+        return line(Span(view.message, "warn"))
+    keys: list[Span] = []
+    for key, what in view.keys:
+        keys += [Span(f" {key}", "key"), Span(f" {what} ")]
+    legend: list[Span] = []
+    for name, letter in LETTERS.items() if state.has_numbers else ():
+        legend += [Span("  "), Span(letter, name), Span(f" {_LEGEND.get(name, name)}", "dim")]
+    space = width - width_of(tuple(keys)) - width_of(tuple(legend))
+    if space >= 0:
+        return line(*keys, " " * space, *legend)
+    space = width - width_of(tuple(keys)) - len(where)
+    return line(*keys, Span(" " * space + where, "dim")) if space >= 1 else line(*keys)

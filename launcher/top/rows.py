@@ -1,0 +1,195 @@
+"""The rows of the table: ranks or hosts, what each does, and what it waits for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..run_state.rank_state import HostState, RankState
+from ..run_state.run_state import RunState
+from ..run_state.slowest import Slowest
+from ..run_state.step_times import StepTimes
+from .amounts import shown_share
+
+MAX_RANKS = 64  # above, hosts are shown, whose ranks are told of together
+WORTH_SAYING = 0.05  # of a step: less waiting is not named
+QUIET_S = 10.0  # without a step, and ten times as long as one
+_DEAD_WORDS = {9: "SIGKILL", 11: "SIGSEGV", 6: "SIGABRT", 15: "SIGTERM", 7: "SIGBUS", 2: "SIGINT"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One rank or one host; None for what is not told. `key` is its place in the job."""
+
+    key: int
+    name: str
+    host: str
+    state: str
+    state_style: str = ""
+    step: int | None = None
+    times: StepTimes | None = None
+    mem_share: float | None = None
+    mem_used: float | None = None
+    cpu: float | None = None
+    gpu: float | None = None
+    power_w: float | None = None
+    net: float | None = None  # bytes a second, in and out
+    lines_per_s: float | None = None
+    waits: str = ""
+    waits_style: str = ""
+    is_slowest: bool = False
+
+
+def is_by_hosts(state: RunState, by: str) -> bool:
+    """Whether the table shows hosts."""
+    if state.folded or not state.ranks:
+        return True
+    return by == "hosts" or (by == "" and len(state.ranks) > MAX_RANKS)
+
+
+def rank_rows(state: RunState, slow: Slowest | None, now: float) -> list[Row]:
+    """One row for each rank. `now` is infinite if the job is no more."""
+    num_on_host: dict[str, int] = {}
+    for one in state.ranks.values():
+        num_on_host[one.host] = num_on_host.get(one.host, 0) + 1
+    return [_rank_row(state, rank, slow, num_on_host[rank.host], now) for rank in state.ranks.values()]
+
+
+def _rank_row(state: RunState, rank: RankState, slow: Slowest | None, num_on_host: int, now: float) -> Row:
+    host = state.hosts.get(rank.host)
+    word, style = _state_of(rank, state, now)
+    is_slowest = slow is not None and slow.rank == rank.rank
+    waits, waits_style = ("", "")
+    if rank.times is not None and rank.exit_code is None and not rank.doing and math.isfinite(now):
+        waits, waits_style = _waits(rank.times, None if is_slowest else slow)
+    if is_slowest and not waits:
+        waits, waits_style = "others wait", "warn"
+    gpu = None
+    if host is not None and len(host.gpus) == num_on_host and rank.local_rank < num_on_host:
+        gpu = host.gpus[rank.local_rank]  # else which GPU it has is not known
+    return Row(
+        key=rank.rank,
+        name=str(rank.rank),
+        host=rank.host,
+        state=word,
+        state_style=style,
+        step=rank.step,
+        times=rank.times,
+        mem_share=rank.mem_share,
+        mem_used=rank.value("mem_used"),
+        cpu=None if host is None else host.values.get("cpu"),
+        gpu=None if gpu is None else gpu.get("util"),
+        power_w=None if gpu is None else gpu.get("power_w"),
+        lines_per_s=rank.lines_per_s,
+        waits=waits,
+        waits_style=waits_style,
+        is_slowest=is_slowest,
+    )
+
+
+def host_rows(state: RunState, slow: Slowest | None, now: float) -> list[Row]:
+    """One row for each host."""
+    by_host: dict[str, list[RankState]] = {host: [] for host in state.hosts}
+    for one in state.ranks.values():
+        by_host.setdefault(one.host, []).append(one)
+    return [
+        _host_row(place, state, host, ranks, slow, now) for place, (host, ranks) in enumerate(by_host.items())
+    ]
+
+
+def _host_row(
+    place: int, state: RunState, name: str, ranks: list[RankState], slow: Slowest | None, now: float
+) -> Row:
+    host = state.hosts.get(name, HostState(name))
+    folded = state.folded.get(name)
+    times = folded.times if folded is not None else _mean(one.times for one in ranks)
+    steps = [one.step for one in (folded, *ranks) if one is not None and one.step is not None]
+    shares = [one.mem_share for one in (folded, *ranks) if one is not None and one.mem_share is not None]
+    used = [one.value("mem_used") for one in (folded, *ranks) if one is not None]
+    word, style = _state_of_host(ranks, state, now, 0.0 if folded is None else folded.step_at)
+    is_slowest = slow is not None and slow.host == name
+    waits, waits_style = ("", "")
+    if times is not None and math.isfinite(now):
+        waits, waits_style = _waits(times, None if is_slowest else slow)
+    if is_slowest and slow is not None:
+        waits, waits_style = f"has rank {slow.rank}", "warn"
+    net = [host.values[one] for one in ("net_in", "net_out") if one in host.values]
+    return Row(
+        key=place,
+        name=str(len(ranks)),
+        host=name,
+        state=word,
+        state_style=style,
+        step=min(steps, default=None),
+        times=times,
+        mem_share=max(shares, default=host.mem_share),
+        mem_used=max((one for one in used if one is not None), default=None),
+        cpu=host.values.get("cpu"),
+        gpu=host.gpu_mean("util"),
+        power_w=host.gpu_sum("power_w"),
+        net=sum(net) if net else None,
+        lines_per_s=sum(one.lines_per_s for one in ranks),
+        waits=waits,
+        waits_style=waits_style,
+        is_slowest=is_slowest,
+    )
+
+
+def _mean(told: Iterable[StepTimes | None]) -> StepTimes | None:
+    known = [one for one in told if one is not None]
+    if not known:
+        return None
+    return StepTimes(*(sum(column) / len(known) for column in zip(*known, strict=True)))
+
+
+def _state_of(rank: RankState, state: RunState, now: float) -> tuple[str, str]:
+    """A word, and its style."""
+    if rank.exit_code is not None:
+        if rank.signal:
+            return _DEAD_WORDS.get(rank.signal, f"signal {rank.signal}"), "bad"
+        return (f"exit {rank.exit_code}", "bad") if rank.exit_code else ("done", "dim")
+    if math.isinf(now):
+        return "gone", "dim"
+    if not rank.pid:
+        return "starting", "dim"
+    if rank.has_hang:
+        return "hangs", "bad"
+    if rank.doing:
+        return rank.doing, ""
+    if is_quiet(rank.step_at, state, now):
+        return "no step", "warn"
+    return ("training", "good") if rank.step_at else ("running", "good")
+
+
+def _state_of_host(ranks: list[RankState], state: RunState, now: float, step_at: float) -> tuple[str, str]:
+    """What its ranks do: the worst of it, with how many do so."""
+    found: dict[tuple[str, str], int] = {}
+    for one in ranks:
+        word = _state_of(one, state, now)
+        found[word] = found.get(word, 0) + 1
+    if not found:
+        return "", ""
+    worst = min(found, key=lambda one: ("bad", "warn", "", "dim", "good").index(one[1]))
+    if step_at and worst == ("running", "good"):  # the ranks are told of together
+        worst = ("no step", "warn") if is_quiet(step_at, state, now) else ("training", "good")
+        return worst
+    num = found[worst]
+    return (worst[0] if num == len(ranks) else f"{num} {worst[0]}"), worst[1]
+
+
+def is_quiet(step_at: float, state: RunState, now: float) -> bool:
+    """Whether a step is long overdue. In a job that has ended none is."""
+    if not step_at or state.exit_code is not None:
+        return False
+    return now - step_at > max(QUIET_S, 10 * (state.step_s or 0.0))
+
+
+def _waits(times: StepTimes, slow: Slowest | None) -> tuple[str, str]:
+    comm, data = times.share("comm"), times.share("data")
+    if max(comm, data) < WORTH_SAYING:
+        return "", ""
+    if data > comm:
+        return f"data {shown_share(data)}", "warn" if data > 2 * WORTH_SAYING else ""
+    who = "others" if slow is None else f"rank {slow.rank}"
+    return f"{who} {shown_share(comm)}", ""

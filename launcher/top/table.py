@@ -1,0 +1,192 @@
+"""The table of ranks or hosts in the columns that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ..wording import shown_size
+from .amounts import shown_many, shown_seconds, shown_share
+from .bars import Glyphs, bar, step_bar
+from .rows import Row
+from .spans import Line, Span, cut, line, num_columns, padded
+
+_GAP = 1
+_MEM_BAR = 5
+_MAX_STEP_BAR = 40
+_MAX_WAITS = 24
+
+
+class Column(NamedTuple):
+    """`rank` says which columns give way first where there is no room: those with the greatest. `cell` makes
+    one cell in that width; `value` is what rows are sorted by.
+    """
+
+    title: str
+    width: int
+    rank: int
+    cell: Callable[[Row, int, Glyphs], Line]
+    value: Callable[[Row], float | str | None]
+    is_right: bool = True
+    grows_to: int = 0
+
+
+def columns_for(rows: Sequence[Row], *, by_hosts: bool, has_numbers: bool) -> list[Column]:
+    """Those that have something to show."""
+    host_width = min(24, max((num_columns(one.host) for one in rows), default=0))
+    host = Column("host", max(4, host_width), 0, _text(lambda row: row.host), lambda row: row.host, False)
+    name = _number("ranks" if by_hosts else "rank", 5, 0, lambda row: float(row.name), lambda row: row.name)
+    found = [host, name] if by_hosts else [name, host]
+    found.append(
+        Column(
+            "state",
+            9,
+            0,
+            lambda row, *_: line(Span(row.state, row.state_style)),
+            lambda row: row.state,
+            False,
+        )
+    )
+    if has_numbers:
+        found += [
+            _number("step", 7, 1, lambda row: row.step, lambda row: f"{row.step:,}"),
+            _number(
+                "s/step", 7, 1, _of_step, lambda row: shown_seconds(row.times.step_s if row.times else 0)
+            ),
+            Column("of a step", 11, 1, _step_cell, _own_s, False, _MAX_STEP_BAR),
+        ]
+    if any(one.mem_share is not None for one in rows):
+        found.append(Column("memory", _MEM_BAR + 5, 2, _mem_cell, lambda row: row.mem_share, False))
+    if any(one.mem_used is not None for one in rows):
+        found.append(
+            _number("used", 8, 8, lambda row: row.mem_used, lambda row: shown_size(int(row.mem_used or 0)))
+        )
+    if any(one.gpu is not None for one in rows):
+        found.append(_number("gpu", 4, 3, lambda row: row.gpu, lambda row: shown_share(row.gpu or 0)))
+    has_gpu = any(one.gpu is not None for one in rows)
+    if any(one.cpu is not None for one in rows):
+        found.append(
+            _number("cpu", 4, 6 if has_gpu else 3, lambda row: row.cpu, lambda row: shown_share(row.cpu or 0))
+        )
+    if any(one.power_w is not None for one in rows):
+        found.append(_number("power", 6, 5, lambda row: row.power_w, lambda row: f"{row.power_w:.0f}W"))
+    if any(one.net is not None for one in rows):
+        found.append(_number("net B/s", 7, 7, lambda row: row.net, lambda row: shown_many(row.net or 0)))
+    if not has_numbers:
+        found.append(
+            _number(
+                "lines/s", 7, 1, lambda row: row.lines_per_s, lambda row: shown_many(row.lines_per_s or 0)
+            )
+        )
+    if has_numbers:
+        found.append(
+            Column(
+                "waits for",
+                11,
+                1,
+                lambda row, *_: line(Span(row.waits, row.waits_style)),
+                _waiting,
+                False,
+                _MAX_WAITS,
+            )
+        )
+    return found
+
+
+def fit(columns: Sequence[Column], width: int) -> list[Column]:
+    """Those that there is room for, some of them wider where there is more."""
+    kept = list(columns)
+    while len(kept) > 1 and _needed(kept) > width:
+        last = max(kept, key=lambda one: one.rank)
+        if not last.rank:
+            break
+        kept.remove(last)
+    left = width - _needed(kept)
+    for place, one in enumerate(kept):
+        more = min(left, max(0, one.grows_to - one.width))
+        kept[place] = one._replace(width=one.width + more)
+        left -= more
+    return kept
+
+
+def _needed(columns: Sequence[Column]) -> int:
+    return sum(one.width for one in columns) + _GAP * (len(columns) - 1)
+
+
+def sorted_rows(rows: Sequence[Row], columns: Sequence[Column], title: str) -> list[Row]:
+    """By a column: numbers the greatest first, words and ranks the other way; what is not told is last."""
+    column = next((one for one in columns if one.title == title), None)
+    if column is None:
+        return sorted(rows, key=lambda row: row.key)
+    told = [row for row in rows if column.value(row) is not None]
+    rest = [row for row in rows if column.value(row) is None]
+    is_up = title in ("rank", "host", "state", "ranks")
+    told.sort(key=lambda row: row.key)
+    if title in ("host", "state"):
+        told.sort(key=lambda row: str(column.value(row)))
+    else:
+        told.sort(key=lambda row: float(column.value(row) or 0), reverse=not is_up)
+    return told + rest
+
+
+def head_line(columns: Sequence[Column], sort: str) -> Line:
+    """The titles; that of the column by which rows are sorted has a mark."""
+    pieces: list[Span] = []
+    for one in columns:
+        mark = "*" if one.title == sort else ""
+        pieces += [
+            Span(padded(mark + one.title, one.width, is_right=one.is_right), "head"),
+            Span(" " * _GAP, "head"),
+        ]
+    return line(*pieces[:-1])
+
+
+def row_line(row: Row, columns: Sequence[Column], glyphs: Glyphs) -> Line:
+    """One row."""
+    pieces: list[Span] = []
+    for one in columns:
+        cell = one.cell(row, one.width, glyphs)
+        text = "".join(piece.text for piece in cell)
+        space = Span(" " * max(0, one.width - num_columns(text)))
+        if num_columns(text) > one.width:
+            cell = line(Span(cut(text, one.width), cell[0].style if cell else ""))
+        pieces += [space, *cell, Span(" " * _GAP)] if one.is_right else [*cell, space, Span(" " * _GAP)]
+    if row.is_slowest:
+        pieces = [one._replace(style="warn") if not one.style and one.text.strip() else one for one in pieces]
+    return line(*pieces[:-1])
+
+
+def _number(
+    title: str, width: int, rank: int, value: Callable[[Row], float | None], text: Callable[[Row], str]
+) -> Column:
+    def cell(row: Row, _: int, __: Glyphs) -> Line:
+        return line("-" if value(row) is None else text(row))
+
+    return Column(title, width, rank, cell, value)
+
+
+def _text(text: Callable[[Row], str]) -> Callable[[Row, int, Glyphs], Line]:
+    return lambda row, *_: line(text(row))
+
+
+def _of_step(row: Row) -> float | None:
+    return None if row.times is None else row.times.step_s
+
+
+def _own_s(row: Row) -> float | None:
+    return None if row.times is None else row.times.own_s
+
+
+def _waiting(row: Row) -> float | None:
+    return None if row.times is None else row.times.comm_s + row.times.data_s
+
+
+def _step_cell(row: Row, width: int, _: Glyphs) -> Line:
+    return line("-") if row.times is None else step_bar(row.times, width)
+
+
+def _mem_cell(row: Row, _: int, glyphs: Glyphs) -> Line:
+    if row.mem_share is None:
+        return line("-")
+    style = "bad" if row.mem_share > 0.95 else "warn" if row.mem_share > 0.9 else ""
+    return line(Span(bar(row.mem_share, _MEM_BAR, glyphs), style), f" {shown_share(row.mem_share)}")

@@ -1,0 +1,109 @@
+"""The end of an attempt that was traced: from what the hosts have sent to one file, and a table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ..errors import LaunchError
+from ..job.plan import Plan
+from ..job.trace_ranks import traced_ranks
+from ..job.verdict import RankFailure, Verdict, signal_name
+from ..options.trace import TraceOptions
+from ..output.console import Console
+from ..sync.trace_files import TraceFiles
+from ..wording import count, shown_size
+from .merge import write_merged
+from .rank_trace import read_rank
+from .shown import head_of, lines_of
+from .times import times_of
+
+
+def write_trace(
+    options: TraceOptions, plan: Plan, files: TraceFiles, console: Console, verdict: Verdict, *, path: str
+) -> bool:
+    """Merge what an attempt has brought, and say where its time went; returns whether there is a file.
+
+    Errors: LaunchError if that cannot be written
+    """
+    ends = _ends(verdict, (one.rank for node in plan.nodes for one in node.ranks))
+    traces = [
+        read_rank(
+            Path(files.folder, node.host.name),
+            rank=rank,
+            host=node.host.name,
+            clock=files.clock_of(node.host.name),
+            wanted=(options.first, options.last),
+            how_it_ended=ends.get(rank, ""),
+        )
+        for node in plan.nodes
+        for rank in traced_ranks(node)
+    ]
+    files.empty()
+    problems = [(one.rank, problem) for one in traces for problem in one.problems]
+    found = [one for one in traces if one.steps]
+    if not found:
+        if "started" not in dict(verdict.phases_s):  # why not is said elsewhere
+            return False
+        for rank, problem in problems:
+            console.warn(f"--trace: rank {rank}: {problem}")
+        if traces:
+            console.warn(f"--trace: no rank has made a step of {options.steps}, so there is no file")
+        return False
+    times = [one for one in map(times_of, found) if one is not None]
+    error_s = max(one.clock_error_s for one in found)
+    said = [f"rank {rank}: {problem}" for rank, problem in problems]
+    head = head_of(times, said, clock_error_s=error_s)
+    merged = write_merged(path, found, head)
+    for rank, problem in (*merged.notes, *problems):
+        console.warn(f"--trace: rank {rank}: {problem}")
+    for line in filter(None, lines_of({**head, "problems": []}, path=path)):
+        console.say(line)
+    console.say(
+        f"trace of {count(len(found), 'rank')}, {count(merged.num_events, 'event')}, "
+        f"{shown_size(merged.num_bytes)}: {path}; open it at https://ui.perfetto.dev"
+    )
+    return True
+
+
+def _ends(verdict: Verdict, ranks: Iterable[int]) -> Mapping[int, str]:
+    """How ranks ended that did not end well."""
+    failures = (verdict.culprit, *verdict.others)
+    is_stopped = verdict.culprit is not None or verdict.interrupted_by is not None
+    stopped = dict.fromkeys(ranks, "it was stopped when the job was") if is_stopped else {}
+    return stopped | {
+        one.rank: f"it was killed by {signal_name(one.signal)}"
+        if one.signal
+        else f"it exited with code {one.code}"
+        for one in failures
+        if isinstance(one, RankFailure)
+    }
+
+
+def free_path(options: TraceOptions, name: str, *, node_rank: int | None = None) -> str:
+    """Where the file goes: a name of ours is one that no file has.
+
+    `node_rank`: of a job without SSH, in which each node writes its own.
+    """
+    of_node = "" if node_rank is None else f"-node{node_rank}"
+    if options.place:
+        stem, dot, end = options.place.rpartition(".json")
+        return os.path.abspath(f"{stem}{of_node}{dot}{end}")
+    number = 1
+    while True:
+        more = f"-{number}" if number > 1 else ""
+        path = os.path.abspath(f"trace-{name}{of_node}{more}.json.gz")
+        if not os.path.lexists(path):
+            return path
+        number += 1
+
+
+def refuse_place(options: TraceOptions) -> None:
+    """Now, since the job may take days. Errors: LaunchError if no file can be made there"""
+    folder = os.path.dirname(os.path.abspath(options.place or "trace"))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
+        why = "is no folder" if not os.path.isdir(folder) else "cannot be written by you"
+        raise LaunchError(
+            f"--trace: {folder} {why}, so no trace could be kept; give --trace_to=FILE elsewhere"
+        )

@@ -1,0 +1,77 @@
+"""What this process does and when, by name, while its steps are traced.
+
+The places that tell it look at `SPANS.is_on` first: where nothing is traced, each costs that comparison.
+Standard library only, so that whatever is traced may import it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+MAX_SPANS = 200_000  # of one trace; 40 MB of memory or so
+MARK = "dslaunch: "  # before the names of ours among torch's own ranges
+
+
+class Span(NamedTuple):
+    """`kind` is one of those in docs/train/trace.md, "The file". Units: nanoseconds of CLOCK_MONOTONIC."""
+
+    kind: str
+    name: str
+    began: int
+    ended: int
+    thread: int  # as the kernel numbers it
+    args: dict[str, Any] | None
+
+
+class Spans:
+    """Of one process. Any thread may add some."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.has_gpu = False
+        self.num_dropped = 0
+        self._spans: list[Span] = []
+        self._num_left = MAX_SPANS
+
+    def begin(self, *, has_gpu: bool = False) -> None:
+        """Keep what is told from now on."""
+        self.has_gpu = has_gpu
+        self._spans, self._num_left, self.num_dropped = [], MAX_SPANS, 0
+        self.is_on = True
+
+    def end(self) -> None:
+        """Nothing more is kept."""
+        self.is_on = False
+
+    def take(self) -> list[Span]:
+        """Return what was told since the last call."""
+        spans, self._spans = self._spans, []
+        return spans
+
+    def add(self, kind: str, name: str, began: int, ended: int = 0, **args: Any) -> None:
+        """Note what has just ended, or ended then."""
+        if self._num_left <= 0:
+            self.num_dropped += 1
+            return
+        self._num_left -= 1
+        ended = ended or time.monotonic_ns()
+        self._spans.append(Span(kind, name, began, ended, threading.get_native_id(), args or None))
+
+    def span(self, kind: str, name: str) -> AbstractContextManager[object]:
+        """Note the block; where nothing is traced, do nothing."""
+        return self._measured(kind, name) if self.is_on else nullcontext()
+
+    @contextmanager
+    def _measured(self, kind: str, name: str) -> Iterator[None]:
+        began = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.add(kind, name, began)
+
+
+SPANS = Spans()  # torch's profiler is one for the process, too

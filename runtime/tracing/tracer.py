@@ -1,0 +1,298 @@
+"""The steps that `dslaunch --trace` asks this process for, from the first to a file.
+
+What is written
+---------------
+`DSLAUNCH_TRACE_FILE` is the beginning of two names. `.spans` has JSON objects, one a line: who this is, then,
+after each step, what was done in it (`Span`), and a last one when the trace is whole. `.torch.json` is
+torch's own profile, which is there when the last step has ended or the program does so by itself. So of a
+rank that is killed there are all steps that it had made, without torch's operators.
+
+A step goes from the end of the one before to its own end: what the program does between two calls of
+`engine.step()` is all in one step. Times are CLOCK_MONOTONIC's, as those of the host's agent; torch's profile
+has the system's time, and both clocks are read together at the beginning and the end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..environment import TraceRequest, read_environment, read_trace
+from .spans import MARK, SPANS, Span
+
+if TYPE_CHECKING:
+    from .unit_hooks import TracedUnit, UnitHooks
+
+MAX_PROFILE_BYTES = 512 << 20
+
+
+class Tracer:
+    """Of this process. `enter` and `end_step` are told the steps by the engine or, in a program without one,
+    by `dslaunch.report(step=...)`.
+
+    While `is_armed` is false nothing of it needs to be called.
+    """
+
+    def __init__(self, request: TraceRequest | None) -> None:
+        self._request = request
+        self.is_armed = request is not None
+        self.has_engine = False
+        self._units: Callable[[], Sequence[TracedUnit]] = tuple
+        self._hooks: UnitHooks | None = None
+        self._profile: Any = None
+        self._is_warming_up = False
+        self._file = -1
+        self._step = 0  # whose window is open; 0: none is
+        self._began = 0
+        self._data_since = 0
+        self._has_failed = False
+
+    # ---- what an engine tells
+
+    def watch(self, units: Callable[[], Sequence[TracedUnit]]) -> None:
+        """An engine trains these; what others say of steps counts no more."""
+        self.has_engine = True
+        self._units = units
+        if self.is_armed:
+            self._open()
+
+    def enter(self, step: int) -> None:
+        """This step, counted from 1, is being made, or about to be."""
+        request = self._request
+        if request is None or self._step or not self.is_armed:
+            return
+        self._open()
+        if step > request.last:
+            self._close("whole" if self._profile is not None else f"step {step} came first")
+        elif step >= request.first:
+            self._start()
+            self._begin_window(step)
+        elif step == request.first - 1 and self._profile is None:
+            self._warm_up()
+
+    @contextmanager
+    def phase(self, kind: str, inner: AbstractContextManager[object]) -> Iterator[None]:
+        """Around "forward", "backward" or "step" of an engine, while steps are traced, and around `inner`."""
+        began = time.monotonic_ns()
+        if kind == "forward" and self._data_since:
+            SPANS.add("data", "data", self._data_since, began)
+        self._data_since = 0
+        kind = "optimizer" if kind == "step" else kind
+        if kind == "optimizer" and self._hooks is not None:
+            self._hooks.end_backward()
+        try:
+            with _marked(kind), inner:
+                yield
+        finally:
+            if kind == "backward" and self._hooks is not None:
+                self._hooks.end_backward()
+            SPANS.add(kind, kind, began)
+
+    def end_micro_batch(self) -> None:
+        """What the program does from now on until the next forward is to get its data."""
+        self._data_since = time.monotonic_ns()
+
+    def end_step(self, step: int) -> None:
+        """This step, counted from 1, has ended."""
+        if self._step:
+            self._end_window()
+        self.enter(step + 1)
+
+    # ---- the trace
+
+    def _open(self) -> None:
+        """Say who this is; that is written though no step is reached."""
+        if self._file >= 0 or self._request is None or self._has_failed:
+            return
+        worker = read_environment()
+        path = f"{self._request.path}.spans"
+        try:
+            self._file = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+        except OSError as error:
+            self._fail(path, error)
+            return
+        atexit.register(self._end_program)
+        os.register_at_fork(after_in_child=self._forget)  # such as a DataLoader's workers
+        head = {"rank": worker.rank, "hostname": socket.gethostname(), "pid": os.getpid()}
+        self._write({**head, "world_size": worker.world_size, "thread": threading_id(), "clock": _clocks()})
+
+    def _warm_up(self) -> None:
+        """Begin the profiler one step early: what its start takes is then in no step that is traced."""
+        if self._has_failed:
+            return
+        from torch.profiler import ProfilerAction
+
+        self._profile = _profile(lambda step: ProfilerAction.RECORD if step else ProfilerAction.WARMUP)
+        self._profile.start()
+        self._is_warming_up = True
+
+    def _start(self) -> None:
+        if self._has_failed or SPANS.is_on:
+            return
+        import torch
+
+        if self._profile is None:
+            self._profile = _profile(None)
+            self._profile.start()
+        elif self._is_warming_up:
+            self._profile.step()
+        self._is_warming_up = False
+        SPANS.begin(has_gpu=torch.cuda.is_available())
+        units = self._units()
+        if units:
+            from .unit_hooks import UnitHooks
+
+            self._hooks = UnitHooks(units, SPANS)
+
+    def _begin_window(self, step: int) -> None:
+        self._step = step
+        self._began = time.monotonic_ns()
+        self._data_since = self._began if self.has_engine else 0
+
+    def _end_window(self) -> None:
+        ended = time.monotonic_ns()
+        if self._hooks is not None:
+            self._hooks.end_backward()
+        spans = [list(_short(span)) for span in SPANS.take()]
+        self._write({"step": self._step, "began": self._began, "ended": ended, "spans": spans})
+        self._step = 0
+
+    def _close(self, why: str) -> None:
+        """Write what is left."""
+        self.is_armed = False
+        SPANS.end()
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
+        clocks = _clocks()
+        said = self._write_profile() if self._profile is not None and not self._is_warming_up else ""
+        self._profile = None
+        self._write({"end": why, "problem": said, "num_dropped": SPANS.num_dropped, "clock": clocks})
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def _write_profile(self) -> str:
+        """Return why there is none, or nothing."""
+        if self._request is None:
+            return ""
+        path = f"{self._request.path}.torch.json"
+        try:
+            self._profile.stop()
+            self._profile.export_chrome_trace(path)
+            nbytes = os.path.getsize(path)
+            if nbytes > MAX_PROFILE_BYTES:
+                os.unlink(path)
+                return (
+                    f"torch's profile has {nbytes >> 20} MiB, and at most {MAX_PROFILE_BYTES >> 20} MiB are "
+                    "brought; trace fewer steps"
+                )
+        except (OSError, RuntimeError) as error:  # no space there
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            return f"torch's profile was not written: {error}"
+        return ""
+
+    def _forget(self) -> None:
+        """In a child that was forked: the trace is its parent's."""
+        self.is_armed, self._file, self._step = False, -1, 0
+        SPANS.end()
+
+    def _end_program(self) -> None:
+        """It ends in the middle of a step, or before one that was asked for."""
+        if self.is_armed:
+            self._close("the program ended")
+
+    def _write(self, what: dict[str, Any]) -> None:
+        if self._file < 0:
+            return
+        left = memoryview(json.dumps(what, separators=(",", ":")).encode() + b"\n")
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError as error:
+            os.close(self._file)
+            self._file = -1
+            self._fail(f"{self._request.path}.spans" if self._request else "", error)
+
+    def _fail(self, path: str, error: OSError) -> None:
+        """Training goes on."""
+        self._has_failed, self.is_armed = True, False
+        SPANS.end()
+        why = error.strerror or str(error)
+        print(
+            f"dslaunch: --trace: {path}: {why}; this rank is traced no further", file=sys.stderr, flush=True
+        )
+
+
+def threading_id() -> int:
+    """The number that the kernel has for this thread, which torch's profile names it by."""
+    import threading
+
+    return threading.get_native_id()
+
+
+def _short(span: Span) -> tuple[object, ...]:
+    return span if span.args else span[:-1]
+
+
+def _clocks() -> list[int]:
+    """Both clocks at one moment, in nanoseconds: CLOCK_MONOTONIC, and the time since the epoch; then, how far
+    the two readings may be apart.
+    """
+    best: list[int] = []
+    for _ in range(5):
+        before = time.monotonic_ns()
+        epoch = time.time_ns()
+        after = time.monotonic_ns()
+        if not best or after - before < best[2]:
+            best = [(before + after) // 2, epoch, after - before]
+    return best
+
+
+def _profile(schedule: Any) -> Any:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    return profile(activities=activities, schedule=schedule)
+
+
+def _marked(kind: str) -> AbstractContextManager[object]:
+    """As a range of torch's, too, where a GPU works: what was started inside has that name there."""
+    if not SPANS.has_gpu:
+        return contextlib.nullcontext()
+    from torch.profiler import record_function
+
+    return record_function(f"{MARK}{kind}")
+
+
+_PROCESS: list[Tracer] = []
+
+
+def process_tracer() -> Tracer:
+    """Return the tracer of this process."""
+    if not _PROCESS:
+        _PROCESS.append(Tracer(read_trace()))
+    return _PROCESS[0]
+
+
+def mark_step(step: int) -> None:
+    """Tell of a program without an engine that it has made this step, counted from 1. An engine tells by
+    itself, and counts alone.
+    """
+    tracer = process_tracer()
+    if tracer.is_armed and not tracer.has_engine:
+        tracer.end_step(step)

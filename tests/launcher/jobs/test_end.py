@@ -1,0 +1,263 @@
+"""Who is told of a job's end, and by what: --on_end, --webhook; and --metrics_port of whole jobs."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dslaunch.launcher.errors import EXIT_MISTAKE
+from dslaunch.launcher.options.end import EndOptions, without_secrets
+from dslaunch.launcher.run import job_end
+from dslaunch.launcher.run.job_end import tell_end
+from tests.launcher.local_job import Start, assert_short, poll
+
+KEEP = "cat > end.json; echo $DSLAUNCH_JOB_NAME $DSLAUNCH_EXIT_CODE >> ends"
+
+
+class Hook:
+    """A server that keeps what is posted to it, and answers with `codes`, one after the other."""
+
+    def __init__(self) -> None:
+        self.codes = [200]
+        self.got: list[tuple[str, dict[str, str], Any]] = []
+        hook = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                data = self.rfile.read(int(self.headers["Content-Length"]))
+                hook.got.append((self.path, dict(self.headers), json.loads(data)))
+                self.send_response(hook.codes[min(len(hook.got), len(hook.codes)) - 1])
+                self.send_header("Location", "/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.place = f"127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def hook() -> Iterator[Hook]:
+    made = Hook()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.mark.slow
+def test_both_get_how_the_job_ended_once_for_all_attempts(start: Start, tmp_path: Path, hook: Hook) -> None:
+    url = f"http://ada:pass@{hook.place}/hooks/SECRET?key=1"
+    job = start(
+        "sys.exit(7)",
+        *("--num_gpus", "2", "--max_restarts", "1", "--min_uptime", "0", "--log_dir", "logs"),
+        *("--on_end", KEEP, "--webhook", url, "--events", "events"),
+    )
+    assert job.wait() == 7
+    end = json.loads((tmp_path / "end.json").read_text())
+    assert (tmp_path / "ends").read_text() == "train 7\n"
+    (posted,) = hook.got
+    assert posted[0] == "/hooks/SECRET?key=1"
+    assert posted[1]["Authorization"] == "Basic YWRhOnBhc3M="
+    assert posted[2] == end
+    assert end["event"] == "end"
+    assert end["exit_code"] == 7
+    assert (end["name"], end["hosts"], end["ranks"], end["attempts"]) == ("train", ["localhost"], 2, 2)
+    assert end["verdict"]["culprit"]["code"] == 7
+    assert Path(end["log_folder"]).parent == tmp_path / "logs"
+    assert "SECRET" not in json.dumps(end) + (tmp_path / "events").read_text() + job.err
+    assert "pass@" not in json.dumps(end)
+
+
+@pytest.mark.slow
+def test_what_fails_is_said_and_changes_no_exit_code(start: Start, tmp_path: Path) -> None:
+    job = start(
+        "say('done')",
+        *("--num_gpus", "1", "--on_end", "echo no mail; exit 3"),
+        *("--webhook", "http://ada:pass@127.0.0.1:9/SECRET"),
+    )
+    assert job.wait() == 0
+    assert "dslaunch: warning: --on_end: ended with code 3; it printed: no mail\n" in job.err
+    assert "dslaunch: warning: --webhook: http://127.0.0.1:9: Connection refused\n" in job.err
+    assert "SECRET" not in job.err
+    assert "pass" not in job.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_detached", [False, True])
+def test_it_runs_after_an_interrupt_and_for_a_detached_job(
+    start: Start, tmp_path: Path, is_detached: bool
+) -> None:
+    words = ("--detach", "--name", "far") if is_detached else ()
+    env = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    job = start(
+        "say('up'); wait()" if not is_detached else "sys.exit(4)",
+        "--num_gpus=1",
+        *words,
+        "--on_end",
+        KEEP,
+        env=env,
+    )
+    if not is_detached:
+        job.wait_for("up")
+        job.signal(signal.SIGINT)
+        assert job.wait() == 130
+    poll((tmp_path / "ends").exists, "the command")
+    poll(lambda: (tmp_path / "ends").read_text().endswith("\n"), "its words")
+    assert (tmp_path / "ends").read_text() == ("far 4\n" if is_detached else "train 130\n")
+    job.assert_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_a_mistake_is_told_too_and_a_job_that_is_only_shown_is_not(start: Start, tmp_path: Path) -> None:
+    job = start("", "--hostfile", "missing", "--on_end", KEEP)
+    assert job.wait() == EXIT_MISTAKE
+    assert "missing" in json.loads((tmp_path / "end.json").read_text())["error"]
+    (tmp_path / "ends").unlink()
+    job = start("", "--num_gpus=1", "--dry_run", "--on_end", KEEP)
+    assert job.wait() == 0
+    assert not (tmp_path / "ends").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (
+            ("--no_ssh", "--on_end", "x"),
+            "--on_end has no effect with --no_ssh, where each node has a dslaunch",
+        ),
+        (("--no_ssh", "--webhook", "http://x/y"), "--webhook has no effect with --no_ssh"),
+        (("--no_ssh", "--metrics_port", "0"), "--metrics_port has no effect with --no_ssh, where no node"),
+        (("--launcher=slurm", "--metrics_port", "0"), "--metrics_port has no effect with --launcher=slurm"),
+        (("--webhook", "ftp://x/SECRET"), "--webhook: this is no URL of http or https"),
+        (("--webhook", "http://u:p@/SECRET"), "--webhook: this is no URL of http or https"),
+        (("--webhook", "http://[::1/SECRET"), "--webhook: this is no URL of http or https"),
+        (("--webhook", "http://x:y/SECRET"), "--webhook: this is no URL of http or https"),
+        (("--metrics_port", "99999"), "--metrics_port: '99999' is no port; give one from 1 to 65535, or 0"),
+        (("--metrics_port", ":80"), "':80' is no port"),
+        (("--metrics_port", "a b:80"), "'a b:80' is no port"),
+        (("--metrics_port", "192.0.2.1:1"), "--metrics_port=192.0.2.1:1: cannot listen there: Cannot assign"),
+    ],
+)
+def test_what_cannot_be_is_refused(start: Start, words: tuple[str, ...], why: str) -> None:
+    job = start("", *words)
+    assert job.wait() == EXIT_MISTAKE
+    assert why in job.err
+    assert "SECRET" not in job.err
+    assert_short(job)
+
+
+@pytest.mark.slow
+def test_numbers_are_served_while_the_job_runs(start: Start, tmp_path: Path) -> None:
+    job = start("say('up'); wait()", "--num_gpus=2", "--metrics_port=0", "--metrics_interval=0.1")
+    job.wait_for("up", times=2)
+    (url,) = re.findall("http://127.0.0.1:[0-9]+/metrics", job.err)
+
+    def text() -> str:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return str(answer.read().decode())
+
+    poll(lambda: "dslaunch_host_memory_bytes{" in text(), "numbers of the host")
+    assert "dslaunch_workers_running 2.0" in text()
+    job.signal(signal.SIGTERM)
+    assert job.wait() == 143
+
+
+# Without a job.
+
+
+def told(end: EndOptions) -> list[str]:
+    said: list[str] = []
+    event = {"name": "t", "exit_code": 0, "duration_s": 1.0, "log_folder": None}
+    tell_end(end, event, warn=said.append)
+    return said
+
+
+def test_a_command_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_end, "COMMAND_S", 0.3)
+    began = time.monotonic()
+    said = told(EndOptions(command="echo $$; exec sleep 60"))
+    assert time.monotonic() - began < 5
+    (found,) = re.findall("ended after 0.3 s, its time; it printed: ([0-9]+)", said[0])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(found), 0)
+
+
+def test_what_a_command_leaves_running_or_prints_without_end_holds_up_nothing() -> None:
+    began = time.monotonic()
+    assert told(EndOptions(command="sleep 5 & exit 0")) == []
+    (said,) = told(EndOptions(command="head -c 3000000 /dev/zero | tr '\\0' x; sleep 5 & exit 2"))
+    assert time.monotonic() - began < 4
+    assert said.startswith("--on_end: ended with code 2; it printed: xxx")
+    assert len(said) < 3000
+
+
+def test_an_interrupt_gives_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert told(EndOptions(command="sleep 20")) == ["--on_end: given up by SIGINT"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "num_tries", "said"),
+    [
+        ([204], 1, []),
+        ([500, 200], 2, []),
+        ([503, 503], 2, ["it answered 503"]),
+        ([404], 1, ["it answered 404"]),
+        ([302], 1, ["it answered 302"]),
+    ],
+)
+def test_a_webhook_is_tried_twice_where_that_may_help(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch, codes: list[int], num_tries: int, said: list[str]
+) -> None:
+    monkeypatch.setattr(job_end, "WEBHOOK_PAUSE_S", 0.0)
+    hook.codes = codes
+    found = told(EndOptions(webhook=f"http://{hook.place}/SECRET"))
+    assert found == [f"--webhook: http://{hook.place}: {why}" for why in said]
+    assert len(hook.got) == num_tries
+
+
+def test_a_webhook_that_never_answers_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    monkeypatch.setattr(job_end, "WEBHOOK_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        said = told(EndOptions(webhook=f"http://{place}/SECRET"))
+    assert said == [f"--webhook: http://{place}: no answer within 0.5 s"]
+
+
+def test_a_url_stands_nowhere_with_what_may_be_secret_in_it() -> None:
+    words = [
+        "-H",
+        "x",
+        "--web",
+        "https://u:p@hooks.example/S",
+        "--webhook=http://[::1]:5/S",
+        "t.py",
+        "--webhook",
+    ]
+    assert without_secrets(words) == [
+        *(
+            "-H",
+            "x",
+            "--web",
+            "https://hooks.example/...",
+            "--webhook=http://[::1]:5/...",
+            "t.py",
+            "--webhook",
+        )
+    ]

@@ -1,0 +1,200 @@
+"""What files say of a run, whatever state they are in."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.page.read_run import Source, find_source, read_run
+from dslaunch.launcher.page.run import Run
+from tests.launcher.page.made_events import BEGAN_AT, GIB, MadeRun, as_lines, write_run
+
+
+def run_of(path: Path) -> Run:
+    source = find_source(str(path))
+    assert source is not None
+    return read_run(source)
+
+
+def small(**given: Any) -> MadeRun:
+    return MadeRun(**{"num_hosts": 2, "per_host": 2, "num_steps": 200, "slow_rank": 1, **given})
+
+
+def test_all_of_a_run_is_there(tmp_path: Path) -> None:
+    write_run(tmp_path / "20260801-160000", small())
+    (tmp_path / "latest").symlink_to("20260801-160000")
+    run = run_of(tmp_path)
+    assert run.label == "20260801-160000"
+    assert run.exit_code == 0
+    assert run.problems == []
+    assert [one.hosts for one in run.attempts.values()] == [("worker-1", "worker-2"), ("worker-1", "spare-1")]
+    first = run.attempts[0]
+    assert first.ended is not None
+    assert first.ended["culprit"]["rank"] == 3
+    assert first.running_at - first.began_at == pytest.approx(2.9)
+    assert list(first.phases)[-1] == "first collective"
+    assert run.attempts[1].host_of[3] == "spare-1"
+    assert run.step == 200
+    assert run.curves["loss"].points()[-1].mean == pytest.approx(1.8, abs=0.2)
+    assert run.curves["rate"].points()[0].mean == pytest.approx(2.0)
+    (_, _, step) = next(iter(run.shares.points()))
+    assert step["forward_s"] == pytest.approx(0.128)
+    assert sum(step.values()) == pytest.approx(0.5)
+    own = run.curves["own_s"].points()[-1]
+    assert (own.high_key, own.high) == ("1", pytest.approx(0.4712, abs=0.001))
+    totals = run.totals["0"]
+    assert totals.steps == 200
+    assert totals.peak == 66 * GIB
+    assert run.hosts["worker-1"].num_gpus == 2
+    assert run.hosts["worker-1"].last["cores"] == 96
+    assert run.configs[0]["zero_optimization"]["stage"] == 3
+    assert [one["cause"] for one in run.stragglers] == ["compute", "compute"]
+    assert len(run.hangs) == len(run.stacks) == 2
+    assert run.num_lines == 200
+
+
+def test_folded_ranks_are_those_of_their_hosts(tmp_path: Path) -> None:
+    write_run(tmp_path, MadeRun(num_hosts=64, per_host=8, num_steps=40, slow_rank=77, has_gpus=False))
+    run = run_of(tmp_path)
+    assert run.num_ranks == 512
+    assert set(run.totals) == {f"{host} *" for host in run.attempts[0].hosts} | {"spare-1 *"}
+    last = run.curves["own_s"].points()[-1]
+    assert last.high_key == "77"
+    assert last.mean == pytest.approx(0.3932, abs=0.001)
+    assert run.curves["accuracy"].points()[-1].mean == pytest.approx(0.8835, abs=0.01)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_a_file_that_is_cut_shows_what_is_left(tmp_path: Path, share: float) -> None:
+    path = write_run(tmp_path, small())
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    run = run_of(path)
+    assert run.exit_code is None
+    assert run.curves["loss"]
+    assert any("has no end" in one for one in run.problems)
+
+
+def test_what_is_no_event_is_counted_and_left_out(tmp_path: Path) -> None:
+    path = write_run(tmp_path, small())
+    good = path.read_bytes()
+    bad = [
+        b"no json\n",
+        b"[1]\n",
+        b"\0\xff\n",
+        b'{"event": 3}\n',
+        b"[" * 5000 + b"\n",
+        b'{"at":1,"event":"of a later version"}\n',
+        b'{"at":"x","event":"attempt","workers":7}\n',
+        b'{"event":"verdict","attempt":[],"culprit":7,"others":{}}\n',
+        b'{"event":"straggler","rank":{},"host":4,"share":"nan"}\n',
+        b'{"at":1e400,"event":"note","level":"x","text":7}\n',
+        b'{"event":"metrics","ranks":{"0":{"loss":[1,2],"lr":true,"step":"inf","grad_norm":1e400},"x":{"loss":1}},'
+        b'"hosts":{"h":{"cpu":"a","gpus":[1,{"util":null}]}},"lines":{"0":"x","1":null}}\n',
+    ]
+    path.write_bytes(good.replace(b"\n", b"\n" + b"".join(bad), 1))
+    run = run_of(path)
+    assert run.exit_code == 0
+    assert any("5 lines of the events could not be read" in one for one in run.problems)
+    assert any("unknown kinds" in one and "of a later version" in one for one in run.problems)
+
+
+def test_two_files_of_a_job_are_one_run(tmp_path: Path) -> None:
+    events = list(small().events())
+    opening = [one for one in events if one["event"] in ("job", "attempt", "config")]
+    middle = len(events) // 3
+    old, new = tmp_path / "events.old", tmp_path / "events"
+    old.write_bytes(as_lines(events[:middle]))
+    new.write_bytes(as_lines([opening[0], opening[1], opening[2], *events[middle:]]))
+    run = read_run(Source(label="x", events=(old, new)))
+    whole = run_of(write_run(tmp_path / "whole", small()))
+    assert run.totals["0"] == whole.totals["0"]
+    assert [one.number for one in run.attempts.values()] == [0, 1]
+    assert run.attempts[0].began_at == whole.attempts[0].began_at
+
+
+def test_a_report_alone_is_enough(tmp_path: Path) -> None:
+    attempts = [
+        {
+            "number": 0,
+            "hosts": ["a", "b"],
+            "began_at": "2026-08-01T16:00:00.000+00:00",
+            "duration_s": 12.5,
+            "exit_code": 1,
+            "culprit": {"kind": "host", "host": "b", "message": "it is lost", "at_s": 1.0},
+            "others": [],
+            "interrupted_by": None,
+            "phases_s": {"connected": 1.5, "started": 2.0, "ended": 12.0},
+            "change": None,
+            "decision": "no restarts are left",
+        }
+    ]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({**attempts[0], "attempts": attempts}, indent=2))
+    run = run_of(path)
+    assert run.exit_code == 1
+    assert run.duration_s == pytest.approx(12.5)
+    assert run.attempts[0].hosts == ("a", "b")
+    assert list(run.attempts[0].phases) == ["connected", "started"]
+    assert run_of(tmp_path).exit_code == 1
+    assert not run.has_metrics
+
+
+def test_a_report_adds_what_the_events_do_not_have(tmp_path: Path) -> None:
+    path = write_run(tmp_path, small(num_attempts=1))
+    events = [
+        one for one in path.read_bytes().splitlines(True) if b'"verdict"' not in one and b'"end"' not in one
+    ]
+    path.write_bytes(b"".join(events))
+    assert run_of(path).exit_code is None
+    entry = {"number": 0, "hosts": ["worker-1"], "began_at": BEGAN_AT, "duration_s": 3.0, "exit_code": 5}
+    (tmp_path / "report.json").write_text(json.dumps({"exit_code": 5, "attempts": [entry]}))
+    run = run_of(path)
+    assert run.exit_code == 5
+    assert run.attempts[0].ended == entry
+    (tmp_path / "report.json").write_text("{")
+    assert any("report.json could not be read" in one for one in run_of(path).problems)
+
+
+def test_a_job_without_numbers_has_its_lines(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = [
+        {"at": BEGAN_AT, "event": "job", "name": "t"},
+        {"at": BEGAN_AT, "event": "attempt", "attempt": 0, "workers": [["a", 0, 0, 0]]},
+    ]
+    events += [
+        {"at": BEGAN_AT + at, "event": "metrics", "attempt": 0, "ranks": {}, "hosts": {}, "lines": {"0": 30}}
+        for at in range(0, 20, 2)
+    ]
+    (tmp_path / "mine.jsonl").write_bytes(as_lines(events))
+    run = run_of(tmp_path / "mine.jsonl")
+    assert run.label == "mine"
+    assert not run.has_metrics
+    assert run.curves["lines"].points()[-1].mean == 15.0
+    assert run.num_lines == 300
+    assert math.isnan(run.step)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "no event of a job is in it"),
+        ("hello\n", "no event of a job is in it"),
+        ('{"attempts": 3}', "cannot be read as the report of a job"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / ("x.json" if text.startswith("{") else "x")
+    path.write_text(text)
+    with pytest.raises(LaunchError, match=why):
+        run_of(path)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"there is no events\.jsonl and no report\.json"):
+        find_source(str(tmp_path))
+    assert find_source(str(tmp_path / "missing")) is None
