@@ -35,6 +35,7 @@ MAX_FILE_BYTES = 1 << 20
 FOLDED = "*"
 _FILES = ("config", "hang", "trace")
 _INFINITE = 1.7976931348623157e308
+_MOST = 1 << 64  # of a whole number: a greater one may be none that a float can hold
 
 
 class MetricsReader:
@@ -163,7 +164,7 @@ def merge(known: dict[str, Value], row: dict[str, Any]) -> None:
             continue
         if isinstance(value, str):
             known[name] = value[:MAX_TEXT_LENGTH]
-        elif type(value) in (int, float):
+        elif type(value) is float or (type(value) is int and abs(value) <= _MOST):
             before = known.get(name, 0)
             known[name] = value + before if is_sum(name) and not isinstance(before, str) else value
 

@@ -79,6 +79,7 @@ class RunState:
         self.series: dict[str, Series] = {}
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
         self.stragglers: deque[Straggler] = deque(maxlen=MAX_REPORTS)
+        self.present_stragglers: dict[int, Straggler] = {}  # by rank: those that are not well again
         self.hangs: deque[Report] = deque(maxlen=MAX_REPORTS)
         self.stacks: deque[Report] = deque(maxlen=MAX_REPORTS)
         self.num_stacks = 0  # reports of stacks so far
@@ -104,6 +105,7 @@ class RunState:
             "note": self._note,
             "stacks": self._stacks,
             "straggler": self._straggler,
+            "straggler_over": self._straggler_over,
             "exited": self._exited,
             "verdict": self._verdict,
             "lost": self._lost,
@@ -198,7 +200,7 @@ class RunState:
             one.rank: RankState(one.rank, one.host, one.local_rank, num_points=size)
             for one in attempt.workers
         }
-        self.folded, self._progress = {}, {}
+        self.folded, self._progress, self.present_stragglers = {}, {}, {}
         self.hosts = {host: self.hosts.get(host, HostState(host, num_points=size)) for host in attempt.hosts}
 
     def _phase(self, at: float, event: Mapping[str, Any]) -> None:
@@ -243,7 +245,15 @@ class RunState:
         if rank is None:
             return
         words = {name: text(event.get(name)) for name in ("host", "cause", "text")}
-        self.stragglers.append(Straggler(at, rank, share=number(event.get("share")) or 0.0, **words))
+        found = Straggler(at, rank, share=number(event.get("share")) or 0.0, **words)
+        self.stragglers.append(found)
+        if rank in self.present_stragglers or len(self.present_stragglers) < MAX_REPORTS:
+            self.present_stragglers[rank] = found
+
+    def _straggler_over(self, _: float, event: Mapping[str, Any]) -> None:
+        rank = whole(event.get("rank"))
+        if rank is not None:
+            self.present_stragglers.pop(rank, None)
 
     def _exited(self, at: float, event: Mapping[str, Any]) -> None:
         rank = self._rank_of(event)

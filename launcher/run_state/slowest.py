@@ -8,11 +8,10 @@ from .run_state import RunState
 from .step_times import StepTimes
 
 LEAD = 0.1  # of a step: with less, the ranks are as fast as each other
-SAID_S = 60.0  # so long a straggler counts as one after it was said
 
 
 class Slowest(NamedTuple):
-    """`why` is a sentence without its end; `is_said` if an event has named it."""
+    """`why` is a sentence without its end. `is_said` if an event has named it: then that one is whole."""
 
     rank: int
     host: str
@@ -23,16 +22,11 @@ class Slowest(NamedTuple):
 
 def slowest(state: RunState) -> Slowest | None:
     """None if no rank is slower than the others, or that is not known."""
-    found = _of_folded(state) if state.folded else _of_ranks(state)
-    said = state.stragglers[-1] if state.stragglers else None
-    if said is None or state.attempt is None or said.at < state.attempt.began_at:
-        return found
-    is_new = state.at - said.at <= SAID_S
-    if not is_new and (found is None or found.rank != said.rank):
-        return found
-    return Slowest(
-        said.rank, said.host, said.cause, said.text or _shown(said.share, said.cause), is_said=True
-    )
+    said = max(state.present_stragglers.values(), key=lambda one: (one.share, one.at), default=None)
+    if said is not None:
+        why = said.text or _shown(said.share, said.cause)
+        return Slowest(said.rank, said.host, said.cause, why, is_said=bool(said.text))
+    return _of_folded(state) if state.folded else _of_ranks(state)
 
 
 def _of_ranks(state: RunState) -> Slowest | None:
@@ -54,20 +48,21 @@ def _of_ranks(state: RunState) -> Slowest | None:
 
 
 def _of_folded(state: RunState) -> Slowest | None:
-    """The rank that waits least, where others wait longer."""
-    waits = {host: one.per_step("comm_s") for host, one in state.folded.items()}
-    known = {host: one for host, one in waits.items() if one is not None}
+    """The rank that does most itself, of which its host tells."""
+    told = {host: one.per_step("own_s") for host, one in state.folded.items()}
+    known = {host: one for host, one in told.items() if one is not None}
     if not known or state.step_s is None:
         return None
-    host = min(known, key=lambda one: known[one].least)
-    share = (_median([one.mean for one in known.values()]) - known[host].least) / max(1e-9, state.step_s)
+    host = max(known, key=lambda one: known[one].most)
+    step_s = max(1e-9, state.step_s)
+    share = (known[host].most - _median([one.mean for one in known.values()])) / step_s
     paused = state.folded[host].per_step("paused_s")
-    if share < LEAD or (paused is not None and paused.most / max(1e-9, state.step_s) >= LEAD):
-        return None  # a rank that saves waits least, too
+    if share < LEAD or (paused is not None and paused.most / step_s >= LEAD):
+        return None  # to save is in a rank's own time, too
     data = state.folded[host].per_step("data_s")
-    is_data = data is not None and (data.most - data.mean) / state.step_s >= share / 2
+    is_data = data is not None and (data.most - data.mean) / step_s >= share / 2
     cause = "data" if is_data else "compute"
-    return Slowest(known[host].rank_of_least, host, cause, _shown(share, cause))
+    return Slowest(known[host].rank_of_most, host, cause, _shown(share, cause))
 
 
 def _cause(times: StepTimes, others: list[StepTimes]) -> str:

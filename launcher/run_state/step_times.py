@@ -34,6 +34,11 @@ class StepTimes(NamedTuple):
         """Without pauses, and without waiting for others: what they may wait for."""
         return max(0.0, self.step_s - self.comm_s - self.paused_s)
 
+    @property
+    def has_phases(self) -> bool:
+        """Whether more is told than how long a step takes."""
+        return sum(self[1:]) > 0
+
     def share(self, phase: str) -> float:
         """A part of the step, 0 to 1."""
         if self.step_s <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import time
 from typing import NamedTuple
 
@@ -199,7 +200,7 @@ def _warnings(
     """What asks for attention, each in a line."""
     found: list[Line] = []
     if facts.is_live and slow is not None:
-        found.append(line(Span(f"rank {slow.rank} on {shown(slow.host)}: ", "warn"), shown(slow.why)))
+        found += _slow(slow, width)
     elif facts.is_live and state.has_numbers and state.step_s is not None and len(state.ranks) > 1:
         found.append(line(Span("no rank is slower than the others", "dim")))
     attempt = state.attempt
@@ -221,6 +222,16 @@ def _warnings(
             line(Span(f"{count(state.num_lost, 'event')} could not be kept, and are not in this", "warn"))
         )
     return found
+
+
+def _slow(slow: Slowest, width: int) -> list[Line]:
+    """Who holds up the others, in two lines at most."""
+    who, why = f"rank {slow.rank} on {shown(slow.host)}", shown(slow.why)
+    text = why if slow.is_said else f"{who}: {why}"
+    lines = textwrap.wrap(text, max(10, width), subsequent_indent="    ", max_lines=2, placeholder=" ~")
+    if not slow.is_said or why.startswith(who):
+        return [line(Span(who, "warn"), lines[0][len(who) :]), *(line(one) for one in lines[1:])]
+    return [line(Span(one, "warn")) for one in lines]
 
 
 def _notes(state: RunState, width: int, height: int) -> list[Line]:

@@ -182,7 +182,7 @@ def _waiting(row: Row) -> float | None:
 
 
 def _step_cell(row: Row, width: int, _: Glyphs) -> Line:
-    return line("-") if row.times is None else step_bar(row.times, width)
+    return line("-") if row.times is None or not row.times.has_phases else step_bar(row.times, width)
 
 
 def _mem_cell(row: Row, _: int, glyphs: Glyphs) -> Line:

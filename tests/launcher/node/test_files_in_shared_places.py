@@ -48,6 +48,7 @@ KNOWN: dict[Place, str] = {
     ("node/sync_folder.py", "Folder.remove", "os.rmdir"): "no link is followed; it was compared",
     ("node/sync_folder.py", "Folder.remove", "os.unlink"): "as above",
     ("node/sync_folder.py", "write_whole", "os.rename"): "both names are in .dslaunch",
+    ("page/page_file.py", "write_page", "path.write_bytes"): "/dev and /proc only",
     ("sync/collector.py", "Collector._lose", "os.unlink"): "the new file, made some lines before",
     ("sync/collector.py", "Collector._put", "os.replace"): "over nothing, or a file of this job",
     ("sync/collector.py", "Collector._put", "os.unlink"): "the new file, of which there is an equal one",
@@ -65,7 +66,7 @@ KNOWN: dict[Place, str] = {
     ("registry/own_entry.py", "OwnEntry.remove", "shutil.rmtree"): "the folder of this job's record",
     ("registry/record.py", "_replace", "os.replace"): "in the folder of the job's record",
     ("registry/record.py", "write_record", "os.unlink"): "the same: room that was reserved",
-    ("run/run_detached.py", "run_detached", "shutil.rmtree"): "the folder that was made some lines before",
+    ("run/run_detached.py", "start_detached", "shutil.rmtree"): "the folder that was made some lines before",
     ("sync/trace_files.py", "TraceFiles.empty", "shutil.rmtree"): "the folder that mkdtemp made",
     ("sync/trace_files.py", "TraceFiles.forget", "shutil.rmtree"): "the same",
     ("trace/merge.py", "write_merged", "os.replace"): "where --trace_to says, or a name that no file has",
@@ -127,6 +128,8 @@ FOLLOWS_LINKS = {
         "/dev and /proc only",
     "collecting.py: os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)":
         "what a person names with --collect, read only",
+    "event_reader.py: os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)":
+        "events that a person names, read only; in the folder of a job's record no other user writes",
     "sync_folder.py: os.open(root, _FOLDER_FLAGS)": "the folder that a person names, and may be a link",
 }  # fmt: skip
 

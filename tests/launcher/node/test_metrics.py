@@ -78,6 +78,7 @@ def test_sums_are_added_up_and_of_others_the_last_counts(
         "7 {}",
         "x {}",
         "1 [1]",
+        f'1 {{"a": 1{"0" * 400}, "a_s": -1{"0" * 400}}}',
         '1 {"a": [1], "b": null, "c": true, "d": {}}',
         f'1 {{"{"n" * 99}": 1}}',
         "1",
@@ -90,11 +91,11 @@ def test_sums_are_added_up_and_of_others_the_last_counts(
 def test_what_is_no_line_of_ours_is_left_out(
     reader: Reader, sent: list[Frame], tmp_path: Path, line: str
 ) -> None:
-    one = reader()
+    one = reader(is_folding=True)
     write(tmp_path, f'{line}\n3 {{"loss": 1.0}}\n')
     one.read()
     one.send(1.0)
-    assert numbers(sent) == {"3": {"loss": 1.0}}
+    assert numbers(sent) == {"*": {"loss": [1.0, 1.0, 1.0, 3, 3]}}
     one.close()
 
 

@@ -111,6 +111,15 @@ def test_rows_are_sorted_by_a_column() -> None:
     assert scrolled[6].startswith("    1 gpu01")  # the last row is at the bottom
 
 
+def test_a_straggler_in_the_words_that_were_said() -> None:
+    made = Made(num_hosts=1, duration_s=40, straggler=5, is_said=True)
+    lines = text_of(frame_of(state_of(made))).split("\n")
+    assert lines[4] == "rank 5 on gpu01 holds up the others by 88 ms in each step of 400 ms, 22 %: it"
+    assert lines[5] == "    computes for 360 ms a step, others 280 ms"
+    narrow = text_of(frame_of(state_of(made), width=40)).split("\n")
+    assert narrow[5].endswith(" ~")
+
+
 def test_restarts_and_notes() -> None:
     text = text_of(frame_of(state_of(MADE["restarted"])))
     assert "attempt 3" in text.split("\n")[0]
