@@ -71,8 +71,10 @@ _LOOK_INSIDE = (
     f"echo {NO_FORK} >&2; exit 126; fi; "
 )
 
-# Container tools pass on no variables, and this one says how others reach the host.
-_ENTER = 'exec "$@" "$SSH_CONNECTION"'
+# Container tools pass on no variables, and this one says how others reach the host. The word before tells a
+# login that came so far from one that ended in a login script.
+ENTERING = b"dslaunch-enters;"
+_ENTER = f'printf %s "{ENTERING.decode()}"; exec "$@" "$SSH_CONNECTION"'
 _KEEP_CONNECTION = 'if [ -n "$2" ]; then SSH_CONNECTION="$2"; export SSH_CONNECTION; fi; '
 
 # What a node asks for if its Python is another one than the launcher's.

@@ -15,6 +15,7 @@ from .bootstrap import agent_python
 from .channel import Channel, Login, Ways
 from .lean_paramiko import lean_paramiko
 from .open_files import NUM_PER_HOST, NUM_PER_PROCESS, ensure_open_files
+from .refused_before import RefusedBefore
 from .ssh_dial import EarlyDials
 
 if TYPE_CHECKING:  # a local job loads none of these
@@ -34,12 +35,20 @@ class Access(NamedTuple):
 
 
 def choose_access(
-    options: Options, nodes: Sequence[NodePlan], groups: Sequence[Group], *, say: Callable[[str], None]
+    options: Options,
+    nodes: Sequence[NodePlan],
+    groups: Sequence[Group],
+    *,
+    say: Callable[[str], None],
+    refused: RefusedBefore | None = None,
 ) -> Access:
-    """All hosts from here, or, with groups, most of them through gateways."""
+    """All hosts from here, or, with groups, most of them through gateways.
+
+    `refused`: by which other starts of this command know which hosts need the system's ssh.
+    """
     window = options.start.window
     if not groups:
-        return _direct_access(options, nodes, window=window, num_early=window, say=say)
+        return _direct_access(options, nodes, window=window, num_early=window, say=say, refused=refused)
     others = [node for node in nodes if not node.is_local]
     targets = _targets(others, options)
     ensure_open_files(
@@ -49,7 +58,7 @@ def choose_access(
     if options.backend.launcher == OPENSSH:
         ways = _by_openssh(options)
     else:
-        ways, _ = _by_ssh(targets, options, num_early=0, say=say)
+        ways, _ = _by_ssh(targets, options, num_early=0, say=say, refused=refused)
     from .ssh_tree import SshTree
 
     tree = SshTree(groups, targets, ways, window=window, heartbeat_s=options.heartbeat_s, say=say)
@@ -64,12 +73,16 @@ def choose_access(
 
 
 def direct_connect(
-    options: Options, nodes: Sequence[NodePlan], *, say: Callable[[str], None]
+    options: Options,
+    nodes: Sequence[NodePlan],
+    *,
+    say: Callable[[str], None],
+    refused: RefusedBefore | None = None,
 ) -> Callable[[NodePlan], Channel]:
     """How to reach each host. SSH settings are resolved before anything is connected,
-    so mistakes there come first.
+    so mistakes there come first. `refused`: as of choose_access.
     """
-    return _direct_access(options, nodes, window=len(nodes), num_early=0, say=say).connect
+    return _direct_access(options, nodes, window=len(nodes), num_early=0, say=say, refused=refused).connect
 
 
 def _direct_access(
@@ -79,6 +92,7 @@ def _direct_access(
     window: int,
     num_early: int,
     say: Callable[[str], None],
+    refused: RefusedBefore | None,
 ) -> Access:
     """The same; `num_early` connections are begun here already, and `close` must be called then."""
     others = [node for node in nodes if not node.is_local]
@@ -92,7 +106,8 @@ def _direct_access(
     elif others and options.backend.launcher == OPENSSH:
         access = access._replace(connect=_by_openssh(options).connect)
     elif others:
-        ways, close = _by_ssh(_targets(others, options), options, num_early=num_early, say=say)
+        targets = _targets(others, options)
+        ways, close = _by_ssh(targets, options, num_early=num_early, say=say, refused=refused)
         access = access._replace(connect=ways.connect, close=close)
 
     def connect(node: NodePlan) -> Channel:
@@ -145,7 +160,12 @@ def _by_openssh(options: Options) -> Ways:
 
 
 def _by_ssh(
-    targets: Mapping[int, Target], options: Options, *, num_early: int, say: Callable[[str], None]
+    targets: Mapping[int, Target],
+    options: Options,
+    *,
+    num_early: int,
+    say: Callable[[str], None],
+    refused: RefusedBefore | None,
 ) -> tuple[Ways, Callable[[], None]]:
     """By our own SSH, and what gives up those that were begun early and are not needed."""
     is_loaded = f"{__package__}.ssh" in sys.modules
@@ -157,7 +177,8 @@ def _by_ssh(
         from .ssh_login import SshFiles
 
     files = SshFiles()
-    instead = OpenSshInstead(options, num_hosts=len(targets), say=say)
+    refused = RefusedBefore() if refused is None else refused
+    instead = OpenSshInstead(options, num_hosts=len(targets), say=say, refused=refused)
 
     def log_in(node: NodePlan) -> Login:
         target = targets[node.node_rank]

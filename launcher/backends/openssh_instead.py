@@ -17,6 +17,7 @@ from ..options import Options
 from .channel import Login
 from .openssh import NO_SSH, OpenSsh, ssh_program
 from .openssh_only import OpenSshHints
+from .refused_before import RefusedBefore
 from .ssh_config import Target
 from .ssh_login import OpenSshMay
 
@@ -24,8 +25,12 @@ from .ssh_login import OpenSshMay
 class OpenSshInstead:
     """Any thread may call. Once all hosts are settled `say` gets what was done: one line for a reason."""
 
-    def __init__(self, options: Options, *, num_hosts: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, options: Options, *, num_hosts: int, say: Callable[[str], None], refused: RefusedBefore
+    ) -> None:
+        """`refused` is asked, and told: of those hosts nothing is said again."""
         self._options = options
+        self._refused = refused
         self._say = say
         self._num_unsettled = num_hosts
         self._hosts: dict[str, list[NodePlan]] = {}  # by why they are reached so
@@ -39,23 +44,27 @@ class OpenSshInstead:
 
         Errors: LaunchError with the reasons of both
         """
-        because = ""
+        said = ""  # why it is reached by an ssh, if that is new
+        known = self._refused.why(node.host.name)
         try:
             hints = _hints(target)
             first: LaunchError | None = None
-            if hints.only and not (hints.is_wish and ssh_program() is None):
-                because = hints.only
-            else:
+            because = hints.only or known
+            if not because or (hints.is_wish and ssh_program() is None):
                 try:
                     return ours()
                 except OpenSshMay as refused:
                     first, because = refused, refused.because
-            return self._by_openssh(theirs, because, first)
+            login = self._by_openssh(theirs, because, first)
+            if first is not None:
+                self._refused.note(node.host.name, because)
+            said = "" if because == known else because
+            return login
         except BaseException:
-            because = ""
+            self._refused.note(node.host.name, "")
             raise
         finally:
-            self.settle(node, because)
+            self.settle(node, said)
 
     def settle(self, node: NodePlan, because: str = "") -> None:
         """The host is reached, or will not be; `because`: why by an ssh."""
@@ -90,7 +99,9 @@ class OpenSshInstead:
             return theirs(self._ssh)
         except LaunchError as second:
             if first is None:
-                raise
+                raise LaunchError(
+                    f"by the system's ssh, because {because}: {second}", exit_code=EXIT_HOST
+                ) from None
             raise LaunchError(f"{first}; by the system's ssh: {second}", exit_code=EXIT_HOST) from None
 
 

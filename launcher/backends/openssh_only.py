@@ -23,6 +23,7 @@ _LISTS = {
     "ciphers": ("Ciphers", "ciphers"),
     "macs": ("MACs", "digests"),
 }
+_PROBE_S = 0.2  # for a socket of this machine
 _CHANGES = "+-^"  # with these a list changes OpenSSH's own, and leaves enough that both know
 
 
@@ -97,12 +98,25 @@ def _knows_one_of(names: str, ours: str) -> bool:
 
 
 def _is_open(text: str, tokens: Mapping[str, str], jump: str) -> bool:
-    """Whether OpenSSH listens at this ControlPath; if that ssh was killed, another one connects anew."""
+    """Whether OpenSSH listens at this ControlPath, and not what a killed ssh has left there."""
     for jumps in dict.fromkeys(("", jump)):  # newer versions count it as well
         names = "".join((*(tokens[one] for one in "lhpr"), jumps))
         known = {**tokens, "C": hashlib.sha1(names.encode()).hexdigest(), "j": jump}
         with contextlib.suppress(LaunchError, OSError):  # a token or a variable that is not known, no file
             path = Path(expand(text, known, has_variables=True)).expanduser()
-            if stat.S_ISSOCK(path.stat().st_mode):
+            if stat.S_ISSOCK(path.stat().st_mode) and not _is_refused(path):
                 return True
+    return False
+
+
+def _is_refused(path: Path) -> bool:
+    """Whether nothing listens at this socket any more."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # it is busy, or has another problem that ssh will tell
+            return False
     return False

@@ -36,7 +36,7 @@ _MANY = re.compile(r"Too many authentication failures")
 _CONFIGURATION = re.compile(
     r"^(?:\S+:? line \d+: (?:Bad|keyword|[Mm]issing|[Uu]nsupported|[Nn]o argument|[Ii]nvalid|garbage).*"
     r"|Bad owner or permissions on .*|Can't open user config file .*|command-line.*|unknown option .*"
-    r"|usage: ssh .*)$",
+    r"|usage: ssh .*|.*percent_expand: unknown key .*|ControlPath too long.*)$",
     re.MULTILINE,
 )
 _DROPPED = re.compile(
@@ -59,6 +59,7 @@ _HELP = {
     "ControlPath in the ssh configuration",
 }
 _HELP["password"] = _HELP["keyboard-interactive"]
+_WAYS = {"proxycommand": "ProxyCommand", "proxyjump": "ProxyJump"}
 _SETTINGS = {
     "key exchange method": "KexAlgorithms",
     "host key type": "HostKeyAlgorithms",
@@ -124,20 +125,27 @@ def _other(said: str, facts: Callable[[], Facts]) -> LaunchError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     drops = [found for found in map(_DROPPED.fullmatch, lines) if found]
     others = [line for line in lines if not _DROPPED.fullmatch(line)]
+    if drops or not lines:
+        known = facts()
+        way = next((key for key in ("proxycommand", "proxyjump") if known.get(key, "none") != "none"), "")
+        name = f"{_WAYS.get(way)} {known.get(way)!r}"
+        if way and others:
+            return _host_error(
+                f"{name} ended: {others[-1]}; correct it in the ssh configuration, or repair the way that it "
+                "goes"
+            )
+        if way:
+            return Dropped(
+                f"{name} ended, or what it leads to ended the connection, and neither said why; correct it "
+                "in the ssh configuration, or repair the way that it goes",
+                exit_code=EXIT_HOST,
+            )
     if not lines:
         return _host_error(
             "no agent started there: the login or the connection ended, and said nothing; a command must run "
             "there: test with ssh HOST true"
         )
     if drops:
-        known = facts()
-        way = next((key for key in ("proxycommand", "proxyjump") if known.get(key, "none") != "none"), "")
-        if way and others:
-            name = {"proxycommand": "ProxyCommand", "proxyjump": "ProxyJump"}[way]
-            return _host_error(
-                f"{name} {known[way]!r} ended: {others[-1]}; correct it in the ssh configuration, or repair "
-                "the way that it goes"
-            )
         return Dropped(f"the connection ended during the login: {drops[0][0]}", exit_code=EXIT_HOST)
     return _host_error(f"OpenSSH's ssh could not connect: {lines[-1]}")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import paramiko
-from paramiko.agent import AgentSSH
+from paramiko.agent import AgentKey, AgentSSH
 from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import IncompatiblePeer
 
@@ -50,6 +50,27 @@ class OpenSshMay(LaunchError):
 
 class UnusableKey(Exception):
     """A private key that is not used, and why."""
+
+
+class _AgentKey(AgentKey):
+    """A key of an ssh-agent that may refuse to sign with it: one that asks a person before, or whose token
+    is not there.
+
+    paramiko would end the connection then. So the host gets a signature that it refuses, and is asked with
+    the next key.
+    """
+
+    has_refused = False
+
+    def sign_ssh_data(self, data: Any, algorithm: str | None = None) -> paramiko.Message:
+        try:
+            return super().sign_ssh_data(data, algorithm)
+        except (paramiko.SSHException, OSError):
+            self.has_refused = True
+            refused = paramiko.Message()
+            refused.add_string(algorithm or self.get_name())
+            refused.add_string(bytes(64))
+            return refused
 
 
 class SshFiles:
@@ -201,11 +222,14 @@ def _authenticate(hop: Target, transport: paramiko.Transport, files: SshFiles) -
     """
     unusable: list[str] = []
     num_tried = 0
-    with _agent_keys(hop) as agent_keys:
+    with _agent_keys(hop, unusable) as agent_keys:
         for key in _candidates(hop, agent_keys, files, unusable):
-            num_tried += 1
             if _is_enough(hop, transport, key):
                 return
+            if isinstance(key, _AgentKey) and key.has_refused:
+                unusable.append(f"ssh-agent refuses to sign with {key.comment or key.fingerprint}")
+            else:
+                num_tried += 1
     methods = _methods(hop, transport)
     if transport.is_authenticated():  # by none
         return
@@ -316,20 +340,24 @@ def _public_half(path: str) -> list[bytes]:
 
 
 @contextlib.contextmanager
-def _agent_keys(hop: Target) -> Iterator[tuple[paramiko.PKey, ...]]:
-    """What the ssh-agent holds; nothing if there is none."""
+def _agent_keys(hop: Target, unusable: list[str]) -> Iterator[tuple[paramiko.PKey, ...]]:
+    """What the ssh-agent holds; nothing if there is none. That it does not answer is added to `unusable`."""
     path = os.environ.get("SSH_AUTH_SOCK", "") if hop.agent is None else hop.agent
     if not path:
         yield ()
         return
     agent, sock = AgentSSH(), socket.socket(socket.AF_UNIX)
     with sock:
-        keys: tuple[paramiko.PKey, ...] = ()
-        with contextlib.suppress(OSError, paramiko.SSHException):
+        keys: tuple[_AgentKey, ...] = ()
+        try:
             sock.settimeout(hop.connect_timeout_s)
             sock.connect(path)
             agent._connect(sock)  # type: ignore[attr-defined] # not in the stubs; paramiko's Agent asks $SSH_AUTH_SOCK only
-            keys = agent.get_keys()
+            keys = tuple(_AgentKey(agent, one.blob, one.comment) for one in agent.get_keys())
+        except TimeoutError:
+            unusable.append(f"ssh-agent at {path} does not answer")
+        except (OSError, paramiko.SSHException):
+            keys = ()
         yield keys
 
 

@@ -197,9 +197,14 @@ class _Gateway:
                 login = self._logged_in()
                 try:
                     stream = login.open(agent_python(self.node.host))
-                    self._relay = RelayStreams(stream, gateway=self.node.host.name, on_end=self._relay_ended)
                 except (LaunchError, OSError) as error:
                     self._error = str(error)
+                    raise LaunchError(self._error, exit_code=EXIT_HOST) from None
+                try:
+                    self._relay = RelayStreams(stream, gateway=self.node.host.name, on_end=self._relay_ended)
+                except OSError:
+                    self._error = _why_no_relay(stream)
+                    stream.close()
                     raise LaunchError(self._error, exit_code=EXIT_HOST) from None
             return self._relay
 
@@ -233,6 +238,14 @@ class _AgentChannel:
         self._is_closed = True
         self._stream.close()
         self._gateway.agent_is_done()
+
+
+def _why_no_relay(stream: LoginStream) -> str:
+    """Of a login that ended before a relay could be sent, as by a login script."""
+    status = stream.exit_status()
+    said = [line.strip() for line in stream.error_text().splitlines() if line.strip()]
+    how = "the connection ended" if status is None else f"the login ended with status {status}"
+    return f"{how} and said nothing" if not said else f"{how}, and its last words are {said[-1]!r}"
 
 
 def ssh_command(

@@ -17,15 +17,19 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..job.verdict import signal_name
+
+if TYPE_CHECKING:
+    from ..output.console import Console
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 ASKING = signal.SIGQUIT
 STOPPING = signal.SIGTSTP
 NUM_ENDING_AT_ONCE = 3
+LAST_WORDS_S = 1.0  # of the thread that tells of a signal
 
 
 @contextmanager
@@ -57,16 +61,16 @@ def end_at_once(number: int, last_act: Callable[[int], None]) -> NoReturn:
 
 
 @contextmanager
-def no_worker_signals(warn: Callable[[str], None]) -> Iterator[None]:
+def no_worker_signals(console: Console) -> Iterator[None]:
     """What is meant for workers ends nothing where none runs, which is said. Once they run, `watch` takes it.
 
-    `warn` is called in a thread: a signal may come while this one holds what that needs.
+    It is said in a thread: a signal may come while this one holds what that needs.
     """
     numbers: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
     def tell() -> None:
         for number in iter(numbers.get, None):
-            warn(nobody_heard(number))
+            tell_unheard(number, console)
 
     thread = threading.Thread(target=tell, name="signals", daemon=True)
     thread.start()
@@ -75,13 +79,17 @@ def no_worker_signals(warn: Callable[[str], None]) -> Iterator[None]:
             yield
     finally:
         numbers.put(None)
-        thread.join()
+        thread.join(LAST_WORDS_S)
 
 
-def nobody_heard(number: int) -> str:
-    """What is said of a signal for workers that comes when none runs."""
-    what = "could be asked what it does" if number == ASKING else "it could be passed on to"
-    return f"{signal_name(number)}: no worker runs that {what}"
+def tell_unheard(number: int, console: Console) -> None:
+    """Of a signal for workers that came when none runs."""
+    name = signal_name(number)
+    if number == ASKING:
+        console.warn(f"{name}: no worker runs that could be asked what it does")
+        console.answered()
+    else:
+        console.warn(f"{name}: no worker runs that it could be passed on to")
 
 
 def unignored(numbers: Iterable[int]) -> list[int]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ..backends.bootstrap import (
     ANNOUNCED,
+    ENTERING,
     NO_AGENT_RUNS_WITH,
     OLDEST_PYTHON,
     WANTS_TEXT,
@@ -165,7 +166,7 @@ class Link:
             data = channel.read()
             self._reading_since = None
             if not data:
-                if prefix:
+                if prefix and (is_agent or self._plan.is_local or ENTERING in noise):
                     return why_prefix_ended(shlex.join(prefix), channel, noise=None if is_agent else noise)
                 return _why_ended(channel) if is_agent else _why_no_agent(channel, noise)
             if not is_agent:
@@ -278,7 +279,8 @@ def why_prefix_ended(prefix: str, channel: Channel, *, noise: bytes | None) -> s
     how = f"{prefix} ended" + ("" if status is None else f" with status {status}")
     errors = channel.error_text()
     last = _last_line(errors)
-    last = last or _last_line((noise or b"").replace(ANNOUNCED, b"").decode("utf-8", "replace"))
+    printed = (noise or b"").rpartition(ENTERING)[2].replace(ANNOUNCED, b"")
+    last = last or _last_line(printed.decode("utf-8", "replace"))
     if why := _why_python_is_old(errors, last):
         return f"inside {prefix}: {why}"
     shown = last if len(last) <= MAX_SHOWN else f"{last[:MAX_SHOWN]}..."

@@ -13,7 +13,7 @@ from ..job.verdict import Failure, signal_name
 from ..output.console import Console
 from ..telemetry.straggler_watch import StragglerWatch
 from ..wire.frames import AskStacks, Exited, Frame, Hold, Metrics, Signal, Stacks, Started, Told
-from .job_signals import ASKING, PASSED_ON, STOPPING, nobody_heard, stop_until_continued
+from .job_signals import ASKING, PASSED_ON, STOPPING, stop_until_continued, tell_unheard
 from .link import LinkEnd
 from .roster import HostState, Roster
 from .stacks import StackWatch
@@ -109,7 +109,7 @@ class RunningJob:
         if number in PASSED_ON:
             self.pass_on(number)
         elif number == ASKING and not self._roster.num_running:
-            self._console.warn(nobody_heard(number))
+            tell_unheard(number, self._console)
         elif number == ASKING:
             self.ask_stacks(signal_name(number))
         elif number != STOPPING:
@@ -131,7 +131,7 @@ class RunningJob:
         if num_workers:
             self._console.say(f"{signal_name(number)}: passed on to {num_workers} workers")
         else:
-            self._console.warn(nobody_heard(number))
+            tell_unheard(number, self._console)
 
     def stop_this_process(self) -> None:
         """The workers go on until their output fills the pipes.

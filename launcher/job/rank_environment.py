@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..inputs.env_file import EnvEntry, is_secret
 from .master_address import LOOPBACK
 from .plan import NodePlan, Plan, RankPlan, environment_of
+from .trace_ranks import VARIABLE as TRACE_VARIABLE
 
 OURS = "dslaunch"
 MASK = "***"
@@ -46,6 +47,10 @@ def variables_of(plan: Plan, node: NodePlan, rank: RankPlan, *, shows_secrets: b
     add("DSLAUNCH_PLACE_FILE", "(a file of this rank's own)", OURS)
     if plan.elastic.is_on:
         add("DSLAUNCH_RESIZE_FILE", "(a file of this host's own, there when the hosts change)", OURS)
+    if any(name == TRACE_VARIABLE for name, _ in rank.env):
+        add("DSLAUNCH_TRACE_FILE", "(files of this rank's own)", OURS)
+        if "KINETO_LOG_LEVEL" not in found:
+            add("KINETO_LOG_LEVEL", "'99'", f"{OURS}, if the host does not set it")
     for name, value in rank.env:
         add(name, "(a name that each run gets)" if name == "TORCHELASTIC_RUN_ID" else repr(value), OURS)
     return tuple(sorted(found.values(), key=lambda one: one.name))

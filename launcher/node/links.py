@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 else:
     from ..wire.fast_tuple import Record as NamedTuple
 
-MAX_PEERS = 32  # that are told one by one
+MAX_PEERS = 8  # that are told one by one: of a thousand hosts each may have a thousand
 OTHERS = "*"  # all others together
+LOOK_EVERY_S = 2.0  # at most
 COST = 0.0005  # of a core, for looks as well as for searches: the next one is so much later
 SEARCH_EVERY_S = 5.0  # at most: the kernel goes through its whole table then, which takes milliseconds
 _SOCK_DIAG, _BY_FAMILY = 4, 20
@@ -82,7 +83,7 @@ class Links:
                 return self._look(netlink, now)
             finally:
                 netlink.close()
-        except OSError:  # this kernel has no such thing, or it is forbidden here
+        except (AttributeError, OSError):  # this kernel has no such thing, or it is forbidden here
             self._look_at = float("inf")
             return None
 
@@ -93,7 +94,7 @@ class Links:
             for one in _ask(netlink, known.family, name=known.name):
                 sockets[one.name] = one
         found = _growth(self._before, sockets, now - self._looked_at)
-        self._look_at = now + (time.thread_time() - began) / COST
+        self._look_at = now + max(LOOK_EVERY_S, (time.thread_time() - began) / COST)
         if now >= self._search_at:
             began = time.thread_time()
             sockets.update(self._search(netlink))
@@ -140,7 +141,7 @@ def _growth(
         return None
     rows = {peer: _together(pairs, seconds) for peer, pairs in peers.items()}
     if len(rows) > MAX_PEERS:
-        order = sorted(rows, key=lambda peer: rows[peer]["wait"], reverse=True)
+        order = sorted(rows, key=lambda peer: rows[peer]["wait"] * rows[peer]["out"], reverse=True)
         rest = [pair for peer in order[MAX_PEERS:] for pair in peers[peer]]
         rows = {peer: rows[peer] for peer in order[:MAX_PEERS]}
         rows[OTHERS] = _together(rest, seconds)

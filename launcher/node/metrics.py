@@ -35,6 +35,7 @@ MAX_FILE_BYTES = 1 << 20
 FOLDED = "*"
 _FILES = ("config", "hang", "trace")
 _INFINITE = 1.7976931348623157e308
+_MOST = 1 << 64  # of a whole number: a greater one may be none that a float can hold
 
 
 class MetricsReader:
@@ -81,7 +82,10 @@ class MetricsReader:
         """What was told since the last time."""
         told, self._told = self._told, {}
         host = self._host.look()
-        host.update({"links": self._links.look(now), "places": self._places(told)})
+        links = self._links.look(now)
+        host.update({"links": links, "places": self._places(told)})
+        if links is not None:
+            host["net_wait"] = max(one["wait"] for one in links["to"].values())
         if self._is_folding:
             add_own_time(told)
         folded = {FOLDED: fold(told)} if self._is_folding and told else told
@@ -160,17 +164,20 @@ def merge(known: dict[str, Value], row: dict[str, Any]) -> None:
             continue
         if isinstance(value, str):
             known[name] = value[:MAX_TEXT_LENGTH]
-        elif type(value) in (int, float):
+        elif type(value) is float or (type(value) is int and abs(value) <= _MOST):
             before = known.get(name, 0)
             known[name] = value + before if is_sum(name) and not isinstance(before, str) else value
 
 
 def add_own_time(told: dict[int, dict[str, Value]]) -> None:
-    """What folding would lose: how long each rank itself took for its steps, without waiting for others."""
+    """What folding would lose: how long each rank itself took for its steps, without waiting for others
+    or pauses."""
     for row in told.values():
-        step_s, comm_s = row.get("step_s"), row.get("comm_s")
-        if isinstance(step_s, (int, float)) and isinstance(comm_s, (int, float)):
-            row["own_s"] = step_s - comm_s
+        step_s, comm_s, paused_s = row.get("step_s"), row.get("comm_s"), row.get("paused_s", 0.0)
+        if step_s is None or comm_s is None:
+            continue
+        if not (isinstance(step_s, str) or isinstance(comm_s, str) or isinstance(paused_s, str)):
+            row["own_s"] = step_s - comm_s - paused_s
 
 
 def fold(told: dict[int, dict[str, Value]]) -> dict[str, list[float]]:

@@ -133,8 +133,8 @@ def exact_names(jobs: Iterable[KnownJob]) -> dict[Path, str]:
 
 
 def clean(*, keep: Path | None = None) -> None:
-    """Remove the records of jobs that ended long ago, or long before others; never `keep`, nor one that may
-    still be there.
+    """Remove the records of jobs that ended long ago, or long before others, or of which another machine has
+    not told for long; never `keep`, nor one that may still be there.
     """
     folder = readable_folder()
     if folder is None:
@@ -147,6 +147,8 @@ def clean(*, keep: Path | None = None) -> None:
         job = look_at(one)
         if job is None:
             _remove_half_made(one)
+        elif job.state == ELSEWHERE:
+            _remove_silent(one)
         elif not job.is_live:
             over.append((max(job.record.ended_at, job.record.began_at), one))
     over.sort(reverse=True)
@@ -154,6 +156,20 @@ def clean(*, keep: Path | None = None) -> None:
     for place, (at_s, one) in enumerate(over):
         if place >= MAX_KEPT or now - at_s > KEPT_S:
             shutil.rmtree(one, ignore_errors=True)
+
+
+def _remove_silent(folder: Path) -> None:
+    """The record of a job on another machine that has given no sign of life for long, by the clock of the
+    machine whose disk it is: that of this one may be wrong.
+    """
+    try:
+        os.utime(folder.parent)
+        now = os.stat(folder.parent).st_mtime
+        signs = [one.stat(follow_symlinks=False).st_mtime for one in os.scandir(folder)]
+        if now - max(signs, default=now) > KEPT_S and holder_of(folder) is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        return
 
 
 def _remove_half_made(folder: Path) -> None:

@@ -24,6 +24,7 @@ from .state_folder import alone_in, writable_folder
 _MAX_TRIES = 100
 EVENTS = "events"
 EVENTS_BYTES = 8 << 20  # of each of the two files
+_SIGN_EVERY_S = 6 * 3600.0  # known_jobs.KEPT_S is days
 MAX_HOSTS = 10_000  # of which the names are kept
 
 
@@ -67,6 +68,7 @@ class OwnEntry:
         """Errors: LaunchError if the folder cannot be used"""
         self.folder = folder
         self._lock = threading.Lock()  # the journal's thread tells of problems
+        self._is_over = threading.Event()
         self.problem = ""
         name, _, key = folder.name.rpartition(".")
         now = time.time()
@@ -88,11 +90,18 @@ class OwnEntry:
             self._hold = holder.hold(folder)
             if is_detached:  # else it is written once more is known of it, which is at once
                 write_record(folder, self.record)
+            threading.Thread(target=self._give_signs, name="signs of life", daemon=True).start()
         except OSError as error:
             raise LaunchError(
                 f"{folder}: the record of the job cannot be kept there: {error.strerror}; set XDG_STATE_HOME "
                 "to a folder on a local disk with room"
             ) from None
+
+    def _give_signs(self) -> None:
+        """For other machines that share the records, and remove those of jobs that are long gone."""
+        while not self._is_over.wait(_SIGN_EVERY_S):
+            with contextlib.suppress(OSError):
+                os.utime(self._hold)
 
     def change(self, **changes: Any) -> None:
         """Write the record with these fields changed."""
@@ -123,6 +132,7 @@ class OwnEntry:
     def remove(self) -> None:
         import shutil  # here: a dry run loads this file, too
 
+        self._is_over.set()
         shutil.rmtree(self.folder, ignore_errors=True)
         with contextlib.suppress(OSError):
             os.close(self._hold)

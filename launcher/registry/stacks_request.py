@@ -8,6 +8,7 @@ from ..errors import LaunchError
 from ..node.stack_dump import catches
 from ..options.backend import LAUNCHERS
 from .known_jobs import KnownJob
+from .record import State
 from .stopping import job_process
 
 
@@ -15,9 +16,11 @@ def ask_stacks(job: KnownJob) -> None:
     """Errors: LaunchError if it has no ranks that could be asked, or has ended"""
     record = job.record
     with job_process(job) as process:
-        if not catches(process.pid, signal.SIGQUIT):
+        why = ""
+        if record.launcher in LAUNCHERS and LAUNCHERS[record.launcher].starts_itself:
+            why = f"has its ranks started by {record.launcher}, which dslaunch cannot ask"
+        elif record.state is State.STARTING or not catches(process.pid, signal.SIGQUIT):
             why = "has not begun to start its ranks, or is ending"
-            if record.launcher in LAUNCHERS and LAUNCHERS[record.launcher].starts_itself:
-                why = f"has its ranks started by {record.launcher}, which dslaunch cannot ask"
+        if why:
             raise LaunchError(f"dslaunch stacks: {record.id} {why}; look at the ranks on their hosts")
         process.signal(signal.SIGQUIT)

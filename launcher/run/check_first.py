@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..backends.choose import direct_connect
+from ..backends.refused_before import RefusedBefore
 from ..errors import EXIT_HOST, LaunchError
 from ..fleet.check import Check, CheckSettings
 from ..fleet.check_findings import Finding
@@ -30,8 +31,9 @@ TIMEOUT_S = 60.0  # for one host to answer everything
 _Unfit = dict[str, str]  # hosts by name, each with the first reason
 
 
-def check_first(options: Options, attempt: Attempt, console: Console) -> Attempt:
-    """The attempt with the hosts that are fit; what is wrong is said.
+def check_first(options: Options, attempt: Attempt, console: Console, refused: RefusedBefore) -> Attempt:
+    """The attempt with the hosts that are fit; what is wrong is said. `refused`: as of
+    backends.choose.choose_access.
 
     Errors: LaunchError if too few of them are
     """
@@ -43,7 +45,7 @@ def check_first(options: Options, attempt: Attempt, console: Console) -> Attempt
     if options.check.measures_network:
         steps.append(_measure_network)
     for step in steps:
-        while unfit := step(options, attempt, console):
+        while unfit := step(options, attempt, console, refused):
             decision = without_unfit(attempt, unfit, options.restart)
             if decision.attempt is None:
                 raise LaunchError(decision.why, exit_code=EXIT_HOST)
@@ -58,7 +60,7 @@ def _all_hosts(attempt: Attempt) -> tuple[Selected, ...]:
     return (*attempt.hosts, *attempt.spares)
 
 
-def _look(options: Options, attempt: Attempt, console: Console) -> _Unfit:
+def _look(options: Options, attempt: Attempt, console: Console, refused: RefusedBefore) -> _Unfit:
     hosts = _all_hosts(attempt)
     nodes = nodes_of(tuple((one, len(one.devices)) for one in hosts), options)
     settings = CheckSettings(
@@ -70,9 +72,8 @@ def _look(options: Options, attempt: Attempt, console: Console) -> _Unfit:
         timeout_s=TIMEOUT_S,
     )
     num_slots = [len(one.devices) for one in hosts]
-    facts = Check(
-        nodes, num_slots, settings, connect=direct_connect(options, nodes, say=console.say), console=console
-    ).run()
+    connect = direct_connect(options, nodes, say=console.say, refused=refused)
+    facts = Check(nodes, num_slots, settings, connect=connect, console=console).run()
     report = report_of(facts)
     for one in report.findings:
         if not one.is_problem:
@@ -85,8 +86,8 @@ def _look(options: Options, attempt: Attempt, console: Console) -> _Unfit:
     return unfit
 
 
-def _measure_gpus(options: Options, attempt: Attempt, console: Console) -> _Unfit:
-    measured = measure_gpus(options, _all_hosts(attempt), console)
+def _measure_gpus(options: Options, attempt: Attempt, console: Console, refused: RefusedBefore) -> _Unfit:
+    measured = measure_gpus(options, _all_hosts(attempt), console, refused=refused)
     if isinstance(measured, Unmeasured):
         return _of_unmeasured(measured, "--check_gpu", attempt, console)
     if not any(gpu.name or gpu.problem for gpu in measured):
@@ -99,12 +100,12 @@ def _measure_gpus(options: Options, attempt: Attempt, console: Console) -> _Unfi
     return _said(faults, console)
 
 
-def _measure_network(options: Options, attempt: Attempt, console: Console) -> _Unfit:
+def _measure_network(options: Options, attempt: Attempt, console: Console, refused: RefusedBefore) -> _Unfit:
     hosts = _all_hosts(attempt)
     if len(hosts) < 2:
         console.debug("--check_bandwidth: there is one host, and no network to measure")
         return {}
-    network = measure_network(options, hosts, console)
+    network = measure_network(options, hosts, console, refused)
     if isinstance(network, Unmeasured):
         return _of_unmeasured(network, "--check_bandwidth", attempt, console)
     faults = faults_of(network)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..backends.choose import direct_connect
+from ..backends.refused_before import RefusedBefore
 from ..errors import LaunchError
 from ..fleet.trial import Trial, try_hosts
 from ..inputs.host import MAX_SLOTS, Host
@@ -48,8 +49,15 @@ class _Candidate:
 class Hosts:
     """Of one job with all its attempts."""
 
-    def __init__(self, options: Options, first: Attempt, console: Console) -> None:
-        self._options, self._console = options, console
+    def __init__(
+        self,
+        options: Options,
+        first: Attempt,
+        console: Console,
+        refused: RefusedBefore | None = None,
+    ) -> None:
+        """`refused`: as of backends.choose.choose_access."""
+        self._options, self._console, self._refused = options, console, refused
         wanted = options.num_nodes if options.num_nodes > 0 else options.restart.max_nodes
         self.rules = Rules(options.restart, options.mesh, wanted or len(first.hosts))
         self._path = hostfile_path(options)
@@ -207,7 +215,7 @@ class Hosts:
     def _try(self, due: tuple[Selected, ...], is_over: threading.Event) -> None:
         try:
             nodes = nodes_of(tuple((one, len(one.devices)) for one in due), self._options)
-            connect = direct_connect(self._options, nodes, say=lambda line: None)
+            connect = direct_connect(self._options, nodes, say=lambda line: None, refused=self._refused)
             trials = try_hosts(nodes, connect, self._options.elastic, is_over=is_over.is_set)
         except LaunchError as error:
             trials = {place: Trial(None, str(error)) for place in range(len(due))}
@@ -244,9 +252,9 @@ class Hosts:
             self._pool = tuple(counted if other.host.name == name else other for other in self._pool)
 
 
-def watch_hosts(options: Options, first: Attempt, console: Console) -> Hosts | None:
+def watch_hosts(options: Options, first: Attempt, console: Console, refused: RefusedBefore) -> Hosts | None:
     """What watches the hosts of an elastic job; None for another one."""
-    return Hosts(options, first, console) if options.elastic.is_on else None
+    return Hosts(options, first, console, refused) if options.elastic.is_on else None
 
 
 def _signature_of(path: Path) -> object:

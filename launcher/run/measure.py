@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..backends.choose import choose_access
+from ..backends.refused_before import RefusedBefore
 from ..controller.controller import Controller
 from ..errors import LaunchError
 from ..fleet.gpu_speed import MARK as GPU_MARK, MeasuredGpu, read_gpus
@@ -40,15 +41,20 @@ class Unmeasured(NamedTuple):
     at_fault: Mapping[str, str]
 
 
-def measure_network(options: Options, hosts: Sequence[Selected], console: Console) -> Network | Unmeasured:
+def measure_network(
+    options: Options, hosts: Sequence[Selected], console: Console, refused: RefusedBefore | None = None
+) -> Network | Unmeasured:
     """What was measured, or how the job that was to do it failed.
 
-    `options` are those of the check, or of the job that it comes before. Errors: LaunchError if the answer
+    `options` are those of the check, or of the job that it comes before; `refused`: as of
+    backends.choose.choose_access. Errors: LaunchError if the answer
     cannot be read
     """
     once = tuple(one._replace(devices=one.devices[:1] or ("0",)) for one in hosts)
     arguments = (f"{STEP_TIMEOUT_S:g}",)
-    told, plan, verdict = _run(options, once, NETWORK_PROGRAM, arguments, mark=NETWORK_MARK, console=console)
+    told, plan, verdict = _run(
+        options, once, NETWORK_PROGRAM, arguments, mark=NETWORK_MARK, console=console, refused=refused
+    )
     if not told:
         return _unmeasured(verdict)
     try:
@@ -58,11 +64,18 @@ def measure_network(options: Options, hosts: Sequence[Selected], console: Consol
 
 
 def measure_gpus(
-    options: Options, hosts: Sequence[Selected], console: Console, *, size: tuple[str, ...] = ()
+    options: Options,
+    hosts: Sequence[Selected],
+    console: Console,
+    *,
+    size: tuple[str, ...] = (),
+    refused: RefusedBefore | None = None,
 ) -> tuple[MeasuredGpu, ...] | Unmeasured:
     """The same for each GPU. `size` of a matrix is for tests."""
     once = tuple(one._replace(devices=one.devices or ("0",)) for one in hosts)
-    told, plan, verdict = _run(options, once, GPU_PROGRAM, size, mark=GPU_MARK, console=console)
+    told, plan, verdict = _run(
+        options, once, GPU_PROGRAM, size, mark=GPU_MARK, console=console, refused=refused
+    )
     if len(told) < plan.world_size:
         return _unmeasured(verdict)
     slots = {
@@ -84,6 +97,7 @@ def _run(
     *,
     mark: str,
     console: Console,
+    refused: RefusedBefore | None,
 ) -> tuple[list[str], Plan, Verdict]:
     """What the ranks printed behind the mark, and how the job ended; said, if there is too little of it."""
     job = options._replace(
@@ -102,7 +116,7 @@ def _run(
     heard, said = io.BytesIO(), io.BytesIO()
     own = Console(log_level="warning", out=heard, err=said)
     began = time.monotonic()
-    access = choose_access(job, plan.nodes, (), say=console.say)
+    access = choose_access(job, plan.nodes, (), say=console.say, refused=refused)
     try:
         verdict = Controller(plan, connect=access.connect, console=own, window=access.window).run()
     finally:

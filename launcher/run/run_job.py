@@ -10,9 +10,11 @@ from pathlib import Path
 import click
 
 from ..backends.choose import Access, choose_access
+from ..backends.refused_before import RefusedBefore
 from ..controller.job_signals import no_worker_signals
 from ..controller.timings import describe as describe_timings, drawn
 from ..errors import LaunchError
+from ..inputs.rank_set import format_ranks
 from ..job.gateways import gateways_of, plan_groups
 from ..job.mesh import fit, warnings_of
 from ..job.plan import Plan, origins_of, overruled
@@ -59,7 +61,7 @@ def run_with(options: Options, console: Console) -> int:
     began = time.monotonic()
     code, failure = 1, ""
     try:
-        with no_worker_signals(console.warn):
+        with no_worker_signals(console):
             _begin_events(options, console)
             code = _run(options, console)
             return code
@@ -190,6 +192,9 @@ def _show_job(options: Options, first: Attempt, console: Console) -> int:
         text += f"\n{describe_sync(options, plan)}"
     if first.spares:
         text += f"\nspares: {', '.join(one.host.name for one in first.spares)}"
+    if options.trace.is_on:
+        ranks = format_ranks(rank for node in plan.nodes for rank in traced_ranks(node))
+        text += f"\ntraced: step {options.trace.steps} of rank {ranks}"
     if options.check.is_on:
         text += "\nfirst all hosts are looked at, and unfit ones left out if the job may (--check)"
     return _show_plan(plan, text, console)
@@ -220,14 +225,15 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     Errors: LaunchError if an attempt cannot be made
     """
     attempt: Attempt | None = first
-    hosts = watch_hosts(options, first, console)
+    refused = RefusedBefore()
+    hosts = watch_hosts(options, first, console, refused)
     files: SyncJob | None = None
     try:
         while attempt is not None:
             is_first = attempt is first
             with no_workers_yet(is_first=is_first, last_act=console.abandoned):
                 if options.check.is_on:
-                    attempt = _checked(options, attempt, console, hosts)
+                    attempt = _checked(options, attempt, console, hosts, refused)
                 plan = make_plan(options, attempt)
                 if is_first:
                     _warn_of_plan(plan, console)
@@ -245,7 +251,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
                     files = files_of(options, plan, console, before=files)
             begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
             groups = plan_groups(plan.nodes, options.tree)
-            access = choose_access(options, plan.nodes, groups, say=console.say)
+            access = choose_access(options, plan.nodes, groups, say=console.say, refused=refused)
             try:
                 verdict = _run_attempt(plan, access, console, attempt, hosts, files)
             finally:
@@ -289,11 +295,13 @@ def _write_trace(
         console.error(str(error))
 
 
-def _checked(options: Options, attempt: Attempt, console: Console, hosts: Hosts | None) -> Attempt:
+def _checked(
+    options: Options, attempt: Attempt, console: Console, hosts: Hosts | None, refused: RefusedBefore
+) -> Attempt:
     """The attempt with hosts that are fit. Errors: LaunchError if too few of them are"""
     from .check_first import check_first  # here: most jobs do not look
 
-    fit_attempt = check_first(options, attempt, console)
+    fit_attempt = check_first(options, attempt, console, refused)
     if hosts is not None:
         before = {one.host.name for one in (*attempt.hosts, *attempt.spares)}
         hosts.leave_out(before - {one.host.name for one in (*fit_attempt.hosts, *fit_attempt.spares)})

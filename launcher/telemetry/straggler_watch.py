@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from .stragglers import (
 )
 
 LOOK_EVERY_S = 1.0
+COST = 0.01  # of a core: in jobs of very many hosts it looks more seldom
 QUIET_S = 60.0  # in which one that was well meanwhile is no news; twice as long each time
 MAX_QUIET_S = 3600.0
 MAX_ROWS = 20_000  # of a rank
@@ -63,6 +65,7 @@ class StragglerWatch:
         self._told: set[tuple[int, str]] = set()  # ranks and causes that are no news
         self._quiet: dict[tuple[int, str], tuple[float, float]] = {}  # until when they are not, and how long
         self._newest = 0.0
+        self._window_s = WINDOW_S
         self._look_at = 0.0
 
     def take(self, host: str, item: Metrics, at_s: float) -> None:
@@ -82,7 +85,13 @@ class StragglerWatch:
         """What is news."""
         if now < self._look_at:
             return []
-        self._look_at = now + LOOK_EVERY_S
+        began = time.thread_time()
+        news = self._look(now)
+        self._look_at = now + max(LOOK_EVERY_S, (time.thread_time() - began) / COST)
+        return news
+
+    def _look(self, now: float) -> list[Straggler]:
+        self._window_s = window_of(self._series.values())
         comparison = compare(self._compared(), stage_of=self._stage_of)
         news = self._news_of_ranks(comparison, now)
         if not any(one.is_clear for one in comparison.slow):
@@ -111,11 +120,8 @@ class StragglerWatch:
                 continue
             looks = self._looks.setdefault((host, peer), deque(maxlen=MAX_ROWS))
             looks.append(Look(at_s, links["seconds"], row["wait"], row["out"]))
-            while looks[0].until < at_s - 2 * self._window_s():
+            while looks[0].until < at_s - 1.2 * self._window_s:
                 looks.popleft()
-
-    def _window_s(self) -> float:
-        return window_of(self._series.values()) if self._series else WINDOW_S
 
     def _compared(self) -> dict[str, deque[Times]]:
         """Where ranks are folded, the slowest of each host; of the only host beside the others there."""
@@ -150,7 +156,7 @@ class StragglerWatch:
         return news
 
     def _news_of_links(self, waiting: float | None, now: float) -> list[Straggler]:
-        found = find_slow_link(self._looks, newest=self._newest, length=self._window_s(), waiting=waiting)
+        found = find_slow_link(self._looks, newest=self._newest, length=self._window_s, waiting=waiting)
         rank = None if found is None else self._first_rank(found.host)
         news = self._over({key for key in self._told if key[1] == "link" and key[0] != rank})
         if found is not None and found.is_clear and rank is not None and self._is_news((rank, "link"), now):

@@ -1,11 +1,11 @@
 """Which ranks the others wait for, by the times that all of them tell. Arithmetic only.
 
-A rank's own time in a step is the step without waiting for others. Those that do the same work are compared:
-ranks of one stage of a pipeline, for stages differ by design and wait for each other. A straggler's own time
-is greater than the median of the others' by a part of the step, these wait by as much longer, and computing
-or getting data explains it: while a rank saves, for example, it is none. The window is cut into parts, and it
-is so in nearly all of them: one long pause makes no straggler. What this cannot see:
-docs/launch/stragglers.md
+A rank's own time in a step is the step without waiting for others, and without pauses to save or evaluate.
+Those that do the same work are compared: ranks of one stage of a pipeline, for stages differ by design and
+wait for each other. A straggler's own time is greater than the median of the others' by a part of the step,
+these wait by as much longer, and computing or getting data explains it. The window is cut into parts, and it
+is so in nearly all of them: one long pause makes no straggler. docs/launch/stragglers.md has what this cannot
+see.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ class Times(NamedTuple):
     forward_s: float = 0.0
     backward_s: float = 0.0
     optimizer_s: float = 0.0
+    paused_s: float = 0.0  # it saves, loads or evaluates
 
     @property
     def own_s(self) -> float:
         """Without waiting for others."""
-        return max(0.0, self.step_s - self.comm_s)
+        return max(0.0, self.step_s - self.comm_s - self.paused_s)
 
 
 class Slow(NamedTuple):
@@ -95,7 +96,8 @@ def folded_times_of(until: float, row: Mapping[str, Any]) -> Times | None:
         return greatest if last == rank else least if first == rank else mean
 
     known = {name: of_rank(values) for name, values in columns.items()}
-    known["comm_s"] = max(0.0, known.get("step_s", 0.0) - columns["own_s"][2])
+    own_s = columns["own_s"][2] + known.get("paused_s", 0.0)
+    known["comm_s"] = max(0.0, known.get("step_s", 0.0) - own_s)
     return _times(until, int(rank), known)
 
 
@@ -114,7 +116,7 @@ def _times(until: float, rank: int, row: Mapping[str, float]) -> Times | None:
     if steps <= 0 or not 0 < step_s < float("inf") or comm_s is None or not 0 <= comm_s < float("inf"):
         return None
     phases = {name: row[name] for name in _COMPUTING if 0 <= row.get(name, -1.0) < float("inf")}
-    data_s = row.get("data_s", 0.0)
+    data_s, paused_s = row.get("data_s", 0.0), row.get("paused_s", 0.0)
     return Times(
         until=until,
         rank=rank,
@@ -123,6 +125,7 @@ def _times(until: float, rank: int, row: Mapping[str, float]) -> Times | None:
         comm_s=min(comm_s, step_s),
         data_s=data_s if 0 <= data_s < float("inf") else 0.0,
         computing_s=sum(phases.values()) if phases else None,
+        paused_s=paused_s if 0 <= paused_s < float("inf") else 0.0,
         **phases,
     )
 
@@ -230,6 +233,7 @@ def _sum(rows: Sequence[Times], rank: int) -> Times:
         forward_s=sum(one.forward_s for one in rows) / steps,
         backward_s=sum(one.backward_s for one in rows) / steps,
         optimizer_s=sum(one.optimizer_s for one in rows) / steps,
+        paused_s=sum(one.paused_s for one in rows) / steps,
     )
 
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,15 @@ METRICS = "metrics"
 _OPENING = ("job", "attempt", "config")  # what a file that begins later needs first
 _LATE_S = 0.3  # of an interval: hosts tell at different times, and one event has them all
 _MAX_REPORT = 1 << 20
+_NO_EVENT = ("links", "places")  # long, and only for the comparison of hosts
+
+
+class Event(dict[str, Any]):
+    """One event, which nobody changes. As a line it is made once, however many files it goes to."""
+
+    @cached_property
+    def line(self) -> bytes:
+        return _as_line(self)
 
 
 class EventSink(Protocol):
@@ -73,7 +83,7 @@ class Telemetry:
     def record(self, event: str, *, at_s: float | None = None, **keys: Any) -> None:
         """One event, now or at that time."""
         at = time.time() if at_s is None else time.time() - time.monotonic() + at_s
-        made = {"at": round(at, 3), "event": event, **keys}
+        made = Event(at=round(at, 3), event=event, **keys)
         with self._lock:
             if event in _OPENING:
                 self._opening[event, keys.get("rank")] = made
@@ -108,7 +118,7 @@ class Telemetry:
                     self._ranks[f"{host} {FOLDED}"] = row
                 else:
                     merge(self._ranks.setdefault(rank, {}), row)
-            self._hosts[host] = item.host
+            self._hosts[host] = {name: one for name, one in item.host.items() if name not in _NO_EVENT}
 
     def take_told(self, item: Told) -> None:
         """Something long of a rank."""
@@ -181,4 +191,8 @@ def _user() -> str:
 
 def as_line(event: Mapping[str, Any]) -> bytes:
     """An event as a line of a file."""
+    return event.line if isinstance(event, Event) else _as_line(event)
+
+
+def _as_line(event: Mapping[str, Any]) -> bytes:
     return json.dumps(event, separators=(",", ":")).encode("ascii") + b"\n"

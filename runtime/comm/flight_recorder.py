@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from ..phases import COMM, Phases
 from ..tracing.spans import MARK, SPANS
 from .comms_log import Stopwatch
 from .messages import Messages
+from .phases import COMM, Phases
 
 T = TypeVar("T")
 NUM_LANES = 5  # a lane is a communicator of its own: what two of them send may pass each other in any way
@@ -229,8 +229,10 @@ class FlightRecorder:
         if oldest is not None:
             oldest.is_awaited = True
         try:
-            with SPANS.span("device", "wait for the GPU"):
-                yield
+            since = time.monotonic_ns() if SPANS.is_on else 0
+            yield
+            if since:
+                SPANS.add("device", "wait for the GPU", since)
         finally:
             if oldest is not None:
                 oldest.is_awaited = False

@@ -15,6 +15,7 @@ from ..activation import checkpointing
 from ..checkpoint.training_state import Progress
 from ..clock import Clock, show_times
 from ..comm import comms_log
+from ..comm.phases import BACKWARD, DATA, FORWARD, OPTIMIZER
 from ..config import Config
 from ..config.monitor import FlopsProfilerConfig, MonitorConfig, ThroughputConfig
 from ..metrics.monitor import Event, MonitorMaster
@@ -22,7 +23,6 @@ from ..metrics.pipe import process_pipe
 from ..metrics.profiler import FlopsProfiler, JobSizes
 from ..metrics.step_metrics import StepMetrics
 from ..metrics.throughput import ThroughputTimer
-from ..phases import BACKWARD, DATA, FORWARD, OPTIMIZER
 from ..tracing.spans import SPANS
 from ..tracing.tracer import process_tracer
 from ..zero.sharded_model import ShardedModel

@@ -13,7 +13,7 @@ import signal
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from threading import RLock
 from typing import Any
@@ -42,6 +42,7 @@ class Pipe:
         self._files: dict[str, str] = {}  # by name, those that are to be written
         self._of_program: set[str] = set()
         self.has_engine = False  # there is one, so steps are its steps
+        self.ask: Callable[[], Mapping[str, Any]] = dict  # what else there is to tell, once for each line
         self._teller: weakref.ref[object] | None = None
         atexit.register(self.end)
 
@@ -51,11 +52,6 @@ class Pipe:
     def is_ours(self) -> bool:
         """Whether this is the process that it was made in, and not one that was forked from it."""
         return os.getpid() == self._pid
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it is time for the next line."""
-        return time.monotonic() - self._line_at >= self._place.interval_s
 
     def claim(self, engine: object) -> bool:
         """Return whether this engine's numbers are told: of several in a process those of the first that asks
@@ -140,12 +136,13 @@ class Pipe:
             self._is_busy = True
             try:
                 while self._late:
-                    self._take(*self._late.popleft())
+                    numbers, is_program = self._late.popleft()
+                    self._take(numbers, is_program=is_program)
                 yield True
             finally:
                 self._is_busy = False
 
-    def _take(self, numbers: Mapping[str, Any], is_program: bool) -> None:
+    def _take(self, numbers: Mapping[str, Any], *, is_program: bool) -> None:
         if is_program:
             self._of_program.update(numbers)
         for name, value in numbers.items():
@@ -162,6 +159,7 @@ class Pipe:
     def _write(self, now: float) -> bool:
         """Return whether there is more to come, which is not here yet."""
         if self._line is None:
+            self._take(self.ask(), is_program=False)
             self._line, self._told = self._told, {}
             _copy_from_gpu(self._line)
         line = self._line

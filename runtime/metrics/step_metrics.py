@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoint.training_state import Progress
-from ..phases import EVALUATING, PAUSED, During, Phases
+from ..comm.phases import EVALUATING, PAUSED, During, Phases
 from ..zero.sharded_model import ShardedModel
 from .memory_numbers import MemoryNumbers
 from .pipe import Pipe
@@ -39,6 +39,7 @@ class StepMetrics:
     def __init__(self, pipe: Pipe, device: torch.device) -> None:
         process = _process(pipe, device)
         self._pipe, self._phases, self._memory = pipe, process.phases, process.memory
+        pipe.ask = process.memory.look
         self._tokens, self._num_copies = 0, 1
         self._is_evaluating = False
         pipe.has_engine = True
@@ -116,8 +117,6 @@ class StepMetrics:
         if self._tokens:
             numbers["tokens"] = self._tokens * self._num_copies
         numbers |= self._phases.take()
-        if self._pipe.is_due:
-            numbers |= self._memory.look()
         self._pipe.add(numbers)
 
     def tell_config(self, config: dict[str, Any]) -> None:

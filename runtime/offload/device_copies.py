@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -42,15 +43,16 @@ class Arrival:
         self._stream: torch.cuda.Stream | None = None
         gpu = next((tensor for tensor in (source, target) if tensor.is_cuda), None)
         if gpu is None:
-            with SPANS.span("copy", f"copy in host memory, {source.nbytes} bytes"):
-                target.copy_(source)
+            since = time.monotonic_ns() if SPANS.is_on else 0
+            target.copy_(source)
+            if since:
+                SPANS.add("copy", f"copy in host memory, {source.nbytes} bytes", since)
             self.wait()
             return
         copier = _copier(gpu.device, is_to_host=source.is_cuda)
         stream = self._stream = copier.stream
         stream.wait_stream(torch.cuda.current_stream(gpu.device))
-        direction = "to host" if source.is_cuda else "to device"
-        with torch.cuda.stream(stream), SPANS.span("copy", f"begin copy {direction}, {source.nbytes} bytes"):
+        with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()

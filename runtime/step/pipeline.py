@@ -7,6 +7,7 @@ of two, and the device waits for the first copies only.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -52,8 +53,10 @@ class StepPipeline:
                 following.start()
             if turn.sub_buffer.optimizer_shard.pending_update is None:
                 ready = turn.arrive()
-                with SPANS.span("update", f"update of {turn.sub_buffer.label}"):
-                    update(ready)
+                began = time.monotonic_ns() if SPANS.is_on else 0
+                update(ready)
+                if began:
+                    SPANS.add("update", f"update of {turn.sub_buffer.label}", began)
             turn.publish()
             if after_sub_buffer is not None:
                 after_sub_buffer(turn.sub_buffer)

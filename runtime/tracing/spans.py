@@ -16,6 +16,9 @@ MAX_SPANS = 200_000  # of one trace; 40 MB of memory or so
 MARK = "dslaunch: "  # before the names of ours among torch's own ranges
 
 
+_NOTHING = nullcontext()  # to make one anew takes longer than to enter it
+
+
 class Span(NamedTuple):
     """`kind` is one of those in docs/train/trace.md, "The file". Units: nanoseconds of CLOCK_MONOTONIC."""
 
@@ -63,7 +66,7 @@ class Spans:
 
     def span(self, kind: str, name: str) -> AbstractContextManager[object]:
         """Note the block; where nothing is traced, do nothing."""
-        return self._measured(kind, name) if self.is_on else nullcontext()
+        return self._measured(kind, name) if self.is_on else _NOTHING
 
     @contextmanager
     def _measured(self, kind: str, name: str) -> Iterator[None]:

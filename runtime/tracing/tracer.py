@@ -21,6 +21,7 @@ import os
 import socket
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ class Tracer:
         self._request = request
         self.is_armed = request is not None
         self.has_engine = False
-        self._units: Callable[[], Sequence[TracedUnit]] = tuple
+        self._units: weakref.WeakMethod[Callable[[], Sequence[TracedUnit]]] | None = None
         self._hooks: UnitHooks | None = None
         self._profile: Any = None
         self._is_warming_up = False
@@ -58,9 +59,9 @@ class Tracer:
     # ---- what an engine tells
 
     def watch(self, units: Callable[[], Sequence[TracedUnit]]) -> None:
-        """An engine trains these; what others say of steps counts no more."""
+        """An engine, whose method this is, trains these; what others say of steps counts no more."""
         self.has_engine = True
-        self._units = units
+        self._units = weakref.WeakMethod(units)  # an engine that is destroyed gives its memory back
         if self.is_armed:
             self._open()
 
@@ -148,7 +149,8 @@ class Tracer:
             self._profile.step()
         self._is_warming_up = False
         SPANS.begin(has_gpu=torch.cuda.is_available())
-        units = self._units()
+        find_units = None if self._units is None else self._units()
+        units = find_units() if find_units is not None else ()
         if units:
             from .unit_hooks import UnitHooks
 

@@ -39,6 +39,7 @@ class Run(NamedTuple):
     expected: tuple[tuple[int, str, str], ...]
     named: tuple[tuple[int, str, str], ...]
     texts: tuple[str, ...]
+    err: str
     step_s: float
 
     @property
@@ -79,6 +80,7 @@ def run_job(lab: Lab, kind: str, number: int, *, seconds: float = SECONDS, mbit:
         expected=() if kind == "none" else ((rank, node.name, kind),),
         named=tuple((one["rank"], one["host"], one["cause"]) for one in said),
         texts=tuple(one["text"] for one in said),
+        err=command.err,
         step_s=step_of(events),
     )
 

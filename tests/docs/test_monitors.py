@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.metrics.told import Reader
+
 GUIDE = (Path(__file__).resolve().parents[2] / "docs" / "train" / "monitors.md").read_text(encoding="utf-8")
 
 
@@ -60,3 +62,14 @@ def test_a_model_is_profiled_without_an_engine(capsys: pytest.CaptureFixture[str
     places = 30 * 30
     assert 8 * places * 3 * 9 + 8 * places * 10 == 266_400
     assert 8 * 3 * 9 + 8 + 8 * places * 10 + 10 == 72_234
+
+
+def test_a_program_tells_the_launcher_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(tmp_path)
+    monkeypatch.setenv("DSLAUNCH_METRICS_PIPE", str(reader.path))
+    monkeypatch.setenv("DSLAUNCH_METRICS_INTERVAL", "0")
+    run(blocks("python")[2], tmp_path)
+    rows = [row for of_rank in reader.lines().values() for row in of_rank]
+    assert [row["accuracy"] for row in rows] == [0.0, 0.5, 1 - 1 / 3]
+    assert [row.get("steps") for row in rows] == [None, 1, 1]
+    reader.close()

@@ -88,9 +88,20 @@ def test_a_connection_that_is_open_is_used_and_an_old_file_is_not(
     monkeypatch.chdir(home)  # a whole path may be longer than the address of a socket
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(Path(path).name)
+        listener.listen()
         found = hints(home, text)
     assert found.only == "a connection is open and shared (ControlPath)"
     assert found.is_wish
+
+
+def test_what_a_killed_ssh_has_left_is_no_open_connection(home: Path) -> None:
+    path = home / "c"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        assert hints(home, f"ControlPath {path}\n").only
+    assert path.is_socket()
+    assert not hints(home, f"ControlPath {path}\n").only
 
 
 @pytest.mark.parametrize(

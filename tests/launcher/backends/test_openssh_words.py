@@ -123,6 +123,11 @@ def said_of(said: str, **facts: str) -> str:
             "run there: "
             "test with ssh HOST true",
         ),
+        (
+            "vdollar_percent_expand: unknown key %Q\npercent_dollar_expand: failed\n",
+            "OpenSSH's ssh cannot use what it is told: vdollar_percent_expand: unknown key %Q; correct the "
+            "ssh configuration",
+        ),
         ("first\nthe moon is full\n", "OpenSSH's ssh could not connect: the moon is full"),
     ],
 )
@@ -156,6 +161,17 @@ def test_a_way_that_ended_is_named_with_its_last_words() -> None:
     )
     assert said_of(f"channel 0: open failed: refused\n{said}", proxyjump="w9").startswith(
         "ProxyJump 'w9' ended: nc: "
+    )
+
+
+@pytest.mark.parametrize("said", ["", "kex_exchange_identification: Connection closed by remote host"])
+def test_a_way_that_may_have_ended_without_a_word_is_named_and_tried_again(said: str) -> None:
+    """ssh's own write may fail first, and then it says nothing at all."""
+    problem = why_not(said, timeout_s=5, facts=lambda: {**FACTS, "proxycommand": "false"})
+    assert isinstance(problem, Dropped)
+    assert str(problem) == (
+        "ProxyCommand 'false' ended, or what it leads to ended the connection, and neither said why; correct "
+        "it in the ssh configuration, or repair the way that it goes"
     )
 
 

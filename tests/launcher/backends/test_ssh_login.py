@@ -186,15 +186,40 @@ def test_with_identities_only_the_agent_signs_for_those_that_are_named(
     assert log(Server((other,)), named, agent=agent).is_authenticated()
 
 
+def test_an_agent_that_refuses_to_sign_is_named_and_the_next_key_is_tried(
+    log: Log, tmp_path: Path, ssh_agent: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does with a key that a person must allow (ssh-add -c), or whose token is not there."""
+    monkeypatch.setenv("SSH_ASKPASS", "/bin/false")
+    guarded, other = make_key(tmp_path / "guarded"), make_key(tmp_path / "other")
+    agent = ssh_agent("-c", guarded)
+    guarded.unlink()
+    assert log(Server((other,)), guarded, other, agent=agent).is_authenticated()
+    assert "(tried no key: ssh-agent refuses to sign with " in str(
+        refusal(log, Server((guarded,)), guarded, agent=agent)
+    )
+
+
+def test_an_agent_that_does_not_answer_is_named(log: Log, tmp_path: Path) -> None:
+    path = str(tmp_path / "agent")
+    key = make_key(tmp_path / "key")
+    key.unlink()
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(path)
+        silent.listen()
+        said = str(refusal(log, Server(()), key, agent=path, connect_timeout_s=1.0))
+    assert f"(tried no key: ssh-agent at {path} does not answer)" in said
+
+
 @pytest.fixture
 def ssh_agent(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Starts an ssh-agent that holds these keys; returns its socket."""
+    """Starts an ssh-agent that holds these keys, words of ssh-add; returns its socket."""
     import subprocess
 
     path = str(tmp_path / "agent")
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
 
-    def hold(*keys: Path) -> str:
+    def hold(*keys: str | Path) -> str:
         deadline = time.monotonic() + TIMEOUT_S
         while not os.path.exists(path) and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -33,7 +33,7 @@ def test_a_command_has_a_help_with_a_sentence_for_each_option(
     "name",
     sorted(
         set(cli.COMMANDS)
-        - {"jobs", "logs", "attach", "stop", "stacks", "top"}
+        - {"jobs", "logs", "attach", "stop", "stacks", "top", "trace", "report"}
         - {"report-env", "checkpoint", "drop-in", "completion", "man", "help"}
     ),
 )  # the first ones ask a job that has its hosts, the others are about this machine
@@ -60,6 +60,16 @@ def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
         ("stacks x", "no job 'x' is known here; see `dslaunch jobs`"),
         ("stacks 0", "no job '0' is known here; see `dslaunch jobs`"),
         ("stacks 1", "1: no dslaunch that runs a job has this process id here; `dslaunch jobs` lists them"),
+        (
+            "report",
+            "which run? Write: dslaunch report RUN, with the folder of --log_dir or the name of a job",
+        ),
+        ("report nosuch", "nosuch: no such file or folder, and no job 'nosuch' is known here; see"),
+        ("report ./", ".: there is no events.jsonl and no report.json in it, nor in latest; give the"),
+        (
+            "report hosts",
+            "hosts: no event of a job is in it; give the events.jsonl or the report.json of a run",
+        ),
         ("stop", "which job? Write: dslaunch stop JOB; `dslaunch jobs` lists them"),
         ("logs", "which job? Write: dslaunch logs JOB; `dslaunch jobs` lists them"),
         ("attach nosuch", "no job 'nosuch' is known here; see `dslaunch jobs`"),

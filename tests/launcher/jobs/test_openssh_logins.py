@@ -70,6 +70,32 @@ def test_an_sshd_without_a_common_algorithm_is_reached_and_others_as_ever(
     assert lab.wait_until_clean(CLEAN_WITHIN_S) == []
 
 
+def test_a_later_start_begins_with_what_got_in(lab: Lab, folder: Path, serve: Serve) -> None:
+    """A site may count the logins that it refuses."""
+    serve(lab.host("node1"), *NEW_ONLY)
+    log = lab.host("node1").run(["cat", "/var/log/sshd.log"]).stdout
+    (folder / "fail.py").write_text("raise SystemExit(5)")
+    words = ("--max_restarts=2", "--min_uptime=0", "-H", "hosts", "-i", "node1@node2", "fail.py")
+    command = Command(lab.head, folder, *words)
+    assert command.wait() == 5
+    assert command.err.count("starting again (") == 2
+    assert command.err.count("node1: reached by the system's ssh") == 1
+    seen = lab.host("node1").run(["cat", "/var/log/sshd.log"]).stdout
+    assert seen.count("Unable to negotiate") - log.count("Unable to negotiate") == 1
+
+
+def test_a_shared_connection_that_serves_no_more_is_named(lab: Lab, folder: Path, serve: Serve) -> None:
+    config(lab, "Host node1\n  ControlPath ~/.ssh/shared-%C\n")
+    serve(lab.host("node1"), "MaxSessions=0")
+    lab.head.run(["ssh", "-fNM", "node1"], check=True)
+    serve(lab.host("node1"), *ASKS_ONLY)
+    command = Command(lab.head, folder, "-H", "hosts", "-i", "node1", "show.py")
+    assert command.wait() == 3
+    because = "a connection is open and shared (ControlPath)"
+    assert f"node1: by the system's ssh, because {because}: root@node1 was refused" in command.err
+    lab.head.run(["ssh", "-O", "exit", "node1"], check=True)
+
+
 def test_a_connection_that_is_open_already_serves_where_a_person_would_be_asked(
     lab: Lab, folder: Path, serve: Serve
 ) -> None:

@@ -117,6 +117,28 @@ def test_a_prefix_that_leads_nowhere_on_one_host_starts_nothing_on_the_others(
     assert not lab.wait_until_clean()
 
 
+@pytest.mark.parametrize(
+    "words", [(), pytest.param(("--launcher=openssh",), marks=pytest.mark.exhaustive), ("--tree_above=1",)]
+)
+def test_a_login_script_that_ends_the_login_is_not_taken_for_the_prefix(
+    lab: Lab, folder: Path, words: tuple[str, ...]
+) -> None:
+    """Of a gateway, too."""
+    (lab.host("node1").home / ".bashrc").write_text("exit 3\n")
+    command = Command(lab.head, folder, *words, "-H", "hosts", "--exec_prefix=env", "show.py")
+    assert command.wait(AT_ONCE_S) == 3
+    *before, last = [line for line in command.err.splitlines() if "connected, " not in line]
+    assert last.startswith(
+        "dslaunch: node1: no agent started there: the login ended with status 3 and said nothing; a command "
+    )
+    gateways = [line for line in before if "cannot be a gateway" in line]
+    assert len(gateways) == ("--tree_above=1" in words)
+    for line in gateways:
+        assert line.startswith(
+            "dslaunch: node1: cannot be a gateway (the login ended with status 3 and said "
+        )
+
+
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "network"])
 def test_nothing_is_left_inside_when_the_launcher_is_gone(lab: Lab, folder: Path, how: str) -> None:
     (folder / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")

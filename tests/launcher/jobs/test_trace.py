@@ -184,13 +184,17 @@ def test_the_first_rank_of_each_host_is_traced_unless_others_are_named(start: St
     )
     assert job.wait() == 0, job.err
     assert slices(load(tmp_path / "x" / "y.json")).keys() == {1, 2}
-    job = start(writing("trace([5])"), "--num_gpus=3", "--trace=5", "--trace_ranks=all")
+    job = start(writing("trace([5])"), "--num_gpus=3", "--trace=5", "--trace_ranks=all", "--collect=train.py")
     assert job.wait() == 0, job.err
+    assert (tmp_path / "collected" / "localhost" / "train.py").is_file()
     assert slices(load(tmp_path / "trace-train-2.json.gz")).keys() == {
         0,
         1,
         2,
     }  # the first one is still there
+    job = start("pass", "--num_gpus=3", "--trace=5-6", "--trace_ranks=0,2", "--dry_run")
+    assert job.wait() == 0
+    assert job.out.endswith("traced: step 5-6 of rank 0,2\n")
     job = start("pass", "--num_gpus=3", "--trace=5", "--trace_ranks=3")
     assert job.wait() == 2
     assert job.err == "dslaunch: --trace_ranks: there is no rank 3; the job has 3 ranks: 0-2\n"

@@ -48,6 +48,7 @@ KNOWN: dict[Place, str] = {
     ("node/sync_folder.py", "Folder.remove", "os.rmdir"): "no link is followed; it was compared",
     ("node/sync_folder.py", "Folder.remove", "os.unlink"): "as above",
     ("node/sync_folder.py", "write_whole", "os.rename"): "both names are in .dslaunch",
+    ("page/page_file.py", "write_page", "path.write_bytes"): "/dev and /proc only",
     ("sync/collector.py", "Collector._lose", "os.unlink"): "the new file, made some lines before",
     ("sync/collector.py", "Collector._put", "os.replace"): "over nothing, or a file of this job",
     ("sync/collector.py", "Collector._put", "os.unlink"): "the new file, of which there is an equal one",

@@ -31,7 +31,7 @@ print(os.getpid(), flush=True)
 while True: out.sendall(bytes(1 << 16))
 """
 
-# For two seconds; what was seen, and the part of a core that it took.
+# For five seconds; what was seen, and the part of a core that it took.
 LOOK = """
 import json, sys, time
 from dslaunch.launcher.node.links import Links
@@ -39,7 +39,7 @@ one = Links(lambda: [int(sys.argv[1])])
 one.look(time.monotonic())
 used, began = time.process_time(), time.monotonic()
 found = []
-while time.monotonic() < began + 2:
+while time.monotonic() < began + 5:
     time.sleep(0.1)
     found.append(one.look(time.monotonic()))
 used = (time.process_time() - used) / (time.monotonic() - began)
@@ -118,7 +118,7 @@ def test_a_slow_link_of_a_worker_is_seen_with_its_rate(lab: Lab) -> None:
     pid = first_line(sender.popen([*words, WRITE, reader.address], stdout=subprocess.PIPE))
     assert first_line(sender.popen([*words, WRITE, other.address], stdout=subprocess.PIPE)).isdigit()
     used, found = json.loads(sender.run([*words, LOOK, pid]).stdout)
-    assert len(found) > 3
+    assert found
     for one in found:
         assert one["from"] == [sender.address]
         assert one["to"].keys() == {reader.address}
@@ -126,9 +126,12 @@ def test_a_slow_link_of_a_worker_is_seen_with_its_rate(lab: Lab) -> None:
     assert last["wait"] > 0.8
     assert last["out"] == pytest.approx(80e6 / 8, rel=0.5)
     assert last["queued"] > 0
+    print(f"{used:.4%} of a core")
     assert used < 20 * COST, "of a core; most of it is this test's own"
 
 
 def first_line(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
-    return process.stdout.readline().decode().strip()
+    with process.stdout as stdout:
+        line: bytes = stdout.readline()
+    return line.decode().strip()

@@ -78,6 +78,7 @@ def test_sums_are_added_up_and_of_others_the_last_counts(
         "7 {}",
         "x {}",
         "1 [1]",
+        f'1 {{"a": 1{"0" * 400}, "a_s": -1{"0" * 400}}}',
         '1 {"a": [1], "b": null, "c": true, "d": {}}',
         f'1 {{"{"n" * 99}": 1}}',
         "1",
@@ -90,11 +91,11 @@ def test_sums_are_added_up_and_of_others_the_last_counts(
 def test_what_is_no_line_of_ours_is_left_out(
     reader: Reader, sent: list[Frame], tmp_path: Path, line: str
 ) -> None:
-    one = reader()
+    one = reader(is_folding=True)
     write(tmp_path, f'{line}\n3 {{"loss": 1.0}}\n')
     one.read()
     one.send(1.0)
-    assert numbers(sent) == {"3": {"loss": 1.0}}
+    assert numbers(sent) == {"*": {"loss": [1.0, 1.0, 1.0, 3, 3]}}
     one.close()
 
 
@@ -194,3 +195,27 @@ def test_a_real_host_tells_all_of_it() -> None:
     found = HostSample().look()
     assert {"cores", "load1", "mem_total", "mem_used"} <= found.keys()
     assert 0 < found["mem_used"] < found["mem_total"]
+
+
+def test_where_a_rank_is_along_the_axes_is_told_with_its_first_numbers(
+    reader: Reader, sent: list[Frame], tmp_path: Path
+) -> None:
+    one = reader()
+    (tmp_path / "place-1").write_text("stage 1 of 2, dp 0")
+    (tmp_path / "place-3").write_text("a\nb")
+    for line in ('1 {"steps": 1}\n3 {"steps": 1}\n', '1 {"steps": 1}\n2 {"steps": 1}\n'):
+        write(tmp_path, line)
+        one.read()
+        one.send(1.0)
+    places = [frame.host.get("places") for frame in sent if isinstance(frame, Metrics)]
+    assert places == [{"1": "stage 1 of 2, dp 0"}, None]
+    one.close()
+
+
+def test_folded_numbers_have_the_own_time_of_ranks(reader: Reader, sent: list[Frame], tmp_path: Path) -> None:
+    one = reader(is_folding=True)
+    write(tmp_path, '0 {"step_s": 2.0, "comm_s": 0.5}\n2 {"step_s": 2.0, "comm_s": 1.5}\n3 {"step_s": 2.0}\n')
+    one.read()
+    one.send(1.0)
+    assert numbers(sent)["*"]["own_s"] == [0.5, 1.0, 1.5, 2, 0]  # type: ignore[index]
+    one.close()

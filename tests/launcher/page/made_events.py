@@ -21,6 +21,7 @@ CONFIG = {
     "bf16": {"enabled": True},
     "gradient_clipping": 1.0,
 }
+PLAIN = ("step", "steps", "loss", "step_s", "forward_s", "backward_s", "comm_s", "mem_used", "mem_peak")
 TRACEBACK = [
     "Traceback (most recent call last):",
     '  File "train.py", line 88, in <module>',
@@ -34,7 +35,8 @@ class MadeRun:
 
     With two attempts the first one ends in the middle, by a rank that fails, and the second one runs on other
     hosts. `slow_rank` makes others wait for it. More than 64 ranks are folded, as a job does. `interval_s` is
-    the time between two events with numbers; 0 lets it grow with the age, as --log_dir does.
+    the time between two events with numbers; 0 lets it grow with the age, as --log_dir does. A plain one
+    tells little, and nothing of its hosts.
     """
 
     def __init__(
@@ -49,12 +51,15 @@ class MadeRun:
         num_attempts: int = 2,
         slow_rank: int | None = 5,
         has_gpus: bool = True,
+        is_plain: bool = False,
         lr: float = 3e-4,
         seed: int = 1,
     ) -> None:
         self.name, self.num_hosts, self.per_host = name, num_hosts, per_host
         self.num_steps, self.step_s, self.interval_s = num_steps, step_s, interval_s
-        self.num_attempts, self.slow_rank, self.has_gpus, self.lr = num_attempts, slow_rank, has_gpus, lr
+        self.num_attempts, self.has_gpus, self.lr = num_attempts, has_gpus, lr
+        self.is_plain = is_plain
+        self.slow_rank = slow_rank if slow_rank is not None and slow_rank < num_hosts * per_host else None
         self._random = random.Random(seed)
 
     def hosts(self, attempt: int) -> list[str]:
@@ -274,7 +279,7 @@ class MadeRun:
             "event": "metrics",
             "attempt": attempt,
             "ranks": ranks,
-            "hosts": hosts,
+            "hosts": {} if self.is_plain else hosts,
             "lines": lines,
         }
 
@@ -289,7 +294,7 @@ class MadeRun:
         loss: float | str = 1.8 + 9 * math.exp(-6 * progress) + noise(0, 0.03)
         if step % 996 == 0:
             loss = "nan"
-        return {
+        row = {
             **{"step": step, "steps": num, "samples": 256 * step, "tokens": 256 * 2048 * step, "loss": loss},
             **{"lr": self.lr * min(1.0, 20 * progress) * (0.1 + 0.9 * math.cos(progress * 1.5))},
             **{"grad_norm": abs(0.4 + 2 * math.exp(-8 * progress) + noise(0, 0.1)), "step_s": step_s},
@@ -300,6 +305,7 @@ class MadeRun:
             **{"mem_activations": int(14 * GIB)},
             "accuracy": 0.9 * (1 - math.exp(-4 * progress)),
         }
+        return {name: value for name, value in row.items() if not self.is_plain or name in PLAIN}
 
 
 def fold(rows: dict[int, dict[str, Any]]) -> dict[str, list[float]]:

@@ -112,6 +112,22 @@ def test_old_records_are_removed_and_jobs_that_are_there_are_not(
     holder.communicate()
 
 
+def test_a_record_of_another_machine_goes_when_that_gives_no_sign_of_life(folder: Path) -> None:
+    """Counted by the clock of the file system: this machine's may be wrong."""
+    old = time.time() - registry.KEPT_S - 60
+    fields = {"state": State.RUNNING, "began_at": old, "host": "other", "boot_id": "b"}
+    for name in ("gone", "silent", "writes"):
+        path = make_record(folder, name, **fields)
+        (path / "lock").touch()
+        (path / "journal").touch()
+        for one in path.iterdir():
+            os.utime(one, (old, old))
+    os.utime(folder / "silent.0001" / "lock")  # as its process does
+    os.utime(folder / "writes.0001" / "journal")
+    clean()
+    assert sorted(one.name for one in folder.iterdir()) == ["silent.0001", "writes.0001"]
+
+
 def test_without_any_record_there_are_no_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "none"))
     assert known_jobs() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -12,8 +13,10 @@ import pytest
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.options import Options
 from dslaunch.launcher.options.detach import DetachOptions
+from dslaunch.launcher.registry import own_entry
 from dslaunch.launcher.registry.own_entry import OwnEntry, make_folder
 from dslaunch.launcher.registry.record import State, read_record
+from tests.launcher.local_job import poll
 
 MAKE = """
 from dslaunch.launcher.options import Options
@@ -60,6 +63,15 @@ def test_a_record_that_cannot_be_written_is_told_and_nothing_raises() -> None:
     entry.remove()
     entry.change(exit_code=1)
     assert "the record of the job is out of date: No such file or directory" in entry.problem
+
+
+def test_a_job_gives_signs_of_life_to_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_entry, "_SIGN_EVERY_S", 0.005)
+    folder = make_folder(Options(program="train.py"))
+    entry = OwnEntry(folder, Options(program="train.py"), is_detached=True)
+    os.utime(folder / "lock", (1, 1))
+    poll(lambda: (folder / "lock").stat().st_mtime > 1, "a sign of life")
+    entry.remove()
 
 
 def test_two_processes_cannot_be_one_job() -> None:

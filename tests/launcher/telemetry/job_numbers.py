@@ -20,11 +20,13 @@ class Step(NamedTuple):
     optimizer_s: float = 0.01
     data_s: float = 0.002
     other_s: float = 0.001
+    paused_s: float = 0.0
     state: str = ""
 
     @property
     def own_s(self) -> float:
-        return self.forward_s + self.backward_s + self.optimizer_s + self.data_s + self.other_s
+        """All but waiting for others."""
+        return sum(self[:6])
 
 
 Work = Callable[[int, float], Step]  # of a rank at a time
@@ -83,6 +85,8 @@ class FakeJob:
         for rank, one in steps.items():
             row = told.setdefault(rank, {})
             numbers = {"steps": 1, "step_s": step_s, "comm_s": step_s - one.own_s, "data_s": one.data_s}
+            if one.paused_s:
+                numbers["paused_s"] = one.paused_s
             if self._has_phases:
                 phases = (one.forward_s, one.backward_s, one.optimizer_s)
                 numbers.update(zip(("forward_s", "backward_s", "optimizer_s"), phases, strict=True))
@@ -92,7 +96,7 @@ class FakeJob:
                 row["state"] = one.state
 
     def _noisy(self, one: Step) -> Step:
-        times = [value * self._random.uniform(1 - self._noise, 1 + self._noise) for value in one[:5]]
+        times = [value * self._random.uniform(1 - self._noise, 1 + self._noise) for value in one[:6]]
         return Step(*times, state=one.state)
 
     def _tell(

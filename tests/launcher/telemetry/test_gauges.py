@@ -147,10 +147,13 @@ def test_what_no_number_is_and_what_none_can_hold(telemetry: Telemetry, shown: G
     telemetry.take_metrics("a", Metrics(0.0, {"0": {"steps": 2}}, {}))
     telemetry.flush()
     row = {"loss": 10**400, "lr": "fast", "a": "inf", "\ud800\n": 1.0, "steps": "nan", "samples": "nan"}
-    telemetry.take_metrics("a", Metrics(0.0, {"0": row}, {"cpu": None, "gpus": [1, None], "cores": "many"}))
+    telemetry.take_metrics(
+        "a", Metrics(0.0, {"0": row}, {"cpu": None, "gpus": [1, None], "cores": "many", "load1": 10**400})
+    )
     telemetry.flush()
     found = rows(shown)
-    assert found["dslaunch_loss{host=a,rank=0}"] == float("inf")
+    assert found["dslaunch_host_load1{host=a}"] == float("inf")
+    assert "dslaunch_loss{host=a,rank=0}" not in found
     assert found["dslaunch_reported{host=a,name=a,rank=0}"] == float("inf")
     assert found["dslaunch_reported{host=a,name=?\n,rank=0}"] == 1.0
     assert "dslaunch_learning_rate{host=a,rank=0}" not in found

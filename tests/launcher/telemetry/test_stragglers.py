@@ -64,10 +64,16 @@ def test_less_than_a_tenth_of_the_step_is_nothing() -> None:
     assert job.run(LONG) == []
 
 
-@pytest.mark.parametrize("state", ["saving", ""])
-def test_a_rank_that_saves_is_no_straggler(state: str) -> None:
+@pytest.mark.parametrize(
+    "saving",
+    [
+        PLAIN._replace(other_s=1.0, state="saving"),
+        PLAIN._replace(other_s=1.0),
+        PLAIN._replace(paused_s=1.0),
+    ],
+)
+def test_a_rank_that_saves_is_no_straggler(saving: Step) -> None:
     """As rank 0 does every 20 steps, and others wait; with and without a word of what it does."""
-    saving = PLAIN._replace(other_s=1.0, state=state)
     job = FakeJob(
         lambda rank, at: saving if rank == 0 and job.num_steps % 20 == 0 else PLAIN, hosts=hosts(2, 2)
     )

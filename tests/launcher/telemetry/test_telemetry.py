@@ -57,7 +57,9 @@ def test_numbers_of_all_hosts_are_one_event_an_interval() -> None:
     telemetry.look(0.0)
     telemetry.take_metrics("a", Metrics(0.0, {"0": {"step": 1, "steps": 1, "loss": 2.0}}, {"cpu": 0.5}))
     telemetry.look(100.0)
-    telemetry.take_metrics("b", Metrics(0.0, {"1": {"step": 1, "steps": 1}}, {"cpu": 0.25}))
+    telemetry.take_metrics(
+        "b", Metrics(0.0, {"1": {"step": 1, "steps": 1}}, {"cpu": 0.25, "links": {"to": {}}})
+    )
     telemetry.take_metrics("a", Metrics(0.0, {"0": {"step": 2, "steps": 1}}, {"cpu": 0.75}))
     telemetry.heard_output(1, 3)
     telemetry.heard_output(1, 2)

@@ -75,6 +75,7 @@ def test_ranks_are_processes_in_order_and_hosts_have_one_clock(tmp_path: Path) -
             torch_event("user_annotation", "gloo:recv", began + 1, ended + 1),
             torch_event("user_annotation", "gloo:recv", began + 2, ended + 2),
             torch_event("cpu_op", "aten::add", began + 3, began + 4),
+            torch_event("cpu_op", "aten::relu", ended + 3, ended + 4),
         ]
         write_rank(tmp_path, rank, [(1, at, at + 100, spans)], torch=operators)
     path = tmp_path / "all.json.gz"
@@ -94,6 +95,8 @@ def test_ranks_are_processes_in_order_and_hosts_have_one_clock(tmp_path: Path) -
     assert at[10, "step 1"] == 0
     arrows = [(one["ph"], one["pid"], one["ts"]) for one in events if one.get("cat") == "collective"]
     assert arrows == [("s", 9, 10_000), ("f", 10, 20_000)]
+    row = {one["name"]: one["tid"] for one in events if one["ph"] == "X" and one["pid"] == 9}
+    assert row["aten::mm"] == row["aten::add"] == row["aten::relu"]
     rows = {one["args"]["name"] for one in events if one["name"] == "thread_name" and one["pid"] == 9}
     ours = {"dslaunch", "communication", "communication 2", "dslaunch, thread 5"}
     assert rows == ours | {"program (torch)", "program (torch), beside 1", "program (torch), beside 2"}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from dslaunch.runtime import phases
-from dslaunch.runtime.phases import BACKWARD, COMM, DATA, EVALUATING, FORWARD, OPTIMIZER, PAUSED, Phases
+from dslaunch.runtime.comm import phases
+from dslaunch.runtime.comm.phases import BACKWARD, COMM, DATA, EVALUATING, FORWARD, OPTIMIZER, PAUSED, Phases
 
 CALLS = {
     "f": FORWARD,
@@ -116,3 +116,55 @@ def test_times_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made.end_step()
     assert made.take()["steps"] == 1
     assert made.take() == {}
+
+
+class Event:
+    """A mark of a GPU that is as far as `done_s`."""
+
+    made = 0
+    done_s = 0.0
+    now_s = 0.0
+
+    def __init__(self, **_: bool) -> None:
+        Event.made += 1
+        self.at_s = -1.0
+
+    def record(self, stream: object) -> None:
+        self.at_s = Event.now_s
+
+    def query(self) -> bool:
+        return self.at_s <= Event.done_s
+
+    def elapsed_time(self, other: Event) -> float:
+        assert self.query()
+        assert other.query()
+        return (other.at_s - self.at_s) * 1e3
+
+
+def test_times_of_a_gpu_are_told_when_it_is_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = ["main"]
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: streams[-1])
+    made = Phases(torch.device("cuda", 0))
+
+    def step() -> None:
+        with made.during(FORWARD):
+            Event.now_s += 1
+            before = made.begin(COMM)
+            Event.now_s += 1
+            made.end(COMM, before)
+        streams.append("beside")
+        assert made.begin(COMM) is None  # that stream is not what computes
+        streams.pop()
+        made.end_step()
+
+    step()
+    assert made.take() == {}
+    step()
+    Event.done_s = 3.0  # in the middle of the second step
+    assert made.take() == {"forward_s": 1.0, "comm_s": 1.0, "step_s": 2.0, "steps": 1}
+    Event.done_s = 4.0
+    assert made.take() == {"forward_s": 1.0, "comm_s": 1.0, "step_s": 2.0, "steps": 1}
+    before = Event.made
+    step()
+    assert Event.made == before  # they are used again

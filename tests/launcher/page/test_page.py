@@ -1,0 +1,219 @@
+"""The page of a run: what it says, that hostile words stay words, its size, and that it can be read."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dslaunch.launcher.page.figures import COLORS, GREY
+from dslaunch.launcher.page.page import comparison_page, page_of
+from dslaunch.launcher.page.read_run import find_source, read_run
+from dslaunch.launcher.page.run import Run
+from tests.launcher.page.made_events import BEGAN_AT, CONFIG, Event, MadeRun, as_lines, write_run
+
+pytestmark = pytest.mark.slow
+
+EVIL = (
+    "</script><script>alert('x')</script><img src=http://evil.test/x onerror=alert(1)>"
+    "\x00\x1b[31m\u2028 $$x$$ \\(y\\)"
+)
+CSS = Path(__file__).parents[3] / "launcher" / "page" / "page.css"
+TEXT_CONTRAST, GRAPHIC_CONTRAST = 4.5, 3.0  # Web Content Accessibility Guidelines 2.2, AA
+LIMIT_BYTES = 3_000_000
+
+
+def run_of(path: Path) -> Run:
+    source = find_source(str(path))
+    assert source is not None
+    return read_run(source)
+
+
+class Read(HTMLParser):
+    """Tags with their attributes, and the text outside of programs and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._open:
+            self._open.remove(tag)
+
+    def handle_data(self, data: str) -> None:
+        if not self._open:
+            self.text += data
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def hostile_events() -> list[Event]:
+    """A job all of whose words are made to harm who looks at them."""
+    culprit = {
+        **{"kind": "rank", "rank": 0, "host": EVIL, "code": 1, "signal": 0, "message": EVIL, "place": EVIL},
+        **{"evidence": [EVIL], "traceback": [EVIL, "x" * 10_000_000], "last_lines": [EVIL] * 5000},
+    }
+    own = {"attempt": 0}
+    numbers = {"step": 1, "loss": 1.0, EVIL: 2.0, "state": EVIL, "steps": 1, "step_s": 1.0, "comm_s": 0.5}
+    events: list[Event] = [
+        {"event": "job", "name": EVIL, "command": ["dslaunch", EVIL], "cwd": EVIL, "version": EVIL},
+        {"event": "attempt", **own, "workers": [[EVIL, 0, 0, 0]], "log_folder": EVIL},
+        {"event": "phase", **own, "phase": EVIL},
+        {"event": "running", **own},
+        {"event": "config", "rank": 0, "config": {EVIL: {EVIL: [EVIL, {EVIL: EVIL}]}}},
+        *(
+            {
+                "event": "metrics",
+                **own,
+                "ranks": {"0": {**numbers, "step": step}},
+                "hosts": {EVIL: {"cpu": 0.5}},
+            }
+            for step in range(1, 6)
+        ),
+        {"event": "note", "level": 40, "text": EVIL},
+        {"event": "stacks", "title": EVIL, "lines": [EVIL]},
+        {"event": "hang", "rank": 0, "report": EVIL},
+        {"event": "straggler", "rank": 0, "host": EVIL, "cause": EVIL, "share": 0.5, "text": EVIL},
+        {"event": "exited", **own, "rank": 0, "host": EVIL, "code": 1, "signal": 0},
+        {
+            "event": "verdict",
+            **own,
+            "exit_code": 1,
+            "culprit": culprit,
+            "others": [culprit],
+            "decision": EVIL,
+        },
+        {"event": "end", "exit_code": 1, "duration_s": 5.0},
+    ]
+    return [{"at": BEGAN_AT + place, **one} for place, one in enumerate(events)]
+
+
+def write_hostile(folder: Path) -> Path:
+    path = folder / "events.jsonl"
+    path.write_bytes(as_lines(hostile_events()))
+    return path
+
+
+def test_a_page_says_how_the_run_went(tmp_path: Path) -> None:
+    write_run(tmp_path, MadeRun(num_hosts=2, per_host=2, num_steps=100, slow_rank=1, has_gpus=False))
+    page = page_of(run_of(tmp_path))
+    read = Read(page)
+    for words in (
+        "ended well",
+        "dslaunch -H hosts --max_restarts 3 --log_dir logs train.py",
+        "rank 3 on worker-2 exited with code 1",
+        "torch.OutOfMemoryError: CUDA out of memory",
+        "starting again (1 of 3) without worker-2, with spare-1 in its place",
+        "its own computing takes longer",
+        "no rank has written anything for 60 s",
+        "prefetch_bucket_size",
+        "Loss: ",
+    ):
+        assert words in read.text, words
+    charts = [one for one in read.of("div") if one.get("class") == "chart"]
+    keys = [one["data-key"] for one in charts]
+    assert len(keys) == len(set(keys)) > 15
+    assert {"curve-loss", "curve-lr", "curve-grad_norm", "phases", "memory", "starts", "time-line"} <= set(
+        keys
+    )
+    assert all(one["aria-label"] for one in charts)
+    assert page.count("<figure>") == page.count(">The numbers</summary>") == len(charts)
+    linked = {str(one["href"])[1:] for one in read.of("a")}
+    assert linked <= {one.get("id") for one in read.of("section")}
+
+
+def test_nothing_of_a_page_is_loaded_from_elsewhere(tmp_path: Path) -> None:
+    write_run(tmp_path, MadeRun(num_hosts=1, per_host=2, num_steps=50, slow_rank=None))
+    read = Read(page_of(run_of(tmp_path)))
+    assert not [one for one in read.of("script") if "src" in one]
+    assert not {"img", "iframe", "object", "embed", "base"} & {name for name, _ in read.tags}
+    assert [one["href"] for one in read.of("link")] == ["data:,"]
+    (policy,) = [
+        one["content"] for one in read.of("meta") if one.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert "default-src 'none'" in str(policy)
+    assert "http" not in str(policy)
+    (script_rule,) = [one for one in str(policy).split(";") if "script-src" in one]
+    assert "unsafe" not in script_rule
+
+
+def test_whatever_a_job_wrote_is_text(tmp_path: Path) -> None:
+    page = page_of(run_of(write_hostile(tmp_path)))
+    read = Read(page)
+    assert len(read.of("script")) == 3
+    assert {"img", "iframe"} & {name for name, _ in read.tags} == set()
+    assert "alert('x')" in read.text
+    assert not re.search("[\x00\x1b\u2028]", read.text)
+    assert len(page) < LIMIT_BYTES
+    assert "$$x$$" not in page[page.index("docs_json") :]
+
+
+def test_two_runs_are_compared(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", MadeRun(num_hosts=1, per_host=2, num_steps=100, num_attempts=1))
+    write_run(
+        tmp_path / "b", MadeRun(num_hosts=2, per_host=2, num_steps=60, num_attempts=1, lr=1e-3, step_s=0.4)
+    )
+    path = tmp_path / "b" / "events.jsonl"
+    changed = json.dumps({**CONFIG, "bf16": {"enabled": False}, "more": 1}, separators=(",", ":"))
+    path.write_text(path.read_text().replace(json.dumps(CONFIG, separators=(",", ":")), changed))
+    read = Read(comparison_page(run_of(tmp_path / "a"), run_of(tmp_path / "b")))
+    text = re.sub(r"\s+", " ", read.text)
+    for words in ("config: bf16.enabledtruefalse", "config: more1", "worker-1worker-[1-2]", "steps10060"):
+        assert words in text, words
+    assert "zero_optimization" not in text
+    keys = {one["data-key"] for one in read.of("div") if one.get("class") == "chart"}
+    assert {"step-loss", "step-lr", "time-rate"} <= keys
+
+
+def brightness(color: str) -> float:
+    """Relative luminance. Source: Web Content Accessibility Guidelines 2.2"""
+    parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((brightness(one), brightness(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def themes() -> list[dict[str, str]]:
+    blocks: list[Any] = re.findall(r"\{\s*(--paper[^}]*)\}", CSS.read_text())
+    found = [dict(re.findall(r"(--[a-z]+): (#[0-9a-f]{6})", one)) for one in blocks]
+    assert len(found) == 4  # light, dark by preference, dark by the button, print
+    assert found[1] == found[2]
+    assert found[0] == found[3]
+    return found[:2]
+
+
+def test_colors_can_be_told_from_the_background() -> None:
+    for theme in themes():
+        for paper in (theme["--paper"], theme["--card"]):
+            for ink in ("--ink", "--soft", "--link", "--good", "--bad", "--warn"):
+                assert contrast(theme[ink], paper) >= TEXT_CONTRAST, (ink, paper)
+        for color in (*COLORS, GREY):
+            assert contrast(color, theme["--paper"]) >= GRAPHIC_CONTRAST, color
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("num_hosts", "per_host"), [(1, 8), (12, 8)])
+def test_ten_days_are_a_small_page(tmp_path: Path, num_hosts: int, per_host: int) -> None:
+    ten_days = MadeRun(num_hosts=num_hosts, per_host=per_host, num_steps=86_400, step_s=10.0, interval_s=0)
+    write_run(tmp_path, ten_days)
+    page = page_of(run_of(tmp_path))
+    assert len(page) < LIMIT_BYTES
+    assert "240 h" in page

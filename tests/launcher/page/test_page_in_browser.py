@@ -1,0 +1,136 @@
+"""The page in a real browser: it draws, asks no network, follows the theme, and survives hostile words."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dslaunch.launcher.page.page import comparison_page, page_of
+from dslaunch.launcher.page.read_run import find_source, read_run
+from dslaunch.launcher.page.run import Run
+from tests.docs.browser import Browser, find_browser
+from tests.launcher.page.made_events import MadeRun, write_run
+from tests.launcher.page.test_page import write_hostile
+
+PROGRAM = find_browser()
+PHONE = (390, 844)  # CSS pixels
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="needs Chromium: apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    assert PROGRAM is not None
+    with Browser(PROGRAM, tmp_path_factory.mktemp("profile")) as one:
+        one.resize(1200, 900)
+        yield one
+
+
+def run_of(path: Path) -> Run:
+    source = find_source(str(path))
+    assert source is not None
+    return read_run(source)
+
+
+def prefer(browser: Browser, theme: str, *, media: str = "screen") -> None:
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.call("Emulation.setEmulatedMedia", features=features, media=media)
+
+
+def show(browser: Browser, folder: Path, page: str) -> None:
+    """Open the page, and wait until all is drawn."""
+    path = folder / "page.html"
+    path.write_text(page)
+    browser.errors.clear()
+    browser.requested.clear()
+    browser.open(path.as_uri())
+    browser.wait_for("document.documentElement.dataset.painted")
+
+
+def assert_quiet(browser: Browser) -> None:
+    assert browser.errors == []
+    assert [one for one in browser.requested if not one.startswith(("file:", "data:", "blob:"))] == []
+
+
+def background(browser: Browser) -> Any:
+    return browser.ask("getComputedStyle(document.body).backgroundColor")
+
+
+def axis_color(browser: Browser) -> Any:
+    return browser.ask(
+        "Bokeh.documents[0].roots()[1].below[0].major_label_text_color.value"
+        " || Bokeh.documents[0].roots()[1].below[0].major_label_text_color"
+    )
+
+
+def test_a_page_draws_its_charts_in_both_themes_and_asks_no_network(browser: Browser, tmp_path: Path) -> None:
+    write_run(tmp_path, MadeRun(num_hosts=1, per_host=2, num_steps=120, slow_rank=1, is_plain=True))
+    prefer(browser, "dark")
+    show(browser, tmp_path, page_of(run_of(tmp_path)))
+    points = browser.ask("dslaunchPoints()")
+    few = ("time-line", "starts", "phases-by-rank", "memory")
+    assert all(number > 20 for key, number in points.items() if key not in few), points
+    assert all(points[key] >= 2 for key in few), points
+    assert browser.ask("document.querySelectorAll('.chart').length") == len(points)
+    # The charts are pictures in shadow trees: each has a canvas of a size.
+    drawn = browser.ask(
+        "[...document.querySelectorAll('.chart')].filter(one => one.offsetHeight > 100).length"
+    )
+    assert drawn == len(points)
+    assert background(browser) == "rgb(20, 23, 28)"
+    assert axis_color(browser) == "#a0a9b4"
+    browser.ask("document.getElementById('theme').click()")
+    assert background(browser) == "rgb(255, 255, 255)"
+    assert axis_color(browser) == "#57606a"
+    assert browser.ask("document.documentElement.scrollWidth <= innerWidth")
+    assert_quiet(browser)
+    browser.ask("try { localStorage.clear() } catch (error) {}")
+
+
+def test_hostile_words_do_nothing(browser: Browser, tmp_path: Path) -> None:
+    prefer(browser, "light")
+    show(browser, tmp_path, page_of(run_of(write_hostile(tmp_path))))
+    assert browser.ask("document.images.length") == 0
+    assert browser.ask("document.scripts.length") == 3
+    assert "alert('x')" in browser.ask("document.querySelector('h1').textContent")
+    assert browser.ask("Object.values(dslaunchPoints()).every(one => one > 0)")
+    assert_quiet(browser)
+
+
+@pytest.mark.exhaustive
+def test_two_runs_are_drawn_over_each_other(browser: Browser, tmp_path: Path) -> None:
+    for name, lr in (("a", 1e-3), ("b", 2e-3)):
+        write_run(
+            tmp_path / name,
+            MadeRun(num_hosts=1, per_host=2, num_steps=200, lr=lr, num_attempts=1, is_plain=True),
+        )
+    show(browser, tmp_path, comparison_page(run_of(tmp_path / "a"), run_of(tmp_path / "b")))
+    points = browser.ask("dslaunchPoints()")
+    assert points["step-loss"] > 20
+    assert points["time-rate"] > 20
+    assert_quiet(browser)
+
+
+@pytest.mark.exhaustive
+def test_folded_ranks_on_a_phone_and_on_paper(browser: Browser, tmp_path: Path) -> None:
+    write_run(tmp_path, MadeRun(num_hosts=64, per_host=8, num_steps=60, slow_rank=77, is_plain=True))
+    prefer(browser, "dark")
+    browser.resize(*PHONE, is_phone=True)
+    try:
+        show(browser, tmp_path, page_of(run_of(tmp_path)))
+        assert browser.ask("document.documentElement.scrollWidth") <= PHONE[0]
+        assert browser.ask("dslaunchPoints()['phases-by-rank']") == 64
+        prefer(browser, "dark", media="print")
+        assert background(browser) == "rgb(255, 255, 255)"
+        assert base64.b64decode(browser.call("Page.printToPDF")["data"]).startswith(b"%PDF")
+        assert_quiet(browser)
+    finally:
+        browser.call("Emulation.setEmulatedMedia", features=[], media="")
+        browser.resize(1200, 900)
