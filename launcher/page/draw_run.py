@@ -258,10 +258,10 @@ def _moments(run: Run) -> list[Stretch]:
         at = one["at"] - run.began_at
         found.append(Stretch(row, at, at, kind, words[:200]))
 
-    for one in run.stragglers[:MAX_MARKS]:
-        begin = one["at"] - run.began_at
-        end = one.get("over_at", one["at"]) - run.began_at
-        words = f"rank {one.get('rank')} on {one.get('host')}: {one.get('cause')}"
+    for straggler in run.stragglers[:MAX_MARKS]:
+        begin = straggler["at"] - run.began_at
+        end = straggler.get("over_at", straggler["at"]) - run.began_at
+        words = f"rank {straggler.get('rank')} on {straggler.get('host')}: {straggler.get('cause')}"
         found.append(Stretch("stragglers", begin, max(begin, end), "straggler", words[:200]))
     for one in run.hangs[:MAX_MARKS]:
         add("hangs", one, "hang", f"rank {one.get('rank')} told of a hang")
