@@ -51,6 +51,7 @@ HOST_CHARTS = {
     "mem_used": ("Memory in use", "GiB", GIB),
     "net_in": ("Network, in", "MiB/s", MIB),
     "net_out": ("Network, out", "MiB/s", MIB),
+    "net_wait": ("Data wait for the network, of the time", "%", 0.01),
     "disk_read": ("Disks, read", "MiB/s", MIB),
     "disk_write": ("Disks, written", "MiB/s", MIB),
     "gpu_util": ("GPUs in use, mean of a host", "%", 0.01),
@@ -257,10 +258,11 @@ def _moments(run: Run) -> list[Stretch]:
         at = one["at"] - run.began_at
         found.append(Stretch(row, at, at, kind, words[:200]))
 
-    for one in run.stragglers[:MAX_MARKS]:
-        add(
-            "stragglers", one, "straggler", f"rank {one.get('rank')} on {one.get('host')}: {one.get('cause')}"
-        )
+    for straggler in run.stragglers[:MAX_MARKS]:
+        begin = straggler["at"] - run.began_at
+        end = straggler.get("over_at", straggler["at"]) - run.began_at
+        words = f"rank {straggler.get('rank')} on {straggler.get('host')}: {straggler.get('cause')}"
+        found.append(Stretch("stragglers", begin, max(begin, end), "straggler", words[:200]))
     for one in run.hangs[:MAX_MARKS]:
         add("hangs", one, "hang", f"rank {one.get('rank')} told of a hang")
     for one in run.stacks[:MAX_MARKS]:

@@ -146,6 +146,7 @@ class _Reader:
             "note": self._note,
             "stacks": self._stacks,
             "straggler": self._straggler,
+            "straggler_over": self._straggler_over,
             "exited": self._exited,
             "verdict": self._verdict,
             "lost": self._lost,
@@ -234,10 +235,18 @@ class _Reader:
         if not self._keep(self._run.stragglers, event, at, limit=2000):
             self._run.num_stragglers_left_out += 1
 
+    def _straggler_over(self, event: dict[str, Any], at: float) -> None:
+        who = [event.get(name) for name in ("rank", "host", "cause")]
+        for one in reversed(self._run.stragglers):
+            if [one.get(name) for name in ("rank", "host", "cause")] == who:
+                one.setdefault("over_at", at)
+                return
+
     def _keep(self, found: list[Any], event: dict[str, Any], at: float, *, limit: int = MAX_TOLD) -> bool:
         if len(found) >= limit:
             return False
         found.append({**event, "at": at})
+        found[-1].pop("over_at", None)  # ours
         return True
 
     def _note(self, event: dict[str, Any], at: float) -> None:

@@ -14,7 +14,7 @@ PHASES = ("forward_s", "backward_s", "optimizer_s", "comm_s", "data_s", "paused_
 MEMORY_KINDS = ("mem_parameters", "mem_gradients", "mem_optimizer", "mem_activations", "mem_other")
 KNOWN = ("loss", "lr", "grad_norm", "loss_scale", "skipped", "mem_used", "mem_peak")
 _NO_CURVES = frozenset(("step", "samples", "tokens", "steps", "mem_total", *MEMORY_KINDS))
-HOST_CURVES = ("cpu", "load1", "mem_used", "net_in", "net_out", "disk_read", "disk_write")
+HOST_CURVES = ("cpu", "load1", "mem_used", "net_in", "net_out", "net_wait", "disk_read", "disk_write")
 GPU_CURVES = {"gpu_util": "util", "gpu_mem": "mem_used", "gpu_power": "power_w", "gpu_temp": "temp_c"}
 MAX_CUSTOM = 12
 MAX_RANKS = 4096  # of which totals are kept
@@ -79,7 +79,7 @@ class Run:
     num_notes_left_out: int = 0
     stacks: list[Row] = field(default_factory=list)
     hangs: list[Row] = field(default_factory=list)
-    stragglers: list[Row] = field(default_factory=list)
+    stragglers: list[dict[str, Any]] = field(default_factory=list)  # `over_at`: when it was well again
     num_stragglers_left_out: int = 0
     states: list[tuple[float, float, str]] = field(default_factory=list)  # begin, end, what
     end: Row | None = None
@@ -201,6 +201,7 @@ class Numbers:
         """Seconds of a step, and of that what is a rank's own: without its waits for others."""
         steps = {one.key: one.mean for one in spreads.get("steps", ())}
         waits = {one.key: one for one in spreads.get("comm_s", ())}
+        known = {one.key: one for one in spreads.get("own_s", ())}
         pauses = {one.key: one.mean for one in spreads.get("paused_s", ())}
         step_s, own = [], []
         for one in spreads.get("step_s", ()):
@@ -209,7 +210,9 @@ class Numbers:
                 continue
             step_s.append(_scaled(one, 1 / count))
             wait = waits.get(one.key)
-            if wait is not None:
+            if one.key in known:
+                own.append(_scaled(known[one.key], 1 / count))
+            elif wait is not None:
                 rest_s = one.mean - pauses.get(one.key, 0.0)
                 low, mean, high = rest_s - wait.high, rest_s - wait.mean, rest_s - wait.low
                 least = Spread(one.key, low, mean, high, wait.high_key, wait.low_key, one.weight)

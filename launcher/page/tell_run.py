@@ -266,9 +266,12 @@ def stragglers(run: Run) -> str:
                 f"{100 * max(shares):.0f} %" if shares and math.isfinite(max(shares)) else "",
                 moment(found[0]["at"]),
                 moment(found[-1]["at"]),
+                moment(found[-1].get("over_at", 0.0)) or "not known to be over",
             )
         )
-    made = table(("rank", "host", "cause", "times", "of a step, at most", "first", "last"), rows)
+    made = table(
+        ("rank", "host", "cause", "times", "of a step, at most", "first", "last", "well again"), rows
+    )
     each = [
         (moment(one["at"]), text(one.get("text")) or str(one.get("rank"))) for one in run.stragglers[:200]
     ]

@@ -69,6 +69,42 @@ def test_folded_ranks_are_those_of_their_hosts(tmp_path: Path) -> None:
     assert run.curves["accuracy"].points()[-1].mean == pytest.approx(0.8835, abs=0.01)
 
 
+def test_a_straggler_is_one_until_it_is_well_again(tmp_path: Path) -> None:
+    who = {"rank": 1, "host": "worker-1", "cause": "compute"}
+    events = [
+        {"event": "job", "name": "t"},
+        {"event": "straggler", **who, "share": 0.3, "over_at": "x"},
+        {"event": "straggler_over", **who, "cause": "data"},
+        {"event": "straggler_over", **who},
+        {"event": "straggler", **who, "share": 0.2},
+    ]
+    path = tmp_path / "events"
+    path.write_bytes(as_lines([{"at": BEGAN_AT + place, **one} for place, one in enumerate(events)]))
+    first, second = run_of(path).stragglers
+    assert first["over_at"] == BEGAN_AT + 3
+    assert "over_at" not in second
+
+
+def test_what_the_hosts_say_of_folded_ranks_is_taken(tmp_path: Path) -> None:
+    row = {"steps": [2, 2, 2, 0, 1], "step_s": [1, 1, 1, 0, 1], "comm_s": [0, 0.2, 0.4, 0, 1]}
+    row["own_s"] = [0.6, 0.8, 1.0, 9, 8]
+    events: list[dict[str, Any]] = [
+        {"at": BEGAN_AT, "event": "attempt", "attempt": 0, "workers": [["a", 0, 0, 0], ["a", 0, 1, 1]]},
+        {
+            "at": BEGAN_AT + 1,
+            "event": "metrics",
+            "attempt": 0,
+            "ranks": {"a *": row},
+            "hosts": {},
+            "lines": {},
+        },
+    ]
+    (tmp_path / "events").write_bytes(as_lines(events))
+    (point,) = run_of(tmp_path / "events").curves["own_s"].points()
+    assert (point.low, point.mean, point.high) == pytest.approx((0.3, 0.4, 0.5))
+    assert (point.low_key, point.high_key) == ("9", "8")
+
+
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_a_file_that_is_cut_shows_what_is_left(tmp_path: Path, share: float) -> None:
     path = write_run(tmp_path, small())
