@@ -243,7 +243,13 @@ class Instruments:
         }
 
 
+def _both(
+    outer: AbstractContextManager[object], inner: AbstractContextManager[object]
+) -> AbstractContextManager[object]:
+    return outer if isinstance(inner, nullcontext) else _nested(outer, inner)
+
+
 @contextmanager
-def _both(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
+def _nested(outer: AbstractContextManager[object], inner: AbstractContextManager[object]) -> Iterator[None]:
     with outer, inner:
         yield
