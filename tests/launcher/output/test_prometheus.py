@@ -151,6 +151,18 @@ def test_slow_clients_hold_up_neither_the_job_nor_others(
                 assert client.recv(100) == b"", "it lost its connection"
 
 
+def test_of_too_many_clients_the_oldest_lose_their_connection(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "CLIENT_S", 60.0)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(served.connect()) for _ in range(prometheus.MAX_CLIENTS + 3)]
+        assert served.ask()[0] == 200
+        for client in clients[:3]:
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(100) == b""
+
+
 @pytest.mark.slow
 def test_two_thousand_requests_hold_up_no_job(served: Served) -> None:
     codes: list[int] = []
