@@ -33,7 +33,7 @@ MAX_NAME_LENGTH = 60
 MAX_TEXT_LENGTH = 200
 MAX_FILE_BYTES = 1 << 20
 FOLDED = "*"
-_FILES = ("config", "hang", "trace")
+_FILES = ("config", "hang")
 _INFINITE = 1.7976931348623157e308
 _MOST = 1 << 64  # of a whole number: a greater one may be none that a float can hold
 

@@ -21,7 +21,6 @@ from ..wire.frames import Metrics, Told
 METRICS = "metrics"
 _OPENING = ("job", "attempt", "config")  # what a file that begins later needs first
 _LATE_S = 0.3  # of an interval: hosts tell at different times, and one event has them all
-_MAX_REPORT = 1 << 20
 _NO_EVENT = ("links", "places")  # long, and only for the comparison of hosts
 
 
@@ -122,12 +121,12 @@ class Telemetry:
 
     def take_told(self, item: Told) -> None:
         """Something long of a rank."""
-        if item.name == "hang":
-            self.record("hang", rank=item.rank, report=item.text[:_MAX_REPORT])
-            return
         try:
             told = json.loads(item.text)
         except (ValueError, RecursionError):
+            return
+        if item.name == "hang":
+            self.record("hang", rank=item.rank, report=str(told))
             return
         self.record(item.name, rank=item.rank, **{item.name: told})
 

@@ -191,6 +191,7 @@ class FlightRecorder:
         self.step = 1  # the optimizer step that is being made
         self.quiet_since = time.monotonic()  # when a collective last began or was waited for
         self.phases: Phases | None = None  # whose time it is to wait for a collective
+        self.tell_hang: Callable[[str], None] | None = None  # who is told, too, what is said of one
         self._issued = [0] * NUM_LANES
         self._turns: dict[Line, int] = {}
         self._recent: deque[Collective] = deque(maxlen=_NUM_RECENT)

@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from typing import Any, SupportsFloat
 
 from ..errors import ConfigError
+from ..tracing.tracer import mark_step
 from .pipe import Pipe, process_pipe
 
 MOST_NAMES = 32  # that a program may tell: with an engine's they fit into one line
@@ -24,7 +25,7 @@ def report(*, step: int | None = None, loss: SupportsFloat | None = None, **numb
 
     Call it as often as you like, with any names: of what was told in a second the last value counts, and of
     names that end in _s, which are seconds, the sum. Where no launcher listens it does nothing, and it never
-    waits: a tensor of a GPU is read when the GPU has computed it. An engine tells its steps, loss and times
+    waits: a tensor of a GPU is read when the GPU has computed it. With `--trace` it says where a step ends. An engine tells its steps, loss and times
     without this call; under those names the value given here goes before, but for `step`, which is the
     engine's.
 
@@ -43,6 +44,8 @@ def report(*, step: int | None = None, loss: SupportsFloat | None = None, **numb
         known = _process_steps()
         known.check_names(given)
         pipe.add(told | known.count(pipe, told), is_program=True)
+    if "step" in told:
+        mark_step(told["step"])
 
 
 class _Steps:

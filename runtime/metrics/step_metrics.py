@@ -55,7 +55,9 @@ class StepMetrics:
         self._process.memory.models.add(model)
         axes = model.domains.axes
         self._num_copies = axes.dp * axes.sp
-        model.domains.wire.recorder.phases = self._phases
+        recorder = model.domains.wire.recorder
+        recorder.phases = self._phases
+        recorder.tell_hang = lambda text: self._pipe.tell_file("hang", json.dumps(text))
 
     def close(self) -> None:
         """The engine has ended."""

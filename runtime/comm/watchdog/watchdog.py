@@ -135,7 +135,7 @@ class Watchdog:
         }
         text = describe_hang(positions, world_size=self._world_size, leaders=self._leaders, names=self._names)
         if text is not None:
-            _say(
+            self._say(
                 f"{text}dslaunch: the ranks go on waiting; torch gives up after "
                 f"{self._timeout.total_seconds():.0f} s\n"
             )
@@ -151,11 +151,18 @@ class Watchdog:
         """Say what this rank knows: without the board it cannot tell what the others do."""
         self._reported = list(self._recorder.issued)
         waited_s = time.monotonic() - overdue.began
-        _say(
+        self._say(
             f"dslaunch: it hangs: {self._names.of(self._rank)} has waited {waited_s:.0f} s for "
             f"{overdue.label} (step {overdue.label.step}), and cannot ask the others: {lost}; rank 0, which "
             "serves it, is stopped, has ended or cannot be reached\n"
         )
+
+    def _say(self, text: str) -> None:
+        """In one piece: all ranks may share this stderr."""
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        if self._recorder.tell_hang is not None:
+            self._recorder.tell_hang(text)
 
     def _note(self, rank: int) -> str:
         return f"{self._round}/rank/{rank}"
@@ -194,9 +201,3 @@ def _stop(watchdog: weakref.ref[Watchdog]) -> None:
     alive = watchdog()
     if alive is not None:
         alive.stop()
-
-
-def _say(text: str) -> None:
-    """In one piece: all ranks may share this stderr."""
-    sys.stderr.write(text)
-    sys.stderr.flush()

@@ -129,3 +129,26 @@ def test_each_attempt_has_its_own_events(start: Start, tmp_path: Path) -> None:
     assert "starting again" in of(events, "verdict")[0]["decision"] or of(events, "verdict")[0]["decision"]
     assert of(events, "end")[0]["exit_code"] == 0
     assert os.path.exists(tmp_path / "train.py")
+
+
+def test_a_hang_is_among_them(start: Start, tmp_path: Path) -> None:
+    """Rank 1 leaves out a step: what the watchdog says of it is told, too."""
+    job = start(
+        """
+        import torch, dslaunch
+        model = torch.nn.Linear(4, 4)
+        config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+        engine, *_ = dslaunch.initialize(model=model, config=config)
+        for step in range(2):
+            if (rank, step) == (1, 1): wait()
+            engine.backward(engine(torch.ones(1, 4)).sum())
+            engine.step()
+        """,
+        *("--num_gpus", "2", "--events", "events"),
+        env={"DSLAUNCH_WATCHDOG_S": "2"},
+    )
+    found = tmp_path / "events"
+    poll(lambda: found.exists() and '"event":"hang"' in found.read_text(), "the hang", timeout_s=60)
+    (hang,) = of(events_of(found), "hang")
+    assert "rank 1" in hang["report"]
+    assert hang["report"].strip() in job.err.replace(f"localhost:{hang['rank']} | ", "")

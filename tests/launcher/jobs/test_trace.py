@@ -218,6 +218,24 @@ def test_steps_that_were_never_made_are_said(start: Start, tmp_path: Path) -> No
     job.assert_nothing_is_left()
 
 
+def test_a_program_without_an_engine_says_where_its_steps_end(start: Start, tmp_path: Path) -> None:
+    job = start(
+        """
+        import torch, dslaunch
+        weight = torch.ones(4, 4)
+        for step in range(1, 6):
+            weight = weight @ weight / weight.norm()
+            dslaunch.report(step=step)
+        """,
+        *("--num_gpus=1", "--trace=3-4", "--trace_to=steps.json"),
+    )
+    assert job.wait() == 0, job.err
+    assert "dslaunch: trace of 1 rank" in job.err
+    assert "without steps" not in job.err
+    assert "aten::mm" in (tmp_path / "steps.json").read_text()
+    job.assert_nothing_is_left()
+
+
 def test_a_detached_job_leaves_its_trace_where_the_command_was_given(start: Start, tmp_path: Path) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     job = start(writing("trace([1])"), "--trace=1", "--detach", "--name=night", env=state)

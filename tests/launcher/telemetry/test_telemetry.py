@@ -96,7 +96,15 @@ def test_what_a_worker_tells_badly_is_left_out(text: str) -> None:
     telemetry, kept = Telemetry(), Kept()
     telemetry.add(kept)
     telemetry.take_told(Told(0, "config", text))
+    telemetry.take_told(Told(0, "hang", text))
     assert kept.events == []
+
+
+def test_a_hang_is_told_in_the_words_of_the_watchdog() -> None:
+    telemetry, kept = Telemetry(), Kept()
+    telemetry.add(kept)
+    telemetry.take_told(Told(1, "hang", '"it hangs:\\n  rank 0"'))
+    assert [(one["rank"], one["report"]) for one in kept.of("hang")] == [(1, "it hangs:\n  rank 0")]
 
 
 def test_numbers_become_rarer_and_nothing_of_them_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
