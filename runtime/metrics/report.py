@@ -25,9 +25,10 @@ def report(*, step: int | None = None, loss: SupportsFloat | None = None, **numb
 
     Call it as often as you like, with any names: of what was told in a second the last value counts, and of
     names that end in _s, which are seconds, the sum. Where no launcher listens it does nothing, and it never
-    waits: a tensor of a GPU is read when the GPU has computed it. With `--trace` it says where a step ends. An engine tells its steps, loss and times
-    without this call; under those names the value given here goes before, but for `step`, which is the
-    engine's.
+    waits: a tensor of a GPU is read when the GPU has computed it. With --trace it says where a step ends.
+
+    An engine tells its steps, loss and times without this call; under those names the value given here goes
+    before, but for `step`, which is the engine's.
 
     Shapes: numbers, or anything with one: 0-d tensors and arrays
     Units:  `step` counts optimizer steps, from 1; `loss` is of that step
