@@ -121,7 +121,7 @@ class RunState:
 
     @property
     def step(self) -> int | None:
-        """Optimizer steps that every rank has done; None if no rank tells them."""
+        """Optimizer steps that the rank furthest ahead has done; None if no rank tells them."""
         steps = [one.step for one in (*self.ranks.values(), *self.folded.values()) if one.step is not None]
         return max(steps, default=None)
 
