@@ -95,7 +95,8 @@ class RunningJob:
             self._telemetry.record(
                 "straggler", rank=rank, host=host, cause=cause, share=one.share, text=one.text
             )
-            self._console.warn(one.text)
+            if one.is_said:
+                self._console.warn(one.text)
 
     def warn_of_left_over(self, host: HostState, num_processes: int) -> None:
         """Processes that a host has ended at the job's end."""

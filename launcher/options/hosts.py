@@ -71,7 +71,7 @@ CHOICE_OPTIONS: tuple[click.Option, ...] = (
         default="-1",
         callback=_num_nodes,
         metavar="N",
-        help="Use the first N hosts; for a job, MIN:MAX means --min_nodes=MIN --max_nodes=MAX.",
+        help="Use the first N hosts, or of a job MIN:MAX of them.",
     ),
     EXEC_PREFIX,
 )

@@ -66,7 +66,7 @@ OPTIONS: tuple[click.Option, ...] = (
     click.Option(
         ["--log_dir"],
         metavar="DIR",
-        help="Write each rank's output to files in DIR/<run>/attempt_<n>, and the report to DIR/<run>.",
+        help="Keep each rank's output, and the report, in DIR/<run>.",
     ),
     click.Option(
         ["--tee", "--ranks"],

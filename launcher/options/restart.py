@@ -35,7 +35,7 @@ OPTIONS: tuple[click.Option, ...] = (
         ["--max_restarts"],
         type=Whole(),
         metavar="N",
-        help="Start the whole job again after a failure, N times at most.  [default: 0]",
+        help="After a failure start the job again, N times.  [default: 0]",
     ),
     click.Option(
         ["--spares"],

@@ -199,7 +199,7 @@ class Console:
         self._last_progress_at = now
         text += f" ({now - began_at:.0f} s)"
         if not self._display.has_status_line:
-            self.say(text)
+            self._log(20, text, is_event=False)
         elif self._level <= _LEVELS["info"]:
             self._display.status(text)
 
@@ -275,9 +275,10 @@ class Console:
         if lines:
             self.show(f"{title} of rank {culprit.rank}:", lines)
 
-    def _log(self, level: int, message: str) -> None:
+    def _log(self, level: int, message: str, *, is_event: bool = True) -> None:
         if level >= _LEVELS["info"]:
             self._ranks.flush()  # what the ranks wrote before this
+        if level >= _LEVELS["info"] and is_event:
             self.telemetry.record("note", level=level, text=cleaned(message))
         if level < self._level:
             return

@@ -27,7 +27,7 @@ from .stragglers import (
 
 LOOK_EVERY_S = 1.0
 COST = 0.01  # of a core: in jobs of very many hosts it looks more seldom
-QUIET_S = 60.0  # in which one that was well meanwhile is no news; twice as long each time
+QUIET_S = 60.0  # in which one that was well meanwhile is not said again; twice as long each time
 MAX_QUIET_S = 3600.0
 MAX_ROWS = 20_000  # of a rank
 
@@ -35,7 +35,8 @@ MAX_ROWS = 20_000  # of a rank
 class Straggler(NamedTuple):
     """Something that the other ranks wait for. Of a link, `rank` is the first one of its host.
 
-    `share`: of a step, by which they wait longer. `is_over`: not any more, and there is no text.
+    `share`: of a step, by which they wait longer. `is_over`: not any more, and there is no text. `is_said`:
+    it is worth a line, as it was not said a short time ago.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class Straggler(NamedTuple):
     share: float = 0.0
     text: str = ""
     is_over: bool = False
+    is_said: bool = True
 
 
 class StragglerWatch:
@@ -63,7 +65,7 @@ class StragglerWatch:
         self._looks: dict[Pair, deque[Look]] = {}
         self._addresses: dict[str, str] = {}  # of hosts; empty for what several hosts call theirs
         self._told: set[tuple[int, str]] = set()  # ranks and causes that are no news
-        self._quiet: dict[tuple[int, str], tuple[float, float]] = {}  # until when they are not, and how long
+        self._quiet: dict[tuple[int, str], tuple[float, float]] = {}  # until when not to say it, and how long
         self._newest = 0.0
         self._window_s = WINDOW_S
         self._look_at = 0.0
@@ -148,28 +150,31 @@ class StragglerWatch:
         news = self._over({key for key in self._told if key[1] != "link" and key[0] in judged - slow})
         groups: dict[tuple[str, str], list[Slow]] = {}
         for one in found.slow:
-            if one.is_clear and self._is_news((one.rank, one.cause), now):
+            if one.is_clear and (one.rank, one.cause) not in self._told:
                 groups.setdefault((self._host_of.get(one.rank, ""), one.cause), []).append(one)
         for (host, cause), group in groups.items():
-            text = self._describe(group, host)
-            news.append(Straggler(group[0].rank, host, cause, round(group[0].share, 4), text))
+            told = [self._tell((one.rank, cause), now) for one in group]
+            text, share = self._describe(group, host), round(group[0].share, 4)
+            news.append(Straggler(group[0].rank, host, cause, share, text, is_said=any(told)))
         return news
 
     def _news_of_links(self, waiting: float | None, now: float) -> list[Straggler]:
         found = find_slow_link(self._looks, newest=self._newest, length=self._window_s, waiting=waiting)
         rank = None if found is None else self._first_rank(found.host)
         news = self._over({key for key in self._told if key[1] == "link" and key[0] != rank})
-        if found is not None and found.is_clear and rank is not None and self._is_news((rank, "link"), now):
-            news.append(Straggler(rank, found.host, "link", round(found.share, 4), describe_link(found)))
+        if found is not None and found.is_clear and rank is not None and (rank, "link") not in self._told:
+            is_said, share = self._tell((rank, "link"), now), round(found.share, 4)
+            news.append(Straggler(rank, found.host, "link", share, describe_link(found), is_said=is_said))
         return news
 
-    def _is_news(self, key: tuple[int, str], now: float) -> bool:
-        until, quiet_s = self._quiet.get(key, (0.0, QUIET_S / 2))
-        if key in self._told or now < until:
+    def _tell(self, key: tuple[int, str], now: float) -> bool:
+        """It is no news from now on. Return whether to say it in a line."""
+        self._told.add(key)
+        until, quiet_s = self._quiet.get(key, (float("-inf"), QUIET_S / 2))
+        if now < until:
             return False
         quiet_s = min(MAX_QUIET_S, 2 * quiet_s)
         self._quiet[key] = (now + quiet_s, quiet_s)
-        self._told.add(key)
         return True
 
     def _over(self, keys: Collection[tuple[int, str]]) -> list[Straggler]:

@@ -161,6 +161,8 @@ class Instruments:
         """
         if self._sums_loss:
             part = part.detach().float()
+            if part.is_cuda and self.metrics is not None:
+                part = part.clone()  # it is read later, and the program may change its loss
             self._loss = part if self._loss is None else self._loss + part
 
     def forget_losses(self) -> None:

@@ -86,6 +86,11 @@ class Pipe:
         if self._line is not None:
             self.look()
 
+    def look_if_due(self) -> None:
+        """As `look`, for what is called in each step."""
+        if time.monotonic() - self._line_at >= self._place.interval_s:
+            self.look()
+
     def look(self) -> None:
         """Write what is known, if it is time."""
         with self._alone() as may:
@@ -114,6 +119,8 @@ class Pipe:
         """Write what has not been told."""
         until = time.monotonic() + _END_S
         with self._alone() as may:
+            if may:
+                self._take(self.ask(), is_program=False)
             while may and (self._told or self._line or self._files):
                 if not self._write(time.monotonic()) or time.monotonic() > until:
                     return

@@ -26,6 +26,12 @@ class _Process:
     def __init__(self, device: torch.device) -> None:
         self.phases = Phases(device)
         self.memory = MemoryNumbers(device)
+        self.last: dict[str, Any] = {}  # of the last step, unless it is told
+
+    def numbers(self) -> dict[str, Any]:
+        """Return what is new; nothing before the next step has ended."""
+        last, self.last = self.last, {}
+        return {**last, **self.phases.take(), **self.memory.look()} if last else {}
 
 
 @cache
@@ -38,15 +44,15 @@ class StepMetrics:
 
     def __init__(self, pipe: Pipe, device: torch.device) -> None:
         process = _process(pipe, device)
-        self._pipe, self._phases, self._memory = pipe, process.phases, process.memory
-        pipe.ask = process.memory.look
+        self._pipe, self._process, self._phases = pipe, process, process.phases
+        pipe.ask = process.numbers
         self._tokens, self._num_copies = 0, 1
         self._is_evaluating = False
         pipe.has_engine = True
 
     def join(self, model: ShardedModel) -> None:
         """The engine has its model."""
-        self._memory.models.add(model)
+        self._process.memory.models.add(model)
         axes = model.domains.axes
         self._num_copies = axes.dp * axes.sp
         model.domains.wire.recorder.phases = self._phases
@@ -78,7 +84,7 @@ class StepMetrics:
         if not self._is_evaluating:
             self._is_evaluating = True
             self._pipe.tell_state("evaluating")
-        self._pipe.look()
+        self._pipe.look_if_due()
         return self._phases.during(EVALUATING)
 
     def note_inputs(self, given: Any) -> None:
@@ -98,7 +104,7 @@ class StepMetrics:
         grad_norm: float | None,
         loss_scale: float | None,
     ) -> None:
-        """After an optimizer step."""
+        """After an optimizer step. What this costs is paid in each: most is done once for a line."""
         if not self._pipe.claim(self):
             return
         self._phases.end_step()
@@ -116,8 +122,8 @@ class StepMetrics:
             numbers["loss_scale"] = loss_scale
         if self._tokens:
             numbers["tokens"] = self._tokens * self._num_copies
-        numbers |= self._phases.take()
-        self._pipe.add(numbers)
+        self._process.last = numbers
+        self._pipe.look_if_due()
 
     def tell_config(self, config: dict[str, Any]) -> None:
         """Tell the configuration as it took effect."""

@@ -62,6 +62,7 @@ KNOWN: dict[Place, str] = {
     ("node/starter.py", "Starter.ask_to_end", "os.replace"): "the same",
     ("registry/journal.py", "JournalFile._make", "os.replace"): "in the folder of the job's record",
     ("registry/known_jobs.py", "_remove_half_made", "shutil.rmtree"): "a folder that has no record yet",
+    ("registry/known_jobs.py", "_remove_silent", "shutil.rmtree"): "a job's folder in the registry",
     ("registry/known_jobs.py", "clean", "shutil.rmtree"): "an old record; it removes links as links",
     ("registry/own_entry.py", "OwnEntry.remove", "shutil.rmtree"): "the folder of this job's record",
     ("registry/record.py", "_replace", "os.replace"): "in the folder of the job's record",

@@ -112,7 +112,7 @@ def test_a_rank_that_saves_is_not_the_slowest() -> None:
 
 
 @pytest.mark.parametrize("num_hosts", [1, 16])
-def test_a_step_in_which_one_rank_saved_names_nobody(num_hosts: int) -> None:
+def test_a_step_in_which_one_rank_saved_names_no_rank(num_hosts: int) -> None:
     state = RunState()
     for event in events_of(Made(num_hosts=num_hosts, duration_s=20)):
         if event["event"] == "metrics" and num_hosts == 1:

@@ -361,7 +361,7 @@ def test_saving_loading_and_evaluating_are_states_and_no_computing(
         _, last = (row for row in rows if "steps" in row)
         assert "state" not in last
         assert 0.9 * took_s[rank] < last["paused_s"] < took_s[rank] + NAP_S
-        assert last.get("data_s", 0.0) + last["forward_s"] < NAP_S
+        assert last.get("data_s", 0.0) + last["forward_s"] < last["paused_s"]  # three naps at least
         # What the program says of the loss counts from then on; the step is the engine's.
         assert [row["loss"] for row in rows if "loss" in row][1:] == [7.0]
         assert [row["step"] for row in rows if "step" in row] == [1, 2]

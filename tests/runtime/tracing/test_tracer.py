@@ -6,6 +6,7 @@ import json
 import os
 import time
 import timeit
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import dslaunch
 from dslaunch.launcher.sync.host_clock import HostClock
 from dslaunch.launcher.trace.rank_trace import RankTrace, read_rank
 from dslaunch.launcher.trace.times import times_of
+from dslaunch.runtime.comm.flight_recorder import FlightRecorder
 from dslaunch.runtime.environment import TraceRequest, read_trace
 from dslaunch.runtime.errors import ConfigError
 from dslaunch.runtime.tracing import tracer
-from dslaunch.runtime.tracing.spans import MAX_SPANS, SPANS, Spans
+from dslaunch.runtime.tracing.spans import MARK, MAX_SPANS, SPANS, Spans
 from dslaunch.runtime.tracing.tracer import Tracer, mark_step
 from tests.runtime.models import make_config, make_model
 from tests.runtime.ranks import Ranks
@@ -252,3 +254,17 @@ def test_steps_are_read_from_the_environment() -> None:
     given = {"DSLAUNCH_TRACE": "10", "DSLAUNCH_TRACE_FILE": "/x"}
     assert read_trace(given) == TraceRequest(first=10, last=10, path="/x")
     assert read_trace({**given, "DSLAUNCH_TRACE": "3-5"}) == TraceRequest(first=3, last=5, path="/x")
+
+
+def test_what_a_gpu_does_for_a_collective_has_its_name_in_torch_s_profile() -> None:
+    SPANS.begin(has_gpu=True)
+    try:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            FlightRecorder().begin("all_gather", "unit 'x'", nbytes=4, lane=0).start(lambda: None)
+            with Tracer(None).phase("step", nullcontext()):
+                pass
+    finally:
+        SPANS.end()
+        SPANS.has_gpu = False
+    names = {one.name for one in profile.events() or ()}
+    assert {f"{MARK}all_gather of unit 'x'", f"{MARK}optimizer"} <= names
