@@ -17,9 +17,12 @@ pytestmark = pytest.mark.slow
 TELL = """
 import json
 def tell(**numbers):
-    path = os.environ['DSLAUNCH_METRICS_PIPE']
-    while not os.path.exists(path): time.sleep(0.01)
-    fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    while True:
+        try:
+            fd = os.open(os.environ['DSLAUNCH_METRICS_PIPE'], os.O_WRONLY | os.O_NONBLOCK)
+            break
+        except OSError:  # it is not there yet, or nobody reads yet
+            time.sleep(0.01)
     os.write(fd, f'{rank} {json.dumps(numbers)}\\n'.encode())
     os.close(fd)
 """
