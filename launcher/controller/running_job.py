@@ -83,6 +83,7 @@ class RunningJob:
             blocks = self._stacks.blocks(now, ended=self._roster.ended_ranks())
             for block in blocks:
                 self._console.show(block.title, block.lines)
+                self._telemetry.record("stacks", title=block.title, lines=list(block.lines))
             if blocks:
                 self._console.answered()
 

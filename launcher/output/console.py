@@ -253,10 +253,6 @@ class Console:
         """Something that was asked for, whatever the log level but critical: a sentence,
         and lines below it.
         """
-        self.telemetry.record("stacks", title=title, lines=list(lines))
-        self._show(title, lines)
-
-    def _show(self, title: str, lines: Sequence[str]) -> None:
         self.error(title)
         for line in lines:
             self._display.below(f"    {cleaned(line.expandtabs())}")
@@ -276,7 +272,7 @@ class Console:
             if culprit.last_lines_of != "stderr":
                 title = f"last lines ({culprit.last_lines_of})"
         if lines:
-            self._show(f"{title} of rank {culprit.rank}:", lines)
+            self.show(f"{title} of rank {culprit.rank}:", lines)
 
     def _log(self, level: int, message: str, *, is_event: bool = True) -> None:
         if level >= _LEVELS["info"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +21,6 @@ MAX_REPORT_BYTES = 64 << 20
 MAX_ATTEMPTS = 2000
 MAX_TOLD = 200  # hangs, and questions for stacks
 _FIRST_NOTES = 200
-_OF_A_CULPRIT = re.compile("(traceback|last lines)( \\(stdout\\))? of rank [0-9]+:")
 EVENTS, REPORT, LATEST = "events.jsonl", "report.json", "latest"
 
 
@@ -227,8 +225,6 @@ class _Reader:
         self._keep(self._run.hangs, event, at)
 
     def _stacks(self, event: dict[str, Any], at: float) -> None:
-        if _OF_A_CULPRIT.match(text(event.get("title"))):
-            return  # the verdict has these
         self._keep(self._run.stacks, event, at)
 
     def _straggler(self, event: dict[str, Any], at: float) -> None:
