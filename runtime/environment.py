@@ -93,6 +93,13 @@ def read_metrics(environ: Mapping[str, str] | None = None) -> MetricsPlace | Non
     )
 
 
+def claim_metrics() -> bool:
+    """Return whether this process tells the worker's numbers: the first one that asks does. Those that it
+    starts, whatever program they are, find its number in DSLAUNCH_METRICS_PROCESS.
+    """
+    return os.environ.setdefault("DSLAUNCH_METRICS_PROCESS", str(os.getpid())) == str(os.getpid())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
     """The steps, counted from 1, that the launcher has asked this rank to trace, and where that goes."""
