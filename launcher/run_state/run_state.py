@@ -327,8 +327,8 @@ class RunState:
             self._add(at, "lines_per_s", total / since_s)
 
     def _follow_run(self, at: float, told: list[RankState | FoldedRanks]) -> None:
-        """The numbers of the run as a whole. A mean is that of all, also of those that tell later than others:
-        the ranks' losses differ, and the mean of a part of them would jump to and fro.
+        """The numbers of the run as a whole. A mean is that of all, also of those that tell later than
+        others: the ranks' losses differ, and the mean of a part of them would jump to and fro.
         """
         for name in ("loss", "lr", "grad_norm", "loss_scale"):
             if not any(name in one.values for one in told):

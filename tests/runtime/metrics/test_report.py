@@ -90,7 +90,7 @@ def test_nan_is_a_number(reader: Reader) -> None:
         ({"step": -1}, r"report\(step=-1\): must be a whole number, 0 or more"),
         (
             {"state": 1},
-            r"report\('state'=...\): a name has 1 to 40 printable ASCII characters, no .*, and is not",
+            r"report\('state'=...\): a name has 1 to 40 printable ASCII .*, and is not",
         ),
         ({"a" * 41: 1}, r"a name has 1 to 40 printable ASCII"),
         ({"a\nb": 1}, r"a name has 1 to 40 printable ASCII"),
