@@ -75,7 +75,8 @@ def _table(times: Sequence[RankTimes]) -> list[str]:
         head=[_HEAD[place] for place in kept],
         numbers=range(1, len(kept)),
     )
-    return [f"where the time of steps {format_ranks(steps)} went:", "", *shown]
+    word = "step" if len(steps) == 1 else "steps"
+    return [f"where the time of {word} {format_ranks(steps)} went:", "", *shown]
 
 
 def _named(title: str, times: Sequence[RankTimes], field: str) -> list[str]:
