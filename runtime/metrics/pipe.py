@@ -246,7 +246,7 @@ def process_pipe() -> Pipe | None:
     Errors: ConfigError for a value in the environment that is not allowed
     """
     place = read_metrics()
-    return None if place is None or not claim_metrics() else Pipe(place)
+    return None if place is None or not claim_metrics(place.path) else Pipe(place)
 
 
 @contextlib.contextmanager

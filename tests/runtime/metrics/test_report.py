@@ -133,7 +133,8 @@ def test_what_a_worker_starts_tells_nothing_in_its_name(reader: Reader) -> None:
         "dslaunch.report(step=2, loss=2.0)"
     )
     environ = {
-        **{name: value for name, value in os.environ.items() if name != "DSLAUNCH_METRICS_PROCESS"},
+        **os.environ,
+        "DSLAUNCH_METRICS_PROCESS": "1 /a/pipe/of/the/job/around/this",
         "DSLAUNCH_METRICS_PIPE": str(reader.path),
         "DSLAUNCH_METRICS_INTERVAL": "0.1",
         "RANK": "2",

@@ -49,7 +49,7 @@ def telling(rank: int, path: str | Path, *, interval_s: float = 0.0) -> Iterator
     names = {
         "DSLAUNCH_METRICS_PIPE": str(path),
         "DSLAUNCH_METRICS_INTERVAL": str(interval_s),
-        "DSLAUNCH_METRICS_PROCESS": str(os.getpid()),
+        "DSLAUNCH_METRICS_PROCESS": "",
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(dist.get_world_size() if dist.is_initialized() else rank + 1),
