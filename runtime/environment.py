@@ -93,6 +93,18 @@ def read_metrics(environ: Mapping[str, str] | None = None) -> MetricsPlace | Non
     )
 
 
+def claim_metrics(path: str) -> bool:
+    """Return whether this process tells the worker's numbers into that pipe: the first one that asks does.
+    Those that it starts, whatever program they are, find its number in DSLAUNCH_METRICS_PROCESS; workers of
+    another job among them find the pipe of that job beside it.
+    """
+    pid, _, of = os.environ.get("DSLAUNCH_METRICS_PROCESS", "").partition(" ")
+    if of != path:
+        os.environ["DSLAUNCH_METRICS_PROCESS"] = f"{os.getpid()} {path}"
+        return True
+    return pid == str(os.getpid())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
     """The steps, counted from 1, that the launcher has asked this rank to trace, and where that goes."""

@@ -96,7 +96,7 @@ def test_an_extra_is_a_feature_and_not_what_only_the_tests_need(built: Path) -> 
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = archive.read(name).decode()
     extras = {line.split()[1] for line in metadata.splitlines() if line.startswith("Provides-Extra:")}
-    assert extras == {"train", "cuda12", "cuda13", "demo"}
+    assert extras == {"train", "cuda12", "cuda13", "demo", "watch", "report", "prometheus", "otel"}
 
 
 @pytest.mark.slow

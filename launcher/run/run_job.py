@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import click
 
 from ..backends.choose import Access, choose_access
 from ..backends.refused_before import RefusedBefore
-from ..controller.job_signals import no_worker_signals
+from ..controller.job_signals import ENDING, no_worker_signals, received, unignored
 from ..controller.timings import describe as describe_timings, drawn
 from ..errors import LaunchError
 from ..inputs.rank_set import format_ranks
@@ -58,6 +59,15 @@ def run(options: Options) -> int:
 
 def run_with(options: Options, console: Console) -> int:
     """The same with this console."""
+    try:
+        return _run_and_tell(options, console)
+    except KeyboardInterrupt:
+        if not console.has_begun:
+            raise
+        raise click.exceptions.Exit(130) from None  # how the job ended was said, or is being said
+
+
+def _run_and_tell(options: Options, console: Console) -> int:
     began = time.monotonic()
     code, failure = 1, ""
     try:
@@ -72,16 +82,18 @@ def run_with(options: Options, console: Console) -> int:
         raise
     except KeyboardInterrupt:
         code = 130
-        if not console.has_begun:
-            raise
-        raise click.exceptions.Exit(130) from None  # how the job ended was said, or is being said
+        raise
     finally:
-        console.telemetry.flush()
         duration_s = round(time.monotonic() - began, 3)
-        console.telemetry.record("end", exit_code=code, duration_s=duration_s)
-        console.telemetry.close()
+        # The job is over: a signal from here on gives up what waits, and is not how the job ended.
+        with contextlib.suppress(KeyboardInterrupt):
+            console.telemetry.flush()
+        with contextlib.suppress(KeyboardInterrupt):
+            console.telemetry.record("end", exit_code=code, duration_s=duration_s)
+            console.telemetry.close()
         if options.end.is_on and not options.dry_run:
-            _tell_end(options, console, code, duration_s=duration_s, error=failure)
+            with received(unignored(ENDING), lambda _number, _frame: None):
+                _tell_end(options, console, code, duration_s=duration_s, error=failure)
 
 
 def _tell_end(options: Options, console: Console, code: int, *, duration_s: float, error: str) -> None:

@@ -327,9 +327,14 @@ class RunState:
             self._add(at, "lines_per_s", total / since_s)
 
     def _follow_run(self, at: float, told: list[RankState | FoldedRanks]) -> None:
-        """The numbers of the run as a whole, of those that told something now."""
+        """The numbers of the run as a whole. A mean is that of all, also of those that tell later than
+        others: the ranks' losses differ, and the mean of a part of them would jump to and fro.
+        """
         for name in ("loss", "lr", "grad_norm", "loss_scale"):
-            values = [one.values[name] for one in told if name in one.values]
+            if not any(name in one.values for one in told):
+                continue
+            everyone = (*self.ranks.values(), *self.folded.values())
+            values = [one.values[name] for one in everyone if name in one.values]
             if values:
                 self._add(at, name, sum(values) / len(values))
         times = [one.times for one in told if one.times is not None]

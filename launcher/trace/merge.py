@@ -65,6 +65,8 @@ def write_merged(path: str, traces: Sequence[RankTrace], head: dict[str, Any]) -
         size = os.path.getsize(part)
         os.replace(part, path)
     except OSError as error:
+        with contextlib.suppress(OSError):  # it takes what is left of the disk
+            os.unlink(part)
         raise LaunchError(
             f"--trace: {path}: {error.strerror}; give --trace_to a file that you can write"
         ) from None
@@ -98,11 +100,14 @@ def read_head(path: str) -> dict[str, Any]:
         found = json.loads(line[len(begin) : -len(end)])
         if not isinstance(found, dict):
             raise ValueError
-    except ValueError:
-        raise LaunchError(
-            f"{path} is no trace of dslaunch's; give a file that dslaunch --trace has written"
-        ) from None
+    except (ValueError, RecursionError):
+        raise not_ours(path) from None
     return found
+
+
+def not_ours(path: str) -> LaunchError:
+    """What is said of a file that --trace has not written so."""
+    return LaunchError(f"{path} is no trace of dslaunch's; give a file that dslaunch --trace has written")
 
 
 def events_of(traces: Sequence[RankTrace], notes: list[tuple[int, str]]) -> Iterator[Event]:

@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import LaunchError
 from ..inputs.rank_set import format_ranks
 from ..output.table import table
+from .merge import not_ours, read_head
 from .times import MAX_NAMED, RankTimes
 
 MAX_ROWS = 16  # ranks that are printed unless they are asked for
@@ -25,6 +26,18 @@ def head_of(times: Sequence[RankTimes], problems: Sequence[str], *, clock_error_
         "problems": list(problems),
         "clock_error_s": clock_error_s,
     }
+
+
+def lines_of_file(path: str, *, ranks: Sequence[range] | None = None) -> list[str]:
+    """The same of a file, whatever is in it.
+
+    Errors: LaunchError if it is no such file, or has none of these ranks
+    """
+    head = read_head(path)
+    try:
+        return lines_of(head, ranks=ranks, path=path)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError):  # it was changed
+        raise not_ours(path) from None
 
 
 def lines_of(head: dict[str, Any], *, ranks: Sequence[range] | None = None, path: str = "") -> list[str]:
@@ -75,7 +88,8 @@ def _table(times: Sequence[RankTimes]) -> list[str]:
         head=[_HEAD[place] for place in kept],
         numbers=range(1, len(kept)),
     )
-    return [f"where the time of steps {format_ranks(steps)} went:", "", *shown]
+    word = "step" if len(steps) == 1 else "steps"
+    return [f"where the time of {word} {format_ranks(steps)} went:", "", *shown]
 
 
 def _named(title: str, times: Sequence[RankTimes], field: str) -> list[str]:

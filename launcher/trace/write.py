@@ -14,7 +14,7 @@ from ..options.trace import TraceOptions
 from ..output.console import Console
 from ..sync.trace_files import TraceFiles
 from ..wording import count, shown_size
-from .merge import write_merged
+from .merge import Merged, write_merged
 from .rank_trace import read_rank
 from .shown import head_of, lines_of
 from .times import times_of
@@ -25,7 +25,7 @@ def write_trace(
 ) -> bool:
     """Merge what an attempt has brought, and say where its time went; returns whether there is a file.
 
-    Errors: LaunchError if that cannot be written
+    Errors: LaunchError if that cannot be written; where the time went has been said then
     """
     ends = _ends(verdict, (one.rank for node in plan.nodes for one in node.ranks))
     traces = [
@@ -55,11 +55,14 @@ def write_trace(
     error_s = max(one.clock_error_s for one in found)
     said = [f"rank {rank}: {problem}" for rank, problem in problems]
     head = head_of(times, said, clock_error_s=error_s)
-    merged = write_merged(path, found, head)
-    for rank, problem in (*merged.notes, *problems):
-        console.warn(f"--trace: rank {rank}: {problem}")
-    for line in filter(None, lines_of({**head, "problems": []}, path=path)):
-        console.say(line)
+    merged: Merged | None = None
+    try:
+        merged = write_merged(path, found, head)
+    finally:
+        for rank, problem in (*(merged.notes if merged is not None else ()), *problems):
+            console.warn(f"--trace: rank {rank}: {problem}")
+        for line in filter(None, lines_of({**head, "problems": []}, path=path)):
+            console.say(line)
     console.say(
         f"trace of {count(len(found), 'rank')}, {count(merged.num_events, 'event')}, "
         f"{shown_size(merged.num_bytes)}: {path}; open it at https://ui.perfetto.dev"

@@ -11,7 +11,7 @@ class DeviceNumber:
 
     def __init__(self, tensor: Tensor) -> None:
         """Shapes: [], on a GPU"""
-        self._host = torch.empty((), dtype=tensor.dtype, pin_memory=True)
+        self._host = torch.empty((), dtype=tensor.dtype, device="cpu", pin_memory=True)
         self._host.copy_(tensor, non_blocking=True)
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record(torch.cuda.current_stream(tensor.device))

@@ -18,7 +18,7 @@ from functools import cache
 from threading import RLock
 from typing import Any
 
-from ..environment import MetricsPlace, read_metrics
+from ..environment import MetricsPlace, claim_metrics, read_metrics
 
 MAX_LINE_BYTES = 4096  # a pipe takes so many whole or not at all
 _FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -247,12 +247,13 @@ def _take_from_gpu(line: dict[str, Any]) -> bool:
 
 @cache
 def process_pipe() -> Pipe | None:
-    """Return that of this process; None where the launcher asks for no numbers.
+    """Return that of this process; None where the launcher asks for no numbers, and in a process that the
+    worker has started, whose steps are not the worker's.
 
     Errors: ConfigError for a value in the environment that is not allowed
     """
     place = read_metrics()
-    return None if place is None else Pipe(place)
+    return None if place is None or not claim_metrics(place.path) else Pipe(place)
 
 
 @contextlib.contextmanager

@@ -6,17 +6,23 @@ It imports neither torch nor anything that does.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import cache
+from math import inf
 from numbers import Integral, Real
 from typing import Any, SupportsFloat
 
+from ..environment import read_trace
 from ..errors import ConfigError
-from ..tracing.tracer import mark_step
 from .pipe import Pipe, process_pipe
 
 MOST_NAMES = 32  # that a program may tell: with an engine's they fit into one line
 LONGEST_NAME = 40
 _TAKEN = ("state", "file")
+_ESCAPED = '"\\'  # in JSON these take two bytes
+_AMOUNTS = frozenset(
+    ("steps", "step_s", "forward_s", "backward_s", "optimizer_s", "comm_s", "paused_s", "data_s")
+)  # of the interval: they are added up, and rates come from them
 _LARGEST_WHOLE = 2**53  # a float holds those below exactly
 
 
@@ -41,12 +47,14 @@ def report(*, step: int | None = None, loss: SupportsFloat | None = None, **numb
         given["loss"] = loss
     pipe = process_pipe()
     told = {name: _number(name, value) for name, value in given.items()}
+    known = _process_steps()
+    known.check_names(given)
     if pipe is not None and told:
-        known = _process_steps()
-        known.check_names(given)
         pipe.add(told | known.count(pipe, told), is_program=True)
     if "step" in told:
-        mark_step(told["step"])
+        mark = _step_marker()
+        if mark is not None:
+            mark(told["step"])
 
 
 class _Steps:
@@ -57,12 +65,14 @@ class _Steps:
         self._names: set[str] = set()
 
     def check_names(self, given: dict[str, Any]) -> None:
-        self._names.update(given)
-        if len(self._names) > MOST_NAMES:
+        """Names that are refused do not count later. Errors: ConfigError if there are too many"""
+        new = given.keys() - self._names
+        if new and len(self._names) + len(new) > MOST_NAMES:
             raise ConfigError(
-                f"report() was given {len(self._names)} different names so far, the last ones "
-                f"{', '.join(sorted(given)[:3])}; tell at most {MOST_NAMES}"
+                f"report() was given {len(self._names) + len(new)} different names so far, the last ones "
+                f"{', '.join(sorted(new)[:3])}; tell at most {MOST_NAMES}"
             )
+        self._names |= new
 
     def count(self, pipe: Pipe, told: dict[str, Any]) -> dict[str, float]:
         """How many steps there were since the last call, and how long they took, where no engine tells it."""
@@ -80,15 +90,25 @@ def _process_steps() -> _Steps:
     return _Steps()
 
 
+@cache
+def _step_marker() -> Callable[[int], None] | None:
+    """What a trace is to be told of steps; None where none is asked for."""
+    if read_trace() is None:
+        return None
+    from ..tracing.tracer import mark_step  # here: few programs are traced
+
+    return mark_step
+
+
 def _number(name: str, value: Any) -> Any:
     """Return a number that JSON has, or a tensor of a GPU.
 
     Errors: ConfigError
     """
-    if not name or len(name) > LONGEST_NAME or not name.isascii() or not name.isprintable() or name in _TAKEN:
+    if not _is_name(name):
         raise ConfigError(
-            f"report({name!r}=...): a name has 1 to {LONGEST_NAME} printable ASCII characters, and is not "
-            f"{' or '.join(map(repr, _TAKEN))}; rename it"
+            f"report({name!r}=...): a name has 1 to {LONGEST_NAME} printable ASCII characters, no quotation "
+            f"mark and no backslash, and is not {' or '.join(map(repr, _TAKEN))}; rename it"
         )
     if not isinstance(value, Real) and hasattr(value, "item"):
         shape = tuple(getattr(value, "shape", ()))
@@ -99,7 +119,10 @@ def _number(name: str, value: Any) -> Any:
             )
         if getattr(value, "is_cuda", False):
             return value.detach().clone()  # the program may change it
-        value = value.item()
+        try:
+            value = value.item()
+        except RuntimeError as error:  # such as a tensor without storage
+            raise ConfigError(f"report({name}=...): {error}; give a number") from None
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(
             f"report({name}={value!r}): is {type(value).__name__}; give a number, or a tensor with one"
@@ -114,4 +137,16 @@ def _number(name: str, value: Any) -> Any:
         ) from None
     if name == "step" and not (isinstance(number, int) and number >= 0):
         raise ConfigError(f"report(step={value!r}): must be a whole number, 0 or more")
+    if name in _AMOUNTS and not 0 <= number < inf:
+        raise ConfigError(f"report({name}={value!r}): must be a finite number, 0 or more")
     return number
+
+
+def _is_name(name: str) -> bool:
+    return (
+        0 < len(name) <= LONGEST_NAME
+        and name.isascii()
+        and name.isprintable()
+        and name not in _TAKEN
+        and not any(one in name for one in _ESCAPED)
+    )

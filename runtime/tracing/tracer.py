@@ -54,6 +54,7 @@ class Tracer:
         self._step = 0  # whose window is open; 0: none is
         self._began = 0
         self._data_since = 0
+        self._marked = 0  # the last step that a program without an engine has told
         self._has_failed = False
 
     # ---- what an engine tells
@@ -106,6 +107,20 @@ class Tracer:
         if self._step:
             self._end_window()
         self.enter(step + 1)
+
+    def mark(self, step: int) -> None:
+        """A program without an engine has made this step, which it may tell more than once. What came in the
+        time of several steps is not taken for that of one.
+        """
+        if step == self._marked:
+            return
+        self._marked = step
+        if self._step and step != self._step:
+            SPANS.take()
+            first, self._step = self._step, 0
+            self._close(f"report(step={step}) came next, and one for each step is needed from {first - 1} on")
+            return
+        self.end_step(step)
 
     # ---- the trace
 
@@ -297,4 +312,4 @@ def mark_step(step: int) -> None:
     """
     tracer = process_tracer()
     if tracer.is_armed and not tracer.has_engine:
-        tracer.end_step(step)
+        tracer.mark(step)

@@ -21,6 +21,7 @@ ARGUMENTS: dict[str, type[int] | type[float] | type[str]] = {  # of the faults t
     "refuse-port": int,
     "limit-cpu": float,
     "slow-down": float,
+    "receive-slowly": float,
     "limit-memory": int,
     "drop-from": str,  # an address
 }

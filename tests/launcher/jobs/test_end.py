@@ -11,14 +11,16 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dslaunch.launcher.errors import EXIT_MISTAKE
 from dslaunch.launcher.options.end import EndOptions, without_secrets
-from dslaunch.launcher.run import job_end
+from dslaunch.launcher.run import job_end, run_job
 from dslaunch.launcher.run.job_end import tell_end
 from tests.launcher.local_job import Start, assert_short, poll
 
@@ -203,6 +205,38 @@ def test_what_a_command_leaves_running_or_prints_without_end_holds_up_nothing() 
     assert time.monotonic() - began < 4
     assert said.startswith("--on_end: ended with code 2; it printed: xxx")
     assert len(said) < 3000
+
+
+@pytest.mark.parametrize("comes", ["before its events are closed", "before it runs"])
+def test_an_interrupt_of_a_job_that_has_ended_does_not_leave_it_out(
+    monkeypatch: pytest.MonkeyPatch, comes: str
+) -> None:
+    ran: list[int] = []
+
+    def interrupt(place: str) -> None:
+        if place == comes:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0)  # where Python looks for signals
+
+    def tell(_options: Any, _console: Any, code: int, **_: Any) -> None:
+        interrupt("before it runs")
+        ran.append(code)
+
+    monkeypatch.setattr(run_job, "no_worker_signals", nullcontext)
+    monkeypatch.setattr(run_job, "_begin_events", lambda *_: None)
+    monkeypatch.setattr(run_job, "_run", lambda *_: 0)
+    monkeypatch.setattr(run_job, "_tell_end", tell)
+    telemetry = SimpleNamespace(
+        flush=lambda: interrupt("before its events are closed"), record=lambda *_, **__: None, close=bool
+    )
+    console: Any = SimpleNamespace(telemetry=telemetry, has_begun=True)
+    options: Any = SimpleNamespace(end=SimpleNamespace(is_on=True), dry_run=False)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert run_job.run_with(options, console) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ran == [0]
 
 
 def test_an_interrupt_gives_it_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,6 +236,15 @@ def test_a_program_without_an_engine_says_where_its_steps_end(start: Start, tmp_
     job.assert_nothing_is_left()
 
 
+def test_where_no_file_can_be_written_the_times_are_said_all_the_same(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "taken.json").mkdir()
+    job = start(writing("trace([10], end='whole')"), "--trace=10", f"--trace_to={tmp_path}/taken.json")
+    assert job.wait() == 0
+    assert "dslaunch: where the time of step 10 went" in job.err
+    assert f"dslaunch: --trace: {tmp_path}/taken.json: Is a directory; give --trace_to a file" in job.err
+    assert [one.name for one in tmp_path.glob("taken*")] == ["taken.json"]
+
+
 def test_a_detached_job_leaves_its_trace_where_the_command_was_given(start: Start, tmp_path: Path) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
     job = start(writing("trace([1])"), "--trace=1", "--detach", "--name=night", env=state)

@@ -52,7 +52,7 @@ def test_a_soft_limit_is_raised_for_the_agent_and_not_for_the_workers(
 @pytest.mark.skipif(not RUNS_AS_ROOT, reason="needs root and setpriv to become another user")
 @pytest.mark.parametrize(
     ("most", "what"),
-    [(1, "the threads and processes of dslaunch itself"), (4, "the agent"), (12, "rank ")],
+    [(1, "the threads and processes of dslaunch itself"), (5, "the agent"), (12, "rank ")],
 )
 def test_a_limit_of_processes_is_named_and_no_orphan_is_left(
     most: int, what: str, start_words: Start

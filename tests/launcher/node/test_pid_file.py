@@ -100,7 +100,7 @@ def test_it_is_there_in_every_attempt_and_on_every_host(lab: Lab) -> None:
     show = "import glob, os, sys, time\n" + (
         "(path,) = glob.glob('/tmp/*.deepspeed')\n"
         "with open(path) as file: agent = file.read()\n"
-        "print(os.path.exists('/proc/' + agent), os.getppid() == int(agent), flush=True)\n"
+        "os.write(1, b'%r %r\\n' % (os.path.exists('/proc/' + agent), os.getppid() == int(agent)))\n"
         "sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
     )
     (folder / "train.py").write_text(show)

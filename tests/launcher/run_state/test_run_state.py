@@ -46,6 +46,16 @@ def test_a_run_of_four_hosts() -> None:
     assert attempt.running_at == attempt.phases[-1].ended_at
 
 
+def test_the_loss_of_the_run_is_the_mean_of_all_ranks_though_some_tell_later() -> None:
+    state = RunState()
+    state.take({"event": "attempt", "at": 1, "workers": [["a", 0, 0, 0], ["a", 0, 1, 1]]})
+    told: tuple[dict[str, float], ...] = ({"0": 1.0, "1": 3.0}, {"0": 1.0}, {"1": 3.0})
+    for at, losses in enumerate(told, start=2):
+        rows = {rank: {"step": at, "loss": loss} for rank, loss in losses.items()}
+        state.take({"event": "metrics", "at": at, "ranks": rows})
+    assert [value for _, value in state.recent("loss")] == [2.0, 2.0, 2.0]
+
+
 def test_restarts_their_culprits_and_the_end() -> None:
     state = state_of(Made(duration_s=100, fails_at=(30, 60), exit_code=0))
     verdicts = [one.verdict for one in state.attempts]

@@ -14,6 +14,8 @@ from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.trace import merge
 from dslaunch.launcher.trace.merge import read_head, write_merged
 from dslaunch.launcher.trace.rank_trace import RankTrace, read_rank
+from dslaunch.launcher.trace.shown import lines_of_file
+from dslaunch.launcher.trace.times import times_of
 from tests.launcher.trace.made_up import clock, span, torch_event, write_rank
 
 Event = dict[str, Any]
@@ -160,10 +162,30 @@ def test_a_rank_that_wrote_nothing_is_told_what_a_trace_needs(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{}", b"\x1f\x8b", b'{"dslaunch":[],"displayTimeUnit":"ms","traceEvents":[\n']
+    "text",
+    [
+        *(b"", b"{}", b"\x1f\x8b"),
+        *(
+            b'{"dslaunch":%s,"displayTimeUnit":"ms","traceEvents":[\n' % head
+            for head in (b"[]", b"[" * 100_000, b"5")
+        ),
+    ],
+    ids=range(6),
 )
 def test_a_file_that_is_none_of_ours_is_refused_in_one_line(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.json.gz"
     path.write_bytes(text)
     with pytest.raises(LaunchError, match=r"give a file that dslaunch --trace has written"):
-        read_head(str(path))
+        lines_of_file(str(path))
+
+
+def test_a_file_whose_numbers_were_changed_is_refused_in_one_line(tmp_path: Path) -> None:
+    write_rank(tmp_path, 0, [(1, 0, 100, [span("forward", "forward", 0, 1)])], torch=[])
+    times = times_of(trace_of(tmp_path, 0))
+    assert times is not None
+    path = tmp_path / "x.json"
+    row = times.as_json() | {"step_s": None}
+    head = json.dumps({"version": 1, "ranks": [row], "problems": [], "clock_error_s": 0.0})
+    path.write_text(f'{{"dslaunch":{head},"displayTimeUnit":"ms","traceEvents":[\n')
+    with pytest.raises(LaunchError, match=r"give a file that dslaunch --trace has written"):
+        lines_of_file(str(path))

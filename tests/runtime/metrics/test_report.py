@@ -24,7 +24,7 @@ import torch
 import dslaunch
 from dslaunch.runtime.environment import read_metrics
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.metrics import pipe as pipe_module
+from dslaunch.runtime.metrics import pipe as pipe_module, report as report_module
 from dslaunch.runtime.metrics.pipe import process_pipe
 from tests.runtime.metrics.told import Reader, telling
 
@@ -88,9 +88,16 @@ def test_nan_is_a_number(reader: Reader) -> None:
         ({"accuracy": 10**400}, r"report\(accuracy=...\): the number is too large for a float"),
         ({"step": 1.5}, r"report\(step=1.5\): must be a whole number, 0 or more"),
         ({"step": -1}, r"report\(step=-1\): must be a whole number, 0 or more"),
-        ({"state": 1}, r"report\('state'=...\): a name has 1 to 40 printable ASCII characters, and is not"),
+        (
+            {"state": 1},
+            r"report\('state'=...\): a name has 1 to 40 printable ASCII .*, and is not",
+        ),
         ({"a" * 41: 1}, r"a name has 1 to 40 printable ASCII"),
         ({"a\nb": 1}, r"a name has 1 to 40 printable ASCII"),
+        ({'a"b': 1}, r"no quotation mark and no backslash"),
+        ({"loss": torch.tensor(1.0, device="meta")}, r"report\(loss=...\): .*meta tensors; give a number"),
+        ({"steps": -1}, r"report\(steps=-1\): must be a finite number, 0 or more"),
+        ({"forward_s": nan}, r"report\(forward_s=nan\): must be a finite number"),
     ],
 )
 @pytest.mark.parametrize("is_asked", [False, True])
@@ -113,7 +120,43 @@ def test_too_many_names_are_refused_and_the_most_fit_into_a_line(reader: Reader)
             ConfigError, match="was given 33 different names so far, the last ones extra; tell"
         ):
             dslaunch.report(extra=1)
-    assert [len(row) for row in reader.lines()[0]] == [32]
+        dslaunch.report(**dict.fromkeys(names, 2))  # as before: the name that was refused does not count
+    assert [len(row) for row in reader.lines()[0]] == [32, 32]
+
+
+def test_what_a_worker_starts_tells_nothing_in_its_name(reader: Reader) -> None:
+    child = "import dslaunch; dslaunch.report(step=900, loss=9.0)"
+    worker = (
+        "import subprocess, sys, dslaunch\n"
+        "dslaunch.report(step=1, loss=1.0)\n"
+        f"subprocess.run([sys.executable, '-c', {child!r}], check=True)\n"
+        "dslaunch.report(step=2, loss=2.0)"
+    )
+    environ = {
+        **os.environ,
+        "DSLAUNCH_METRICS_PROCESS": "1 /a/pipe/of/the/job/around/this",
+        "DSLAUNCH_METRICS_PIPE": str(reader.path),
+        "DSLAUNCH_METRICS_INTERVAL": "0.1",
+        "RANK": "2",
+    }
+    subprocess.run([sys.executable, "-c", worker], env=environ, check=True)
+    assert [row["step"] for row in reader.lines()[2]] == [1, 2]
+
+
+def test_a_trace_is_told_the_steps_of_a_program_without_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    monkeypatch.setattr("dslaunch.runtime.tracing.tracer.mark_step", told.append)
+    monkeypatch.setenv("DSLAUNCH_TRACE", "2-3")
+    monkeypatch.setenv("DSLAUNCH_TRACE_FILE", str(tmp_path / "trace"))
+    report_module._step_marker.cache_clear()
+    try:
+        for step in (1, 2):
+            dslaunch.report(step=step)
+    finally:
+        report_module._step_marker.cache_clear()
+    assert told == [1, 2]
 
 
 def test_steps_of_a_program_without_an_engine_are_timed(reader: Reader) -> None:

@@ -49,6 +49,7 @@ def telling(rank: int, path: str | Path, *, interval_s: float = 0.0) -> Iterator
     names = {
         "DSLAUNCH_METRICS_PIPE": str(path),
         "DSLAUNCH_METRICS_INTERVAL": str(interval_s),
+        "DSLAUNCH_METRICS_PROCESS": "",
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(dist.get_world_size() if dist.is_initialized() else rank + 1),
@@ -64,7 +65,7 @@ def telling(rank: int, path: str | Path, *, interval_s: float = 0.0) -> Iterator
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
         _forget()
@@ -74,3 +75,4 @@ def _forget() -> None:
     """What is known once in a process is asked anew."""
     process_pipe.cache_clear()
     report_module._process_steps.cache_clear()
+    report_module._step_marker.cache_clear()

@@ -168,6 +168,21 @@ def mark(rank: int, folder: str) -> None:
         forget()
 
 
+def test_steps_that_are_told_twice_or_not_each_are_not_mistaken_for_others(tmp_path: Path) -> None:
+    try:
+        begin(0, str(tmp_path), first=2, last=9)
+        for step in (1, 1, 2, 2, 3, 13):
+            mark_step(step)
+    finally:
+        forget()
+    trace = read(tmp_path, 0, first=2, last=9)
+    assert [one.number for one in trace.steps] == [2, 3]
+    (problem,) = trace.problems
+    assert (
+        problem == "without steps 4-9: report(step=13) came next, and one for each step is needed from 3 on"
+    )
+
+
 def test_a_program_without_an_engine_marks_its_steps(ranks: Ranks, tmp_path: Path) -> None:
     ranks(mark, str(tmp_path), world_size=2)
     trace = read(tmp_path, 0, first=1, last=4)
