@@ -184,7 +184,7 @@ def test_a_file_whose_numbers_were_changed_is_refused_in_one_line(tmp_path: Path
     times = times_of(trace_of(tmp_path, 0))
     assert times is not None
     path = tmp_path / "x.json"
-    row = times.as_json() | {"step_s": None}
+    row = times.as_json() | {"steps": None}
     head = json.dumps({"version": 1, "ranks": [row], "problems": [], "clock_error_s": 0.0})
     path.write_text(f'{{"dslaunch":{head},"displayTimeUnit":"ms","traceEvents":[\n')
     with pytest.raises(LaunchError, match=r"give a file that dslaunch --trace has written"):
