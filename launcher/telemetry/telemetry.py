@@ -127,8 +127,8 @@ class Telemetry:
             return
         if item.name == "hang":
             self.record("hang", rank=item.rank, report=str(told))
-            return
-        self.record(item.name, rank=item.rank, **{item.name: told})
+        elif item.name == "config":
+            self.record("config", rank=item.rank, config=told)
 
     def look(self, now: float) -> None:
         """Make an event of the numbers that have come in, if it is time."""

@@ -97,6 +97,7 @@ def test_what_a_worker_tells_badly_is_left_out(text: str) -> None:
     telemetry.add(kept)
     telemetry.take_told(Told(0, "config", text))
     telemetry.take_told(Told(0, "hang", text))
+    telemetry.take_told(Told(0, "end", "{}"))
     assert kept.events == []
 
 
