@@ -107,10 +107,11 @@ def test_the_commands_of_a_page_run_in_its_order_and_print_what_it_shows(page: P
 
 def run(block: Block, folder: Path) -> str:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    state = str(folder.with_name(f"{folder.name}-state"))  # without the jobs of other tests
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block.text],
         cwd=folder,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": state},
         capture_output=True,
         text=True,
         timeout=PAGE_TIMEOUT_S,

@@ -13,12 +13,13 @@ import pytest
 from tests.lab import Lab
 from tests.launcher.command import Command, poll
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 # Of a step's loss, the mean over the same 12 samples, and of the weights: two and three ranks add in
 # another order.
 TOLERANCE = 1e-5
 STEPS = 60
+LIMIT_S = 150.0  # of each part, on a machine that does other things
 
 TRAIN = """
 import json, os, pathlib, sys, time, torch, dslaunch
@@ -118,23 +119,28 @@ def test_two_hosts_become_three_and_two_again(
     def go_on(hold: str) -> None:
         (folder / "hold").write_text(hold)
 
-    command.wait_for('"world": 2', times=2)
+    command.wait_for('"world": 2', times=2, timeout_s=LIMIT_S)
     with (folder / "hosts").open("a") as file:
         file.write("node3 slots=1\n")
-    poll(lambda: "node3 is new in the hostfile: the hosts change" in command.err, "the third host", command)
+    poll(
+        lambda: "node3 is new in the hostfile: the hosts change" in command.err,
+        "the third host",
+        command,
+        LIMIT_S,
+    )
     go_on("32")
-    command.wait_for('"world": 3', times=3)
+    command.wait_for('"world": 3', times=3, timeout_s=LIMIT_S)
     lab.host("node1").run(["touch", "/tmp/going"], check=True)
-    poll(lambda: "node1 was told to go" in command.err, "the notice", command)
+    poll(lambda: "node1 was told to go" in command.err, "the notice", command, LIMIT_S)
     go_on("")
-    assert command.wait(120) == 0, command.err
+    assert command.wait(LIMIT_S) == 0, command.err
     report = json.loads((folder / "report.json").read_text())
     assert [(one["exit_code"], len(one["hosts"])) for one in report["attempts"]] == [(75, 2), (75, 3), (0, 2)]
     assert report["attempts"][2]["hosts"] == ["node2", "node3"]
     assert lab.wait_until_clean() == []
 
     plain = _folder(lab, f"plain-{name}", 2, hold="")
-    assert _start(lab, plain, _config(optimizer, stage), 0).wait(60) == 0
+    assert _start(lab, plain, _config(optimizer, stage), 0).wait(LIMIT_S) == 0
     losses, weights = _result(folder)
     plain_losses, plain_weights = _result(plain)
     assert sorted(losses) == sorted(plain_losses) == list(range(STEPS))
