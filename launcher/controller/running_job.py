@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ..job.plan import Plan, origins_of
 from ..job.verdict import Failure, signal_name
 from ..output.console import Console
-from ..telemetry.straggler_watch import StragglerWatch
+from ..telemetry.straggler_watch import Straggler, StragglerWatch
 from ..wire.frames import AskStacks, Exited, Frame, Hold, Metrics, Signal, Stacks, Started, Told
 from .job_signals import ASKING, PASSED_ON, STOPPING, stop_until_continued, tell_unheard
 from .link import LinkEnd
@@ -30,7 +30,7 @@ class RunningJob:
         self._console = console
         self._telemetry = console.telemetry
         self._stacks = StackWatch(plan.stack_on_hang_s, place_of=plan.place_of)
-        self._stragglers = StragglerWatch(origins_of(plan), place_of=plan.place_of)
+        self._stragglers: StragglerWatch | None = StragglerWatch(origins_of(plan), place_of=plan.place_of)
 
     def heard_output(self, at_s: float) -> None:
         """Some rank wrote something; may be called from any thread."""
@@ -54,7 +54,7 @@ class RunningJob:
         """What others may want to know of what a host said."""
         if isinstance(item, Metrics):
             self._telemetry.take_metrics(host.name, item)
-            self._stragglers.take(host.name, item, min(at_s, item.at + host.clock_offset_s))
+            self._take_for_stragglers(host.name, item, min(at_s, item.at + host.clock_offset_s))
         elif isinstance(item, Told):
             self._telemetry.take_told(item)
         elif isinstance(item, Started):
@@ -87,8 +87,26 @@ class RunningJob:
             if blocks:
                 self._console.answered()
 
+    def _take_for_stragglers(self, host: str, item: Metrics, at_s: float) -> None:
+        try:
+            if self._stragglers is not None:
+                self._stragglers.take(host, item, at_s)
+        except Exception as error:
+            self._give_up_stragglers(error)
+
+    def _give_up_stragglers(self, error: Exception) -> None:
+        """The job does not end for them."""
+        self._stragglers = None
+        self._console.warn(f"stragglers are not looked for any more: {type(error).__name__}: {error}")
+
     def _look_at_stragglers(self, now: float) -> None:
-        for one in self._stragglers.look(now):
+        news: list[Straggler] = []
+        try:
+            if self._stragglers is not None:
+                news = self._stragglers.look(now)
+        except Exception as error:
+            self._give_up_stragglers(error)
+        for one in news:
             rank, host, cause = one.rank, one.host, one.cause
             if one.is_over:
                 self._telemetry.record("straggler_over", rank=rank, host=host, cause=cause)

@@ -189,18 +189,27 @@ class Agent:
             self._end()
 
     def _look_at_metrics(self, now: float) -> None:
-        """As long as a worker runs, and what they told last before the launcher hears that all is over."""
-        if self._metrics is not None and self._workers.is_reported:
-            while self._metrics.read():
-                pass
-            self._metrics.send(now)
-            self._metrics.close()
-            self._metrics = None
-        elif self._metrics is not None:
-            self._metrics.look(now, is_behind=self._uplink.is_behind)
-        elif now >= self._metrics_at:
-            self._metrics_at = float("inf")
-            self._read_metrics()
+        """As long as a worker runs, and what they told last before the launcher hears that all is over.
+
+        Whatever goes wrong with it ends the numbers, and not the job.
+        """
+        try:
+            if self._metrics is not None and self._workers.is_reported:
+                self._metrics.send(now)
+                self._end_metrics()
+            elif self._metrics is not None:
+                self._metrics.look(now, is_behind=self._uplink.is_behind)
+            elif now >= self._metrics_at:
+                self._metrics_at = float("inf")
+                self._read_metrics()
+        except Exception as error:
+            self._end_metrics()
+            self._uplink.send(Note(f"no more numbers of its workers: {type(error).__name__}: {error}"))
+
+    def _end_metrics(self) -> None:
+        metrics, self._metrics = self._metrics, None
+        if metrics is not None:
+            metrics.close()
 
     def _read_metrics(self) -> None:
         pipe = self._starter.metrics_pipe if self._starter is not None else None
@@ -214,7 +223,6 @@ class Agent:
                 ranks=[one.rank for one in self._job.ranks],
                 interval_s=self._job.metrics_interval_s,
                 is_folding=self._job.folds_metrics,
-                selector=self._selector,
                 send=self._uplink.send,
                 pids=self._workers.running_pids,
                 gpus=self._watch_gpus(self._job.metrics_interval_s),

@@ -107,7 +107,7 @@ class GpuSample:
         self._rest = rest[-MAX_LINE_BYTES:]
         if not lines:
             return
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             told = fast_json.read(lines[-1].decode("ascii"))
             if isinstance(told, list):
                 self._gpus = [one if isinstance(one, dict) else {} for one in told]

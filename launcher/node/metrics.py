@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from ..wire import fast_json
-from ..wire.frames import Metrics, Told
+from ..wire.frames import Metrics, Note, Told
 from .evidence import read_place
 from .host_sample import HostSample
 from .lean_stdlib import suppress
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from ..wire.frames import Frame
     from .gpu_sample import GpuSample
-    from .lean_stdlib import Selector
 
     Value = Union[int, float, str]  # noqa: UP007 - for Python 3.8
 
-READ_BYTES = 1 << 16
+READ_BYTES = 1 << 16  # as much as a pipe holds
+MAX_READS = 16  # at a time
 MAX_REST_BYTES = 1 << 13  # of a line that has not ended; a worker writes at most half of it at once
 MAX_NAMES = 100  # of a rank
 MAX_NAME_LENGTH = 60
@@ -51,7 +51,6 @@ class MetricsReader:
         ranks: Collection[int],
         interval_s: float,
         is_folding: bool,
-        selector: Selector,
         send: Callable[[Frame], None],
         pids: Callable[[], Sequence[int]] = tuple,
         gpus: GpuSample | None = None,
@@ -59,7 +58,7 @@ class MetricsReader:
         """Make the pipe. `pids`: of the workers that run. Errors: OSError"""
         self._gpus = gpus
         self._path, self._ranks, self._is_folding = path, ranks, is_folding
-        self._selector, self._send = selector, send
+        self._send = send
         self._every_s = interval_s
         os.mkfifo(path, 0o600)
         # For writing too, so that it never comes to an end.
@@ -70,16 +69,20 @@ class MetricsReader:
         self._links = Links(pids)
         self._placeless = set(ranks)  # of which it is not known where they are along the job's axes
         self._next_at = 0.0
-        selector.on_read(self._fd, self.read)
 
     def look(self, now: float, *, is_behind: bool) -> None:
-        """Send what is known if it is time. `is_behind`: the launcher does not read now, so it can wait."""
+        """Take what was told, and send what is known if it is time.
+
+        `is_behind`: the launcher does not read now, so that can wait.
+        """
+        self._read()
         if now >= self._next_at and not is_behind:
             self._next_at = now + self._every_s
             self.send(now)
 
     def send(self, now: float) -> None:
         """What was told since the last time."""
+        self._read()
         told, self._told = self._told, {}
         host = self._host.look()
         links = self._links.look(now)
@@ -108,20 +111,19 @@ class MetricsReader:
         """Read no more."""
         if self._gpus is not None:
             self._gpus.close()
-        self._selector.forget(self._fd)
         os.close(self._fd)
 
-    def read(self) -> bool:
-        """Take what is in the pipe; returns whether there may be more."""
-        try:
-            data = os.read(self._fd, READ_BYTES)
-        except BlockingIOError:
-            return False
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        self._rest = self._rest[-MAX_REST_BYTES:]  # of what is no line of ours
-        for line in lines:
-            self._take(line)
-        return len(data) == READ_BYTES
+    def _read(self) -> None:
+        """Take what is in the pipe, but not for ever: who writes may not stop."""
+        for _ in range(MAX_READS):
+            try:
+                data = os.read(self._fd, READ_BYTES)
+            except BlockingIOError:
+                return
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._rest = self._rest[-MAX_REST_BYTES:]  # of what is no line of ours
+            for line in lines:
+                self._take(line)
 
     def _take(self, line: bytes) -> None:
         """One line; what is none of ours is left out."""
@@ -148,7 +150,12 @@ class MetricsReader:
                 data = os.read(fd, MAX_FILE_BYTES + 1)
             finally:
                 os.close(fd)
-            if len(data) <= MAX_FILE_BYTES:
+            if len(data) > MAX_FILE_BYTES:
+                size = MAX_FILE_BYTES >> 20
+                self._send(
+                    Note(f"the {name} that rank {rank} tells is longer than {size} MiB, and is left out")
+                )
+            else:
                 self._send(Told(rank, name, data.decode("utf-8", "replace")))
 
 

@@ -56,6 +56,8 @@ class Starter:
         elif job.preload is None and not job.is_verbatim:
             self._preloader = self._share_import(num_devices, says)
         self.metrics_pipe = folder.file("metrics") if job.metrics_interval_s else None
+        if job.metrics_interval_s and self.metrics_pipe is None:
+            self.notes.append("no temporary folder can be made, so no numbers of the workers here are seen")
         self._stdin = _stdin_of_launcher() if job.stdin_rank is not None else None
         self._resize_file = self._where_asked() if job.is_elastic else None
         self._hook = None

@@ -54,6 +54,7 @@ class Console:
         """
         self.has_begun = False
         self.telemetry = telemetry or Telemetry()
+        self.telemetry.on_problem = self.warn
         self.summary = Summary()
         self.telemetry.add(self.summary)
         self._level = _LEVELS[log_level]

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,12 +45,14 @@ class EventSink(Protocol):
 
 
 class Telemetry:
-    """Makes the events and hands them on. No method raises.
+    """Makes the events and hands them on. No method raises: a sink that does gets no more, and `on_problem`
+    is told so.
 
     Times are given on the monotonic clock, and are events' on that of the wall.
     """
 
     def __init__(self) -> None:
+        self.on_problem: Callable[[str], None] = lambda problem: None
         self._interval_s = 1.0
         self._sinks: list[EventSink] = []
         self._lock = threading.RLock()
@@ -75,9 +77,9 @@ class Telemetry:
     def add(self, sink: EventSink) -> None:
         """From now on it gets all events, and first what those that follow are about."""
         with self._lock:
-            for event in self.opening:
-                sink.take(event)
             self._sinks.append(sink)
+            for event in self.opening:
+                self._give(sink, event)
 
     def record(self, event: str, *, at_s: float | None = None, **keys: Any) -> None:
         """One event, now or at that time."""
@@ -86,8 +88,17 @@ class Telemetry:
         with self._lock:
             if event in _OPENING:
                 self._opening[event, keys.get("rank")] = made
-            for sink in self._sinks:
-                sink.take(made)
+            for sink in list(self._sinks):
+                self._give(sink, made)
+
+    def _give(self, sink: EventSink, event: Mapping[str, Any]) -> None:
+        try:
+            sink.take(event)
+        except Exception as error:
+            if sink in self._sinks:
+                self._sinks.remove(sink)
+                what, why = type(sink).__name__, f"{type(error).__name__}: {error}"
+                self.on_problem(f"the job goes on without its {what}, which failed: {why}")
 
     def record_of_attempt(self, event: str, *, at_s: float | None = None, **keys: Any) -> None:
         """The same, with the number of the attempt that runs."""

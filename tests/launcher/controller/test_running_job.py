@@ -84,3 +84,14 @@ def test_a_straggler_is_one_warning_and_one_event_and_its_end_is_one(monkeypatch
     named = {"at": 0, "rank": 1, "host": "b", "cause": "compute"}
     assert kept.of("straggler") == [{"event": "straggler", **named, "share": 0.3, "text": text}]
     assert kept.of("straggler_over") == [{"event": "straggler_over", **named}]
+
+
+def test_a_job_goes_on_where_its_numbers_make_no_sense() -> None:
+    said = io.BytesIO()
+    console = Console(log_level="info", out=io.BytesIO(), err=said)
+    job = RunningJob([], console, plan())  # type: ignore[arg-type] # as above
+    for _ in range(2):
+        job.record(FakeHost("a"), Metrics(0.0, {}, {"places": {"first": "stage 0"}}), 0.0)  # type: ignore[arg-type]
+    job.look(started_at=None)
+    assert console.drain(10)
+    assert said.getvalue().count(b"stragglers are not looked for any more: ValueError: ") == 1

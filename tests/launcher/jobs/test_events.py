@@ -28,6 +28,13 @@ def tell(**numbers):
 """
 
 
+# Nobody can make a folder in /tmp and /var/tmp, and the job is elsewhere.
+NO_TMP = """exec unshare --mount sh -c 'mount --bind . /mnt
+for one in /tmp /var/tmp; do mount -t tmpfs -o ro none $one; done
+cd /mnt; exec "$@"' sh "$@"
+"""
+
+
 def events_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -119,6 +126,16 @@ def test_what_cannot_be_is_refused(start: Start, words: tuple[str, ...], why: st
     assert job.wait() == 2
     assert why in job.err
     assert "Traceback" not in job.err
+
+
+def test_a_job_without_numbers_of_its_workers_says_so(start: Start) -> None:
+    job = start("open(os.environ['DSLAUNCH_METRICS_PIPE'], 'w').close()\ntime.sleep(1.5)", "--num_gpus", "1")
+    assert job.wait() == 0
+    assert "localhost: no numbers of its workers will be seen: " in job.err
+    assert "/metrics: File exists" in job.err
+    job = start("", "--num_gpus", "1", env=dict.fromkeys(("TMPDIR", "TEMP", "TMP"), ""), shell=NO_TMP)
+    assert job.wait() == 0, job.err
+    assert "no temporary folder can be made, so no numbers of the workers here are seen" in job.err
 
 
 def test_each_attempt_has_its_own_events(start: Start, tmp_path: Path) -> None:

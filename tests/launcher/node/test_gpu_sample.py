@@ -89,7 +89,6 @@ def test_they_go_to_the_launcher_with_the_numbers_of_the_host(
         ranks=[0],
         interval_s=1.0,
         is_folding=False,
-        selector=selector,
         send=lambda frame: sent.extend(Decoder().feed(encode(frame))),
         gpus=sample,
     )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dslaunch.launcher.node.host_sample import HostSample
-from dslaunch.launcher.node.lean_stdlib import Selector
-from dslaunch.launcher.node.metrics import MAX_NAMES, MetricsReader, fold
-from dslaunch.launcher.wire.frames import Decoder, Frame, Metrics, Told, encode
+from dslaunch.launcher.node.metrics import MAX_FILE_BYTES, MAX_NAMES, MetricsReader, fold
+from dslaunch.launcher.wire.frames import Decoder, Frame, Metrics, Note, Told, encode
+from tests.launcher.local_job import poll
 
 Reader = Callable[..., MetricsReader]
 
@@ -35,7 +36,6 @@ def reader(tmp_path: Path, sent: list[Frame]) -> Reader:
             ranks=range(4),
             interval_s=5.0,
             is_folding=is_folding,
-            selector=Selector(),
             send=send,
         )
 
@@ -48,6 +48,11 @@ def write(folder: Path, text: str) -> None:
     os.close(fd)
 
 
+def read(reader: MetricsReader) -> None:
+    """And send nothing."""
+    reader.look(0.0, is_behind=True)
+
+
 def numbers(sent: list[Frame]) -> dict[str, object]:
     (frame,) = (one for one in sent if isinstance(one, Metrics))
     return frame.ranks
@@ -58,9 +63,9 @@ def test_sums_are_added_up_and_of_others_the_last_counts(
 ) -> None:
     one = reader()
     write(tmp_path, '1 {"step": 3, "steps": 2, "step_s": 0.5, "loss": 2.5}\n2 {"state": "saving"}\n1 {"step"')
-    one.read()
+    read(one)
     write(tmp_path, ': 4, "steps": 1, "step_s": 0.25, "loss": NaN}\n2 {"loss": -Infinity}\n')
-    one.read()
+    read(one)
     one.send(1.0)
     assert numbers(sent) == {
         "1": {"step": 4, "steps": 3, "step_s": 0.75, "loss": "nan"},
@@ -93,7 +98,7 @@ def test_what_is_no_line_of_ours_is_left_out(
 ) -> None:
     one = reader(is_folding=True)
     write(tmp_path, f'{line}\n3 {{"loss": 1.0}}\n')
-    one.read()
+    read(one)
     one.send(1.0)
     assert numbers(sent) == {"*": {"loss": [1.0, 1.0, 1.0, 3, 3]}}
     one.close()
@@ -105,12 +110,11 @@ def test_a_rank_may_not_fill_the_memory_of_its_agent(
     one = reader()
     for start in range(0, 3 * MAX_NAMES, 50):
         write(tmp_path, f"0 {json.dumps({f'name{i}': i for i in range(start, start + 50)})}\n")
-        one.read()
+        read(one)
     write(tmp_path, "x" * 60_000)
-    while one.read():
-        pass
+    read(one)
     write(tmp_path, '\n1 {"loss": 1.0}\n')
-    one.read()
+    read(one)
     one.send(1.0)
     ranks = numbers(sent)
     assert len(ranks["0"]) == MAX_NAMES  # type: ignore[arg-type]
@@ -118,11 +122,25 @@ def test_a_rank_may_not_fill_the_memory_of_its_agent(
     one.close()
 
 
+def test_a_worker_that_writes_without_end_does_not_keep_its_agent(
+    reader: Reader, sent: list[Frame], tmp_path: Path
+) -> None:
+    one = reader()
+    writing = subprocess.Popen(["sh", "-c", "exec yes '1 {\"loss\": 1.0}' > metrics"], cwd=tmp_path)
+    try:
+        poll(lambda: one.send(1.0) or any(frame.ranks for frame in sent), "its numbers")  # type: ignore[union-attr]
+        read(one)
+    finally:
+        writing.kill()
+        writing.wait()
+    one.close()
+
+
 def test_numbers_of_many_ranks_are_folded(reader: Reader, sent: list[Frame], tmp_path: Path) -> None:
     one = reader(is_folding=True)
     for rank, loss, wait in ((0, 4.0, 0.5), (1, 1.0, 0.0), (3, 1.0, 2.5)):
         write(tmp_path, f'{rank} {{"loss": {loss}, "comm_s": {wait}, "state": "saving"}}\n')
-    one.read()
+    read(one)
     one.send(1.0)
     assert numbers(sent) == {"*": {"loss": [1.0, 2.0, 4.0, 1, 0], "comm_s": [0.0, 1.0, 2.5, 1, 3]}}
     one.close()
@@ -154,8 +172,12 @@ def test_a_file_beside_the_pipe_is_passed_on(reader: Reader, sent: list[Frame], 
     (tmp_path / "config-2.json").write_text('{"zero": 3}')
     (tmp_path / "config-3.json").symlink_to("/etc/hostname")
     write(tmp_path, '2 {"file": "config"}\n3 {"file": "config"}\n1 {"file": "config"}\n')
-    one.read()
+    read(one)
     assert sent == [Told(2, "config", '{"zero": 3}')]
+    (tmp_path / "config-1.json").write_text(" " * (MAX_FILE_BYTES + 1))
+    write(tmp_path, '1 {"file": "config"}\n')
+    read(one)
+    assert sent[1:] == [Note("the config that rank 1 tells is longer than 1 MiB, and is left out")]
     one.close()
 
 
@@ -205,7 +227,7 @@ def test_where_a_rank_is_along_the_axes_is_told_with_its_first_numbers(
     (tmp_path / "place-3").write_text("a\nb")
     for line in ('1 {"steps": 1}\n3 {"steps": 1}\n', '1 {"steps": 1}\n2 {"steps": 1}\n'):
         write(tmp_path, line)
-        one.read()
+        read(one)
         one.send(1.0)
     places = [frame.host.get("places") for frame in sent if isinstance(frame, Metrics)]
     assert places == [{"1": "stage 1 of 2, dp 0"}, None]
@@ -215,7 +237,7 @@ def test_where_a_rank_is_along_the_axes_is_told_with_its_first_numbers(
 def test_folded_numbers_have_the_own_time_of_ranks(reader: Reader, sent: list[Frame], tmp_path: Path) -> None:
     one = reader(is_folding=True)
     write(tmp_path, '0 {"step_s": 2.0, "comm_s": 0.5}\n2 {"step_s": 2.0, "comm_s": 1.5}\n3 {"step_s": 2.0}\n')
-    one.read()
+    read(one)
     one.send(1.0)
     assert numbers(sent)["*"]["own_s"] == [0.5, 1.0, 1.5, 2, 0]  # type: ignore[index]
     one.close()

@@ -108,6 +108,24 @@ def test_a_hang_is_told_in_the_words_of_the_watchdog() -> None:
     assert [(one["rank"], one["report"]) for one in kept.of("hang")] == [(1, "it hangs:\n  rank 0")]
 
 
+def test_a_sink_that_fails_gets_no_more_and_the_others_do() -> None:
+    class Broken(Kept):
+        def take(self, event: Mapping[str, Any]) -> None:
+            super().take(event)
+            if event["event"] == "note":
+                raise KeyError("no such thing")
+
+    telemetry, broken, kept, problems = Telemetry(), Broken(), Kept(), list[str]()
+    telemetry.on_problem = problems.append
+    for sink in (broken, kept):
+        telemetry.add(sink)
+    for number in range(3):
+        telemetry.record("note", number=number)
+    assert problems == ["the job goes on without its Broken, which failed: KeyError: 'no such thing'"]
+    assert [one["number"] for one in broken.events] == [0]
+    assert [one["number"] for one in kept.events] == [0, 1, 2]
+
+
 def test_numbers_become_rarer_and_nothing_of_them_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(thinning.time, "monotonic", lambda: now[0])
