@@ -206,9 +206,7 @@ class Pipe:
             raise AssertionError(f"a line of {len(line)} bytes, and a pipe takes {MAX_LINE_BYTES}: {line!r}")
         try:
             if self._fd is None:
-                self._fd = os.open(
-                    self._place.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-                )
+                self._fd = os.open(self._place.path, _FLAGS)
             with _without_signal():
                 return os.write(self._fd, line) == len(line)
         except BlockingIOError:

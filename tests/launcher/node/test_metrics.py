@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.node.host_sample import HostSample
-from dslaunch.launcher.node.metrics import MAX_FILE_BYTES, MAX_NAMES, MetricsReader, fold
+from dslaunch.launcher.node.metrics import MAX_FILE_BYTES, MAX_NAMES, MAX_REST_BYTES, MetricsReader, fold
 from dslaunch.launcher.wire.frames import Decoder, Frame, Metrics, Note, Told, encode
 from tests.launcher.local_job import poll
 
@@ -111,8 +111,10 @@ def test_a_rank_may_not_fill_the_memory_of_its_agent(
     for start in range(0, 3 * MAX_NAMES, 50):
         write(tmp_path, f"0 {json.dumps({f'name{i}': i for i in range(start, start + 50)})}\n")
         read(one)
-    write(tmp_path, "x" * 60_000)
-    read(one)
+    for _ in range(3):
+        write(tmp_path, "x" * 60_000)
+        read(one)
+    assert len(one._rest) <= MAX_REST_BYTES
     write(tmp_path, '\n1 {"loss": 1.0}\n')
     read(one)
     one.send(1.0)

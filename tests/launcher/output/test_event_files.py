@@ -85,7 +85,9 @@ for number in range(20):
     telemetry.record("note", number=number)
     telemetry._sinks[0]._writer.drain()
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
-telemetry.record("end", exit_code=0)
+for kind in ("running", "end"):
+    telemetry.record(kind)
+    telemetry._sinks[0]._writer.drain()
 telemetry.close()
 """
 
@@ -96,11 +98,11 @@ def test_what_a_full_disk_did_not_take_is_counted(tmp_path: Path) -> None:
         [sys.executable, "-c", FULL], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30
     )
     assert ran.stdout == "events: not all events are kept there: File too large\n"
-    *notes, lost, end = events_of(tmp_path / "events")
+    *notes, lost, running, end = events_of(tmp_path / "events")
     assert [one["number"] for one in notes] == list(range(len(notes)))
     assert 0 < len(notes) < 20
     assert lost == {"event": "lost", "events": 20 - len(notes)}
-    assert end["event"] == "end"
+    assert (running["event"], end["event"]) == ("running", "end")
 
 
 def test_only_this_user_reads_those_of_a_run(tmp_path: Path) -> None:
