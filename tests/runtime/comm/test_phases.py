@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from dslaunch.runtime.comm import phases
-from dslaunch.runtime.comm.phases import BACKWARD, COMM, DATA, EVALUATING, FORWARD, OPTIMIZER, PAUSED, Phases
+from dslaunch.runtime.comm.phases import BACKWARD, DATA, EVALUATING, FORWARD, OPTIMIZER, PAUSED, Phases
 
 CALLS = {
     "f": FORWARD,
@@ -31,14 +32,45 @@ class Clock:
         return self.time_s
 
 
-def times_of(story: str, monkeypatch: pytest.MonkeyPatch, *, most_marks: int = 4096) -> dict[str, float]:
+class Event:
+    """A mark of a GPU that is as far as `done_s`."""
+
+    made = 0
+    done_s = 0.0
+    now_s = 0.0
+
+    def __init__(self, **_: bool) -> None:
+        Event.made += 1
+        self.at_s = -1.0
+
+    def record(self, stream: object) -> None:
+        self.at_s = Event.now_s
+
+    def query(self) -> bool:
+        return self.at_s <= Event.done_s
+
+    def elapsed_time(self, other: Event) -> float:
+        assert self.query()
+        assert other.query()
+        return (other.at_s - self.at_s) * 1e3
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One that is slow, and its streams: the last one is the current one."""
+    streams = ["main"]
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: streams[-1])
+    monkeypatch.setattr(Event, "now_s", 0.0)
+    monkeypatch.setattr(Event, "done_s", 0.0)
+    return streams
+
+
+def times_of(story: str, device: str, clock: Clock) -> dict[str, float]:
     """Act it out: a letter is a call of one second, ( ) is around what is in it, w a wait, . a second of the
     program, | the end of a step.
     """
-    clock = Clock()
-    monkeypatch.setattr(phases, "clock_s", clock)
-    monkeypatch.setattr(phases, "_MOST_MARKS", most_marks)
-    made = Phases(torch.device("cpu"))
+    made = Phases(torch.device(device))
     within: list[Any] = []
     for at, letter in enumerate(story):
         if letter in CALLS:
@@ -50,9 +82,9 @@ def times_of(story: str, monkeypatch: pytest.MonkeyPatch, *, most_marks: int = 4
             else:
                 call.__exit__(None, None, None)
         elif letter == "w":
-            before = made.begin(COMM)
+            began = made.begin_wait()
             clock.time_s += 1
-            made.end(COMM, before)
+            made.end_wait(began)
         elif letter == ".":
             clock.time_s += 1
         elif letter == ")":
@@ -85,11 +117,17 @@ def times_of(story: str, monkeypatch: pytest.MonkeyPatch, *, most_marks: int = 4
         ("f", {}),
     ],
 )
-@pytest.mark.parametrize("most_marks", [4096, 3])
+@pytest.mark.parametrize(("device", "most_marks"), [("cpu", 0), ("cuda", 4096), ("cuda", 3)])
+@pytest.mark.usefixtures("gpu")
 def test_each_second_is_in_one_phase(
-    story: str, wanted: dict[str, int], most_marks: int, monkeypatch: pytest.MonkeyPatch
+    story: str, wanted: dict[str, int], device: str, most_marks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = times_of(story, monkeypatch, most_marks=most_marks)
+    clock = Clock()
+    monkeypatch.setattr(phases, "clock_s", clock)
+    monkeypatch.setattr(phases, "_MOST_MARKS", most_marks)
+    monkeypatch.setattr(Event, "record", lambda event, _: setattr(event, "at_s", clock()))
+    monkeypatch.setattr(Event, "done_s", math.inf)
+    found = times_of(story, device, clock)
     num_steps = story.count("|")
     expected = {f"{name}_s": seconds for name, seconds in wanted.items()}
     if num_steps:
@@ -97,16 +135,30 @@ def test_each_second_is_in_one_phase(
     assert {name: value for name, value in found.items() if value} == expected
 
 
-def test_a_wait_of_another_thread_is_none_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Phases(torch.device("cpu"))
-    said: list[str | None] = []
-    with made.during(FORWARD):
-        thread = threading.Thread(target=lambda: said.append(made.begin(COMM)))
-        thread.start()
-        thread.join()
-    made.end_step()
-    assert said == [None]
-    assert "comm_s" not in made.take()
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.usefixtures("gpu")
+def test_a_wait_of_another_thread_is_none_of_the_program(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phases, "clock_s", lambda: Event.now_s)
+    monkeypatch.setattr(Event, "done_s", math.inf)
+    made = Phases(torch.device(device))
+
+    def wait() -> None:
+        began = made.begin_wait()
+        Event.now_s += 1
+        made.end_wait(began)
+
+    for phase, times in (
+        (FORWARD, {"forward_s": 1.0, "step_s": 1.0}),
+        (BACKWARD, {"comm_s": 1.0, "step_s": 1.0}),  # which on a GPU is a thread of autograd's
+    ):
+        with made.during(phase):
+            thread = threading.Thread(target=wait)
+            thread.start()
+            thread.join()
+        made.end_step()
+        assert made.take() == {**times, "steps": 1}
 
 
 def test_times_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,53 +170,31 @@ def test_times_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.take() == {}
 
 
-class Event:
-    """A mark of a GPU that is as far as `done_s`."""
-
-    made = 0
-    done_s = 0.0
-    now_s = 0.0
-
-    def __init__(self, **_: bool) -> None:
-        Event.made += 1
-        self.at_s = -1.0
-
-    def record(self, stream: object) -> None:
-        self.at_s = Event.now_s
-
-    def query(self) -> bool:
-        return self.at_s <= Event.done_s
-
-    def elapsed_time(self, other: Event) -> float:
-        assert self.query()
-        assert other.query()
-        return (other.at_s - self.at_s) * 1e3
-
-
-def test_times_of_a_gpu_are_told_when_it_is_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams = ["main"]
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: streams[-1])
+def test_times_of_a_gpu_are_told_when_it_is_so_far(gpu: list[str]) -> None:
     made = Phases(torch.device("cuda", 0))
+
+    def wait() -> None:
+        began = made.begin_wait()
+        Event.now_s += 1
+        made.end_wait(began)
 
     def step() -> None:
         with made.during(FORWARD):
             Event.now_s += 1
-            before = made.begin(COMM)
-            Event.now_s += 1
-            made.end(COMM, before)
-        streams.append("beside")
-        assert made.begin(COMM) is None  # that stream is not what computes
-        streams.pop()
+            wait()
+        gpu.append("beside")
+        wait()  # that stream is not what computes
+        gpu.pop()
         made.end_step()
 
     step()
     assert made.take() == {}
     step()
-    Event.done_s = 3.0  # in the middle of the second step
-    assert made.take() == {"forward_s": 1.0, "comm_s": 1.0, "step_s": 2.0, "steps": 1}
-    Event.done_s = 4.0
-    assert made.take() == {"forward_s": 1.0, "comm_s": 1.0, "step_s": 2.0, "steps": 1}
-    before = Event.made
-    step()
-    assert Event.made == before  # they are used again
+    Event.done_s = 5.0  # in the middle of the second step
+    assert made.take() == {"forward_s": 1.0, "comm_s": 1.0, "optimizer_s": 1.0, "step_s": 3.0, "steps": 1}
+    events = Event.made
+    for _ in range(50):
+        step()
+        Event.done_s = Event.now_s
+        assert made.take()["steps"] >= 1
+    assert Event.made - events < 10  # they are used again
