@@ -27,6 +27,8 @@ COLORS = {
     "pdsh": "tab:green",
     "mpirun": "tab:red",
     "ssh + xargs": "tab:purple",
+    "paramiko: true": "0.7",
+    "paramiko: python": "0.45",
 }
 LABEL_LIFT = {"pdsh": 2, "ssh + xargs": -8}  # points; the two lines end at nearly the same place
 STEP_TOOLS = {"dslaunch": "dslaunch 3", "FSDP2": "FSDP2", "DeepSpeed": "DeepSpeed 3"}
