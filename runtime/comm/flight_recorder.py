@@ -17,7 +17,7 @@ from torch.profiler import record_function
 from ..tracing.spans import MARK, SPANS
 from .comms_log import Stopwatch
 from .messages import Messages
-from .phases import Phases
+from .phases import COMM, Phases
 
 T = TypeVar("T")
 NUM_LANES = 5  # a lane is a communicator of its own: what two of them send may pass each other in any way
@@ -159,7 +159,7 @@ class Flight:
     def _block(self, call: Callable[[], T]) -> T:
         self.is_awaited = True
         phases = self._recorder.phases
-        began = None if phases is None else phases.begin_wait()
+        before = None if phases is None else phases.begin(COMM)
         try:
             return call()
         except RuntimeError:
@@ -169,7 +169,7 @@ class Flight:
             self.is_awaited = False
             self._recorder.note_progress()
             if phases is not None:
-                phases.end_wait(began)
+                phases.end(COMM, before)
 
     def _report_failure(self) -> None:
         self._is_over = True

@@ -1,9 +1,9 @@
 """What a rank does from one optimizer step to the next: how long it computes, waits for others, and waits for
 data.
 
-A rank is in one phase at any time. On a CPU the clock's time counts for the phase as soon as that ends. A GPU
-works behind the program, so there whatever changes the phase leaves a mark: its name, and an event in the
-stream that computes. Times are read when the events have happened: nothing is waited for.
+A rank is in one phase at any time. Whatever changes the phase leaves a mark: its name, and when it was. On a
+CPU that is the clock's time. A GPU works behind the program, so there the mark is an event in the stream that
+computes, and times are read when the events have happened: nothing is waited for.
 
 [Note: gaps]
 Between two calls of the engine it is the next call that says what the program did meanwhile. Before a forward
@@ -14,7 +14,6 @@ without engine.backward() it ran the backward by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from threading import get_ident
 from time import perf_counter as clock_s
 from typing import Any
@@ -56,79 +55,54 @@ class Phases:
     def __init__(self, device: torch.device) -> None:
         self._events = _Events(device) if device.type == "cuda" else None
         self._now: Callable[[], Any] = self._events.now if self._events else clock_s
-        self._marks: list[tuple[str, Any]] = []  # on a GPU: (what begins, when), the oldest first
+        self._marks: list[tuple[str, Any]] = []  # (what begins, when), the oldest first
         self._ends: list[int] = []  # those of them that end steps
-        self._since: float | None = None  # on a CPU: when the phase began, later by what was spent waiting
-        self._phase = self._current = _AFTER[OPTIMIZER]
+        self._phase = _AFTER[OPTIMIZER]
         self._thread = get_ident()  # that calls the engine
         self._sums = _Sums()
 
     # ---- marks
 
-    def begin_wait(self) -> Any:
-        """The program stands still for others from now on; return when that is, for `end_wait`."""
-        return self._now()
-
-    def end_wait(self, began: Any) -> None:
-        """It has stood still since then. That says nothing of what the program does if another thread, or
-        another stream, waits.
+    def begin(self, phase: str) -> str | None:
+        """A phase begins inside of another one; return that, for `end`, or None if this says nothing of
+        what the program does: another thread, or another stream, waits.
         """
-        phase = self._phase
-        if (
-            phase in _WHOLE
-            or (get_ident() != self._thread and phase not in _RUNS_BACKWARD)
-            or (self._events is not None and not self._events.is_seen())
-        ):
-            if self._events is not None:
-                self._events.give_back([began])
-        elif self._events is not None:
-            self._marks += ((COMM, began), (phase, self._now()))
-        elif self._since is not None:
-            waited_s = self._now() - began
-            self._sums.add(COMM, waited_s)
-            self._since += waited_s
+        before = self._phase
+        if get_ident() != self._thread and before not in _RUNS_BACKWARD:
+            return None
+        if before in _WHOLE and phase == COMM:
+            return None
+        if self._events is not None and not self._events.is_seen():
+            return None
+        if before != phase:
+            self._phase = phase
+            self._marks.append((phase, self._now()))
+        return before
 
-    def _mark(self, phase: str, following: str) -> None:
-        """Another phase follows, or a step has ended."""
-        self._phase = phase
-        now = self._now()
-        if self._events is not None:
-            self._marks.append((following, now))
-            return
-        if self._since is not None:
-            self._sums.add(self._current, max(0.0, now - self._since))
-        self._sums.follow(following)
-        self._current, self._since = following, now
+    def end(self, phase: str, before: str | None) -> None:
+        """What `begin` has begun has ended."""
+        if before is not None and before != phase:
+            self._phase = now = _AFTER.get(phase, before) if before in _GAPS else before
+            self._marks.append((now, self._now()))
 
     def during(self, phase: str) -> During:
         """Around a call of the engine, which is this phase."""
         return During(self, phase)
 
-    def begin_call(self, phase: str) -> str:
-        """A call of the engine is this phase, inside of another one; return that, for `end_call`. This
-        thread, and on a GPU the stream, is where it computes.
-        """
+    def begin_call(self, phase: str) -> str | None:
+        """As `begin`, of a call of the engine: this thread, and on a GPU the stream, is where it computes."""
         self._thread = get_ident()
         if self._events is not None:
             self._events.note_stream()
-            if len(self._marks) > _MOST_MARKS:
-                self._read(self._events.num_known(self._marks))
-        before = self._phase
-        if before != phase:
-            self._mark(phase, phase)
-        return before
-
-    def end_call(self, phase: str, before: str) -> None:
-        """What `begin_call` has begun has ended."""
-        if before != phase:
-            now = _AFTER[phase] if before in _GAPS and phase in _AFTER else before
-            self._mark(now, now)
+        if len(self._marks) > _MOST_MARKS:
+            self._read(len(self._marks) if self._events is None else self._events.num_known(self._marks))
+        return self.begin(phase)
 
     def end_step(self) -> None:
         """An optimizer step has ended."""
-        if self._events is not None:
-            self._ends.append(len(self._marks))
-        self._mark(_AFTER[OPTIMIZER], _STEP_ENDS)
+        self._phase = _AFTER[OPTIMIZER]
+        self._ends.append(len(self._marks))
+        self._marks.append((_STEP_ENDS, self._now()))
 
     # ---- times
 
@@ -136,23 +110,21 @@ class Phases:
         """Return what has passed in the steps that have ended since the last call, as far as it is known:
         "steps", "step_s", and the parts of that by phase; empty where no step is.
         """
+        known = len(self._ends)
         if self._events is not None:
-            known = len(self._ends)
             while known and not self._events.is_known(self._marks[self._ends[known - 1]][1]):
                 known -= 1
-            if known:
-                self._read(self._ends[known - 1] + 1)
+        if known:
+            self._read(self._ends[known - 1] + 1)
         return self._sums.take()
 
     def _read(self, count: int) -> None:
         """Add up what is between the first `count` marks; the last of them is the first from then on."""
-        if count < 1 or self._events is None:
+        if count < 1:
             return
-        marks = self._marks[:count]
-        for (phase, since), (following, until) in pairwise(marks):
-            self._sums.add(phase, _between(since, until))
-            self._sums.follow(following)
-        self._events.give_back([stamp for _, stamp in marks[:-1]])
+        self._sums.add(self._marks[:count], _between_clocks if self._events is None else _between_events)
+        if self._events is not None:
+            self._events.give_back([stamp for _, stamp in self._marks[: count - 1]])
         del self._marks[: count - 1]
         self._ends = [index - count + 1 for index in self._ends if index >= count]
 
@@ -164,13 +136,13 @@ class During:
 
     def __init__(self, phases: Phases, phase: str) -> None:
         self._phases, self._phase = phases, phase
-        self._before = ""
+        self._before: str | None = None
 
     def __enter__(self) -> None:
         self._before = self._phases.begin_call(self._phase)
 
     def __exit__(self, *_: object) -> None:
-        self._phases.end_call(self._phase, self._before)
+        self._phases.end(self._phase, self._before)
 
 
 class _Sums:
@@ -181,23 +153,23 @@ class _Sums:
         self._step: dict[str, float] = dict.fromkeys(_COUNTED, 0.0)
         self._gap, self._gap_s = "", 0.0  # whose meaning is not known yet, and how long it was so far
 
-    def add(self, phase: str, seconds: float) -> None:
-        """So long it was in this phase."""
-        if phase in _GAPS:
-            self._gap = phase
-            self._gap_s += seconds
-        else:
-            self._step[phase] += seconds
-
-    def follow(self, following: str) -> None:
-        """That begins."""
-        if following in _MEANT:
-            if self._gap_s:
-                meant = PAUSED if self._gap == _AFTER[EVALUATING] else _MEANT[following]
-                self._step[meant] += self._gap_s
-                self._gap_s = 0.0
-            if following == _STEP_ENDS:
-                self._end_step()
+    def add(self, marks: Sequence[tuple[str, Any]], between: Callable[[Any, Any], float]) -> None:
+        """Add what is between these."""
+        phase, since = marks[0]
+        for following, until in marks[1:]:
+            if phase in _GAPS:
+                self._gap = phase
+                self._gap_s += between(since, until)
+            else:
+                self._step[phase] += between(since, until)
+            if following in _MEANT:
+                if self._gap_s:
+                    meant = PAUSED if self._gap == _AFTER[EVALUATING] else _MEANT[following]
+                    self._step[meant] += self._gap_s
+                    self._gap_s = 0.0
+                if following == _STEP_ENDS:
+                    self._end_step()
+            phase, since = following, until
 
     def _end_step(self) -> None:
         told = self._told
@@ -249,5 +221,9 @@ class _Events:
         self._spare += stamps
 
 
-def _between(since: torch.cuda.Event, until: torch.cuda.Event) -> float:
+def _between_clocks(since: float, until: float) -> float:
+    return until - since
+
+
+def _between_events(since: torch.cuda.Event, until: torch.cuda.Event) -> float:
     return max(0.0, float(since.elapsed_time(until)) / 1e3)  # of two streams it may be less

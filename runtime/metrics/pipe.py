@@ -211,7 +211,7 @@ class Pipe:
                 return os.write(self._fd, line) == len(line)
         except BlockingIOError:
             return False  # it is full
-        except OSError:  # it is not there yet, or no longer, or nobody reads
+        except OSError:  # the pipe is not there yet, is gone, or has no reader
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None
@@ -256,7 +256,7 @@ def process_pipe() -> Pipe | None:
 
 @contextlib.contextmanager
 def _without_signal() -> Iterator[None]:
-    """A pipe that nobody reads is an error, and not the end of a program that wants SIGPIPE."""
+    """Inside, a write to a pipe without a reader raises BrokenPipeError and sends no SIGPIPE."""
     if signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN:
         yield
         return

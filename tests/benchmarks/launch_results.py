@@ -42,7 +42,7 @@ class Target:
         ratio = (
             "" if self.ratio is None else f"{self.ratio:.2f}" if self.ratio >= 0.1 else f"{self.ratio:.3f}"
         )
-        goals = [f"ratio <= {self.max_ratio:.2g}"] if self.max_ratio is not None else []
+        goals = [f"ratio <= {self.max_ratio:.3g}"] if self.max_ratio is not None else []
         goals += [f"<= {self.max_ours:g} {self.unit}"] if self.max_ours is not None else []
         goal = ", ".join(goals) + (" (missed)" if self.is_missed else "")
         theirs = f"{self.peer} {self._shown(self.theirs)}" if self.peer else ""

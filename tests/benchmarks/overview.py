@@ -184,7 +184,8 @@ def draw_starts(axes: Any, start_s: Bars) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.set_ylim(top=90)
+    axes.legend(fontsize=7, ncols=2, loc="upper left")
 
 
 def draw_bars(axes: Any, values: Bars, cases: Sequence[str], labels: Sequence[str]) -> None:

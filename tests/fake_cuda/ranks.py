@@ -29,12 +29,12 @@ class _Forked:
     """One of the processes. Its parent is not this process, and waits for it."""
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
+        self.pid = pid
 
     def kill(self) -> None:
         """At once, unless it has ended."""
         with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
 
     def join(self) -> None:
         """Its pipe is closed when it has ended: there is nothing to wait for."""

@@ -2,19 +2,23 @@
 gloo group per call.
 
 `ranks(function, world_size=n)` calls `function(rank)` in n of them and returns the n results in rank order. A
-call that takes longer than its deadline has hung: the processes are killed and the test fails.
+call that takes longer than its deadline has hung: the processes are killed, and the test that fails shows
+where their threads stood.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import multiprocessing
+import os
+import signal
 import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -62,7 +66,7 @@ class Ranks:
                 pipes = [pipe for _, pipe in self._workers[:world_size]]
                 for rank, pipe in enumerate(pipes):
                     pipe.send((function, rank, world_size, str(Path(folder) / "store"), args))
-                answers = self._collect(pipes, deadline_s)
+                answers = self._collect(pipes, deadline_s, Path(folder))
             failures = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
             if not failures:
                 return [value for _, value in answers]
@@ -83,7 +87,7 @@ class Ranks:
         while len(self._workers) < count:
             self._workers.append(self._make())
 
-    def _collect(self, pipes: list[Connection], deadline_s: float) -> list[tuple[bool, Any]]:
+    def _collect(self, pipes: list[Connection], deadline_s: float, folder: Path) -> list[tuple[bool, Any]]:
         answers: dict[int, tuple[bool, Any]] = {}
         deadline = time.monotonic() + deadline_s
         failed = False
@@ -93,7 +97,9 @@ class Ranks:
             # fail, too, and no more.
             ready = wait(waiting, timeout=1.0 if failed else max(0.0, deadline - time.monotonic()))
             if not ready:
-                return [answers.get(index, (False, "did not return")) for index in range(len(pipes))]
+                late = [index for index in range(len(pipes)) if index not in answers]
+                answers |= {index: (False, self._stacks_of(index, folder)) for index in late}
+                break
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 try:
@@ -103,6 +109,17 @@ class Ranks:
                 answers[pipes.index(pipe)] = answer
                 failed = failed or not answer[0]
         return [answers[index] for index in range(len(pipes))]
+
+    def _stacks_of(self, rank: int, folder: Path) -> str:
+        """What a rank that has not returned is doing."""
+        with suppress(ProcessLookupError):
+            os.kill(self._workers[rank][0].pid, signal.SIGUSR1)
+        path, stacks = folder / f"stacks-{rank}", ""
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline and not (stacks and stacks.endswith("\n")):
+            time.sleep(0.05)
+            stacks = path.read_text() if path.exists() else ""
+        return f"did not return; {stacks or 'it does not say where it stands'}"
 
 
 def _forked() -> tuple[Any, Connection]:
@@ -133,11 +150,25 @@ def serve(
             gc.freeze()
             has_imported = True
         try:
-            with (group or process_group)(rank, world_size, store):
+            with (
+                _shows_stacks(Path(store).with_name(f"stacks-{rank}")),
+                (group or process_group)(rank, world_size, store),
+            ):
                 value = function(rank, *args)
             pipe.send((True, value))
         except Exception:
             pipe.send((False, traceback.format_exc()))
+
+
+@contextmanager
+def _shows_stacks(path: Path) -> Iterator[None]:
+    """Inside, SIGUSR1 makes this process write there where each of its threads stands."""
+    with open(path, "w") as file:
+        faulthandler.register(signal.SIGUSR1, file=file)
+        try:
+            yield
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
 
 
 @contextmanager

@@ -135,6 +135,7 @@ def test_a_worker_that_writes_without_end_does_not_keep_its_agent(
     finally:
         writing.kill()
         writing.wait()
+    assert {"1": {"loss": 1.0}} in [frame.ranks for frame in sent if isinstance(frame, Metrics)]
     one.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dslaunch.runtime.comm import phases
-from dslaunch.runtime.comm.phases import BACKWARD, DATA, EVALUATING, FORWARD, OPTIMIZER, PAUSED, Phases
+from dslaunch.runtime.comm.phases import BACKWARD, COMM, DATA, EVALUATING, FORWARD, OPTIMIZER, PAUSED, Phases
 
 CALLS = {
     "f": FORWARD,
@@ -82,9 +82,9 @@ def times_of(story: str, device: str, clock: Clock) -> dict[str, float]:
             else:
                 call.__exit__(None, None, None)
         elif letter == "w":
-            began = made.begin_wait()
+            before = made.begin(COMM)
             clock.time_s += 1
-            made.end_wait(began)
+            made.end(COMM, before)
         elif letter == ".":
             clock.time_s += 1
         elif letter == ")":
@@ -117,7 +117,7 @@ def times_of(story: str, device: str, clock: Clock) -> dict[str, float]:
         ("f", {}),
     ],
 )
-@pytest.mark.parametrize(("device", "most_marks"), [("cpu", 0), ("cuda", 4096), ("cuda", 3)])
+@pytest.mark.parametrize(("device", "most_marks"), [("cpu", 4096), ("cpu", 3), ("cuda", 4096), ("cuda", 3)])
 @pytest.mark.usefixtures("gpu")
 def test_each_second_is_in_one_phase(
     story: str, wanted: dict[str, int], device: str, most_marks: int, monkeypatch: pytest.MonkeyPatch
@@ -145,9 +145,9 @@ def test_a_wait_of_another_thread_is_none_of_the_program(
     made = Phases(torch.device(device))
 
     def wait() -> None:
-        began = made.begin_wait()
+        before = made.begin(COMM)
         Event.now_s += 1
-        made.end_wait(began)
+        made.end(COMM, before)
 
     for phase, times in (
         (FORWARD, {"forward_s": 1.0, "step_s": 1.0}),
@@ -174,9 +174,9 @@ def test_times_of_a_gpu_are_told_when_it_is_so_far(gpu: list[str]) -> None:
     made = Phases(torch.device("cuda", 0))
 
     def wait() -> None:
-        began = made.begin_wait()
+        before = made.begin(COMM)
         Event.now_s += 1
-        made.end_wait(began)
+        made.end(COMM, before)
 
     def step() -> None:
         with made.during(FORWARD):
