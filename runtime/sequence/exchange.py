@@ -5,8 +5,9 @@ Source: Jacobs et al. 2023 (DeepSpeed-Ulysses), section 3
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -38,20 +39,22 @@ TRAFFIC = Traffic()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRanks:
-    """The ranks that have the parts of one sequence, in the order of the parts. It holds no process group,
-    but its name: a group that is alive at the end of the interpreter may take the process with it.
+    """The ranks that have the parts of one sequence, in the order of the parts. It does not keep the process
+    group alive: one that is there at the end of the interpreter may take the process with it.
 
     Order: all of them call the same methods in the same order, in forward and backward
     """
 
-    name: str  # of the process group
+    name: str  # of the process group; another one may have it after destroy_process_group()
+    made: weakref.ref[Any] = field(repr=False, compare=False)  # that group
     size: int
     index: int  # of this rank
 
     @classmethod
     def of(cls, group: Any) -> SequenceRanks:
         """Return those of a process group."""
-        return cls(name=group.group_name, size=dist.get_world_size(group), index=dist.get_rank(group))
+        size, index = dist.get_world_size(group), dist.get_rank(group)
+        return cls(name=group.group_name, made=weakref.ref(group), size=size, index=index)
 
     @property
     def group(self) -> Any:
@@ -60,12 +63,15 @@ class SequenceRanks:
         Errors: ConfigError after destroy_process_group()
         """
         try:
-            return _resolve(self.name)
-        except RuntimeError as error:
+            group = _resolve(self.name)
+        except RuntimeError:
+            group = None
+        if group is None or group is not self.made():
             raise ConfigError(
                 "the process group of the ranks that share a sequence is gone; register the attention anew "
                 "after init_distributed(), or call unregister_from_transformers()"
-            ) from error
+            )
+        return group
 
     def even(self, total: int) -> Sizes:
         """Return the sizes of the parts of so many, the larger ones first."""
