@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -35,22 +37,49 @@ def write_events(telemetry: Telemetry, path: Path, *, on_problem: Callable[[str]
 
     Errors: LaunchError if it cannot be written
     """
-    check_place(path, option="--events")
+    check_place(path, option="--events", may_be_pipe=True)
     telemetry.add(_event_file(path, "--events", mode=mode_in(str(path.parent)), on_problem=on_problem))
 
 
 def _event_file(path: Path, option: str, *, mode: int, on_problem: Callable[[str], None]) -> EventFile:
+    is_own = not (is_of_system(path.parent) or path.is_fifo())
+
     def open_file() -> int:
-        if is_of_system(path.parent):  # /dev/stdout, or /dev/fd/63 as the shell makes it of `>(jq .)`
-            return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        if not is_own:
+            return _open_of_others(path)
         fd = open_plain(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
         os.ftruncate(fd, 0)
         return fd
 
     try:
-        return EventFile(path, open_file, on_problem=on_problem)
+        return EventFile(path, open_file, on_problem=on_problem, is_own=is_own)
     except OSError as error:
         raise LaunchError(f"{option}={path}: cannot be written: {error.strerror}") from None
+
+
+def _open_of_others(path: Path) -> int:
+    """What others write to or read from as well: /dev/stdout, a pipe, or /dev/fd/63 as the shell makes it
+    of `>(jq .)`. Errors: OSError
+    """
+    number = _number_of_descriptor(path)
+    if number is not None:  # opened anew, a file would have another place where writing goes on
+        return os.dup(number)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(error.errno, "no process reads this pipe; start the one that does first") from None
+        raise
+    os.set_blocking(fd, True)
+    return fd
+
+
+def _number_of_descriptor(path: Path) -> int | None:
+    """That of a name of one of this process's open files; None for other names."""
+    if path.name in ("stdout", "stderr"):
+        path = Path(os.readlink(path)) if path.is_symlink() else path
+    own = ("/dev/fd", "/proc/self/fd", f"/proc/{os.getpid()}/fd")
+    return int(path.name) if str(path.parent) in own and path.name.isdigit() else None
 
 
 class EventFile:
@@ -61,10 +90,15 @@ class EventFile:
     """
 
     def __init__(
-        self, path: Path, open_file: Callable[[], int], *, on_problem: Callable[[str], None]
+        self,
+        path: Path,
+        open_file: Callable[[], int],
+        *,
+        on_problem: Callable[[str], None],
+        is_own: bool = True,
     ) -> None:
-        """`open_file` opens it for appending. Errors: OSError"""
-        self._path, self._on_problem = path, on_problem
+        """`open_file` opens it for appending. `is_own`: nobody else writes there. Errors: OSError"""
+        self._path, self._on_problem, self._is_own = path, on_problem, is_own
         self._fd = open_file()
         self._size = os.fstat(self._fd).st_size
         self._writer = Writer()
@@ -117,10 +151,9 @@ class EventFile:
 
     def _cut(self) -> None:
         """Leave no half line, so that what follows can be read."""
-        try:
-            os.ftruncate(self._fd, self._size)
-        except OSError:  # a pipe
-            return
+        if self._is_own:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
 
     def _written(self) -> None:
         with self._lock:

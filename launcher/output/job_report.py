@@ -85,7 +85,7 @@ def report_of(
     return {**last, "attempts": [one.to_dict() for one in attempts]}
 
 
-def check_place(path: Path, *, option: str) -> None:
+def check_place(path: Path, *, option: str, may_be_pipe: bool = False) -> None:
     """Whether a report can be written there, to be asked before the job and not after it.
 
     Errors: LaunchError if there is no folder for it, or something else of its name
@@ -95,7 +95,8 @@ def check_place(path: Path, *, option: str) -> None:
         raise LaunchError(f"{option}={path} is a symbolic link; give the file itself")
     if path.is_dir():
         raise LaunchError(f"{option}={path} is a folder; give the name of a file")
-    if path.exists() and not path.is_file() and not is_of_system(folder):
+    is_fit = path.is_file() or (may_be_pipe and path.is_fifo())
+    if path.exists() and not is_fit and not is_of_system(folder):
         raise LaunchError(f"{option}={path} is no regular file; give the name of a file")
     if not folder.is_dir():
         raise LaunchError(f"{option}={path}: there is no folder {folder}; make it, or give another place")

@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from ..inputs.host_list import folded
+from ..run_state.values import text, texts
 from ..wording import shown_time
 from . import figures
 from .chart import Chart, shown, time_unit
 from .curve_figures import Quantity, overlay_chart
 from .draw_run import TRAINING
-from .event_lines import text, texts
 from .run import Run
 from .series import Point
 from .tell_run import differences, mean_rate, state_of

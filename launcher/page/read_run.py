@@ -12,8 +12,9 @@ from typing import Any
 
 from ..errors import LaunchError
 from ..node.plain_file import read_plain
+from ..run_state.values import mapping, number, text, whole_or
 from ..wording import count
-from .event_lines import EventLines, number, table, text, whole
+from .event_lines import EventLines
 from .run import Attempt, Numbers, Run
 
 MAX_NOTES = 600
@@ -169,7 +170,7 @@ class _Reader:
 
     def _of(self, event: dict[str, Any], at: float) -> Attempt:
         """The attempt that it speaks of."""
-        told = whole(event.get("attempt"), self._attempt)
+        told = whole_or(event.get("attempt"), self._attempt)
         known = self._run.attempts
         place = max(0, told)
         if place not in known and len(known) >= MAX_ATTEMPTS:
@@ -192,8 +193,8 @@ class _Reader:
         attempt.log_folder = text(event.get("log_folder"))
         workers = event.get("workers")
         for one in workers if isinstance(workers, list) else ():
-            if isinstance(one, list) and len(one) >= 3 and isinstance(one[0], str) and whole(one[2]) >= 0:
-                attempt.host_of[whole(one[2])] = one[0]
+            if isinstance(one, list) and len(one) >= 3 and isinstance(one[0], str) and whole_or(one[2]) >= 0:
+                attempt.host_of[whole_or(one[2])] = one[0]
         attempt.hosts = tuple(dict.fromkeys(attempt.host_of.values()))
 
     def _phase(self, event: dict[str, Any], at: float) -> None:
@@ -204,7 +205,7 @@ class _Reader:
 
     def _started(self, event: dict[str, Any], at: float) -> None:
         attempt = self._of(event, at)
-        rank, host = whole(event.get("rank")), text(event.get("host"))
+        rank, host = whole_or(event.get("rank")), text(event.get("host"))
         if rank >= 0 and host:
             attempt.host_of.setdefault(rank, host)
 
@@ -217,7 +218,7 @@ class _Reader:
         self._numbers.add(at - self._run.began_at, attempt.number, event)
 
     def _config(self, event: dict[str, Any], at: float) -> None:
-        rank = whole(event.get("rank"))
+        rank = whole_or(event.get("rank"))
         if rank in self._run.configs or len(self._run.configs) < 16:
             self._run.configs[rank] = event.get("config")
 
@@ -246,7 +247,7 @@ class _Reader:
         return True
 
     def _note(self, event: dict[str, Any], at: float) -> None:
-        note = {"at": at, "level": whole(event.get("level"), 20), "text": text(event.get("text"))[:4000]}
+        note = {"at": at, "level": whole_or(event.get("level"), 20), "text": text(event.get("text"))[:4000]}
         if len(self._run.notes) < _FIRST_NOTES:
             self._run.notes.append(note)
             return
@@ -266,7 +267,7 @@ class _Reader:
         attempt.ended, attempt.ended_at = event, at
 
     def _lost(self, event: dict[str, Any], at: float) -> None:
-        self._run.num_lost += max(0, whole(event.get("events"), 0))
+        self._run.num_lost += max(0, whole_or(event.get("events"), 0))
 
     def _end(self, event: dict[str, Any], at: float) -> None:
         self._run.end = event
@@ -293,7 +294,7 @@ def _take_report(run: Run, path: Path, *, is_alone: bool) -> None:
 
 def _take_entry(run: Run, entry: dict[str, Any]) -> None:
     """What the events do not have of an attempt."""
-    place = whole(entry.get("number"), 0)
+    place = whole_or(entry.get("number"), 0)
     began_at = _seconds(entry.get("began_at"))
     took_s = number(entry.get("duration_s")) or 0.0
     attempt = run.attempts.setdefault(place, Attempt(number=place, began_at=began_at))
@@ -304,7 +305,7 @@ def _take_entry(run: Run, entry: dict[str, Any]) -> None:
         hosts = entry.get("hosts")
         attempt.hosts = tuple(map(str, hosts)) if isinstance(hosts, list) else ()
     if not attempt.phases:
-        phases = {str(name): number(value) for name, value in table(entry.get("phases_s")).items()}
+        phases = {str(name): number(value) for name, value in mapping(entry.get("phases_s")).items()}
         attempt.phases = {
             name: attempt.began_at + value
             for name, value in phases.items()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .event_lines import number
+from ..run_state.values import mapping, number
 from .series import Curve, Shares, Spread, single
 
 PHASES = ("forward_s", "backward_s", "optimizer_s", "comm_s", "data_s", "paused_s")
@@ -160,7 +160,7 @@ class Numbers:
             self._add_step_time(at, attempt, spreads)
         step = self._add_counters(at, attempt, spreads)
         self._add_curves(at, attempt, spreads, step)
-        self._add_lines(at, attempt, _table(event.get("lines")))
+        self._add_lines(at, attempt, mapping(event.get("lines")))
         for state in sorted(states):
             _extend(self._run.states, at, state)
         for host, row in _rows(event.get("hosts")).items():
@@ -338,12 +338,8 @@ def _is_rank(key: str) -> bool:
     return key.endswith(FOLDED) or (key.isascii() and key.isdigit())
 
 
-def _table(value: object) -> Row:
-    return value if isinstance(value, dict) else {}
-
-
 def _rows(value: object) -> dict[str, Row]:
-    return {key: row for key, row in _table(value).items() if isinstance(row, dict)}
+    return {key: row for key, row in mapping(value).items() if isinstance(row, dict)}
 
 
 def _extend(states: list[tuple[float, float, str]], at: float, state: str, *, near_s: float = 30.0) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..inputs.host_list import folded
+from ..run_state.values import mapping, number, text, texts, whole_or
 from ..wording import count, shown_size, shown_time
 from .chart import by_number, shown
-from .event_lines import number, table as as_table, text, texts, whole
 from .markup import element, escaped, fold, lines_of, moment, pairs, table, tree
 from .run import Attempt, HostFacts, Run
 
@@ -178,7 +178,7 @@ def attempts(run: Run) -> str:
 def _how(one: Attempt) -> str:
     if one.ended is None:
         return "has not ended"
-    culprit = as_table(one.ended.get("culprit"))
+    culprit = mapping(one.ended.get("culprit"))
     if culprit:
         return culprit_words(culprit)
     if one.ended.get("interrupted_by"):
@@ -206,7 +206,7 @@ def culprit_words(culprit: Mapping[str, Any]) -> str:
 def failure(one: Attempt) -> str:
     """What failed first, the evidence, its traceback or last lines, and what failed with it."""
     ended = one.ended or {}
-    culprit = as_table(ended.get("culprit"))
+    culprit = mapping(ended.get("culprit"))
     made = element("h3", escaped(f"Attempt {one.number + 1}: {culprit_words(culprit)}"))
     for sentence in texts(culprit.get("evidence"))[:20]:
         made += element("p", escaped(sentence))
@@ -222,7 +222,7 @@ def failure(one: Attempt) -> str:
             is_open=not traceback,
         )
     others = ended.get("others")
-    others = [as_table(other) for other in others] if isinstance(others, list) else []
+    others = [mapping(other) for other in others] if isinstance(others, list) else []
     if others:
         inner = table(("also failed",), [(culprit_words(other),) for other in others[:100]])
         made += fold(f"{count(len(others), 'other failure')} before the job was told to stop", inner)
@@ -350,7 +350,7 @@ def notes(run: Run) -> str:
         return ""
 
     def rows(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-        return [(moment(one["at"]), _level(whole(one["level"])), text(one["text"])) for one in found]
+        return [(moment(one["at"]), _level(whole_or(one["level"])), text(one["text"])) for one in found]
 
     grave = [one for one in run.notes if one["level"] >= 30]
     made = table(("when", "level", ""), rows(grave)) if grave else element("p", "No warning and no error.")

@@ -30,6 +30,12 @@ def whole(value: Any) -> int | None:
     return value
 
 
+def whole_or(value: Any, default: int = -1) -> int:
+    """A whole number; the default for what is none."""
+    found = whole(value)
+    return default if found is None else found
+
+
 def text(value: Any) -> str:
     """A text, which may be empty."""
     return value if isinstance(value, str) else ""
@@ -53,3 +59,8 @@ def numbers(value: Any) -> dict[str, float]:
         if told is not None:
             found[name] = told
     return found
+
+
+def texts(value: Any) -> list[str]:
+    """The texts of a list of JSON."""
+    return [one for one in items(value) if isinstance(one, str)]

@@ -13,8 +13,10 @@ import torch
 from ..zero.sharded_model import ShardedModel
 from .device_memory import bytes_by_kind
 
-_KINDS_EVERY_S = 10.0  # they take a look at each tensor
+# Kinds take a look at each tensor: the longer they have not changed, the less often.
+_KINDS_FIRST_S, _KINDS_LAST_S = 2.0, 60.0
 _KIB = 1024
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -28,8 +30,9 @@ class MemoryNumbers:
         self.models: weakref.WeakSet[ShardedModel] = weakref.WeakSet()
         self._device = device
         self._kinds: dict[str, int] = {}
-        self._kinds_at = float("-inf")
+        self._kinds_at, self._kinds_wait_s = float("-inf"), 0.0
         self._total: int | None = None
+        self._statm: int | None = None  # open: to open it at each look would cost as much as the rest
 
     def look(self) -> dict[str, int]:
         """Return what is known now."""
@@ -40,14 +43,15 @@ class MemoryNumbers:
                 else host_memory()
             )
         now = time.monotonic()
-        if now - self._kinds_at >= _KINDS_EVERY_S:
-            self._kinds_at = now
-            kinds = bytes_by_kind(self._device, tuple(self.models))
-            self._kinds = {
-                "mem_parameters": kinds.parameters + kinds.gathered,
-                "mem_gradients": kinds.gradients,
-                "mem_optimizer": kinds.optimizer,
+        if now - self._kinds_at >= self._kinds_wait_s:
+            found = bytes_by_kind(self._device, tuple(self.models))
+            kinds = {
+                "mem_parameters": found.parameters + found.gathered,
+                "mem_gradients": found.gradients,
+                "mem_optimizer": found.optimizer,
             }
+            wait_s = _KINDS_FIRST_S if kinds != self._kinds else min(2 * self._kinds_wait_s, _KINDS_LAST_S)
+            self._kinds, self._kinds_at, self._kinds_wait_s = kinds, now, wait_s
         numbers = self._of_gpu() if self._device.type == "cuda" else self._of_process()
         return {**numbers, "mem_total": self._total, **self._kinds}
 
@@ -65,8 +69,9 @@ class MemoryNumbers:
         }
 
     def _of_process(self) -> dict[str, int]:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            used = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        if self._statm is None:
+            self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        used = int(os.pread(self._statm, 200, 0).split()[1]) * _PAGE
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
         held = sum(self._kinds.values())
         return {"mem_used": used, "mem_peak": max(peak, used), "mem_other": max(0, used - held)}
@@ -74,7 +79,7 @@ class MemoryNumbers:
 
 def host_memory() -> int:
     """Return what this process may have: the memory of its host, or of its container."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = _PAGE * os.sysconf("SC_PHYS_PAGES")
     for path in _CGROUP_LIMITS:
         try:
             said = Path(path).read_text(encoding="ascii").strip()

@@ -22,6 +22,7 @@ from ..environment import MetricsPlace, claim_metrics, read_metrics
 
 MAX_LINE_BYTES = 4096  # a pipe takes so many whole or not at all
 _FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _END_S = 0.2  # for what a GPU has not handed over, when the program ends
 
 
@@ -201,7 +202,7 @@ class Pipe:
         return None
 
     def _send(self, told: dict[str, Any]) -> bool:
-        line = f"{self._place.rank} {json.dumps(told, separators=(',', ':'))}\n".encode()
+        line = f"{self._place.rank} {_ENCODER.encode(told)}\n".encode()
         if len(line) > MAX_LINE_BYTES:
             raise AssertionError(f"a line of {len(line)} bytes, and a pipe takes {MAX_LINE_BYTES}: {line!r}")
         try:

@@ -20,12 +20,11 @@ INTERVAL_S = 1.0
 
 
 class FakeHost:
-    """As the roster knows it; its clock is ten seconds behind."""
-
-    clock_offset_s = 10.0
+    """As the roster knows it; every host's clock is behind by another time."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.clock_offset_s = {"a": 0.0, "b": 10.0, "c": 300.0}[name]
 
 
 class Kept:
@@ -70,8 +69,9 @@ def test_a_straggler_is_one_warning_and_one_event_and_its_end_is_one(monkeypatch
         for rank, name in enumerate("abc"):
             own_s = 0.9 if rank == 1 and second < 40 else 0.6
             row = {"steps": 10, "step_s": 1.0, "comm_s": 1 - own_s, "data_s": 0.0}
-            frame = Metrics(now[0] - FakeHost.clock_offset_s, {str(rank): row}, {})
-            job.record(FakeHost(name), frame, now[0] + 0.01)  # type: ignore[arg-type]
+            host = FakeHost(name)
+            frame = Metrics(now[0] - host.clock_offset_s, {str(rank): row}, {})
+            job.record(host, frame, now[0] + 0.01)  # type: ignore[arg-type]
         job.look(started_at=None)
         now[0] += INTERVAL_S
     monkeypatch.undo()

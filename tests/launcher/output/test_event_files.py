@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -61,14 +62,56 @@ def test_a_full_ring_keeps_the_latest_and_what_they_are_about(tmp_path: Path) ->
         ("", "is a folder; give the name of a file"),
         ("missing/events", "there is no folder"),
         ("link", "is a symbolic link; give the file itself"),
-        ("pipe", "is no regular file; give the name of a file"),
+        ("socket", "is no regular file; give the name of a file"),
+        ("pipe", "cannot be written: no process reads this pipe; start the one that does first"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, place: str, why: str) -> None:
     (tmp_path / "link").symlink_to("other")
     os.mkfifo(tmp_path / "pipe")
+    os.mknod(tmp_path / "socket", stat.S_IFSOCK)
     with pytest.raises(LaunchError, match=why):
         write_events(Telemetry(), tmp_path / place, on_problem=pytest.fail)
+
+
+def test_a_pipe_with_a_reader_gets_them(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    telemetry = Telemetry()
+    write_events(telemetry, tmp_path / "pipe", on_problem=pytest.fail)
+    telemetry.record("note", number=1)
+    telemetry.close()
+    with open(reader, "rb") as told:
+        assert [json.loads(line)["event"] for line in told.read().splitlines()] == ["note"]
+
+
+STDOUT = """
+import sys
+from pathlib import Path
+from dslaunch.launcher.output.event_files import write_events
+from dslaunch.launcher.telemetry.telemetry import Telemetry
+print("before", flush=True)
+telemetry = Telemetry()
+write_events(telemetry, Path(sys.argv[1]), on_problem=print)
+for number in range(3):
+    print("a line of output", flush=True)
+    telemetry.record("note", number=number)
+    telemetry._sinks[0]._writer.drain()
+telemetry.close()
+print("after", flush=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_a_file_that_output_goes_to_as_well_has_both(tmp_path: Path, name: str) -> None:
+    """And what was there of the file before the program stays."""
+    with open(tmp_path / "out", "w+b") as out:
+        out.write(b"of another program\n")
+        out.flush()
+        subprocess.run([sys.executable, "-c", STDOUT, name], stdout=out, check=True, timeout=30)
+    lines = (tmp_path / "out").read_text().splitlines()
+    kinds = [json.loads(line)["event"] if line.startswith("{") else line for line in lines]
+    assert kinds == ["of another program", "before", *["a line of output", "note"] * 3, "after"]
 
 
 FULL = """

@@ -1,0 +1,35 @@
+"""When a rank looks at what its memory is used for, which takes a look at each tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dslaunch.runtime.metrics import memory_numbers
+from dslaunch.runtime.metrics.device_memory import Kinds
+
+
+def test_kinds_that_do_not_change_are_looked_at_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = 0.0, []
+    held = Kinds(parameters=100, gathered=10, gradients=20, optimizer=0)
+
+    def look(*_: object) -> Kinds:
+        looks.append(now)
+        return held
+
+    monkeypatch.setattr(memory_numbers, "bytes_by_kind", look)
+    monkeypatch.setattr(memory_numbers.time, "monotonic", lambda: now)
+    memory = memory_numbers.MemoryNumbers(torch.device("cpu"))
+    told = []
+    for now in range(400):
+        if now == 200:
+            held = held._replace(optimizer=500)
+        told.append(memory.look())
+    assert looks == [0, 2, 6, 14, 30, 62, 122, 182, 242, 244, 248, 256, 272, 304, 364]
+    assert [one["mem_parameters"] for one in told] == [110] * 400
+    assert [one["mem_optimizer"] for one in told] == [0] * 242 + [500] * 158
+    assert all(
+        one["mem_used"]
+        == sum(one[f"mem_{kind}"] for kind in ("parameters", "gradients", "optimizer", "other"))
+        for one in told
+    )
