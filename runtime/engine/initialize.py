@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from ..comm.process_group import choose_device, start_process_group
 from ..config import Config, load_config
 from ..config.pipeline import PipelineConfig
 from ..data.loader import Loader
-from ..environment import read_environment
+from ..environment import WorkerEnvironment, read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
 from ..experts.placed import PlacedExperts
 from ..log import logger as _log
@@ -35,7 +35,7 @@ from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_opt
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import make_scheduler
 from ..tensor.divide import agree_on_division, divide
-from ..tensor.divided_model import check_optimizer, earlier_division
+from ..tensor.divided_model import DividedModel, check_optimizer, earlier_division
 from ..tensor.lower import size_of_plan
 from ..tensor.model_init import check_dtype, check_group, requested_size
 from ..zero.param_location import location_of
@@ -88,22 +88,10 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     worker, device_index = read_environment(), getattr(args, "device_rank", None)
     require_process_group(dist_init_required)
     start_process_group(worker, device_index=device_index)
-    num_ranks, known = dist.get_world_size(), earlier_division(model)
-    built = model.axes if isinstance(model, PipelineModule) else Axes()
-    num_stages = built.pp
-    settings = load_config(
-        source,
-        world_size=num_ranks // num_stages,
-        is_lenient=is_lenient,
-        has_optimizer=optimizer is not None,
-        tp_size=requested_size(model, size_of_plan(model) if known is None else known.size),
-        num_stages=num_stages,
-        launched=dict(worker.mesh) | ({"order": worker.mesh_order} if worker.mesh_order else {}),
-        sp_size=requested_sequence_size(mpu=mpu, mesh_param=mesh_param, built=built.sp),
+    settings = _read_settings(
+        model, source, worker, mpu=mpu, mesh_param=mesh_param, is_lenient=is_lenient, client=optimizer
     )
-    agree_on_division(settings)
-    order = built.order if settings.mesh is None else settings.mesh.order or built.order
-    axes = axes_of_job(num_ranks, pp=num_stages, sp=settings.sp_size, tp=settings.tp_size, order=order)
+    axes = _axes_of(model, settings)
     check_requested(axes, mpu=mpu, mesh_param=mesh_param)
     check_group(model, axes)
     _check_stages(model, axes, settings)
@@ -114,24 +102,13 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         require_compiled()  # now, and not in the first step
         keep_freed_memory()
     with torch.inference_mode(False), _told_of_engines_before(model):  # what is made in it is never trained
-        divided, experts = None, PlacedExperts(model, axes, settings)
-        if settings.tensor_parallel is not None:
-            check_dtype(model, precision_of(settings).parameters)
-            if known is None:
-                check_optimizer(optimizer)
-            divided = divide(model, axes, settings.tensor_parallel, device=device)
-            optimizer = divided.renew_optimizer(optimizer)
-            model_parameters = divided.renew_parameters(model_parameters)
-            experts.check_whole(divided.divides)
-        if experts.divides_stacks:
-            check_optimizer(optimizer)
-            experts.divide(device)
+        parts = _divide(model, axes, settings, device, optimizer, model_parameters)
         flat_optimizer = choose_optimizer(
             settings,
-            client=optimizer,
+            client=parts.optimizer,
             module=model,
-            model_parameters=model_parameters,
-            may_be_empty=num_stages > 1,
+            model_parameters=parts.model_parameters,
+            may_be_empty=axes.pp > 1,
         )
         # what may fail by a user's mistake comes before the model changes
         scheduler = _choose_scheduler(settings, lr_scheduler, flat_optimizer)
@@ -143,8 +120,8 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             optimizer=flat_optimizer,
             device=device,
             worker=worker,
-            divided=divided,
-            experts=experts,
+            divided=parts.divided,
+            experts=parts.experts,
         )
         engine.lr_scheduler, engine.collate_fn = scheduler, collate_fn
         if training_data is not None:
@@ -156,6 +133,75 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         engine._instruments.metrics.tell_config(summarize(engine, memory))
     checkpointing.configure_from(settings.activation_checkpointing)
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _read_settings(
+    model: nn.Module,
+    source: ConfigSource,
+    worker: WorkerEnvironment,
+    *,
+    mpu: object | None,
+    mesh_param: object | None,
+    is_lenient: bool,
+    client: ClientOptimizer | None,
+) -> Config:
+    """The ds_config with what the launcher, the model and the program say of its axes."""
+    known = earlier_division(model)
+    built = model.axes if isinstance(model, PipelineModule) else Axes()
+    settings = load_config(
+        source,
+        world_size=dist.get_world_size() // built.pp,
+        is_lenient=is_lenient,
+        has_optimizer=client is not None,
+        tp_size=requested_size(model, size_of_plan(model) if known is None else known.size),
+        num_stages=built.pp,
+        launched=dict(worker.mesh) | ({"order": worker.mesh_order} if worker.mesh_order else {}),
+        sp_size=requested_sequence_size(mpu=mpu, mesh_param=mesh_param, built=built.sp),
+    )
+    agree_on_division(settings)
+    return settings
+
+
+def _axes_of(model: nn.Module, settings: Config) -> Axes:
+    """Those of the job."""
+    built = model.axes if isinstance(model, PipelineModule) else Axes()
+    order = built.order if settings.mesh is None else settings.mesh.order or built.order
+    return axes_of_job(
+        dist.get_world_size(), pp=built.pp, sp=settings.sp_size, tp=settings.tp_size, order=order
+    )
+
+
+class _Parts(NamedTuple):
+    """A model of which this rank has its parts, and what was given for the parameters that it had."""
+
+    divided: DividedModel | None
+    experts: PlacedExperts
+    optimizer: ClientOptimizer | None
+    model_parameters: ModelParameters | None
+
+
+def _divide(
+    model: nn.Module,
+    axes: Axes,
+    settings: Config,
+    device: torch.device,
+    optimizer: ClientOptimizer | None,
+    model_parameters: ModelParameters | None,
+) -> _Parts:
+    """Divide its layers and its experts, as the settings say."""
+    divided, experts = None, PlacedExperts(model, axes, settings)
+    if settings.tensor_parallel is not None:
+        check_dtype(model, precision_of(settings).parameters)
+        if earlier_division(model) is None:
+            check_optimizer(optimizer)
+        divided = divide(model, axes, settings.tensor_parallel, device=device)
+        optimizer = divided.renew_optimizer(optimizer)
+        model_parameters = divided.renew_parameters(model_parameters)
+        experts.check_whole(divided.divides)
+    if experts.divides_stacks:
+        check_optimizer(optimizer)
+        experts.divide(device)
+    return _Parts(divided, experts, optimizer, model_parameters)
 
 
 def _check_stages(model: nn.Module, axes: Axes, settings: Config) -> None:
