@@ -168,7 +168,8 @@ class _Gateway:
         self._close_if_done()
 
     def why_relay_ended(self) -> str:
-        return self._relay.why_ended if self._relay is not None else ""
+        """Empty where it goes on, and where it had nobody behind it, so that nothing ended with it."""
+        return self._relay.why_ended if self._relay is not None and self.num_through else ""
 
     def _close_if_done(self) -> None:
         with self._lock:

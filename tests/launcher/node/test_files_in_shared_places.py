@@ -125,7 +125,7 @@ def test_every_file_that_is_made_or_removed_is_known() -> None:
 
 
 FOLLOWS_LINKS = {
-    "event_files.py: os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)":
+    "event_files.py: os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)":
         "/dev and /proc only",
     "collecting.py: os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)":
         "what a person names with --collect, read only",
