@@ -8,7 +8,7 @@ computes, and times are read when the events have happened: nothing is waited fo
 [Note: gaps]
 Between two calls of the engine it is the next call that says what the program did meanwhile. Before a forward
 it got its data; between a forward and the backward it computed the loss; between a forward and a step
-without engine.backward() it ran the backward by itself.
+without engine.backward() it ran the backward by itself, and so before the end of another micro batch.
 """
 
 from __future__ import annotations
@@ -97,6 +97,11 @@ class Phases:
         if len(self._marks) > _MOST_MARKS:
             self._read(len(self._marks) if self._events is None else self._events.num_known(self._marks))
         return self.begin(phase)
+
+    def end_micro_batch(self) -> None:
+        """A micro batch has ended, and no step."""
+        if self._phase == _AFTER[FORWARD]:
+            self.end(OPTIMIZER, self.begin_call(OPTIMIZER))
 
     def end_step(self) -> None:
         """An optimizer step has ended."""

@@ -66,10 +66,12 @@ class Checkpoints:
         Order: a collective
         """
         begun_at = perf_counter()
-        from ..checkpoint.save import SaveOptions, prepare  # here: see the top of this file
+        with self._state("saving"):  # the import, too
+            from ..checkpoint.save import SaveOptions, prepare  # here: see the top of this file
 
-        options = SaveOptions(save_latest=save_latest, exclude_frozen_parameters=exclude_frozen_parameters)
-        with self._state("saving"):
+            options = SaveOptions(
+                save_latest=save_latest, exclude_frozen_parameters=exclude_frozen_parameters
+            )
             self._saver.wait()
             training = self._training(False)
             self._warn_of_gradients(training)
@@ -114,23 +116,24 @@ class Checkpoints:
 
         Order: a collective
         """
-        from ..checkpoint.load import LoadPlan, load_checkpoint  # here: see the top of this file
+        with self._state("loading"):  # the import, too
+            from ..checkpoint.load import LoadPlan, load_checkpoint  # here: see the top of this file
 
-        self._saver.wait()
-        training = self._training(True)
-        plan = LoadPlan(
-            strict=strict,
-            with_optimizer=with_optimizer and not module_only,
-            with_scheduler=with_scheduler and not module_only,
-            with_progress=not module_only,
-            with_module=take_module is None,
-            may_be_missing=self._is_restarted,
-            is_lenient=training.config.origin.is_lenient,
-        )
-        step = training.progress.global_steps + 1
-        with self._state("loading"), SPANS.span("checkpoint", "load checkpoint"):
-            store, tag = open_store(load_dir), None if tag is None else str(tag)
-            loaded = load_checkpoint(training, store, tag, plan, take_module=take_module)
+            self._saver.wait()
+            training = self._training(True)
+            plan = LoadPlan(
+                strict=strict,
+                with_optimizer=with_optimizer and not module_only,
+                with_scheduler=with_scheduler and not module_only,
+                with_progress=not module_only,
+                with_module=take_module is None,
+                may_be_missing=self._is_restarted,
+                is_lenient=training.config.origin.is_lenient,
+            )
+            step = training.progress.global_steps + 1
+            with SPANS.span("checkpoint", "load checkpoint"):
+                store, tag = open_store(load_dir), None if tag is None else str(tag)
+                loaded = load_checkpoint(training, store, tag, plan, take_module=take_module)
         if loaded is None:
             return None, None if plan.is_lenient else {}
         self._start_afresh(training, step, with_progress=plan.with_progress)

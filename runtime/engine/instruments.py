@@ -172,6 +172,8 @@ class Instruments:
     def end_micro_batch(self, *, is_boundary: bool) -> None:
         """`step()` has done its work."""
         self.tput_timer.stop(global_step=is_boundary, report_speed=self._rank == 0)
+        if self.metrics is not None and not is_boundary:
+            self.metrics.end_micro_batch()
         if self.tracer.is_armed:
             self.tracer.end_micro_batch()
 

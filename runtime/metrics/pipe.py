@@ -36,6 +36,7 @@ class Pipe:
         self._is_busy = False  # the thread that has the lock is in the middle of something
         self._late: deque[tuple[Mapping[str, Any], bool]] = deque()  # not in `_told` yet
         self._fd: int | None = None
+        self._opened: tuple[int, int] | None = None  # the file that it was opened for
         self._line_at = self._state_at = float("-inf")  # when the last one was written
         self._told: dict[str, Any] = {}  # since the last line; numbers, and tensors of a GPU
         self._line: dict[str, Any] | None = None  # the next one, once all of it is here
@@ -206,10 +207,9 @@ class Pipe:
         if len(line) > MAX_LINE_BYTES:
             raise AssertionError(f"a line of {len(line)} bytes, and a pipe takes {MAX_LINE_BYTES}: {line!r}")
         try:
-            if self._fd is None:
-                self._fd = os.open(self._place.path, _FLAGS)
+            fd = self._open()
             with _without_signal():
-                return os.write(self._fd, line) == len(line)
+                return os.write(fd, line) == len(line)
         except BlockingIOError:
             return False  # it is full
         except OSError:  # the pipe is not there yet, is gone, or has no reader
@@ -217,6 +217,28 @@ class Pipe:
                 os.close(self._fd)
                 self._fd = None
             return False
+
+    def _open(self) -> int:
+        """Return the pipe's descriptor. A program may have closed all that it found open, as daemons do; then
+        the number is free, or that of a file of its own, which is let alone.
+
+        Errors: OSError
+        """
+        if self._fd is not None and _file_of(self._fd) != self._opened:
+            self._fd = None
+        if self._fd is None:
+            self._fd = os.open(self._place.path, _FLAGS)
+            self._opened = _file_of(self._fd)
+        return self._fd
+
+
+def _file_of(fd: int) -> tuple[int, int] | None:
+    """Device and inode of what is open there; None if nothing is."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def is_sum(name: str) -> bool:

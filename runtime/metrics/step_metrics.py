@@ -97,6 +97,10 @@ class StepMetrics:
         if tokens is not None:
             self._tokens += tokens.numel()
 
+    def end_micro_batch(self) -> None:
+        """After a call of step() that ends no optimizer step."""
+        self._phases.end_micro_batch()
+
     def end_step(
         self,
         progress: Progress,

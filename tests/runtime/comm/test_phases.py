@@ -68,7 +68,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def times_of(story: str, device: str, clock: Clock) -> dict[str, float]:
     """Act it out: a letter is a call of one second, ( ) is around what is in it, w a wait, . a second of the
-    program, | the end of a step.
+    program, comma the end of a micro batch, | that of a step.
     """
     made = Phases(torch.device(device))
     within: list[Any] = []
@@ -89,6 +89,8 @@ def times_of(story: str, device: str, clock: Clock) -> dict[str, float]:
             clock.time_s += 1
         elif letter == ")":
             within.pop().__exit__(None, None, None)
+        elif letter == ",":
+            made.end_micro_batch()
         elif letter == "|":
             made.end_step()
     return made.take()
@@ -106,6 +108,9 @@ def times_of(story: str, device: str, clock: Clock) -> dict[str, float]:
         ("f.b.o.|", {"forward": 2, "backward": 2, "optimizer": 2}),
         # loss.backward() by the program
         ("f..o|", {"forward": 1, "backward": 2, "optimizer": 1}),
+        # the same for each of two micro batches
+        ("f..,.f..o|", {"forward": 2, "backward": 4, "optimizer": 1, "data": 1}),
+        ("fb.,.fbo|", {"forward": 2, "backward": 2, "optimizer": 1, "data": 2}),
         # the program waits for others while it gets data
         ("fbo|.w.fbo|", {"forward": 2, "backward": 2, "optimizer": 2, "data": 2, "comm": 1}),
         ("fbo|.s(w).fbo|", {"forward": 2, "backward": 2, "optimizer": 2, "data": 2, "paused": 2}),

@@ -306,6 +306,33 @@ def test_a_forked_child_tells_nothing(reader: Reader) -> None:
     assert reader.lines()[0] == [{"loss": 1}, {"loss": 3}]
 
 
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_program_that_closes_all_files_has_its_numbers_in_no_file_of_its_own(
+    reader: Reader, tmp_path: Path, is_taken: bool
+) -> None:
+    own = tmp_path / "own"
+    program = (
+        "import os, sys, dslaunch\n"
+        "dslaunch.report(step=1, loss=1.0)\n"
+        "os.closerange(3, 256)\n"
+        f"own = [os.open({str(own)!r}, os.O_RDWR | os.O_CREAT) for _ in range({8 if is_taken else 0})]\n"
+        "dslaunch.report(step=2, loss=2.0)\n"
+        "for one in own: os.fstat(one)"
+    )
+    environ = {
+        **os.environ,
+        "DSLAUNCH_METRICS_PIPE": str(reader.path),
+        "DSLAUNCH_METRICS_INTERVAL": "0",
+        "DSLAUNCH_METRICS_PROCESS": "",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+    }
+    subprocess.run([sys.executable, "-c", program], env=environ, check=True)
+    assert [row["step"] for row in reader.lines()[0]] == [1, 2]
+    assert not is_taken or own.read_bytes() == b""
+
+
 def test_a_file_is_there_whole_before_its_line(reader: Reader, tmp_path: Path) -> None:
     text = json.dumps({"words": "x" * 100_000})
     with telling(5, reader.path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from math import isfinite
@@ -366,6 +367,43 @@ def test_saving_loading_and_evaluating_are_states_and_no_computing(
         assert [row["loss"] for row in rows if "loss" in row][1:] == [7.0]
         assert [row["step"] for row in rows if "step" in row] == [1, 2]
         assert [row["accuracy"] for row in rows if "accuracy" in row] == [0.25]
+
+
+class SlowFinder:
+    """Saving and loading are imported anew, slowly."""
+
+    NAMES = ("dslaunch.runtime.checkpoint.save", "dslaunch.runtime.checkpoint.load")
+
+    def __init__(self) -> None:
+        for name in self.NAMES:
+            sys.modules.pop(name, None)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name in self.NAMES:
+            time.sleep(4 * NAP_S)
+
+
+def _import_slowly(rank: int, path: str, folder: str) -> None:
+    with telling(rank, path):
+        engine, *_ = dslaunch.initialize(model=make_model(), config=make_config())
+        own, finder = batch(0).chunk(engine.world_size)[rank], SlowFinder()
+        sys.meta_path.insert(0, finder)
+        for use in (None, engine.save_checkpoint, engine.load_checkpoint):
+            if use is not None:
+                use(folder)
+            engine.backward(loss_of(engine, own))
+            engine.step()
+        sys.meta_path.remove(finder)
+        engine.destroy()
+
+
+def test_the_first_save_and_the_first_load_hold_their_imports(
+    ranks: Ranks, reader: Reader, tmp_path: Path
+) -> None:
+    ranks(_import_slowly, str(reader.path), str(tmp_path / "checkpoint"), world_size=2)
+    for rows in reader.lines().values():
+        for row in steps_of(rows)[1:]:
+            assert row["paused_s"] > 4 * NAP_S > row["data_s"]
 
 
 def _two_engines(rank: int, path: str) -> None:
