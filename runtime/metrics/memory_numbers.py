@@ -12,6 +12,7 @@ import torch
 
 from ..zero.sharded_model import ShardedModel
 from .device_memory import bytes_by_kind
+from .pipe import file_of
 
 # Kinds take a look at each tensor: the longer they have not changed, the less often.
 _KINDS_FIRST_S, _KINDS_LAST_S = 2.0, 60.0
@@ -32,7 +33,8 @@ class MemoryNumbers:
         self._kinds: dict[str, int] = {}
         self._kinds_at, self._kinds_wait_s = float("-inf"), 0.0
         self._total: int | None = None
-        self._statm: int | None = None  # open: to open it at each look would cost as much as the rest
+        # Open: to open it at each look would cost as much as the rest.
+        self._statm: tuple[int, tuple[int, int] | None] | None = None
 
     def look(self) -> dict[str, int]:
         """Return what is known now."""
@@ -69,9 +71,10 @@ class MemoryNumbers:
         }
 
     def _of_process(self) -> dict[str, int]:
-        if self._statm is None:
-            self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        used = int(os.pread(self._statm, 200, 0).split()[1]) * _PAGE
+        if self._statm is None or file_of(self._statm[0]) != self._statm[1]:  # a program may close all files
+            fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+            self._statm = fd, file_of(fd)
+        used = int(os.pread(self._statm[0], 200, 0).split()[1]) * _PAGE
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
         held = sum(self._kinds.values())
         return {"mem_used": used, "mem_peak": max(peak, used), "mem_other": max(0, used - held)}

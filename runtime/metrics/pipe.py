@@ -224,15 +224,15 @@ class Pipe:
 
         Errors: OSError
         """
-        if self._fd is not None and _file_of(self._fd) != self._opened:
+        if self._fd is not None and file_of(self._fd) != self._opened:
             self._fd = None
         if self._fd is None:
             self._fd = os.open(self._place.path, _FLAGS)
-            self._opened = _file_of(self._fd)
+            self._opened = file_of(self._fd)
         return self._fd
 
 
-def _file_of(fd: int) -> tuple[int, int] | None:
+def file_of(fd: int) -> tuple[int, int] | None:
     """Device and inode of what is open there; None if nothing is."""
     try:
         found = os.fstat(fd)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -33,3 +36,19 @@ def test_kinds_that_do_not_change_are_looked_at_less_and_less(monkeypatch: pytes
         == sum(one[f"mem_{kind}"] for kind in ("parameters", "gradients", "optimizer", "other"))
         for one in told
     )
+
+
+def test_a_program_may_close_all_files_and_open_others(tmp_path: Path) -> None:
+    memory = memory_numbers.MemoryNumbers(torch.device("cpu"))
+    before = memory.look()["mem_used"]
+    assert memory._statm is not None
+    fd = memory._statm[0]
+    (tmp_path / "own").write_text("1 2 3 4 5 6 7")
+    own = os.open(tmp_path / "own", os.O_RDONLY)
+    os.dup2(own, fd)
+    after = memory.look()["mem_used"]
+    assert abs(after - before) < before / 2
+    assert os.read(fd, 100) == b"1 2 3 4 5 6 7"  # and is not closed
+    os.close(fd)
+    os.close(own)
+    assert abs(memory.look()["mem_used"] - before) < before / 2
