@@ -67,6 +67,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_wheel_holds_every_module_and_no_source_of_the_compiled_one(built: Path) -> None:
@@ -88,6 +89,7 @@ def test_the_wheel_holds_every_module_and_no_source_of_the_compiled_one(built: P
     } <= set(names)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_extra_is_a_feature_and_not_what_only_the_tests_need(built: Path) -> None:
@@ -99,6 +101,7 @@ def test_an_extra_is_a_feature_and_not_what_only_the_tests_need(built: Path) -> 
     assert extras == {"train", "cuda12", "cuda13", "demo", "watch", "report", "prometheus", "otel"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_package_index_shows_the_readme_without_a_link_that_is_relative(built: Path) -> None:
@@ -118,6 +121,7 @@ def test_a_package_index_shows_the_readme_without_a_link_that_is_relative(built:
     assert "pip install 'dslaunch[train]'" in str(shown.get_payload())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_source_distribution_holds_all_that_the_wheel_is_made_of_and_each_folder_once(
@@ -137,6 +141,7 @@ def test_the_source_distribution_holds_all_that_the_wheel_is_made_of_and_each_fo
     assert not {name for name in names if any(name == link or name.startswith(f"{link}/") for link in LINKS)}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_unpacked_wheel_works_alone_and_loads_no_torch(built: Path, tmp_path: Path) -> None:

@@ -274,10 +274,9 @@ def test_train_chars_prints_its_progress_and_writes_metrics_and_memory(
     assert all(one["max_rss_bytes"] > 50 * 2**20 for one in memory)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "program", few(["train_digits.py", "train_chars.py"], lambda program: program == "train_digits.py")
-)
+@pytest.mark.parametrize("program", ["train_digits.py", "train_chars.py"])
 def test_a_training_without_a_config_says_which_one_to_give(program: str) -> None:
     done = launch(EXAMPLES / program, num_ranks=1)
     assert done.returncode == 2
