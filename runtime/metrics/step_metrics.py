@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -46,6 +47,7 @@ class StepMetrics:
         process = _process(pipe, device)
         self._pipe, self._process, self._phases = pipe, process, process.phases
         pipe.ask = process.numbers
+        self._made_at = time.monotonic()
         self._tokens, self._num_copies = 0, 1
         self._is_evaluating = False
         pipe.has_engine = True
@@ -55,9 +57,9 @@ class StepMetrics:
         self._process.memory.models.add(model)
         axes = model.domains.axes
         self._num_copies = axes.dp * axes.sp
-        recorder = model.domains.wire.recorder
+        recorder, pipe = model.domains.wire.recorder, self._pipe
         recorder.phases = self._phases
-        recorder.tell_hang = lambda text: self._pipe.tell_file("hang", json.dumps(text))
+        recorder.tell_hang = lambda text: pipe.tell_file("hang", json.dumps(text))  # it outlives this engine
 
     def close(self) -> None:
         """The engine has ended."""
@@ -111,7 +113,7 @@ class StepMetrics:
         loss_scale: float | None,
     ) -> None:
         """After an optimizer step. What this costs is paid in each: most is done once for a line."""
-        if not self._pipe.claim(self):
+        if not self._pipe.claim(self, made_at=self._made_at):
             return
         self._phases.end_step()
         numbers: dict[str, Any] = {

@@ -432,6 +432,25 @@ def test_of_two_engines_the_first_tells_and_the_time_is_that_of_both(ranks: Rank
         assert parts["data_s"] < second["step_s"] / 2  # the other one's step is none
 
 
+def _next_engine(rank: int, path: str) -> None:
+    with telling(rank, path):
+        kept = []
+        for seed in (1, 2):
+            engine, *_ = dslaunch.initialize(model=make_model(seed=seed), config=make_config(stage=3))
+            kept.append(engine)
+            for number in range(seed + 1):
+                engine.backward(loss_of(engine, batch(number).chunk(engine.world_size)[rank]))
+                engine.step()
+        for engine in kept:
+            engine.destroy()
+
+
+def test_an_engine_that_comes_after_another_one_tells_its_steps(ranks: Ranks, reader: Reader) -> None:
+    ranks(_next_engine, str(reader.path), world_size=2)
+    for rows in reader.lines().values():
+        assert [row["step"] for row in steps_of(rows)] == [1, 2, 1, 2, 3]
+
+
 def test_rank_0_tells_the_configuration_as_it_took_effect(
     ranks: Ranks, reader: Reader, tmp_path: Path
 ) -> None:
