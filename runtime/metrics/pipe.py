@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 import weakref
 from collections import deque
@@ -279,7 +280,17 @@ def process_pipe() -> Pipe | None:
     Errors: ConfigError for a value in the environment that is not allowed
     """
     place = read_metrics()
-    return None if place is None or not claim_metrics(place.path) else Pipe(place)
+    if place is None or _loads_data() or not claim_metrics(place.path):
+        return None
+    return Pipe(place)
+
+
+def _loads_data() -> bool:
+    """Whether this is a process of a DataLoader. It begins before the worker has told anything, so nothing
+    that it inherits says that another one tells.
+    """
+    data = sys.modules.get("torch.utils.data")  # in such a process it is there
+    return data is not None and data.get_worker_info() is not None
 
 
 @contextlib.contextmanager
