@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import sys
 import time
 from collections.abc import Iterator
@@ -367,6 +369,41 @@ def test_saving_loading_and_evaluating_are_states_and_no_computing(
         assert [row["loss"] for row in rows if "loss" in row][1:] == [7.0]
         assert [row["step"] for row in rows if "step" in row] == [1, 2]
         assert [row["accuracy"] for row in rows if "accuracy" in row] == [0.25]
+
+
+class Pretrained(Words):
+    """As a model of transformers, of which Trainer evaluates the module itself."""
+
+    __module__ = "transformers.models.words"
+
+
+def _evaluate_past_the_engine(rank: int, path: str) -> None:
+    with telling(rank, path):
+        model = make_model(Pretrained)
+        engine, *_ = dslaunch.initialize(model=model, config=make_config(stage=2, train_batch_size=8))
+        words = torch.ones(4, 5, dtype=torch.int64)
+        copied = copy.deepcopy(model)  # its hook is picklable, too
+        pickle.dumps(list(copied._forward_pre_hooks.values()))
+        for _ in range(2):
+            engine.backward(engine(words, input_ids=words))
+            engine.step()
+            model.eval()
+            with torch.no_grad():
+                model(words, input_ids=words)
+            time.sleep(4 * NAP_S)
+            model.train()
+        engine.destroy()
+        assert not model._forward_pre_hooks
+
+
+def test_an_evaluation_of_a_model_of_transformers_need_not_go_through_the_engine(
+    ranks: Ranks, reader: Reader
+) -> None:
+    ranks(_evaluate_past_the_engine, str(reader.path), world_size=2)
+    for rows in reader.lines().values():
+        second = steps_of(rows)[1]
+        assert second["paused_s"] > 4 * NAP_S > second.get("data_s", 0.0)
+        assert "evaluating" in [row.get("state") for row in rows]
 
 
 class SlowFinder:
