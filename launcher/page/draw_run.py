@@ -246,7 +246,7 @@ def _states(run: Run) -> list[Stretch]:
     """What ranks said that they do besides training."""
     return [
         Stretch("states of ranks", begin, end, state if state in _STRETCHES else "state", state)
-        for begin, end, state in run.states[:MAX_MARKS]
+        for begin, end, state in run.states
     ]
 
 

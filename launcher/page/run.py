@@ -19,6 +19,7 @@ GPU_CURVES = {"gpu_util": "util", "gpu_mem": "mem_used", "gpu_power": "power_w",
 MAX_CUSTOM = 12
 MAX_RANKS = 4096  # of which totals are kept
 MAX_HOSTS = 2048
+MAX_STATES = 500
 FOLDED = " *"
 
 Row = Mapping[str, Any]
@@ -134,10 +135,12 @@ class Numbers:
         self._run = run
         self._before: dict[str, tuple[float, float]] = {}  # of counters: when, and what
         self._custom: set[str] = set()
+        self._doing: dict[str, int] = {}  # by rank that does not train: which of the run's states that is
 
     def begin_attempt(self) -> None:
-        """Counters may go back."""
+        """Counters may go back, and no rank does anything yet."""
         self._before.clear()
+        self._doing.clear()
 
     def add(self, at: float, attempt: int, event: Row) -> None:
         """An event `metrics`; `at` in seconds since the start of the run."""
@@ -145,15 +148,13 @@ class Numbers:
         num_ranks = self._ranks_by_host(attempt)
         spreads: dict[str, list[Spread]] = {}
         seconds: dict[str, float] = {}
-        states: set[str] = set()
         for key, row in ranks.items():
             weight = num_ranks.get(key.removesuffix(FOLDED), 1.0) if key.endswith(FOLDED) else 1.0
             for name, value in row.items():
                 one = _spread(key, value, weight)
                 if one is not None:
                     spreads.setdefault(str(name), []).append(one)
-            if isinstance(row.get("state"), str):
-                states.add(row["state"][:40])
+            self._add_state(at, key, row.get("state"))
             self._add_totals(key, row, weight, seconds)
         if seconds.get("steps", 0.0) > 0:
             self._run.shares.add(at, attempt, seconds)
@@ -161,11 +162,26 @@ class Numbers:
         step = self._add_counters(at, attempt, spreads)
         self._add_curves(at, attempt, spreads, step)
         self._add_lines(at, attempt, mapping(event.get("lines")))
-        for state in sorted(states):
-            _extend(self._run.states, at, state)
         for host, row in _rows(event.get("hosts")).items():
             self._add_host(host, row)
         self._add_host_curves(at, attempt, _rows(event.get("hosts")))
+
+    def _add_state(self, at: float, key: str, told: object) -> None:
+        """A rank that saves tells so when it begins, and next when it has saved: a state lasts until then."""
+        states, before = self._run.states, self._doing.pop(key, None)
+        if before is not None:
+            begin, _, name = states[before]
+            states[before] = begin, at, name
+        if not isinstance(told, str) or len(self._doing) >= MAX_RANKS:
+            return
+        state = told[:40]
+        others = self._doing.values() if before is None else (before, *self._doing.values())
+        place = next((one for one in others if states[one][2] == state), None)
+        if place is None and len(states) < MAX_STATES:
+            place = len(states)
+            states.append((at, at, state))
+        if place is not None:
+            self._doing[key] = place
 
     def _ranks_by_host(self, attempt: int) -> dict[str, float]:
         found: dict[str, float] = {}
@@ -340,14 +356,3 @@ def _is_rank(key: str) -> bool:
 
 def _rows(value: object) -> dict[str, Row]:
     return {key: row for key, row in mapping(value).items() if isinstance(row, dict)}
-
-
-def _extend(states: list[tuple[float, float, str]], at: float, state: str, *, near_s: float = 30.0) -> None:
-    """The state was there at this time, too."""
-    for place in range(len(states) - 1, max(-1, len(states) - 4), -1):
-        begin, end, name = states[place]
-        if name == state and at - end <= near_s:
-            states[place] = begin, at, name
-            return
-    if len(states) < 500:
-        states.append((at, at, state))

@@ -78,6 +78,7 @@ class Instruments:
         """The engine has its model: waits for its collectives are times, too."""
         if self.metrics is not None:
             self.metrics.join(model)
+            self.metrics.watch(self._module)
 
     def close(self) -> None:
         """The engine has ended."""

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 import weakref
 from collections import deque
@@ -46,6 +47,7 @@ class Pipe:
         self.has_engine = False  # there is one, so steps are its steps
         self.ask: Callable[[], Mapping[str, Any]] = dict  # what else there is to tell, once for each line
         self._teller: weakref.ref[object] | None = None
+        self._claimed_at = float("-inf")  # when that asked last
         atexit.register(self.end)
 
     # ---- what there is to tell
@@ -55,13 +57,17 @@ class Pipe:
         """Whether this is the process that it was made in, and not one that was forked from it."""
         return os.getpid() == self._pid
 
-    def claim(self, engine: object) -> bool:
+    def claim(self, engine: object, *, made_at: float) -> bool:
         """Return whether this engine's numbers are told: of several in a process those of the first that asks
-        are, as long as it lives.
+        are, as long as it lives and asks. One that was made after that asked last takes its place.
         """
-        if self._teller is None or self._teller() is None:
+        teller = None if self._teller is None else self._teller()
+        if teller is not engine:
+            if teller is not None and made_at <= self._claimed_at:
+                return False
             self._teller = weakref.ref(engine)
-        return self._teller() is engine
+        self._claimed_at = time.monotonic()
+        return True
 
     def release(self, engine: object) -> None:
         """That engine has ended."""
@@ -274,7 +280,17 @@ def process_pipe() -> Pipe | None:
     Errors: ConfigError for a value in the environment that is not allowed
     """
     place = read_metrics()
-    return None if place is None or not claim_metrics(place.path) else Pipe(place)
+    if place is None or _loads_data() or not claim_metrics(place.path):
+        return None
+    return Pipe(place)
+
+
+def _loads_data() -> bool:
+    """Whether this is a process of a DataLoader. It begins before the worker has told anything, so nothing
+    that it inherits says that another one tells.
+    """
+    data = sys.modules.get("torch.utils.data")  # in such a process it is there
+    return data is not None and data.get_worker_info() is not None
 
 
 @contextlib.contextmanager

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..checkpoint.training_state import Progress
 from ..comm.phases import EVALUATING, PAUSED, During, Phases
@@ -18,6 +20,8 @@ from .memory_numbers import MemoryNumbers
 from .pipe import Pipe
 
 _NOT_COUNTED = (torch.bool, torch.uint8)
+_TRAINERS = frozenset(("transformers", "peft", "trl"))  # their Trainer evaluates the module past its engine
+_watched: weakref.WeakKeyDictionary[nn.Module, StepMetrics] = weakref.WeakKeyDictionary()
 
 
 class _Process:
@@ -46,8 +50,10 @@ class StepMetrics:
         process = _process(pipe, device)
         self._pipe, self._process, self._phases = pipe, process, process.phases
         pipe.ask = process.numbers
+        self._made_at = time.monotonic()
         self._tokens, self._num_copies = 0, 1
         self._is_evaluating = False
+        self._hook: Any = None
         pipe.has_engine = True
 
     def join(self, model: ShardedModel) -> None:
@@ -55,12 +61,23 @@ class StepMetrics:
         self._process.memory.models.add(model)
         axes = model.domains.axes
         self._num_copies = axes.dp * axes.sp
-        recorder = model.domains.wire.recorder
+        recorder, pipe = model.domains.wire.recorder, self._pipe
         recorder.phases = self._phases
-        recorder.tell_hang = lambda text: self._pipe.tell_file("hang", json.dumps(text))
+        recorder.tell_hang = lambda text: pipe.tell_file("hang", json.dumps(text))  # it outlives this engine
+
+    def watch(self, module: nn.Module) -> None:
+        """Note evaluations of the engine's module that do not go through the engine, where they are usual.
+
+        Not of any module: torch.jit.script takes none with a hook.
+        """
+        if any(base.__module__.partition(".")[0] in _TRAINERS for base in type(module).__mro__):
+            _watched[module] = self
+            self._hook = module.register_forward_pre_hook(_note_evaluation)
 
     def close(self) -> None:
         """The engine has ended."""
+        if self._hook is not None:
+            self._hook.remove()
         self._pipe.release(self)
 
     def during(self, phase: str) -> During:
@@ -111,7 +128,7 @@ class StepMetrics:
         loss_scale: float | None,
     ) -> None:
         """After an optimizer step. What this costs is paid in each: most is done once for a line."""
-        if not self._pipe.claim(self):
+        if not self._pipe.claim(self, made_at=self._made_at):
             return
         self._phases.end_step()
         numbers: dict[str, Any] = {
@@ -134,6 +151,16 @@ class StepMetrics:
     def tell_config(self, config: dict[str, Any]) -> None:
         """Tell the configuration as it took effect."""
         self._pipe.tell_file("config", json.dumps(config, default=str))
+
+
+def _note_evaluation(module: nn.Module, _: Any) -> None:
+    """A module's forward begins. A function of this file, so the module can be copied and pickled."""
+    if torch.compiler.is_compiling() or module.training or torch.is_grad_enabled():
+        return
+    metrics = _watched.get(module)
+    if metrics is not None:
+        with metrics.evaluating():
+            pass  # what follows is part of it, up to the next forward that trains
 
 
 def _first_tokens(given: Any) -> Tensor | None:

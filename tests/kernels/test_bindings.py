@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -251,3 +253,13 @@ def test_the_stub_file_has_the_signatures_of_the_compiled_module() -> None:
     generator.put(_C)
     written = Path(__file__).parents[2] / "kernels" / "_C.pyi"
     assert ast.dump(ast.parse(generator.get())) == ast.dump(ast.parse(written.read_text()))
+
+
+def test_what_a_program_still_holds_at_its_end_is_no_news() -> None:
+    program = (
+        "import ctypes\n"
+        "from dslaunch.kernels import _C\n"
+        "ctypes.pythonapi.Py_IncRef(ctypes.py_object(_C.DiskPool(num_threads=1, block_bytes=65536)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stderr == ""

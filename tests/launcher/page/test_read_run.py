@@ -85,6 +85,42 @@ def test_a_straggler_is_one_until_it_is_well_again(tmp_path: Path) -> None:
     assert "over_at" not in second
 
 
+def test_a_state_lasts_until_the_rank_tells_something_else(tmp_path: Path) -> None:
+    """A save of 9 s between the steps of two ranks, a short one, and one in which the attempt ends."""
+    saving, step = {"state": "saving"}, {"step": 1, "steps": 1, "step_s": 1.0}
+    told: list[tuple[int, dict[str, Any]]] = [
+        (1, {"0": step, "1": step}),
+        (2, {"0": saving}),
+        (3, {"1": {**step, **saving}}),
+        (11, {"1": step}),
+        (12, {"0": step}),
+        (14, {"0": saving, "1": {"state": "loading"}}),
+        (15, {"0": step, "1": step}),
+        (20, {"0": saving}),
+        (31, {"0": step}),
+    ]
+    lines: list[dict[str, Any]] = [
+        {"at": BEGAN_AT + at, "event": "metrics", "attempt": int(at > 30), "ranks": ranks}
+        for at, ranks in told
+    ]
+    starts = [
+        {
+            "at": BEGAN_AT + at,
+            "event": "attempt",
+            "attempt": number,
+            "workers": [["a", 0, 0, 0], ["a", 0, 1, 1]],
+        }
+        for number, at in enumerate((0, 30))
+    ]
+    (tmp_path / "events").write_bytes(as_lines([starts[0], *lines[:-1], starts[1], lines[-1]]))
+    assert run_of(tmp_path / "events").states == [
+        (2.0, 12.0, "saving"),
+        (14.0, 15.0, "saving"),
+        (14.0, 15.0, "loading"),
+        (20.0, 20.0, "saving"),
+    ]
+
+
 def test_what_the_hosts_say_of_folded_ranks_is_taken(tmp_path: Path) -> None:
     row = {"steps": [2, 2, 2, 0, 1], "step_s": [1, 1, 1, 0, 1], "comm_s": [0, 0.2, 0.4, 0, 1]}
     row["own_s"] = [0.6, 0.8, 1.0, 9, 8]

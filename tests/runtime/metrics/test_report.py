@@ -306,6 +306,26 @@ def test_a_forked_child_tells_nothing(reader: Reader) -> None:
     assert reader.lines()[0] == [{"loss": 1}, {"loss": 3}]
 
 
+class Told(torch.utils.data.Dataset[int]):
+    """Each sample is told where it is made."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, place: int) -> int:
+        dslaunch.report(step=900 + place, loss=9.0)
+        return place
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_loader_tell_nothing_before_the_first_step_either(reader: Reader, context: str) -> None:
+    with telling(0, reader.path):
+        for _ in torch.utils.data.DataLoader(Told(), num_workers=1, multiprocessing_context=context):
+            pass
+        dslaunch.report(step=1, loss=1.0)
+    assert [row["step"] for row in reader.lines()[0]] == [1]
+
+
 @pytest.mark.parametrize("is_taken", [True, False])
 def test_a_program_that_closes_all_files_has_its_numbers_in_no_file_of_its_own(
     reader: Reader, tmp_path: Path, is_taken: bool

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import sys
 import time
 from collections.abc import Iterator
@@ -369,6 +371,41 @@ def test_saving_loading_and_evaluating_are_states_and_no_computing(
         assert [row["accuracy"] for row in rows if "accuracy" in row] == [0.25]
 
 
+class Pretrained(Words):
+    """As a model of transformers, of which Trainer evaluates the module itself."""
+
+    __module__ = "transformers.models.words"
+
+
+def _evaluate_past_the_engine(rank: int, path: str) -> None:
+    with telling(rank, path):
+        model = make_model(Pretrained)
+        engine, *_ = dslaunch.initialize(model=model, config=make_config(stage=2, train_batch_size=8))
+        words = torch.ones(4, 5, dtype=torch.int64)
+        copied = copy.deepcopy(model)  # its hook is picklable, too
+        pickle.dumps(list(copied._forward_pre_hooks.values()))
+        for _ in range(2):
+            engine.backward(engine(words, input_ids=words))
+            engine.step()
+            model.eval()
+            with torch.no_grad():
+                model(words, input_ids=words)
+            time.sleep(4 * NAP_S)
+            model.train()
+        engine.destroy()
+        assert not model._forward_pre_hooks
+
+
+def test_an_evaluation_of_a_model_of_transformers_need_not_go_through_the_engine(
+    ranks: Ranks, reader: Reader
+) -> None:
+    ranks(_evaluate_past_the_engine, str(reader.path), world_size=2)
+    for rows in reader.lines().values():
+        second = steps_of(rows)[1]
+        assert second["paused_s"] > 4 * NAP_S > second.get("data_s", 0.0)
+        assert "evaluating" in [row.get("state") for row in rows]
+
+
 class SlowFinder:
     """Saving and loading are imported anew, slowly."""
 
@@ -430,6 +467,25 @@ def test_of_two_engines_the_first_tells_and_the_time_is_that_of_both(ranks: Rank
         parts = {name: second.get(name, 0.0) for name in PARTS}
         assert sum(parts.values()) == pytest.approx(second["step_s"], abs=1e-9)
         assert parts["data_s"] < second["step_s"] / 2  # the other one's step is none
+
+
+def _next_engine(rank: int, path: str) -> None:
+    with telling(rank, path):
+        kept = []
+        for seed in (1, 2):
+            engine, *_ = dslaunch.initialize(model=make_model(seed=seed), config=make_config(stage=3))
+            kept.append(engine)
+            for number in range(seed + 1):
+                engine.backward(loss_of(engine, batch(number).chunk(engine.world_size)[rank]))
+                engine.step()
+        for engine in kept:
+            engine.destroy()
+
+
+def test_an_engine_that_comes_after_another_one_tells_its_steps(ranks: Ranks, reader: Reader) -> None:
+    ranks(_next_engine, str(reader.path), world_size=2)
+    for rows in reader.lines().values():
+        assert [row["step"] for row in steps_of(rows)] == [1, 2, 1, 2, 3]
 
 
 def test_rank_0_tells_the_configuration_as_it_took_effect(
