@@ -31,7 +31,7 @@ class TorchProfile:
 
     def warm_up(self) -> None:
         """What the first profile of a process takes is then not in the first step that is traced."""
-        if "torch" not in sys.modules or _is_another_on(None):
+        if sys.modules.get("torch") is None or _is_another_on(None):
             return
         with contextlib.suppress(RuntimeError):
             profile = _new_profile()
@@ -39,7 +39,7 @@ class TorchProfile:
             profile.stop()
 
     def start(self) -> None:
-        if "torch" not in sys.modules:
+        if sys.modules.get("torch") is None:
             self.problem = "torch's operators are missing: the program had not loaded torch"
         elif _is_another_on(None):
             self.problem = "torch's operators are missing: the program had a profile of its own under way"
