@@ -38,6 +38,29 @@ def no_workers_yet(*, is_first: bool, last_act: Callable[[int], None]) -> Iterat
 
     Errors: InterruptedJob
     """
+    try:
+        with _ending_at_signal(last_act=last_act):
+            yield
+    except _Interrupted as interrupted:
+        raise interruption(interrupted.number, is_first=is_first) from None
+
+
+@contextmanager
+def given_up_at_signal(*, last_act: Callable[[int], None]) -> Iterator[list[InterruptedJob]]:
+    """What is done here, after the workers of an attempt, ends at such a signal. The list has then one, which
+    is raised if the job would start again.
+    """
+    signals: list[InterruptedJob] = []
+    try:
+        with _ending_at_signal(last_act=last_act):
+            yield signals
+    except _Interrupted as interrupted:
+        signals.append(interruption(interrupted.number, is_first=False))
+
+
+@contextmanager
+def _ending_at_signal(*, last_act: Callable[[int], None]) -> Iterator[None]:
+    """Errors: _Interrupted"""
     count = 0
 
     def receive(number: int, _: FrameType | None) -> None:
@@ -48,8 +71,5 @@ def no_workers_yet(*, is_first: bool, last_act: Callable[[int], None]) -> Iterat
         if count == 1:
             raise _Interrupted(number)
 
-    try:
-        with received(unignored(ENDING), receive):
-            yield
-    except _Interrupted as interrupted:
-        raise interruption(interrupted.number, is_first=is_first) from None
+    with received(unignored(ENDING), receive):
+        yield

@@ -22,7 +22,7 @@ from ..job.plan import Plan, origins_of, overruled
 from ..job.resize import next_attempt
 from ..job.restart import Attempt, decide
 from ..job.trace_ranks import traced_ranks
-from ..job.verdict import Verdict
+from ..job.verdict import Verdict, signal_name
 from ..options import Options
 from ..options.backend import PDSH
 from ..output.console import LAST_WORDS_S, Console
@@ -37,7 +37,7 @@ from .exec_prefix import lost_input
 from .host_pool import read_pool, select_hosts
 from .host_watch import Hosts, watch_hosts
 from .make_plan import choose_attempt, make_plan
-from .no_workers_yet import InterruptedJob, no_workers_yet
+from .no_workers_yet import InterruptedJob, given_up_at_signal, no_workers_yet
 
 
 def run(options: Options) -> int:
@@ -270,7 +270,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
                 access.close()
             if options.start.shows_timings:
                 _show_timings(verdict, console, access.summary())
-            _write_trace(options, plan, files, console, verdict)
+            interrupted = _write_trace(options, plan, files, console, verdict)
             console.report(verdict, took_s=begun.duration_s, written=options.report or "")
             if hosts is None:
                 decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
@@ -280,6 +280,8 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
                 console.say(decision.why)
             ended.append(_note(begun.end(verdict, decision.why), console))
             attempt = decision.attempt
+            if attempt is not None and interrupted is not None:
+                raise interrupted
     finally:
         _forget_trace(files)
 
@@ -292,19 +294,26 @@ def _write_trace(
     verdict: Verdict,
     *,
     node_rank: int | None = None,
-) -> None:
-    """Of the steps that were traced, if any were asked for; a file that cannot be written fails no job."""
+) -> InterruptedJob | None:
+    """Of the steps that were traced, if any were asked for; a file that cannot be written fails no job.
+    A signal gives the file up, and is returned.
+    """
     if files is None or files.trace is None:
-        return
+        return None
     from ..registry.record import name_from  # here and below: few jobs trace
     from ..trace.write import free_path, write_trace
 
     name = options.detach.name or name_from(options.program, is_module=options.is_module)
     path = free_path(options.trace, name, node_rank=node_rank)
-    try:
-        write_trace(options.trace, plan, files.trace, console, verdict, path=path)
-    except LaunchError as error:
-        console.error(str(error))
+    with given_up_at_signal(last_act=console.abandoned) as signals:
+        try:
+            write_trace(options.trace, plan, files.trace, console, verdict, path=path)
+        except LaunchError as error:
+            console.error(str(error))
+    if not signals:
+        return None
+    console.warn(f"--trace: {signal_name(signals[0].number)} while it was written, so there is no file")
+    return signals[0]
 
 
 def _checked(

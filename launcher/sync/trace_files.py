@@ -23,6 +23,11 @@ class TraceFiles:
         """That of the host of this name."""
         return self._clocks.setdefault(host, HostClock())
 
+    def num_bytes(self) -> int:
+        """Of all that has come."""
+        found = (os.path.join(folder, name) for folder, _, names in os.walk(self.folder) for name in names)
+        return sum(os.path.getsize(one) for one in found)
+
     def empty(self) -> None:
         """Forget what an attempt has brought."""
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -65,11 +65,12 @@ def write_merged(path: str, traces: Sequence[RankTrace], head: dict[str, Any]) -
         size = os.path.getsize(part)
         os.replace(part, path)
     except OSError as error:
-        with contextlib.suppress(OSError):  # it takes what is left of the disk
-            os.unlink(part)
         raise LaunchError(
             f"--trace: {path}: {error.strerror}; give --trace_to a file that you can write"
         ) from None
+    finally:
+        with contextlib.suppress(OSError):  # if it failed, or a signal ended it
+            os.unlink(part)
     return Merged(num_events, size, tuple(notes))
 
 

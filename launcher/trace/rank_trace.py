@@ -142,7 +142,10 @@ class _Reading:
         first, last = wanted
         missing = set(range(first, last + 1)) - {one.number for one in self.steps}
         if missing:
-            why = how_it_ended or str(self.end.get("end") or "it was ended in the middle")
+            end = str(self.end.get("end") or "it was ended in the middle")
+            if end == "whole" and self.steps:  # the program began, or went on after a checkpoint, behind them
+                end = f"step {self.steps[0].number} was the first that could be traced"
+            why = how_it_ended or end
             word = "step" if len(missing) == 1 else "steps"
             self.problems.append(f"without {word} {format_ranks(missing)}: {why}")
         if self.end.get("problem"):

@@ -93,7 +93,10 @@ def _table(times: Sequence[RankTimes]) -> list[str]:
 
 
 def _named(title: str, times: Sequence[RankTimes], field: str) -> list[str]:
-    """The longest of all ranks together: the mean, and the rank that has the most of it."""
+    """The longest of all ranks together: the mean, and the rank that has the most of it. A rank without any
+    operator has ended before it wrote them, and counts for no mean.
+    """
+    times = [one for one in times if one.operators or field != "operators"]
     by_name: dict[str, list[tuple[float, int, float]]] = {}
     for one in times:
         for name, s, count in getattr(one, field):

@@ -23,6 +23,7 @@ from .intervals import Runs, common, length, union, without
 from .rank_trace import GPU_COPIES, GPU_RANGE, KERNEL, MARK, OPERATOR, RANGE, RankTrace, Slice
 
 MAX_NAMED = 10
+_MAX_KEPT = 200  # of a rank; the mean over ranks needs those, too, that are long on other ranks only
 _TORCH_OPTIMIZER = "Optimizer.step#"  # torch's own ranges, in a program without our engine
 _TORCH_LOADER = "enumerate(DataLoader)"
 _TORCH_SENDS = ("gloo:", "nccl:", "mpi:", "ucc:")
@@ -239,4 +240,4 @@ def _longest(found: Iterable[tuple[str, int]], window: _Window) -> list[Named]:
         Named(name, sum(each) / window.num_steps / 1e9, len(each) / window.num_steps)
         for name, each in sums.items()
     ]
-    return sorted(named, key=lambda one: (-one.s, one.name))[:MAX_NAMED]
+    return sorted(named, key=lambda one: (-one.s, one.name))[:_MAX_KEPT]

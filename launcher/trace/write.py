@@ -19,6 +19,8 @@ from .rank_trace import read_rank
 from .shown import head_of, lines_of
 from .times import times_of
 
+MAX_SILENT_BYTES = 8 << 20  # more take longer than two seconds
+
 
 def write_trace(
     options: TraceOptions, plan: Plan, files: TraceFiles, console: Console, verdict: Verdict, *, path: str
@@ -27,6 +29,9 @@ def write_trace(
 
     Errors: LaunchError if that cannot be written; where the time went has been said then
     """
+    nbytes = files.num_bytes()
+    if nbytes > MAX_SILENT_BYTES:
+        console.say(f"--trace: putting {shown_size(nbytes)} of the ranks together")
     ends = _ends(verdict, (one.rank for node in plan.nodes for one in node.ranks))
     traces = [
         read_rank(
@@ -104,6 +109,8 @@ def free_path(options: TraceOptions, name: str, *, node_rank: int | None = None)
 
 def refuse_place(options: TraceOptions) -> None:
     """Now, since the job may take days. Errors: LaunchError if no file can be made there"""
+    if options.place and os.path.isdir(options.place):
+        raise LaunchError(f"--trace_to={options.place}: is a folder; give the name of a file")
     folder = os.path.dirname(os.path.abspath(options.place or "trace"))
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK | os.X_OK):
         why = "is no folder" if not os.path.isdir(folder) else "cannot be written by you"

@@ -28,11 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..environment import TraceRequest, read_environment, read_trace
 from .spans import MARK, SPANS, Span
+from .torch_profile import TorchProfile
 
 if TYPE_CHECKING:
     from .unit_hooks import TracedUnit, UnitHooks
-
-MAX_PROFILE_BYTES = 512 << 20
 
 
 class Tracer:
@@ -48,13 +47,13 @@ class Tracer:
         self.has_engine = False
         self._units: weakref.WeakMethod[Callable[[], Sequence[TracedUnit]]] | None = None
         self._hooks: UnitHooks | None = None
-        self._profile: Any = None
-        self._is_warming_up = False
+        self._profile = TorchProfile()
+        self._is_warm = self._has_begun = False
         self._file = -1
         self._step = 0  # whose window is open; 0: none is
         self._began = 0
         self._data_since = 0
-        self._marked = 0  # the last step that a program without an engine has told
+        self._marked = -1  # the last step that a program without an engine has told
         self._has_failed = False
 
     # ---- what an engine tells
@@ -73,12 +72,13 @@ class Tracer:
             return
         self._open()
         if step > request.last:
-            self._close("whole" if self._profile is not None else f"step {step} came first")
+            self._close("whole" if self._has_begun else f"step {step} came first")
         elif step >= request.first:
             self._start()
             self._begin_window(step)
-        elif step == request.first - 1 and self._profile is None:
-            self._warm_up()
+        elif step == request.first - 1 and not self._is_warm and not self._has_failed:
+            self._is_warm = True
+            self._profile.warm_up()
 
     @contextmanager
     def phase(self, kind: str, inner: AbstractContextManager[object]) -> Iterator[None]:
@@ -142,28 +142,13 @@ class Tracer:
         head = {"rank": worker.rank, "hostname": socket.gethostname(), "pid": os.getpid()}
         self._write({**head, "world_size": worker.world_size, "thread": threading_id(), "clock": _clocks()})
 
-    def _warm_up(self) -> None:
-        """Begin the profiler one step early: what its start takes is then in no step that is traced."""
-        if self._has_failed:
-            return
-        from torch.profiler import ProfilerAction
-
-        self._profile = _profile(lambda step: ProfilerAction.RECORD if step else ProfilerAction.WARMUP)
-        self._profile.start()
-        self._is_warming_up = True
-
     def _start(self) -> None:
         if self._has_failed or SPANS.is_on:
             return
-        import torch
-
-        if self._profile is None:
-            self._profile = _profile(None)
-            self._profile.start()
-        elif self._is_warming_up:
-            self._profile.step()
-        self._is_warming_up = False
-        SPANS.begin(has_gpu=torch.cuda.is_available())
+        self._has_begun = True
+        self._profile.start()
+        torch = sys.modules.get("torch")
+        SPANS.begin(has_gpu=torch is not None and torch.cuda.is_available())
         find_units = None if self._units is None else self._units()
         units = find_units() if find_units is not None else ()
         if units:
@@ -192,43 +177,24 @@ class Tracer:
             self._hooks.remove()
             self._hooks = None
         clocks = _clocks()
-        said = self._write_profile() if self._profile is not None and not self._is_warming_up else ""
-        self._profile = None
+        path = "" if self._request is None else f"{self._request.path}.torch.json"
+        said = self._profile.write(path) if self._has_begun else ""
         self._write({"end": why, "problem": said, "num_dropped": SPANS.num_dropped, "clock": clocks})
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
 
-    def _write_profile(self) -> str:
-        """Return why there is none, or nothing."""
-        if self._request is None:
-            return ""
-        path = f"{self._request.path}.torch.json"
-        try:
-            self._profile.stop()
-            self._profile.export_chrome_trace(path)
-            nbytes = os.path.getsize(path)
-            if nbytes > MAX_PROFILE_BYTES:
-                os.unlink(path)
-                return (
-                    f"torch's profile has {nbytes >> 20} MiB, and at most {MAX_PROFILE_BYTES >> 20} MiB are "
-                    "brought; trace fewer steps"
-                )
-        except (OSError, RuntimeError) as error:  # no space there
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-            return f"torch's profile was not written: {error}"
-        return ""
-
     def _forget(self) -> None:
         """In a child that was forked: the trace is its parent's."""
         self.is_armed, self._file, self._step = False, -1, 0
+        self._profile.forget()
         SPANS.end()
 
     def _end_program(self) -> None:
         """It ends in the middle of a step, or before one that was asked for."""
         if self.is_armed:
             self._close("the program ended")
+        self._profile.end()
 
     def _write(self, what: dict[str, Any]) -> None:
         if self._file < 0:
@@ -238,7 +204,8 @@ class Tracer:
             while left:
                 left = left[os.write(self._file, left) :]
         except OSError as error:
-            os.close(self._file)
+            with contextlib.suppress(OSError):  # the program has closed it
+                os.close(self._file)
             self._file = -1
             self._fail(f"{self._request.path}.spans" if self._request else "", error)
 
@@ -275,16 +242,6 @@ def _clocks() -> list[int]:
         if not best or after - before < best[2]:
             best = [(before + after) // 2, epoch, after - before]
     return best
-
-
-def _profile(schedule: Any) -> Any:
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    return profile(activities=activities, schedule=schedule)
 
 
 def _marked(kind: str) -> AbstractContextManager[object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import socket
 import subprocess
 import textwrap
@@ -237,12 +239,42 @@ def test_a_program_without_an_engine_says_where_its_steps_end(start: Start, tmp_
 
 
 def test_where_no_file_can_be_written_the_times_are_said_all_the_same(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "taken.json").mkdir()
-    job = start(writing("trace([10], end='whole')"), "--trace=10", f"--trace_to={tmp_path}/taken.json")
+    program = "trace([10], end='whole'); os.mkdir('taken.json')"
+    job = start(writing(program), "--trace=10", f"--trace_to={tmp_path}/taken.json")
     assert job.wait() == 0
     assert "dslaunch: where the time of step 10 went" in job.err
     assert f"dslaunch: --trace: {tmp_path}/taken.json: Is a directory; give --trace_to a file" in job.err
     assert [one.name for one in tmp_path.glob("taken*")] == ["taken.json"]
+
+
+LARGE = """
+    trace([10], end='whole')
+    event = {'ph': 'X', 'cat': 'cpu_op', 'name': 'aten::mm', 'pid': 1, 'tid': 1, 'dur': 1.5}
+    with open(os.environ['DSLAUNCH_TRACE_FILE'] + '.torch.json', 'w') as file:
+        lines = [json.dumps({**event, 'ts': time.time_ns() / 1e3 + 2 * i}) for i in range(200000)]
+        file.write('{"traceEvents": [' + ','.join(lines) + ']}')
+    sys.exit(int(os.environ.get('CODE', '0')))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "last"), [(0, "dslaunch: 1 worker ended with code 0"), (3, "exited with code 3")]
+)
+def test_an_interrupt_while_a_trace_is_put_together_gives_up_the_trace_alone(
+    start: Start, tmp_path: Path, code: int, last: str
+) -> None:
+    words = ("--trace=10", "--num_gpus=1", "--report=report.json", "--max_restarts=1", "--min_uptime=0")
+    job = start(writing(LARGE), *words, env={"CODE": str(code)})
+    job.wait_for_err("of the ranks together")
+    job.signal(signal.SIGINT)
+    assert job.wait() == (130 if code else 0), job.err  # a job that failed is not started again
+    assert "dslaunch: warning: --trace: SIGINT (2) while it was written, so there is no file" in job.err
+    assert last in job.err
+    assert [one["exit_code"] for one in json.loads((tmp_path / "report.json").read_text())["attempts"]] == [
+        code
+    ]
+    assert not list(tmp_path.glob("trace-*"))
+    job.assert_nothing_is_left()
 
 
 def test_a_detached_job_leaves_its_trace_where_the_command_was_given(start: Start, tmp_path: Path) -> None:
@@ -295,6 +327,7 @@ def test_a_launcher_that_starts_the_ranks_itself_traces_none(start: Start, tmp_p
             ["--trace_ranks=1"],
             "--trace_ranks has no effect without --trace; add --trace=STEPS, or leave it out",
         ),
+        (["--trace=1", "--trace_to=.json"], "--trace_to=.json: is a folder; give the name of a file"),
         (["--trace=1", "--trace_ranks=none"], "no rank would be traced; write ranks such as 0,4-7, or all"),
         (
             ["--trace=1", "--trace_to=x.gz"],
@@ -302,7 +335,10 @@ def test_a_launcher_that_starts_the_ranks_itself_traces_none(start: Start, tmp_p
         ),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(words: list[str], said: str, start: Start) -> None:
+def test_what_cannot_be_is_refused_in_one_line(
+    words: list[str], said: str, start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / ".json").mkdir()
     job = start("pass", *words)
     assert job.wait() == 2
     assert said in job.err

@@ -178,6 +178,28 @@ def test_what_is_printed_is_what_was_measured_and_comes_back_from_the_file(tmp_p
     assert not any("b: rank 1" in line for line in lines_of(head, ranks=[range(1)]))
 
 
+def test_a_mean_over_ranks_has_what_is_short_on_one_of_them(tmp_path: Path) -> None:
+    waits = [span("wait", f"wait for all_gather of unit '{i}'", 2 * i, 2 * i + 2) for i in range(15)]
+    waits.append(span("wait", "wait for all_gather of unit 'a'", 40, 41))  # the shortest
+    write_rank(tmp_path, 0, [(1, 0, 100, waits)], torch=())
+    write_rank(tmp_path, 1, [(1, 0, 100, [span("wait", "wait for all_gather of unit 'a'", 0, 50)])], torch=())
+    found = [times_of(read_rank(tmp_path, rank=i, host="a", clock=clock(), wanted=(1, 1))) for i in range(2)]
+    lines = lines_of(head_of([one for one in found if one], [], clock_error_s=0.0))
+    rows = [" ".join(line.split()) for line in lines]
+    assert "25.5 25.5 % 50.0 1 1 all_gather of unit 'a'" in rows
+    assert len([row for row in rows if "all_gather" in row]) == 10
+
+
+def test_a_rank_that_left_no_operators_counts_for_no_mean_of_them(tmp_path: Path) -> None:
+    on_cpu(tmp_path)
+    known = times(tmp_path)
+    killed = known._replace(rank=1, operators=[], step_s=0.2)
+    both, alone = (lines_of(head_of(one, [], clock_error_s=0.0)) for one in ([known, killed], [known]))
+    rows = [line.split() for line in alone if line.endswith(" outer")]
+    assert rows == [line.split() for line in both if line.endswith(" outer")]
+    assert len(rows) == 1
+
+
 def test_runs_of_moments() -> None:
     one = union([(5, 9), (0, 3), (2, 4), (7, 12), (20, 20)])
     assert one == [(0, 4), (5, 12)]

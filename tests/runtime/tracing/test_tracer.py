@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import sys
+import threading
 import time
 import timeit
 from contextlib import nullcontext
@@ -33,6 +36,7 @@ SLEEP_S = 0.05
 
 def begin(rank: int, folder: str, *, first: int = FIRST, last: int = LAST) -> Tracer:
     """Ask this process for these steps, as its environment would."""
+    gc.collect()  # a profile that another test has given up looks as if it were still on
     tracer._PROCESS[:] = [Tracer(TraceRequest(first=first, last=last, path=f"{folder}/trace-{rank}"))]
     return tracer.process_tracer()
 
@@ -203,6 +207,120 @@ def test_a_run_that_goes_on_behind_the_steps_says_so(tmp_path: Path) -> None:
     finally:
         forget()
     assert read(tmp_path, 0).problems == ("without steps 2-3: step 100 came first",)
+
+
+def test_a_run_that_goes_on_in_the_middle_of_the_steps_says_with_which(tmp_path: Path) -> None:
+    try:
+        began = begin(0, str(tmp_path))
+        for step in range(FIRST + 1, LAST + 2):  # after a checkpoint
+            began.enter(step)
+            began.end_step(step)
+    finally:
+        forget()
+    trace = read(tmp_path, 0)
+    assert [one.number for one in trace.steps] == [3]
+    assert trace.problems == ("without step 2: step 3 was the first that could be traced",)
+
+
+def test_the_first_step_is_traced_where_step_0_is_told_before_it(tmp_path: Path) -> None:
+    try:
+        begin(0, str(tmp_path), first=1, last=2)
+        for step in range(3):
+            mark_step(step)
+    finally:
+        forget()
+    trace = read(tmp_path, 0, first=1, last=2)
+    assert ([one.number for one in trace.steps], trace.problems) == ([1, 2], ())
+
+
+def steps_with_a_profile_of_its_own(rank: int, folder: str, first: int, last: int) -> list[str]:
+    """Four steps, a profile of the program's own from step `first` to `last`, and one operator in it."""
+    begin(rank, folder)
+    own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    try:
+        for step in range(1, 5):
+            if step == first:
+                own.start()
+            torch.ones(2, 2).mm(torch.ones(2, 2))
+            mark_step(step)
+            if step == last:
+                own.stop()
+        tracer.process_tracer()._end_program()
+        return [one.name for one in own.events() if one.name == "aten::mm"]
+    finally:
+        forget()
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "problem"),
+    [
+        (1, 4, "the program had a profile of its own under way"),
+        (4, 4, ""),
+        (3, 3, "the program began a profile of its own meanwhile"),
+        (3, 4, "the program began a profile of its own meanwhile"),
+    ],
+)
+def test_a_profile_of_the_program_s_own_goes_before(
+    ranks: Ranks, tmp_path: Path, first: int, last: int, problem: str
+) -> None:
+    (found,) = ranks(steps_with_a_profile_of_its_own, str(tmp_path), first, last, world_size=1)
+    assert len(found) == last - first + 1
+    trace = read(tmp_path, 0)
+    assert [one.number for one in trace.steps] == [2, 3]
+    assert trace.problems == ((f"torch's operators are missing: {problem}",) if problem else ())
+    assert ("aten::mm" in {one.name for one in trace.torch}) == (not problem)
+
+
+def mark_in_two_threads(rank: int, folder: str) -> None:
+    begin(rank, folder)
+    try:
+        mark_step(1)
+        other = threading.Thread(target=lambda: [mark_step(step) for step in range(2, 5)])
+        other.start()
+        other.join()
+        tracer.process_tracer()._end_program()
+    finally:
+        forget()
+
+
+def test_a_trace_that_ends_in_another_thread_than_it_began_is_without_operators(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    ranks(mark_in_two_threads, str(tmp_path), world_size=1)
+    trace = read(tmp_path, 0)
+    assert [one.number for one in trace.steps] == [2, 3]
+    why = "the last step ended in another thread than the first"
+    assert trace.problems == (f"torch's operators are missing: {why}",)
+
+
+def test_a_program_without_torch_is_traced_without_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = begin(0, str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch")
+    try:
+        for step in range(1, 4):
+            began.end_step(step)
+        assert "torch" not in sys.modules
+    finally:
+        forget()
+    trace = read(tmp_path, 0)
+    assert [one.number for one in trace.steps] == [2, 3]
+    assert trace.problems == ("torch's operators are missing: the program had not loaded torch",)
+
+
+def test_a_file_that_the_program_has_closed_ends_the_trace_and_not_the_program(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    began = begin(0, str(tmp_path))
+    try:
+        began.end_step(1)
+        os.close(began._file)
+        began.end_step(2)
+        assert not began.is_armed
+    finally:
+        forget()
+    assert "Bad file descriptor; this rank is traced no further" in capfd.readouterr().err
 
 
 def test_a_place_that_takes_nothing_ends_the_trace_and_not_the_training(
