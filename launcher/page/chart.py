@@ -54,6 +54,11 @@ def shown(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
+def said(value: float) -> str:
+    """A number that was told: where it is none, that is what was told."""
+    return "NaN" if math.isnan(value) else str(value) if math.isinf(value) else shown(value)
+
+
 def some_of(rows: Sequence[tuple[str, ...]], limit: int = MAX_ROWS) -> tuple[tuple[str, ...], ...]:
     """At most so many of them, at equal distances; the first and the last are there."""
     if len(rows) <= limit:

@@ -10,7 +10,7 @@ from ..inputs.host_list import folded
 from ..run_state.values import text, texts
 from ..wording import shown_time
 from . import figures
-from .chart import Chart, shown, time_unit
+from .chart import Chart, said, shown, time_unit
 from .curve_figures import Quantity, overlay_chart
 from .draw_run import TRAINING
 from .run import Run
@@ -69,7 +69,7 @@ class Comparison:
         found = []
         for name in self._common("by_step"):
             title, unit = TRAINING.get(name, (name, ""))
-            curves = [(who, run.by_step[name].points()) for who, run in self._named()]
+            curves = [(who, run.by_step[name]) for who, run in self._named()]
             quantity = Quantity(key=f"step-{name}", title=title, unit=unit)
             found.append(overlay_chart(curves, quantity, axis=axis))
         return found
@@ -85,7 +85,7 @@ class Comparison:
             ("lines", "Lines of output", "lines/s"),
         ):
             if all(run.curves.get(name) for run in self._runs):
-                curves = [(who, run.curves[name].points()) for who, run in self._named()]
+                curves = [(who, run.curves[name]) for who, run in self._named()]
                 quantity = Quantity(key=f"time-{name}", title=title, unit=unit, from_zero=name != "loss")
                 found.append(overlay_chart(curves, quantity, axis=axis))
         return found
@@ -135,12 +135,16 @@ def _hosts(run: Run) -> str:
 
 
 def _last(run: Run, name: str) -> str:
-    return shown(run.curves[name].last, 6) if run.curves.get(name) else ""
+    if not run.curves.get(name):
+        return ""
+    last = run.curves[name].last
+    return shown(last, 6) if math.isfinite(last) else said(last)
 
 
 def _least(run: Run) -> str:
     curve = run.curves.get("loss")
-    return shown(min(one.mean for one in curve.points()), 6) if curve else ""
+    points = curve.points() if curve else []
+    return shown(min(one.mean for one in points), 6) if points else ""
 
 
 def _step_s(run: Run) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from bokeh.models import ColumnDataSource
 
-from .chart import Chart, shown, some_of
+from .chart import Chart, said, shown, some_of
 from .figures import (
     BLUE,
     COLORS,
@@ -63,7 +63,7 @@ def curve_chart(curve: Curve, quantity: Quantity, *, axis: Axis, steps: Curve | 
         "mean": numbers([quantity.of(one.mean) for one in points]),
     }
     tips = [("time", "@x{%.5g}")]
-    if steps:
+    if steps and steps.points():
         data["step"] = _steps_at(points, steps)
         tips.append(("step", "@step"))
     if curve.has_lines:
@@ -73,9 +73,7 @@ def curve_chart(curve: Curve, quantity: Quantity, *, axis: Axis, steps: Curve | 
     if len(real) < _FEW_POINTS:
         made.scatter(data["x"], data["mean"], color=BLUE, size=6)
     add_hover(made, tips, renderers=[main], mode="vline")
-    if curve.gaps:
-        gaps = numbers([axis.place(one) for one in curve.gaps])
-        made.vspan(x=gaps, line_color=RED, line_width=2, line_alpha=0.7)
+    _mark_gaps(made, curve, axis)
     words = ("least", "mean", "greatest")
     return Chart(
         key=quantity.key,
@@ -138,13 +136,14 @@ def _draw_band(
     return made.line("x", "mean", source=source, color=BLUE, line_width=_WIDTH)
 
 
-def overlay_chart(curves: Sequence[tuple[str, Sequence[Point]]], quantity: Quantity, *, axis: Axis) -> Chart:
+def overlay_chart(curves: Sequence[tuple[str, Curve]], quantity: Quantity, *, axis: Axis) -> Chart:
     """The same quantity of several runs, one line over the other."""
     made = empty_figure(axis, label=quantity.unit)
     if quantity.from_zero:
         made.y_range.start = 0
     rows: list[tuple[float, str, float]] = []
-    for place, (name, points) in enumerate(curves):
+    for place, (name, curve) in enumerate(curves):
+        points = curve.points()
         at = [axis.place(one.at) for one in points]
         means = [quantity.of(one.mean) for one in points]
         line = made.line(
@@ -159,17 +158,39 @@ def overlay_chart(curves: Sequence[tuple[str, Sequence[Point]]], quantity: Quant
         tips = [(plain(name), "@mean{%.5g}"), (axis.label, "@x{%.6g}")]
         add_hover(made, tips, renderers=[line], mode="vline")
         rows.extend(zip(at, [name] * len(at), means, strict=True))
+        _mark_gaps(made, curve, axis)
     place_legend(made)
-    last = "; ".join(f"{name} {shown(quantity.of(points[-1].mean))}" for name, points in curves if points)
+    last = "; ".join(f"{name} {_last(quantity, curve.points(), curve)}" for name, curve in curves if curve)
     unit = f" {quantity.unit}" if quantity.unit else ""
+    gaps = "".join(_gaps(name, curve) for name, curve in curves)
     return Chart(
         key=quantity.key,
         title=quantity.title,
-        summary=f"{quantity.title}, at last: {last}{unit}.",
+        summary=f"{quantity.title}, at last: {last}{unit}.{gaps}",
         figure=made,
         head=(axis.label, "run", f"{quantity.title}{unit}"),
         rows=some_of([(shown(at, 6), name, shown(value, 5)) for at, name, value in sorted(rows)], 60),
     )
+
+
+def _mark_gaps(made: Any, curve: Curve, axis: Axis) -> None:
+    """A line where a number was NaN or infinite."""
+    if curve.gaps:
+        gaps = numbers([axis.place(one) for one in curve.gaps])
+        made.vspan(x=gaps, line_color=RED, line_width=2, line_alpha=0.7)
+
+
+def _gaps(name: str, curve: Curve) -> str:
+    """The same in words."""
+    if not curve.num_gaps:
+        return ""
+    times = "once" if curve.num_gaps == 1 else f"at {curve.num_gaps} times"
+    return f" {name} was NaN or infinite {times}, shown as red lines."
+
+
+def _last(quantity: Quantity, points: Sequence[Point], curve: Curve) -> str:
+    """What the curve ends with: NaN, if that was told last."""
+    return shown(quantity.of(points[-1].mean)) if points and math.isfinite(curve.last) else said(curve.last)
 
 
 def _with_gaps(points: Sequence[Point]) -> list[Point]:
@@ -211,10 +232,8 @@ def _summary(quantity: Quantity, points: Sequence[Point], curve: Curve) -> str:
         low, high = min(points, key=lambda one: one.low), max(points, key=lambda one: one.high)
         text = (
             f"{quantity.title}: {shown(quantity.of(points[0].mean))} at first, "
-            f"{shown(quantity.of(points[-1].mean))} at last; least {shown(quantity.of(low.low))}"
+            f"{_last(quantity, points, curve)} at last; least {shown(quantity.of(low.low))}"
             f"{quantity.named(low.low_key)}, greatest {shown(quantity.of(high.high))}"
             f"{quantity.named(high.high_key)}{' ' + quantity.unit if quantity.unit else ''}."
         )
-    if curve.num_gaps:
-        text += f" It was NaN or infinite at {curve.num_gaps} times, shown as red lines."
-    return text
+    return text + _gaps("It", curve)

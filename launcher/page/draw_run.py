@@ -120,9 +120,10 @@ class RunCharts:
     def times(self) -> list[Chart]:
         """What a step is made of: over time, and of each rank."""
         run, found = self._run, []
-        if run.shares:
+        points = list(run.shares.points())
+        if any(any(row.values()) for _, _, row in points):
             names = Names("phases", "A step by phase, mean of all ranks", "s per step", PHASE_NAMES)
-            found.append(stack_chart(list(run.shares.points()), names, axis=self._axis))
+            found.append(stack_chart(points, names, axis=self._axis))
         if run.curves.get("step_s"):
             found.append(self._curve("step_s", "Time of a step", "s"))
         if run.curves.get("own_s"):
@@ -137,7 +138,7 @@ class RunCharts:
         rows = [
             (key, {name: value / one.steps for name, value in one.seconds.items() if name != "step_s"})
             for key, one in self._run.totals.items()
-            if one.steps > 0
+            if one.steps > 0 and any(one.seconds.values())
         ]
         own = {
             key: sum(row.values()) - row.get("comm_s", 0.0) - row.get("paused_s", 0.0) for key, row in rows

@@ -101,12 +101,15 @@ class Curve:
         self.num_told = 0
         self.gaps: list[float] = []
         self.num_gaps = 0
-        self.last = math.nan  # the mean of the last time that something was told
+        self.last = math.nan  # the mean of the last time that something was told, be it a number or not
 
     def add(self, at: float, attempt: int, spreads: Iterable[Spread]) -> None:
         """What all told at one time."""
         given = list(spreads)
         finite = [one for one in given if math.isfinite(one.low) and math.isfinite(one.high)]
+        weight = sum(one.weight for one in given)
+        if weight and math.isfinite(at):
+            self.last = sum(one.mean * one.weight for one in given) / weight
         if len(finite) < len(given):
             self.num_gaps += 1
             if len(self.gaps) < MAX_MARKS:
@@ -122,8 +125,6 @@ class Curve:
                     bucket.each = {}
         place = attempt, math.floor(at / self._width)
         self._buckets.setdefault(place, _Bucket()).add(at, finite, keeps_each=self._is_each_kept)
-        weight = sum(one.weight for one in finite)
-        self.last = sum(one.mean * one.weight for one in finite) / weight if weight else math.nan
         while len(self._buckets) > self._max_points and self._width < 1e12:
             self._halve()
 
@@ -145,7 +146,8 @@ class Curve:
         return [bucket.point(attempt) for (attempt, _), bucket in sorted(self._buckets.items())]
 
     def __bool__(self) -> bool:
-        return bool(self._buckets)
+        """Whether something was told, be it a number or not."""
+        return bool(self._buckets) or self.num_gaps > 0
 
 
 class Shares:

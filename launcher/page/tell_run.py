@@ -10,7 +10,7 @@ from typing import Any
 from ..inputs.host_list import folded
 from ..run_state.values import mapping, number, text, texts, whole_or
 from ..wording import count, shown_size, shown_time
-from .chart import by_number, shown
+from .chart import by_number, said, shown
 from .markup import element, escaped, fold, lines_of, moment, pairs, table, tree
 from .run import Attempt, HostFacts, Run
 
@@ -52,7 +52,7 @@ def facts(run: Run) -> str:
         ("attempts", str(len(run.attempts) or "")),
         ("steps", shown(run.step)),
         ("rate", _rate(run)),
-        ("last loss", shown(run.curves["loss"].last) if run.curves.get("loss") else ""),
+        ("last loss", said(run.curves["loss"].last) if run.curves.get("loss") else ""),
     ]
     cells = "".join(
         element("div", element("dt", escaped(name)) + element("dd", escaped(value)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import socket
@@ -19,6 +20,8 @@ NEW_FILE = "job.json.new"
 RESERVE_FILE = "reserve"  # its blocks are given up when the disk is full, for the record's last words
 FORMAT = 1
 _RESERVE_BYTES = 4096
+_TEXTS = ("name", "key", "host", "boot_id", "cwd", "launcher", "console", "log_folder", "verdict", "problem")
+_NUMBERS = ("pid", "num_ranks", "first_rank", "attempt", "began_at", "started_at", "ended_at", "exit_code")
 
 
 class State(Enum):
@@ -134,6 +137,15 @@ def _replace(folder: Path, data: bytes) -> None:
     os.replace(new, folder / FILE)
 
 
+def _fits(record: Record) -> bool:
+    """Whether texts and numbers are what they should be; those who read a record rely on it."""
+    texts = [getattr(record, name) for name in _TEXTS]
+    numbers = [getattr(record, name) for name in _NUMBERS]
+    return all(isinstance(one, str) for one in texts) and all(
+        isinstance(one, int | float) and math.isfinite(one) for one in numbers
+    )
+
+
 def read_record(folder: Path) -> Record | None:
     """The record in this folder; None if there is none that can be read."""
     try:
@@ -142,6 +154,8 @@ def read_record(folder: Path) -> Record | None:
             return None
         known = {name: found[name] for name in Record._fields if name in found}
         record = Record(**known)
+        if not _fits(record):
+            return None
         shown = None if record.shown is None else tuple((int(a), int(b)) for a, b in record.shown)
         return record._replace(
             state=State(record.state),

@@ -70,30 +70,30 @@ def run_with(options: Options, console: Console) -> int:
 def _run_and_tell(options: Options, console: Console) -> int:
     began = time.monotonic()
     code, failure = 1, ""
-    try:
-        with no_worker_signals(console):
+    with no_worker_signals(console):
+        try:
             _begin_events(options, console)
             code = _run(options, console)
             return code
-    except LaunchError as error:
-        code, failure = error.exit_code, str(error)
-        console.telemetry.record("note", level=40, text=failure)
-        console.drain(LAST_WORDS_S)  # warnings that came before it
-        raise
-    except KeyboardInterrupt:
-        code = 130
-        raise
-    finally:
-        duration_s = round(time.monotonic() - began, 3)
-        # The job is over: a signal from here on gives up what waits, and is not how the job ended.
-        with contextlib.suppress(KeyboardInterrupt):
-            console.telemetry.flush()
-        with contextlib.suppress(KeyboardInterrupt):
-            console.telemetry.record("end", exit_code=code, duration_s=duration_s)
-            console.telemetry.close()
-        if options.end.is_on and not options.dry_run:
-            with received(unignored(ENDING), lambda _number, _frame: None):
-                _tell_end(options, console, code, duration_s=duration_s, error=failure)
+        except LaunchError as error:
+            code, failure = error.exit_code, str(error)
+            console.telemetry.record("note", level=40, text=failure)
+            console.drain(LAST_WORDS_S)  # warnings that came before it
+            raise
+        except KeyboardInterrupt:
+            code = 130
+            raise
+        finally:
+            duration_s = round(time.monotonic() - began, 3)
+            # The job is over: a signal from here on gives up what waits, and is not how the job ended.
+            with contextlib.suppress(KeyboardInterrupt):
+                console.telemetry.flush()
+            with contextlib.suppress(KeyboardInterrupt):
+                console.telemetry.record("end", exit_code=code, duration_s=duration_s)
+                console.telemetry.close()
+            if options.end.is_on and not options.dry_run:
+                with received(unignored(ENDING), lambda _number, _frame: None):
+                    _tell_end(options, console, code, duration_s=duration_s, error=failure)
 
 
 def _tell_end(options: Options, console: Console, code: int, *, duration_s: float, error: str) -> None:

@@ -52,8 +52,8 @@ _OF_RANK = {
     "lr": ("dslaunch_learning_rate", "gauge", "Learning rate of the last step."),
     "grad_norm": ("dslaunch_gradient_norm", "gauge", "Norm of the gradients of the last step."),
     "loss_scale": ("dslaunch_loss_scale", "gauge", "Factor of the loss."),
-    "skipped": ("dslaunch_skipped_steps", "counter", "Steps skipped because of gradients without a value."),
 }
+_SKIPPED = ("dslaunch_skipped_steps", "counter", "Steps skipped because of gradients without a value.")
 _STEPS = ("dslaunch_steps", "counter", "Steps that were told since the launcher began.")
 _STEP_SECONDS = ("dslaunch_step_seconds", "gauge", "Seconds a step took, by phase, in the last interval.")
 _PHASES = {
@@ -106,6 +106,29 @@ _OF_GPU = {
 _LEVELS = {20: "info", 30: "warning", 40: "error"}
 
 
+class _Growth:
+    """How far numbers have grown that only grow within an attempt, and may be less at the start of the next
+    one, which begins from a checkpoint. Several are those of folded ranks.
+    """
+
+    def __init__(self) -> None:
+        self.total: list[float] = []
+        self._last: list[float] = []
+
+    def take(self, numbers: list[float | None]) -> None:
+        """What was told now; numbers that are none, or not finite, change nothing."""
+        known = [one for one in numbers if one is not None and math.isfinite(one)]
+        if len(known) < len(numbers):
+            return
+        if len(known) != len(self._last):
+            self.total = known[:]
+        else:
+            steps = zip(known, self._last, strict=True)
+            grown = [max(0.0, now - before) for now, before in steps]
+            self.total = [before + one for before, one in zip(self.total, grown, strict=True)]
+        self._last = known
+
+
 class Gauges:
     """A sink that keeps the last numbers. `families()` may be called by any thread."""
 
@@ -122,7 +145,9 @@ class Gauges:
         self._running: set[str] = set()
         self._ended: set[str] = set()
         self._counts: dict[tuple[str, tuple[tuple[str, str], ...]], int] = {}
-        self._most: dict[str, float] = {}  # samples and tokens
+        self._skipped: dict[str, _Growth] = {}  # steps, as `_steps`
+        self._trained: dict[str, _Growth] = {}  # samples and tokens
+        self._trained_of: dict[str, str] = {}  # who tells of these: the first one in this attempt
         self.version = 0  # grows with each event
 
     # For the launcher.
@@ -171,7 +196,9 @@ class Gauges:
         stays = {rank for rank, host in self._host_of.items() if before.get(rank) == host}
         stays |= {f"{host} {FOLDED}" for host in hosts}
         self._steps = {key: one for key, one in self._steps.items() if key in stays}
+        self._skipped = {key: one for key, one in self._skipped.items() if key in stays}
         self._lines = {rank: one for rank, one in self._lines.items() if rank in stays}
+        self._trained_of = {}
         self._count("dslaunch_attempts")
 
     def _take_metrics(self, event: Mapping[str, Any]) -> None:
@@ -181,20 +208,25 @@ class Gauges:
             if all(map(math.isfinite, steps)):
                 known = self._steps.get(key, [0.0] * len(steps))
                 self._steps[key] = [a + b for a, b in zip(known, steps, strict=False)]
+            self._take_growth(key, row)
             if key in self._ended:  # what it told at its end
                 continue
             self._rows[key] = {**self._rows.get(key, {}), "state": "", **row}
             if any(steps):
                 self._times[key] = row
-            for name in ("samples", "tokens"):
-                numbers = [_number(one) for one in _values(row.get(name))]
-                for number in numbers[-1:]:
-                    if number is not None and number == number:
-                        self._most[name] = number
         for host, numbers_of_host in event["hosts"].items():
             self._hosts[host] = (now, event["at"], numbers_of_host)
         for rank, number_of_lines in event["lines"].items():
             self._lines[rank] = self._lines.get(rank, 0) + number_of_lines
+
+    def _take_growth(self, key: str, row: Mapping[str, Any]) -> None:
+        """What counts up: steps that were skipped, by rank, and what the whole job has trained."""
+        if "skipped" in row:
+            self._skipped.setdefault(key, _Growth()).take([_number(one) for one in _values(row["skipped"])])
+        for name in ("samples", "tokens"):
+            numbers = [_number(one) for one in _values(row.get(name))][-1:]
+            if numbers and self._trained_of.setdefault(name, key) == key:
+                self._trained.setdefault(name, _Growth()).take(numbers)
 
     def _count(self, name: str, labels: Labels | None = None, *, by: int = 1) -> None:
         key = name, tuple(sorted((labels or {}).items()))
@@ -221,6 +253,9 @@ class Gauges:
         for key, totals in self._steps.items():
             for labels, value in self._each(key, totals):
                 yield _STEPS, labels, value
+        for key, growth in self._skipped.items():
+            for labels, value in self._each(key, growth.total):
+                yield _SKIPPED, labels, value
         yield from self._of_lines()
         now = time.monotonic()
         for host, (heard_at, at, numbers) in self._hosts.items():
@@ -242,8 +277,9 @@ class Gauges:
             yield one("dslaunch_workers_running"), {}, float(len(self._running))
         for (name, labels_of), number in self._counts.items():
             yield one(name), dict(labels_of), float(number)
-        for name, most in self._most.items():
-            yield one(f"dslaunch_{name}"), {}, most
+        for name, growth in self._trained.items():
+            for total in growth.total:
+                yield one(f"dslaunch_{name}"), {}, total
 
     def _of_row(self, key: str, row: Mapping[str, Any]) -> Iterator[Sample]:
         for name, value in row.items():
@@ -256,7 +292,7 @@ class Gauges:
                 family = _OF_RANK[name]
             elif name.startswith("mem_") and name[4:] in _MEMORY_KINDS:
                 family, more = _MEMORY, {"kind": name[4:]}
-            elif name in _PHASES or name in ("steps", "samples", "tokens"):
+            elif name in _PHASES or name in ("steps", "samples", "tokens", "skipped"):
                 continue
             else:
                 family, more = _REPORTED, {"name": _text(name)}
@@ -316,7 +352,9 @@ def all_names() -> set[str]:
     families = [(name, kind) for name, (kind, _) in _OF_JOB.items()]
     families += [one[:2] for one in _OF_RANK.values()]
     families += [(name, kind) for name, kind, _, _ in (*_OF_HOST.values(), *_OF_GPU.values())]
-    families += [one[:2] for one in (_STEPS, _STEP_SECONDS, _MEMORY, _STATE, _REPORTED, _LINES, _HOST_TIME)]
+    families += [
+        one[:2] for one in (_STEPS, _SKIPPED, _STEP_SECONDS, _MEMORY, _STATE, _REPORTED, _LINES, _HOST_TIME)
+    ]
     return {name + SUFFIXES[kind] for name, kind in families}
 
 

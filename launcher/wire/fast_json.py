@@ -34,7 +34,9 @@ def _fast() -> tuple[Callable[[Any], str], Callable[[str], Any]]:
     def read(text: str) -> Any:
         try:
             value, end = scan(text, 0)
-        except StopIteration:
+        # SystemError: where `json` was never imported, as in an agent, the C code does not find the class of
+        # its error, and fails without one (CPython up to 3.12).
+        except (StopIteration, SystemError):
             raise ValueError("not JSON") from None
         if end != len(text):
             raise ValueError("more than one JSON value")

@@ -123,6 +123,23 @@ def test_it_runs_after_an_interrupt_and_for_a_detached_job(
 
 
 @pytest.mark.slow
+def test_a_signal_for_workers_ends_nothing_while_the_command_runs(start: Start, tmp_path: Path) -> None:
+    job = start(
+        "sys.exit(4)", "--num_gpus=1", "--on_end", "touch begun; read -r line < go; echo $line > ends"
+    )
+    os.mkfifo(tmp_path / "go")
+    poll((tmp_path / "begun").exists, "the command")
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
+        job.signal(number)
+    poll(lambda: all(f"{name} (" in job.err for name in ("SIGUSR1", "SIGUSR2", "SIGQUIT")), "the warnings")
+    (tmp_path / "go").write_text("done\n")
+    assert job.wait() == 4
+    assert (tmp_path / "ends").read_text() == "done\n"
+    assert "warning: SIGUSR1 (10): no worker runs that it could be passed on to" in job.err
+    job.assert_nothing_is_left()
+
+
+@pytest.mark.slow
 def test_a_mistake_is_told_too_and_a_job_that_is_only_shown_is_not(start: Start, tmp_path: Path) -> None:
     job = start("", "--hostfile", "missing", "--on_end", KEEP)
     assert job.wait() == EXIT_MISTAKE

@@ -179,6 +179,47 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert {"step-loss", "step-lr", "time-rate"} <= keys
 
 
+def write_losses(folder: Path, losses: list[float | str]) -> Path:
+    """The events of a run of one rank that told these losses, one a second."""
+    folder.mkdir()
+    events: list[Event] = [
+        {"at": 100.0, "event": "job", "name": folder.name, "command": ["dslaunch", "train.py"]},
+        {"at": 100.0, "event": "attempt", "attempt": 0, "workers": [["node1", 0, 0, 0]], "log_folder": ""},
+    ]
+    for step, loss in enumerate(losses, 1):
+        row = {"step": step, "loss": loss, "steps": 1, "step_s": "nan" if loss == "nan" else 1.0}
+        events.append({"at": 100.0 + step, "event": "metrics", "ranks": {"0": row}, "hosts": {}, "lines": {}})
+    events.append({"at": 200.0, "event": "end", "exit_code": 0, "duration_s": 100.0})
+    path = folder / "events.jsonl"
+    path.write_bytes(as_lines(events))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("losses", "last"),
+    [
+        ([2.0, 1.0, "nan", "nan"], "NaN"),
+        ([2.0, "inf"], "inf"),
+        (["nan", "nan"], "NaN"),
+        ([2.0, "nan", 0.5], "0.5"),
+    ],
+)
+def test_a_loss_that_is_no_number_is_not_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, losses: list[float | str], last: str
+) -> None:
+    run = run_of(write_losses(tmp_path / "a", losses))
+    read = Read(page_of(run))
+    assert f"last loss{last}" in re.sub(r"\s*\n\s*", "", read.text)
+    assert "NaN or infinite" in read.text
+    assert "curve-loss" in {one["data-key"] for one in read.of("div") if one.get("class") == "chart"}
+    other = run_of(write_losses(tmp_path / "b", [2.0, 1.5]))
+    read = Read(comparison_page(run, other))
+    text = re.sub(r"\s+", " ", read.text)
+    assert f"last loss{last}1.5" in text
+    assert "a was NaN or infinite" in text
+    assert not caplog.records, "the library of the charts has nothing to complain of"
+
+
 def brightness(color: str) -> float:
     """Relative luminance. Source: Web Content Accessibility Guidelines 2.2"""
     parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -42,6 +43,24 @@ def test_what_a_job_is_called_that_was_given_no_name(program: str, is_module: bo
 def test_what_is_no_record_is_not_read(tmp_path: Path, text: str) -> None:
     (tmp_path / record.FILE).write_text(text)
     assert read_record(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"began_at": "x"},
+        {"ended_at": None},
+        {"exit_code": [3]},
+        {"name": 5},
+        {"began_at": float("nan")},
+        {"hosts": 5},
+    ],
+)
+def test_a_record_with_a_value_of_another_kind_is_none(tmp_path: Path, field: dict[str, object]) -> None:
+    """One such record, of a disk that was damaged, must not end `dslaunch jobs` for all jobs."""
+    path = make_record(tmp_path) / record.FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), **field}))
+    assert read_record(path.parent) is None
 
 
 WRITE_FOR_EVER = """

@@ -129,6 +129,26 @@ def test_hosts_and_ranks_that_leave_take_their_series_with_them(
     assert not [key for key in rows(shown) if key.startswith("dslaunch_host")], "a host that fell silent"
 
 
+def test_what_only_grows_never_goes_back(telemetry: Telemetry, shown: Gauges) -> None:
+    """A second attempt begins from a checkpoint, so its ranks tell less than those of the first did."""
+    names = ("samples", "tokens", "skipped")
+    seen = []
+    for told in ([{"0": 100, "1": 90}, {"1": 100}, {"0": 200, "1": 200}], [{"0": 150, "1": 140}, {"0": 250}]):
+        telemetry.begin_attempt(ORIGINS)
+        for place, row in enumerate(told):
+            if len(told) == 2 and place:
+                telemetry.record("exited", rank=0, host="a", code=0, signal=0)  # its last numbers come after
+            ranks = {rank: dict.fromkeys(names, number) for rank, number in row.items()}
+            telemetry.take_metrics("a", Metrics(0.0, ranks, {}))
+            telemetry.flush()
+            found = rows(shown)
+            seen.append(tuple(found.get(f"dslaunch_{name}_total") for name in names[:2]))
+            skipped = found["dslaunch_skipped_steps_total{host=a,rank=0}"]
+            assert skipped == seen[-1][0]
+    # What is trained again counts again. What attempt 2 trained before its first word is not known.
+    assert seen == [(number, number) for number in (100, 100, 200, 200, 300)]
+
+
 def test_what_is_counted_of_other_events(telemetry: Telemetry, shown: Gauges) -> None:
     telemetry.begin_attempt(ORIGINS)
     telemetry.record("straggler", rank=1, host="b", cause="data", share=0.3, text="x")
