@@ -50,6 +50,8 @@ def command(**given: Any) -> int:
         raise LaunchError(
             "which run? Write: dslaunch report RUN, with the folder of --log_dir or the name of a job"
         )
+    if given["output"] == "":
+        raise LaunchError("--output '': is no file; give the name of one, or leave it out for ./NAME.html")
     sources = [_source(word) for word in (given["run"], given["other"]) if word is not None]
     # Here, so that --help does not load them.
     try:

@@ -67,7 +67,7 @@ def _open_of_others(path: Path) -> int:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
-        if error.errno == errno.ENXIO:
+        if error.errno == errno.ENXIO and path.is_fifo():
             raise OSError(error.errno, "no process reads this pipe; start the one that does first") from None
         raise
     os.set_blocking(fd, True)

@@ -197,11 +197,15 @@ def _post(url: str, data: bytes) -> tuple[str, bool]:
     except urllib.error.HTTPError as error:
         error.close()
         return f"it answered {error.code}", error.code >= 500 or error.code == 429
+    except ConnectionError:
+        return "it closed the connection without an answer", True
+    except HTTPException:
+        return "its answer is not HTTP", True
     except TimeoutError:
         return f"no answer within {WEBHOOK_TRY_S:g} s", True
     except urllib.error.URLError as error:
         why = error.reason
         shown = why.strerror if isinstance(why, OSError) and why.strerror else type(why).__name__
         return cleaned(shown), True
-    except (OSError, HTTPException, ValueError) as error:  # their words may have the URL
+    except (OSError, ValueError) as error:  # their words may have the URL
         return type(error).__name__, True

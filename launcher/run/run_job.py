@@ -27,7 +27,7 @@ from ..options import Options
 from ..options.backend import PDSH
 from ..output.console import LAST_WORDS_S, Console
 from ..output.event_files import write_events
-from ..output.job_report import BegunAttempt, EndedAttempt, check_place, write_report
+from ..output.job_report import BegunAttempt, EndedAttempt, check_place, is_of_system, write_report
 from ..output.log_files import REPORT
 from ..registry.foreground import watch_foreground
 from ..registry.record import name_from
@@ -116,6 +116,7 @@ def _begin_events(options: Options, console: Console) -> None:
     console.telemetry.begin(describe_job(name=name, launcher=launcher), interval_s=options.metrics.interval_s)
     _refuse_what_is_unknown(options)
     if options.metrics.events is not None:
+        _refuse_one_file_for_both(options.metrics.events, options.report)
         write_events(console.telemetry, Path(options.metrics.events), on_problem=console.warn)
     if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
         from ..output.spans import send_spans  # here: few jobs send any
@@ -133,6 +134,12 @@ def _refuse_what_is_unknown(options: Options) -> None:
     if options.backend.launcher.starts_itself:
         why = f"--launcher={options.backend.launcher.name}, which tells no numbers"
         options.metrics.refuse(why)
+
+
+def _refuse_one_file_for_both(events: str, report: str | None) -> None:
+    """Errors: LaunchError if the report would take the place of the events"""
+    if report and Path(events).resolve() == Path(report).resolve() and not is_of_system(Path(report).parent):
+        raise LaunchError(f"--events={events} and --report={report}: are one file; give each its own")
 
 
 def _open_endpoint(options: Options, console: Console, address: str, port: int) -> None:

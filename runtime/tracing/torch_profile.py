@@ -113,6 +113,6 @@ def _is_another_on(ours: Any) -> bool:
     if own is not None and not profiler._is_profiler_enabled:
         return True
     return any(
-        isinstance(one, profiler.profile) and one is not own and one.entered and one.kineto_results is None
+        type(one) is profiler.profile and one is not own and one.entered and one.kineto_results is None
         for one in gc.get_objects()
     )

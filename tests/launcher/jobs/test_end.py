@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socketserver
 import threading
 import time
 import urllib.request
@@ -167,6 +168,10 @@ def test_a_mistake_is_told_too_and_a_job_that_is_only_shown_is_not(start: Start,
         (("--webhook", "http://x:y/SECRET"), "--webhook: this is no URL of http or https"),
         (("--metrics_port", "99999"), "--metrics_port: '99999' is no port; give one from 1 to 65535, or 0"),
         (("--metrics_port", ":80"), "':80' is no port"),
+        (
+            ("--events=x", "--report=./x"),
+            "--events=x and --report=./x: are one file; give each its own",
+        ),
         (("--metrics_port", "a b:80"), "'a b:80' is no port"),
         (("--metrics_port", "192.0.2.1:1"), "--metrics_port=192.0.2.1:1: cannot listen there: Cannot assign"),
     ],
@@ -289,6 +294,33 @@ def test_a_webhook_that_never_answers_has_its_time(monkeypatch: pytest.MonkeyPat
         place = f"127.0.0.1:{server.getsockname()[1]}"
         said = told(EndOptions(webhook=f"http://{place}/SECRET"))
     assert said == [f"--webhook: http://{place}: no answer within 0.5 s"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"", "it closed the connection without an answer"),
+        (b"220 mail.example.org ready\r\n", "its answer is not HTTP"),
+    ],
+)
+def test_a_webhook_that_is_none_is_told_in_words(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, why: str
+) -> None:
+    monkeypatch.setattr(job_end, "WEBHOOK_PAUSE_S", 0.0)
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            data = b""
+            while not data.endswith(b"}\n"):  # all of it: what is left unread would reset the connection
+                data += self.request.recv(1 << 16)
+            self.request.sendall(answer)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{server.server_address[1]}"
+        found = told(EndOptions(webhook=f"http://{place}/SECRET"))
+        server.shutdown()
+    assert found == [f"--webhook: http://{place}: {why}"]
 
 
 def test_a_url_stands_nowhere_with_what_may_be_secret_in_it() -> None:

@@ -62,6 +62,8 @@ def test_a_job_that_fails_and_begins_again_has_a_page(start: Start, tmp_path: Pa
     assert told.code == 2
     assert "mine.html is there already, and is no page of dslaunch report" in told.err
     assert (tmp_path / "mine.html").read_text() == "<html>"
+    told = tell(tmp_path, "report", "logs", "-o", "", timeout_s=PAGE_S)
+    assert (told.code, "give the name of one, or leave it out" in told.err) == (2, True)
 
 
 def test_a_job_is_found_by_its_name(tmp_path: Path) -> None:
