@@ -9,12 +9,16 @@ import sys
 import time
 import weakref
 from datetime import timedelta
+from itertools import count
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 # before there is a group: its default arguments would hold it for ever
 import torch.distributed.nn.functional
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError, UserError
@@ -62,6 +66,8 @@ def start_process_group(
         rank, world_size = env.rank, env.world_size
         if not env.is_launched and init_method is None:
             store = dist.HashStore()  # type: ignore[attr-defined]  # torch forgot to list it
+        elif init_method is None:
+            store, rank, world_size = _next_store(rank, world_size, timeout or env.timeout)
     dist.init_process_group(
         backend,
         init_method=init_method,
@@ -75,6 +81,23 @@ def start_process_group(
     if made is None:
         raise AssertionError("init_process_group() has returned and made no group")
     atexit.register(_end_process_group, weakref.ref(made))
+
+
+_num_stores = count()  # ranks make their groups in the same order
+
+
+def _next_store(rank: int, world_size: int, timeout: timedelta) -> tuple[Any, int, int]:
+    """Return a store for the next default group; None for the first one, which torch makes.
+
+    Who still holds a group, or the store, of the one before keeps its server alive, and torch uses that again
+    with the same keys: a rank would find where another one listened before.
+    """
+    number = next(_num_stores)
+    if not number:
+        return None, rank, world_size
+    found, rank, world_size = next(rendezvous("env://", rank, world_size, timeout=timeout))
+    found.set_timeout(timeout)
+    return PrefixStore(f"dslaunch/{number}", found), rank, world_size
 
 
 def group_timeout() -> timedelta | None:

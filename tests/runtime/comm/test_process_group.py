@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -139,3 +140,40 @@ def test_at_a_clean_exit_nccl_s_group_is_ended_if_we_made_it() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "shut down ours\n", done.stderr
+
+
+_AGAIN = """
+import torch, torch.distributed as dist, dslaunch
+config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}}
+for number in range(3):
+    engine, *_ = dslaunch.initialize(model=torch.nn.Linear(1, 1), config=config)
+    engine.backward(engine(torch.ones(1, 1)).sum())
+    engine.step()
+    engine.destroy()
+    dist.destroy_process_group()
+print(engine.global_steps)
+"""
+
+
+def test_a_job_makes_its_process_group_anew_after_an_engine() -> None:
+    """What an engine holds of the old one keeps its store, with where the ranks listened before."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+        environ = {
+            **os.environ,
+            **{name: str(value) for name, value in place.items()},
+            "MASTER_ADDR": "127.0.0.1",
+        }
+        ranks.append(
+            subprocess.Popen([sys.executable, "-c", _AGAIN], env=environ, stdout=subprocess.PIPE, text=True)
+        )
+    try:
+        assert [one.communicate(timeout=30)[0] for one in ranks] == ["1\n"] * 2
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()
