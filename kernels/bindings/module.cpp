@@ -5,6 +5,8 @@
 #include "steps.h"
 
 NB_MODULE(_C, m) {
+    // A program may end while an engine is alive, in a cycle or a global: that is no fault to be told on its screen.
+    nanobind::set_leak_warnings(false);
     dslaunch::bind_steps(m);
     dslaunch::bind_lamb(m);
     dslaunch::bind_norm(m);
