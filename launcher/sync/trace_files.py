@@ -23,6 +23,11 @@ class TraceFiles:
         """That of the host of this name."""
         return self._clocks.setdefault(host, HostClock())
 
+    def was_brought(self, host: str, name: str) -> bool:
+        """Whether this file of this host, if there was one, could be written here."""
+        path = os.path.join(self.folder, host, name)
+        return not any(problem.startswith(path) for problem in self.collector.problems)
+
     def num_bytes(self) -> int:
         """Of all that has come."""
         found = (os.path.join(folder, name) for folder, _, names in os.walk(self.folder) for name in names)

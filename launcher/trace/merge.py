@@ -10,9 +10,11 @@ Source: the "Trace Event Format" document of the Chromium project
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
@@ -86,7 +88,7 @@ def read_head(path: str) -> dict[str, Any]:
     Errors: LaunchError if it is no such file
     """
     try:
-        with open(path, "rb") as raw:
+        with open(path, "rb", opener=_open_regular) as raw:
             is_packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             with gzip.GzipFile(fileobj=raw) if is_packed else raw as file:
@@ -104,6 +106,17 @@ def read_head(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise not_ours(path) from None
     return found
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Errors: OSError, also for a pipe, which may be waited for without end"""
+    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+    if not stat.S_ISREG(mode := os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(
+            errno.EINVAL, os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "it is no regular file"
+        )
+    return fd
 
 
 def not_ours(path: str) -> LaunchError:

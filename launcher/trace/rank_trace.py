@@ -61,18 +61,32 @@ class RankTrace(NamedTuple):
         return any(one.kind == KERNEL for one in self.torch)
 
 
+def spans_name(rank: int) -> str:
+    """The file in which a rank says what it did."""
+    return f"trace-{rank}.spans"
+
+
 def read_rank(
-    folder: Path, *, rank: int, host: str, clock: HostClock, wanted: tuple[int, int], how_it_ended: str = ""
+    folder: Path,
+    *,
+    rank: int,
+    host: str,
+    clock: HostClock,
+    wanted: tuple[int, int],
+    how_it_ended: str = "",
+    was_brought: bool = True,
 ) -> RankTrace:
     """What this rank has left in the folder, if anything. `how_it_ended` says it of a rank that failed, or
-    was stopped because another one did.
+    was stopped because another one did. `was_brought` is false if what came could not be written here.
     """
     nothing = RankTrace(rank, host, 0, (), (), (), (), 0.0, ())
     try:
-        lines = _lines(folder / f"trace-{rank}.spans")
+        lines = _lines(folder / spans_name(rank))
         head = next(lines)
         thread, clocks = _whole(head["thread"]), _clocks(head)
     except FileNotFoundError:
+        if not was_brought:
+            return nothing._replace(problems=("what it has written was not brought",))
         hint = "does its program train with dslaunch.initialize(), or call dslaunch.report(step=...)?"
         why = f": {how_it_ended}" if how_it_ended else f"; {hint}"
         return nothing._replace(problems=(f"it has written nothing{why}",))

@@ -15,7 +15,7 @@ from ..output.console import Console
 from ..sync.trace_files import TraceFiles
 from ..wording import count, shown_size
 from .merge import Merged, write_merged
-from .rank_trace import read_rank
+from .rank_trace import read_rank, spans_name
 from .shown import head_of, lines_of
 from .times import times_of
 
@@ -41,6 +41,7 @@ def write_trace(
             clock=files.clock_of(node.host.name),
             wanted=(options.first, options.last),
             how_it_ended=ends.get(rank, ""),
+            was_brought=files.was_brought(node.host.name, spans_name(rank)),
         )
         for node in plan.nodes
         for rank in traced_ranks(node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -184,6 +185,9 @@ class Flight:
         )
 
 
+_RECORDERS: list[weakref.ref[FlightRecorder]] = []  # of this process, one for each engine
+
+
 class FlightRecorder:
     """Numbers the collectives of one engine and remembers the last ones. Another thread may read it."""
 
@@ -196,6 +200,7 @@ class FlightRecorder:
         self._turns: dict[Line, int] = {}
         self._recent: deque[Collective] = deque(maxlen=_NUM_RECENT)
         self._under_way: deque[Flight] = deque()
+        _RECORDERS[:] = [one for one in _RECORDERS if one() is not None] + [weakref.ref(self)]
 
     def begin(
         self,
@@ -270,3 +275,9 @@ class FlightRecorder:
             for flight in tuple(self._under_way)
             if not flight.is_over and (flight.is_awaited or flight.tells_its_end)
         )
+
+    def awaited_elsewhere(self) -> Collective | None:
+        """What another engine of this process waits for, if one does."""
+        others = (one() for one in tuple(_RECORDERS))
+        flights = (one for other in others if other and other is not self for one in other.under_way())
+        return next((one.label for one in flights if one.is_awaited), None)

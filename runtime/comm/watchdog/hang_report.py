@@ -152,6 +152,20 @@ def _cause(stuck: _Stuck, positions: Mapping[int, Position], leaders: Sequence[i
         )
         silent = _unanswered(stuck.silent, names)
         return f"{silent}, while {came} waited {stuck.s:.0f} s for {what}{before}"
+    just_came = {
+        rank: wait.s
+        for rank in stuck.came
+        for wait in positions[rank].waits
+        if wait.label == label and wait.s < stuck.s / 10
+    }
+    if just_came and not (
+        is_send or is_receive
+    ):  # after it was asked, as out of code that kept Python's lock
+        others = [rank for rank in stuck.came if rank not in just_came]
+        return (
+            f"{names.of(*just_came)} came to {what} only {max(just_came.values()):.0f} s ago, for which "
+            f"{names.of(*others)} {_have(others)} waited {stuck.s:.0f} s"
+        )
     return (
         f"{_all(stuck, leaders, names)} {_have(stuck.came)} come to {label} (step {label.step}), and it has "
         f"not ended for {stuck.s:.0f} s: the network or a device is stuck"
@@ -186,7 +200,9 @@ def _excuses(stuck: _Stuck, positions: Mapping[int, Position], names: RankNames)
     clauses = [text if len(doing) == 1 else f"{names.of(*ranks)}: {text}" for text, ranks in doing.items()]
     if stuck.silent:
         clauses.append(_unanswered(stuck.silent, names))
-    elif all(_awaited(positions[rank]) for rank in stuck.missing):  # else they may wait for the others
+    elif all(
+        _awaited(positions[rank]) or positions[rank].elsewhere for rank in stuck.missing
+    ):  # else they may wait for the others
         clauses.append("the ranks took different paths")
     return "; ".join(clauses)
 
@@ -195,6 +211,8 @@ def _doing(position: Position) -> str:
     awaited = _awaited(position)
     if awaited:
         return f"waiting for {awaited[0].label}"
+    if position.elsewhere:
+        return f"waiting for {position.elsewhere}"
     last = f"after {position.recent[-1]}" if position.recent else "before any collective"
     return f"in its own code for {position.quiet_s:.0f} s, {last}"
 
@@ -232,6 +250,8 @@ def _state(position: Position) -> tuple[str, str]:
         return f"waits for {awaited[0].label}", str(awaited[0].label.number)
     if position.waits:  # on a GPU this is how waiting looks from here
         return f"has begun {position.waits[0].label}", str(position.waits[0].label.number)
+    if position.elsewhere:
+        return f"waits for {position.elsewhere}", "-"
     if position.recent:
         return f"own code, after {position.recent[-1]}", "-"
     return "own code", "-"

@@ -47,6 +47,7 @@ class Position:
     quiet_s: float  # since the last collective began or was waited for
     stack: tuple[str, ...]  # of the main thread, the innermost last
     turns: tuple[Turns, ...] = ()  # number of the last one of each line of ranks
+    elsewhere: str = ""  # what another engine of its program waits for
 
     def has_begun(self, label: Collective) -> bool:
         """Whether this rank, one of those that do it together, has come to it."""
@@ -81,6 +82,7 @@ def _label(fields: list[Any]) -> Collective:
 def take_position(recorder: FlightRecorder, *, rank: int) -> Position:
     """Look where this rank stands; any thread may ask."""
     now = time.monotonic()
+    elsewhere = recorder.awaited_elsewhere()
     return Position(
         rank=rank,
         host=socket.gethostname(),
@@ -95,6 +97,7 @@ def take_position(recorder: FlightRecorder, *, rank: int) -> Position:
         quiet_s=now - recorder.quiet_since,
         stack=_main_stack(),
         turns=recorder.turns,
+        elsewhere="" if elsewhere is None else f"{elsewhere} (step {elsewhere.step}) of another engine",
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import textwrap
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -275,6 +277,30 @@ def test_an_interrupt_while_a_trace_is_put_together_gives_up_the_trace_alone(
     ]
     assert not list(tmp_path.glob("trace-*"))
     job.assert_nothing_is_left()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid():
+        pytest.skip("only root may mount a file system")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "none", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_trace_that_does_not_fit_here_is_not_blamed_on_the_program(start: Start, small_disk: Path) -> None:
+    program = """
+        trace([10])
+        with open(os.environ['DSLAUNCH_TRACE_FILE'] + '.spans', 'a') as file:
+            file.write('x' * 100000)  # there once, and not a second time
+    """
+    job = start(writing(program), "--trace=10", "--num_gpus=1", env={"TMPDIR": str(small_disk)})
+    assert job.wait() == 0, job.err
+    assert "trace-0.spans cannot be written: No space left on device" in job.err
+    assert "dslaunch: warning: --trace: rank 0: what it has written was not brought" in job.err
+    assert "does its program" not in job.err
 
 
 def test_a_detached_job_leaves_its_trace_where_the_command_was_given(start: Start, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,12 @@ def test_a_rank_that_wrote_nothing_is_told_what_a_trace_needs(tmp_path: Path) ->
         "it has written nothing; does its program train with dslaunch.initialize(), or call "
         "dslaunch.report(step=...)?",
     )
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    with pytest.raises(LaunchError, match="it is no regular file; give a file that dslaunch --trace has"):
+        read_head(str(tmp_path / "pipe.json"))
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dslaunch.runtime.comm.flight_recorder import (
     JOB_LANE,
     NUM_LANES,
+    PARAMETER_LANE,
     RECEIVE_LANE,
     SEND_LANE,
     Collective,
+    FlightRecorder,
     Turns,
 )
 from dslaunch.runtime.comm.rank_names import RankNames
 from dslaunch.runtime.comm.watchdog.hang_report import describe_hang
-from dslaunch.runtime.comm.watchdog.position import Position, Wait
+from dslaunch.runtime.comm.watchdog.position import Position, Wait, take_position
 from dslaunch.runtime.mesh.axes import Axes
 
 A, B, C = (Collective(0, number, 17, "all_gather", f"unit '{number}'", 8) for number in (1, 2, 3))
@@ -84,10 +88,31 @@ WAITING = tuple(position(rank, A, waits=B) for rank in range(3))
             "all ranks have come to all_gather of unit '2' (step 17), and it has not ended for 300 s: the "
             "network or a device is stuck",
         ),
+        (
+            position(3, A, waits=B, s=2.0),  # it came after it was asked
+            "rank 3 came to all_gather of unit '2' (step 17) only 2 s ago, for which ranks 0-2 have waited "
+            "300 s",
+        ),
+        (
+            replace(position(3, A), elsewhere="all_gather of unit 'p' (step 16) of another engine"),
+            "rank 3 has not come to all_gather of unit '2' (step 17), for which ranks 0-2 have waited 300 s; "
+            "waiting for all_gather of unit 'p' (step 16) of another engine; the ranks took different paths",
+        ),
     ],
 )
 def test_the_first_line_says_who_and_what(last: Position, expected: str) -> None:
     assert first_line(*WAITING, last) == expected
+
+
+def test_a_position_says_what_another_engine_of_the_program_waits_for() -> None:
+    one, other = FlightRecorder(), FlightRecorder()
+    flight = one.begin("all_gather", "unit 'p'", nbytes=8, lane=PARAMETER_LANE)
+    positions = flight.run(lambda: [take_position(each, rank=0) for each in (one, other)])
+    said = [each.elsewhere for each in positions]
+    assert said == ["", "all_gather of unit 'p' (step 1) of another engine"]
+    assert [one.label.what for one in positions[0].waits] == ["unit 'p'"]
+    assert take_position(other, rank=0).elsewhere == ""
+    assert Position.from_json(positions[1].to_json()) == positions[1]
 
 
 def test_a_rank_that_says_nothing_is_named_with_the_last_that_it_can_have_done() -> None:
