@@ -212,7 +212,9 @@ def test_a_job_whose_end_is_told_to_others_has_ended() -> None:
 
 def test_a_screen_without_room_for_rows_counts_none() -> None:
     for height in range(1, 12):
-        assert "rows 1 to 0" not in text_of(frame_of(state_of(MADE["ranks"]), height=height))
+        assert "rows 1 to 0" not in text_of(
+            frame_of(state_of(MADE["ranks"]), height=height, keys=(("q", "quit"),))
+        )
 
 
 def test_a_job_that_is_gone_has_no_ranks_that_train() -> None:
