@@ -173,7 +173,7 @@ def _post(url: str, data: bytes) -> tuple[str, bool]:
     """One try: what went wrong, if something did, and whether another one may help."""
     import urllib.error  # here and below: most jobs need none of it
     import urllib.request
-    from http.client import HTTPException
+    from http.client import HTTPException, RemoteDisconnected
 
     from ... import __version__
 
@@ -203,5 +203,9 @@ def _post(url: str, data: bytes) -> tuple[str, bool]:
         why = error.reason
         shown = why.strerror if isinstance(why, OSError) and why.strerror else type(why).__name__
         return cleaned(shown), True
-    except (OSError, HTTPException, ValueError) as error:  # their words may have the URL
+    except RemoteDisconnected:
+        return "it ended the connection without an answer", True
+    except HTTPException:
+        return "its answer is not HTTP", True
+    except (OSError, ValueError) as error:  # their words may have the URL
         return type(error).__name__, True

@@ -27,7 +27,7 @@ from ..options import Options
 from ..options.backend import PDSH
 from ..output.console import LAST_WORDS_S, Console
 from ..output.event_files import write_events
-from ..output.job_report import BegunAttempt, EndedAttempt, check_place, write_report
+from ..output.job_report import BegunAttempt, EndedAttempt, check_place, is_of_system, write_report
 from ..output.log_files import REPORT
 from ..registry.foreground import watch_foreground
 from ..registry.record import name_from
@@ -111,6 +111,7 @@ def _begin_events(options: Options, console: Console) -> None:
     if options.dry_run:
         _refuse_what_is_unknown(options)
         return
+    _refuse_one_file_for_two(options)
     name = options.detach.name or name_from(options.program, is_module=options.is_module)
     launcher = "no_ssh" if options.rendezvous.no_ssh else options.backend.launcher.name
     console.telemetry.begin(describe_job(name=name, launcher=launcher), interval_s=options.metrics.interval_s)
@@ -123,6 +124,15 @@ def _begin_events(options: Options, console: Console) -> None:
         send_spans(console.telemetry, os.environ, say=console.say, warn=console.warn)
     if options.metrics.endpoint is not None:
         _open_endpoint(options, console, *options.metrics.endpoint)
+
+
+def _refuse_one_file_for_two(options: Options) -> None:
+    """Errors: LaunchError if the report would be put in the place of the events"""
+    events, report = options.metrics.events, options.report
+    if not events or not report or is_of_system(Path(report).parent):
+        return
+    if os.path.realpath(events) == os.path.realpath(report):
+        raise LaunchError(f"--events={events} and --report={report} are one file; give two")
 
 
 def _refuse_what_is_unknown(options: Options) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 import time
 import urllib.request
@@ -165,6 +166,7 @@ def test_a_mistake_is_told_too_and_a_job_that_is_only_shown_is_not(start: Start,
         (("--webhook", "http://u:p@/SECRET"), "--webhook: this is no URL of http or https"),
         (("--webhook", "http://[::1/SECRET"), "--webhook: this is no URL of http or https"),
         (("--webhook", "http://x:y/SECRET"), "--webhook: this is no URL of http or https"),
+        (("--events", "a", "--report", "./a"), "--events=a and --report=./a are one file; give two"),
         (("--metrics_port", "99999"), "--metrics_port: '99999' is no port; give one from 1 to 65535, or 0"),
         (("--metrics_port", ":80"), "':80' is no port"),
         (("--metrics_port", "a b:80"), "'a b:80' is no port"),
@@ -281,9 +283,34 @@ def test_a_webhook_is_tried_twice_where_that_may_help(
     assert len(hook.got) == num_tries
 
 
-def test_a_webhook_that_never_answers_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"", "it ended the connection without an answer"),
+        (b"\0\xff\x1b[31m\r\n\r\n", "its answer is not HTTP"),
+    ],
+)
+def test_what_is_no_web_server_is_said_in_words(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, why: str
+) -> None:
+    monkeypatch.setattr(job_end, "WEBHOOK_PAUSE_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
 
+        def serve() -> None:
+            for _ in range(job_end.NUM_TRIES):
+                client, _ = server.accept()
+                with client, client.makefile("rb") as given:
+                    while not given.readline().endswith(b"}\n"):  # unread, it would be a reset
+                        pass
+                    client.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        said = told(EndOptions(webhook=f"http://{place}/SECRET"))
+    assert said == [f"--webhook: http://{place}: {why}"]
+
+
+def test_a_webhook_that_never_answers_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_end, "WEBHOOK_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = f"127.0.0.1:{server.getsockname()[1]}"
