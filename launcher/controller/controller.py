@@ -175,10 +175,10 @@ class Controller:
     def _connect(self) -> None:
         self._timings.begin()
         self._roster.begin(self._deliver_for)
-        self._wait("connected", lambda host: host.hello is not None)
+        self._wait("connected", lambda host: host.hello is not None, is_phase=False)
         if not self._is_failing():
-            self._timings.end("agent")
             self._timings.end("connected", max(host.link.opened_at or 0.0 for host in self._roster))
+            self._timings.end("agent")
         if self._files.is_syncing:
             self._wait("synced", self._files.is_synced, is_over=self._files.has_failed)
             self._files.end_sync()
@@ -240,10 +240,13 @@ class Controller:
         is_patient: bool = True,
         is_over: Callable[[], bool] = lambda: False,
         timeout_s: float = float("inf"),
+        is_phase: bool = True,
     ) -> None:
         """Until every host is there, or nothing more can come of it.
 
         A failure ends the wait; a patient one first hears every host's answer.
+
+        `is_phase`: its end is that of a phase of the start.
 
         Without a timeout: what limits the wait for each host is in docs/design/waits.md.
         """
@@ -264,7 +267,7 @@ class Controller:
             for host in self._take_event():
                 if is_there(host) or (is_patient and host.has_failed):
                     missing.pop(host, None)
-        if not self._is_failing():
+        if is_phase and not self._is_failing():
             self._timings.end(phase, self._heard_at)  # not now: output may have come in while we were busy
 
     def _fail_missing(self, phase: str, missing: dict[HostState, None], timeout_s: float) -> None:

@@ -138,7 +138,8 @@ class RunState:
     @property
     def total_steps(self) -> int | None:
         """As many as the program says that it will do, by `dslaunch.report(total_steps=...)`."""
-        return self._whole_of("total_steps")
+        total = self._whole_of("total_steps")
+        return total if total is not None and total > 0 else None
 
     @property
     def left_s(self) -> float | None:

@@ -11,9 +11,12 @@ from textual.screen import ModalScreen
 from textual.widgets import RichLog, Static
 
 from .bars import LETTERS
-from .spans import shown
+from .spans import cut, shown
 
 MAX_LINES = 5000
+
+_AROUND_ROWS = 8  # of a question beside its answers: frame, space, the question itself
+_WHOLE_COLUMNS = 74  # its longest answer is one line then
 
 _PHASES = {
     "forward": "forward",
@@ -111,15 +114,30 @@ class Reading(ModalScreen[None]):
 
 
 class Question(ModalScreen[str]):
-    """A question that a key answers; `answers` has what each key does. Escape is the last one."""
+    """A question that a key answers; `answers` has what each key does. Escape is the last one.
+
+    In a small terminal it has no frame, and each line is cut.
+    """
 
     def __init__(self, text: str, answers: Mapping[str, str]) -> None:
         super().__init__()
         self._text, self._answers = text, dict(answers)
 
     def compose(self) -> ComposeResult:
-        rows = "\n".join(f"  {key}   {what}" for key, what in self._answers.items())
-        yield Static(f"{self._text}\n\n{rows}", markup=False)
+        yield Static(markup=False)
+
+    def on_resize(self, event: events.Resize) -> None:
+        width, height = event.size
+        is_small = width < _WHOLE_COLUMNS or height < len(self._answers) + _AROUND_ROWS
+        self.set_class(is_small, "small")
+        rows = [f"{key}   {what}" for key, what in self._answers.items()]
+        if not is_small:
+            rows = [self._text, "", *(f"  {row}" for row in rows)]
+        elif height > len(rows):
+            rows = [cut(row, width) for row in (self._text, *rows)]
+        else:
+            rows = [cut(f"{'/'.join(self._answers)}: {self._text}", width)]
+        self.query_one(Static).update("\n".join(rows))
 
     def on_key(self, event: events.Key) -> None:
         event.stop()

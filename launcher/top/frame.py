@@ -59,7 +59,7 @@ def make_frame(
     shown_rows = rows[offset : offset + room]
     table = [head_line(kept, view.sort)] if rows else []
     table += [row_line(one, kept, glyphs) for one in shown_rows]
-    is_part = len(shown_rows) < len(rows)
+    is_part = 0 < len(shown_rows) < len(rows)
     where = f"rows {offset + 1} to {offset + len(shown_rows)} of {len(rows)}" if is_part else ""
     below = [*notes, _foot(state, view, width, where)]
     lines = [*above, *table][: max(0, height - len(below))]
@@ -96,6 +96,9 @@ def _progress(state: RunState, facts: Facts, now: float) -> Line:
     """How far the run is, or how it ended."""
     if not facts.is_live:
         return _ending(state, facts)
+    if state.exit_code is not None:
+        still = Span("; --on_end or --webhook may still run", "dim")
+        return (*_ending(state, facts), still)
     if not facts.has_events and not state.attempts:
         return line(Span("nothing is told of this job yet", "dim"))
     step, pieces = state.step, []
@@ -124,9 +127,8 @@ def _start(state: RunState, now: float) -> Line:
     if attempt is None:
         return line(Span("nothing has been started yet", "dim"))
     if attempt.running_at:
-        told = (
-            "its ranks tell no steps" if state.has_numbers or now - attempt.running_at > 20 else "no step yet"
-        )
+        has_told = any(one.at for one in (*state.ranks.values(), *state.folded.values()))
+        told = "its ranks tell no steps" if has_told or now - attempt.running_at > 20 else "no step yet"
         return line(f"all workers run for {shown_time(max(0.0, now - attempt.running_at))}; {told}")
     behind = ", ".join(f"{one.name} {shown_time(one.ended_at - attempt.began_at)}" for one in attempt.phases)
     return line(f"starts for {shown_time(max(0.0, now - attempt.began_at))}", f": {behind}" if behind else "")

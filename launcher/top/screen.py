@@ -120,6 +120,7 @@ class Top(App[Outcome]):
         width: auto; max-width: 90%; height: auto; max-height: 90%; padding: 1 2;
         border: solid ansi_cyan; background: ansi_default;
     }
+    Question.small > Static { width: 100%; max-width: 100%; max-height: 100%; padding: 0; border: none; }
     Reading { background: ansi_default; }
     Reading > .title { text-style: reverse; width: 100%; }
     Reading > RichLog { background: ansi_default; height: 1fr; scrollbar-size: 1 1; }

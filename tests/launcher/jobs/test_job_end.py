@@ -91,8 +91,8 @@ def test_a_good_end_says_nothing_with_quiet(start: Start) -> None:
     assert job.err == ""
 
 
-def test_the_timings_are_said_in_the_order_of_time(start: Start) -> None:
-    job = start("say('hello')", "--timings")
+def test_the_timings_are_said_in_the_order_of_time(start: Start, tmp_path: Path) -> None:
+    job = start("say('hello')", "--timings", "--events", "events")
     assert job.wait() == 0
     (line,) = [line for line in job.err.splitlines() if "timings" in line]
     found = re.findall(r"([a-z ]+) ([0-9.]+) s", line.partition("timings: ")[2].replace(",", ""))
@@ -105,6 +105,10 @@ def test_the_timings_are_said_in_the_order_of_time(start: Start) -> None:
         "ended",
     ]
     assert [float(seconds) for _, seconds in found] == sorted(float(seconds) for _, seconds in found)
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    phases = [event for event in events if event["event"] == "phase"]
+    assert [event["phase"] for event in phases] == ["connected", "agent", "prepared", "started", "ended"]
+    assert [event["at"] for event in phases] == sorted(event["at"] for event in phases)
 
 
 def test_the_report_is_a_file(start: Start, tmp_path: Path) -> None:

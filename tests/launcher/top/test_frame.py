@@ -170,6 +170,53 @@ def test_the_record_says_how_it_ended(facts: Facts, said: str) -> None:
     assert text_of(frame_of(RunState(), facts)).split("\n")[1] == said
 
 
+def taken(*events: dict[str, Any]) -> RunState:
+    """What is known of a job of one rank after these events, one a second."""
+    state = RunState()
+    job = {"event": "job", "name": "a", "command": ["dslaunch", "a.py"]}
+    attempt = {"event": "attempt", "attempt": 0, "workers": [["node1", 0, 0, 0]], "log_folder": ""}
+    for at, event in enumerate((job, attempt, *events), 1):
+        state.take({"at": float(at), **event})
+    return state
+
+
+RUNS = {"event": "running", "attempt": 0}
+STEP = {
+    "event": "metrics",
+    "ranks": {"0": {"step": 20, "total_steps": -1}},
+    "hosts": {"node1": {}},
+    "lines": {},
+}
+
+
+def test_a_number_of_steps_that_is_none_is_no_end() -> None:
+    """Programs have -1 for no limit, and tell it."""
+    second = text_of(frame_of(taken(RUNS, STEP))).split("\n")[1]
+    assert second == "step 20"
+
+
+def test_an_attempt_that_has_just_begun_has_no_step_yet() -> None:
+    """Though the ranks of the attempt before told steps."""
+    again = {"event": "attempt", "attempt": 1, "workers": [["node1", 0, 0, 0]], "log_folder": ""}
+    state = taken(RUNS, STEP, again, {**RUNS, "attempt": 1})
+    assert "no step yet" in text_of(frame_of(state)).split("\n")[1]
+    assert "tell no steps" in text_of(frame_of(state, later_s=30)).split("\n")[1]
+
+
+def test_a_job_whose_end_is_told_to_others_has_ended() -> None:
+    """Its process is there for as long as --on_end and --webhook run."""
+    state = taken(RUNS, {"event": "end", "exit_code": 3, "duration_s": 2.0})
+    second = text_of(frame_of(state)).split("\n")[1]
+    assert second == "ended with exit code 3; --on_end or --webhook may still run"
+
+
+def test_a_screen_without_room_for_rows_counts_none() -> None:
+    for height in range(1, 12):
+        assert "rows 1 to 0" not in text_of(
+            frame_of(state_of(MADE["ranks"]), height=height, keys=(("q", "quit"),))
+        )
+
+
 def test_a_job_that_is_gone_has_no_ranks_that_train() -> None:
     state = state_of(MADE["ranks"])
     text = text_of(frame_of(state, Facts(name="a", state="lost", is_live=False, why="killed")))

@@ -149,6 +149,24 @@ def test_stopping_asks_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert stopped == [False, True]
 
 
+@pytest.mark.parametrize("size", [(80, 24), (40, 10), (20, 5), (80, 6), (10, 2)])
+def test_a_question_can_be_read_in_a_small_terminal(folder: Path, size: tuple[int, int]) -> None:
+    seen: list[str] = []
+
+    async def ask(app: Top, pilot: Pilot[Outcome]) -> None:
+        await pilot.press("x")
+        await pilot.pause()
+        strips = app.screen._compositor.render_strips()
+        seen.append("\n".join(strip.text for strip in strips))
+        await pilot.press("n")
+
+    drive(folder, ask, size=size)
+    assert "Stop" in seen[0] or size[1] < 4
+    words = [line.strip(" \u2502").partition(" ") for line in seen[0].splitlines()]
+    keys = [key for key, _, rest in words if key in ("y", "k", "n") and rest.strip()]
+    assert keys == ["y", "k", "n"] or "y/k/n" in seen[0]
+
+
 @pytest.mark.parametrize(("key", "word"), [("d", "quit"), ("a", "console")])
 def test_a_watched_job_is_left_as_one_says(folder: Path, key: str, word: str) -> None:
     async def keys(app: Top, pilot: Pilot[Outcome]) -> None:
