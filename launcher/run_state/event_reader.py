@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,10 +110,15 @@ def event_of(line: bytes) -> dict[str, Any] | None:
 
 
 def _opened(path: Path) -> int | None:
+    """None if there is no regular file: of another one there may be no end."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
 
 
 def _is_same(first: int, second: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from dslaunch.launcher.output.event_files import EventRing
@@ -72,3 +73,13 @@ def test_a_job_whose_folder_is_removed_is_read_to_its_end(tmp_path: Path) -> Non
     path.unlink()
     assert read(reader) == [2]
     reader.close()
+
+
+def test_what_is_no_file_has_no_events(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "endless", "pipe"):
+        reader = EventReader(tmp_path / name)
+        assert list(reader.events()) == []
+        reader.close()
