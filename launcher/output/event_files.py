@@ -64,8 +64,10 @@ def _open_of_others(path: Path) -> int:
     number = _number_of_descriptor(path)
     if number is not None:  # opened anew, a file would have another place where writing goes on
         return os.dup(number)
+    is_of_others = not is_of_system(path.parent)  # whose links lead where the user means
+    flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        fd = os.open(path, flags | (os.O_NOFOLLOW if is_of_others else 0))
     except OSError as error:
         if error.errno == errno.ENXIO and path.is_fifo():
             raise OSError(error.errno, "no process reads this pipe; start the one that does first") from None

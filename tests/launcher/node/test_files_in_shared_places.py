@@ -125,12 +125,11 @@ def test_every_file_that_is_made_or_removed_is_known() -> None:
 
 
 FOLLOWS_LINKS = {
-    "event_files.py: os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)":
-        "/dev and /proc only",
     "collecting.py: os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)":
         "what a person names with --collect, read only",
     "event_reader.py: os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)":
         "events that a person names, read only; in the folder of a job's record no other user writes",
+    "merge.py: os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)": "a trace that a person names, read only",
     "sync_folder.py: os.open(root, _FOLDER_FLAGS)": "the folder that a person names, and may be a link",
 }  # fmt: skip
 
