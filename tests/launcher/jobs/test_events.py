@@ -30,7 +30,7 @@ def tell(**numbers):
 
 # Nobody can make a folder in /tmp and /var/tmp, and the job is elsewhere.
 NO_TMP = """exec unshare --mount sh -c 'mount --bind . /mnt
-for one in /tmp /var/tmp; do mount -t tmpfs -o ro none $one; done
+for one in /tmp /var/tmp; do mount --bind $one $one && mount -o remount,ro,bind $one; done
 cd /mnt; exec "$@"' sh "$@"
 """
 
