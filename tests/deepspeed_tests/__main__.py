@@ -165,8 +165,11 @@ def read_report(report: Path, differences: Mapping[str, str]) -> Result:
 
 
 def environment(copy: Path) -> dict[str, str]:
-    """What DeepSpeed's tests need to run on CPUs: LOCAL_SIZE is how many devices the accelerator counts."""
-    return os.environ | {
+    """What DeepSpeed's tests need to run on CPUs: LOCAL_SIZE is how many devices the accelerator counts.
+    Options for the tests of dslaunch are none of theirs.
+    """
+    ours = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    return ours | {
         "PYTHONPATH": os.pathsep.join([drop_in.FOLDER, str(copy), str(HERE)]),
         "PATH": os.pathsep.join([drop_in.BIN, str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         drop_in.PYTHON_VARIABLE: sys.executable,
