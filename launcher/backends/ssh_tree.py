@@ -168,7 +168,7 @@ class _Gateway:
         self._close_if_done()
 
     def why_relay_ended(self) -> str:
-        """Empty where it goes on, and where it had nobody behind it, so that nothing ended with it."""
+        """Empty while the relay goes on, and where no host was reached through it."""
         return self._relay.why_ended if self._relay is not None and self.num_through else ""
 
     def _close_if_done(self) -> None:

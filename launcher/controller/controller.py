@@ -244,11 +244,8 @@ class Controller:
     ) -> None:
         """Until every host is there, or nothing more can come of it.
 
-        A failure ends the wait; a patient one first hears every host's answer.
-
-        `is_phase`: its end is that of a phase of the start.
-
-        Without a timeout: what limits the wait for each host is in docs/design/waits.md.
+        A failure ends the wait; a patient one first hears every host's answer. `is_phase`: its end is that of
+        a phase of the start. Without a timeout: docs/design/waits.md has what limits the wait for each host.
         """
         began = time.monotonic()
         missing = {  # a set that keeps its order

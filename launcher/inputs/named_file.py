@@ -24,8 +24,8 @@ _REFUSED = {
 }
 
 
-def read_named(path: Path) -> bytes:
-    """All that is in the file. See [Note: What is waited for].
+def open_named(path: Path) -> int:
+    """A descriptor that reads the file. See [Note: What is waited for].
 
     Errors: OSError whose `strerror` is a clause that follows the path
     """
@@ -41,7 +41,15 @@ def read_named(path: Path) -> bytes:
         os.close(fd)
         raise OSError(errno.EINVAL, _REFUSED.get(kind, "it is no regular file"), str(path))
     os.set_blocking(fd, True)
-    with open(fd, "rb") as file:
+    return fd
+
+
+def read_named(path: Path) -> bytes:
+    """All that is in the file.
+
+    Errors: as open_named()
+    """
+    with open(open_named(path), "rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise OSError(errno.EFBIG, f"it has more than {MAX_BYTES >> 20} MiB", str(path))

@@ -64,7 +64,7 @@ def _open_of_others(path: Path) -> int:
     number = _number_of_descriptor(path)
     if number is not None:  # opened anew, a file would have another place where writing goes on
         return os.dup(number)
-    is_of_others = not is_of_system(path.parent)  # whose links lead where the user means
+    is_of_others = not is_of_system(path.parent)  # the system's links lead where the user means
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     try:
         fd = os.open(path, flags | (os.O_NOFOLLOW if is_of_others else 0))
@@ -99,7 +99,10 @@ class EventFile:
         on_problem: Callable[[str], None],
         is_own: bool = True,
     ) -> None:
-        """`open_file` opens it for appending. `is_own`: nobody else writes there. Errors: OSError"""
+        """`open_file` opens it for appending. Where nobody else writes, `is_own`, half lines are cut off.
+
+        Errors: OSError
+        """
         self._path, self._on_problem, self._is_own = path, on_problem, is_own
         self._fd = open_file()
         self._size = os.fstat(self._fd).st_size

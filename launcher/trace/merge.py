@@ -10,17 +10,17 @@ Source: the "Trace Event Format" document of the Chromium project
 from __future__ import annotations
 
 import contextlib
-import errno
 import gzip
 import json
 import os
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
+from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from ..errors import LaunchError
+from ..inputs.named_file import open_named
 from ..node.plain_file import open_plain
 from .rank_trace import MARK, RANGE, RankTrace, Slice
 
@@ -88,7 +88,7 @@ def read_head(path: str) -> dict[str, Any]:
     Errors: LaunchError if it is no such file
     """
     try:
-        with open(path, "rb", opener=_open_regular) as raw:
+        with open(open_named(Path(path)), "rb") as raw:
             is_packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             with gzip.GzipFile(fileobj=raw) if is_packed else raw as file:
@@ -106,17 +106,6 @@ def read_head(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise not_ours(path) from None
     return found
-
-
-def _open_regular(path: str, flags: int) -> int:
-    """Errors: OSError, also for a pipe, which may be waited for without end"""
-    fd = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
-    if not stat.S_ISREG(mode := os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(
-            errno.EINVAL, os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "it is no regular file"
-        )
-    return fd
 
 
 def not_ours(path: str) -> LaunchError:

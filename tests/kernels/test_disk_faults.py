@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.kernels.disk import DiskEngine, DiskFile
+from tests.small_disk import small_disk_at
 
 TIME_LIMIT_S = 60
 SMALL_BYTES = 1 << 20
@@ -134,15 +135,8 @@ def test_a_failing_disk_is_said_with_the_file_and_the_byte(tmp_path: Path, shim:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with one MiB of space, and without direct I/O."""
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SMALL_BYTES}", "none", tmp_path],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode != 0:
-        pytest.skip("mounting a tmpfs is not allowed here")
-    yield tmp_path
-    subprocess.run(["umount", "--lazy", tmp_path], check=True)
+    with small_disk_at(tmp_path, f"size={SMALL_BYTES}") as folder:
+        yield folder
 
 
 @pytest.fixture

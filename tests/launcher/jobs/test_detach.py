@@ -29,6 +29,7 @@ from tests.launcher.detached_job import (
     wait_for_state,
 )
 from tests.launcher.local_job import WORKER, Job, Start, poll
+from tests.small_disk import small_disk_at
 
 pytestmark = pytest.mark.slow
 
@@ -623,13 +624,8 @@ def test_no_pipe_is_held_open_by_a_detached_job(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
-    if os.getuid() != 0:
-        pytest.skip("a file system can be mounted by root only")
-    path = tmp_path / "state"
-    path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "none", path], check=True)
-    yield path
-    subprocess.run(["umount", "--lazy", path], check=True)
+    with small_disk_at(tmp_path / "state", "size=256k,mode=700") as folder:
+        yield folder
 
 
 def test_a_full_disk_costs_output_and_not_the_job(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 from tests.launcher.detached_job import tell
 from tests.launcher.local_job import Job, Start, assert_short
 from tests.launcher.trace.test_merge import Event, load
+from tests.small_disk import small_disk_at
 
 pytestmark = pytest.mark.slow
 
@@ -281,13 +281,9 @@ def test_an_interrupt_while_a_trace_is_put_together_gives_up_the_trace_alone(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid():
-        pytest.skip("only root may mount a file system")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "none", folder], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
+    """A file system of 160 KiB."""
+    with small_disk_at(tmp_path / "small", "size=160k") as folder:
+        yield folder
 
 
 def test_a_trace_that_does_not_fit_here_is_not_blamed_on_the_program(start: Start, small_disk: Path) -> None:

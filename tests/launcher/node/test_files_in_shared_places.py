@@ -129,7 +129,6 @@ FOLLOWS_LINKS = {
         "what a person names with --collect, read only",
     "event_reader.py: os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)":
         "events that a person names, read only; in the folder of a job's record no other user writes",
-    "merge.py: os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)": "a trace that a person names, read only",
     "sync_folder.py: os.open(root, _FOLDER_FLAGS)": "the folder that a person names, and may be a link",
 }  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from dslaunch.launcher.registry import record
 from dslaunch.launcher.registry.record import State, name_from, read_record, write_record
 from tests.launcher.registry.records import make_record
+from tests.small_disk import small_disk_at
 
 
 def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -107,12 +107,8 @@ def test_a_half_written_new_record_is_passed_over(tmp_path: Path) -> None:
     assert after.exit_code == 9
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="a file system can be mounted by root only")
 def test_on_a_full_disk_the_reserve_is_given_up_for_the_last_words(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=True)
-    try:
+    with small_disk_at(tmp_path / "disk", "size=64k") as disk:
         folder = make_record(disk)
         with pytest.raises(OSError, match="No space"):
             (disk / "filler").write_bytes(b"x" * (1 << 20))
@@ -122,5 +118,3 @@ def test_on_a_full_disk_the_reserve_is_given_up_for_the_last_words(tmp_path: Pat
         after = read_record(folder)
         assert after is not None
         assert after.exit_code == 7
-    finally:
-        subprocess.run(["umount", disk], check=True)

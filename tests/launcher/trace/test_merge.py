@@ -164,7 +164,7 @@ def test_a_rank_that_wrote_nothing_is_told_what_a_trace_needs(tmp_path: Path) ->
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
-    with pytest.raises(LaunchError, match="it is no regular file; give a file that dslaunch --trace has"):
+    with pytest.raises(LaunchError, match="it is a named pipe, which may be waited for without end; give"):
         read_head(str(tmp_path / "pipe.json"))
 
 

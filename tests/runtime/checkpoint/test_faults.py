@@ -28,6 +28,7 @@ from dslaunch.runtime.checkpoint.storage.store import MANIFEST
 from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from tests.runtime.models import assert_same_bits, make_config, make_model, train_engine
 from tests.runtime.ranks import Ranks, process_group
+from tests.small_disk import small_disk_at
 
 TMPFS_BYTES = 3 << 20
 SHARE = 1 << 20  # more than what a rank writes of Wide
@@ -187,15 +188,8 @@ def _faulty_saves(rank: int, folder: str) -> tuple[list[str], dict[str, Tensor],
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of TMPFS_BYTES."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a file system")
-    command = ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_BYTES}", "tmpfs", str(disk)]
-    if subprocess.run(command, check=False, capture_output=True).returncode != 0:
-        pytest.skip("this container cannot mount a file system")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    with small_disk_at(tmp_path / "disk", f"size={TMPFS_BYTES}") as folder:
+        yield folder
 
 
 @pytest.mark.slow

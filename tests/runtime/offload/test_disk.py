@@ -24,6 +24,7 @@ from dslaunch.kernels import ADAM
 from dslaunch.runtime.errors import OffloadError
 from tests.runtime.models import assert_same_bits, make_config
 from tests.runtime.offload.residences import Where, make_engine
+from tests.small_disk import small_disk_at
 
 ON_DISK = Where("nvme", "nvme", is_apart=False)
 TIMEOUT_S = 100
@@ -138,15 +139,8 @@ def test_a_folder_that_is_none_is_an_error_of_one_line(tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("no right to mount")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with small_disk_at(tmp_path / "small", "size=256k") as folder:
+        yield folder
 
 
 @pytest.mark.filterwarnings("ignore:.*direct")
