@@ -12,10 +12,10 @@ from ..wording import shown_time
 from . import figures
 from .chart import Chart, said, shown, time_unit
 from .curve_figures import Quantity, overlay_chart
-from .draw_run import TRAINING
+from .draw_run import FROM_ZERO, TRAINING
 from .run import Run
 from .series import Point
-from .tell_run import differences, mean_rate, state_of
+from .tell_run import differences, mean_rate, shown_steps, state_of
 
 MAX_STEPS = 40  # rows of the table of equal steps
 MAX_KEYS = 500
@@ -39,7 +39,7 @@ class Comparison:
             ("hosts", [str(len(run.last_attempt.hosts)) if run.last_attempt else "" for run in self._runs]),
             ("ranks", [str(run.num_ranks or "") for run in self._runs]),
             ("attempts", [str(len(run.attempts)) for run in self._runs]),
-            ("steps", [shown(run.step) for run in self._runs]),
+            ("steps", [shown_steps(run) for run in self._runs]),
             ("steps a second, mean", [shown(mean_rate(run), 4) for run in self._runs]),
             ("seconds a step, mean", [_step_s(run) for run in self._runs]),
             ("last loss", [_last(run, "loss") for run in self._runs]),
@@ -70,7 +70,9 @@ class Comparison:
         for name in self._common("by_step"):
             title, unit = TRAINING.get(name, (name, ""))
             curves = [(who, run.by_step[name]) for who, run in self._named()]
-            quantity = Quantity(key=f"step-{name}", title=title, unit=unit)
+            if name == "skipped" and not any(one.high for _, curve in curves for one in curve.points()):
+                continue
+            quantity = Quantity(key=f"step-{name}", title=title, unit=unit, from_zero=name in FROM_ZERO)
             found.append(overlay_chart(curves, quantity, axis=axis))
         return found
 
@@ -148,9 +150,10 @@ def _least(run: Run) -> str:
 
 
 def _step_s(run: Run) -> str:
-    curve = run.curves.get("step_s")
-    points = curve.points() if curve else []
-    return shown(sum(one.mean for one in points) / len(points), 4) if points else ""
+    """Mean of all steps: a slow one counts as one, however few were told with it."""
+    steps = sum(one.steps for one in run.totals.values())
+    seconds = sum(one.seconds.get("step_s", 0.0) for one in run.totals.values())
+    return shown(seconds / steps, 4) if steps else ""
 
 
 def _memory(run: Run) -> str:

@@ -70,8 +70,8 @@ def curve_chart(curve: Curve, quantity: Quantity, *, axis: Axis, steps: Curve | 
         main = _draw_each(made, data, tips, points=points, quantity=quantity, keys=list(curve.keys))
     else:
         main = _draw_band(made, data, tips, points=points, quantity=quantity)
-    if len(real) < _FEW_POINTS:
-        made.scatter(data["x"], data["mean"], color=BLUE, size=6)
+    _show_few(made, data["x"], data["mean"], color=BLUE)
+    _show_flat(made, [quantity.of(one.mean) for one in real])
     add_hover(made, tips, renderers=[main], mode="vline")
     _mark_gaps(made, curve, axis)
     words = ("least", "mean", "greatest")
@@ -142,6 +142,7 @@ def overlay_chart(curves: Sequence[tuple[str, Curve]], quantity: Quantity, *, ax
     if quantity.from_zero:
         made.y_range.start = 0
     rows: list[tuple[float, str, float]] = []
+    everything: list[float] = []
     for place, (name, curve) in enumerate(curves):
         points = curve.points()
         at = [axis.place(one.at) for one in points]
@@ -157,8 +158,11 @@ def overlay_chart(curves: Sequence[tuple[str, Curve]], quantity: Quantity, *, ax
         )
         tips = [(plain(name), "@mean{%.5g}"), (axis.label, "@x{%.6g}")]
         add_hover(made, tips, renderers=[line], mode="vline")
+        _show_few(made, numbers(at), numbers(means), color=COLORS[place])
+        everything += means
         rows.extend(zip(at, [name] * len(at), means, strict=True))
         _mark_gaps(made, curve, axis)
+    _show_flat(made, everything)
     place_legend(made)
     last = "; ".join(f"{name} {_last(quantity, curve.points(), curve)}" for name, curve in curves if curve)
     unit = f" {quantity.unit}" if quantity.unit else ""
@@ -171,6 +175,18 @@ def overlay_chart(curves: Sequence[tuple[str, Curve]], quantity: Quantity, *, ax
         head=(axis.label, "run", f"{quantity.title}{unit}"),
         rows=some_of([(shown(at, 6), name, shown(value, 5)) for at, name, value in sorted(rows)], 60),
     )
+
+
+def _show_few(made: Any, x: Any, y: Any, *, color: str) -> None:
+    """Points, where there are too few of them for a line."""
+    if len(x) - np.isnan(y).sum() < _FEW_POINTS:
+        made.scatter(x, y, color=color, size=6)
+
+
+def _show_flat(made: Any, values: Sequence[float]) -> None:
+    """An axis on which a number that never changes can be read, be it small: the library's is 2 high then."""
+    if values and values[0] and np.ptp(numbers(values)) == 0:
+        made.y_range.default_span = 2 * abs(values[0])
 
 
 def _mark_gaps(made: Any, curve: Curve, axis: Axis) -> None:

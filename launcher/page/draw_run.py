@@ -76,7 +76,7 @@ _STRETCHES = {
     "warning": figures.BROWN,
     "error": figures.RED,
 }
-_FROM_ZERO = frozenset(("rate", "tokens", "samples", "lines", "step_s", "own_s", "skipped"))
+FROM_ZERO = frozenset(("rate", "tokens", "samples", "lines", "step_s", "own_s", "skipped"))
 
 
 class RunCharts:
@@ -97,7 +97,7 @@ class RunCharts:
             unit=unit,
             scale=scale,
             whose=whose,
-            from_zero=name in _FROM_ZERO,
+            from_zero=name in FROM_ZERO,
         )
         steps = self._run.curves.get("step")
         return curve_chart(self._run.curves[name], quantity, axis=self._axis, steps=steps)

@@ -13,7 +13,7 @@ from .series import Curve, Shares, Spread, single
 PHASES = ("forward_s", "backward_s", "optimizer_s", "comm_s", "data_s", "paused_s")
 MEMORY_KINDS = ("mem_parameters", "mem_gradients", "mem_optimizer", "mem_activations", "mem_other")
 KNOWN = ("loss", "lr", "grad_norm", "loss_scale", "skipped", "mem_used", "mem_peak")
-_NO_CURVES = frozenset(("step", "samples", "tokens", "steps", "mem_total", *MEMORY_KINDS))
+_NO_CURVES = frozenset(("step", "total_steps", "samples", "tokens", "steps", "mem_total", *MEMORY_KINDS))
 HOST_CURVES = ("cpu", "load1", "mem_used", "net_in", "net_out", "net_wait", "disk_read", "disk_write")
 GPU_CURVES = {"gpu_util": "util", "gpu_mem": "mem_used", "gpu_power": "power_w", "gpu_temp": "temp_c"}
 MAX_CUSTOM = 12
@@ -94,6 +94,7 @@ class Run:
     totals: dict[str, Totals] = field(default_factory=dict)
     hosts: dict[str, HostFacts] = field(default_factory=dict)
     step: float = math.nan
+    total_steps: float = math.nan  # as the program says
     num_lines: int = 0
     problems: list[str] = field(default_factory=list)  # what is missing, in sentences
     sources: list[str] = field(default_factory=list)
@@ -251,6 +252,9 @@ class Numbers:
                 passed_s = at - before[0]
                 value = (now - before[1]) / passed_s
                 self._curve(rate).add(at, attempt, [Spread("", value, value, value, "", "", passed_s)])
+        total = [one.high for one in spreads.get("total_steps", ()) if math.isfinite(one.high)]
+        if total:
+            self._run.total_steps = max(total)
         told = [one.high for one in spreads.get("step", ()) if math.isfinite(one.high)]
         return max(told) if told else math.nan
 

@@ -50,7 +50,7 @@ def facts(run: Run) -> str:
         ("hosts", str(len(last.hosts)) if last else ""),
         ("ranks", str(run.num_ranks or "")),
         ("attempts", str(len(run.attempts) or "")),
-        ("steps", shown(run.step)),
+        ("steps", shown_steps(run)),
         ("rate", _rate(run)),
         ("last loss", said(run.curves["loss"].last) if run.curves.get("loss") else ""),
     ]
@@ -60,6 +60,12 @@ def facts(run: Run) -> str:
         if value
     )
     return element("dl", cells, class_="facts")
+
+
+def shown_steps(run: Run) -> str:
+    """Those that were done, of as many as the program says."""
+    done, total = shown(run.step), shown(run.total_steps)
+    return f"{done} of {total}" if done and total else done
 
 
 def mean_rate(run: Run) -> float:

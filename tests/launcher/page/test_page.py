@@ -195,6 +195,23 @@ def write_losses(folder: Path, losses: list[float | str]) -> Path:
     return folder
 
 
+def test_a_slow_step_counts_as_one_and_the_steps_to_come_are_told(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        folder = write_losses(tmp_path / name, [])
+        rows = [{"step": 99, "steps": 99, "step_s": 9.9}, {"step": 100, "steps": 1, "step_s": 10.1}]
+        events = [
+            {"at": 101.0 + at, "event": "metrics", "ranks": {"0": row | {"total_steps": 500}}}
+            for at, row in enumerate(rows)
+        ]
+        path = folder / "events.jsonl"
+        path.write_bytes(path.read_bytes() + as_lines(events))
+    text = re.sub(r"\s+", " ", Read(comparison_page(run_of(tmp_path / "a"), run_of(tmp_path / "b"))).text)
+    assert "seconds a step, mean0.20.2" in text
+    assert "steps100 of 500100 of 500" in text
+    alone = Read(page_of(run_of(tmp_path / "a")))
+    assert "curve-total_steps" not in {one.get("data-key") for one in alone.of("div")}
+
+
 @pytest.mark.parametrize(
     ("losses", "last"),
     [

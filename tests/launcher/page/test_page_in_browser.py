@@ -13,7 +13,7 @@ from dslaunch.launcher.page.page import comparison_page, page_of
 from dslaunch.launcher.page.read_run import find_source, read_run
 from dslaunch.launcher.page.run import Run
 from tests.docs.browser import Browser, find_browser
-from tests.launcher.page.made_events import MadeRun, write_run
+from tests.launcher.page.made_events import Event, MadeRun, as_lines, write_run
 from tests.launcher.page.test_page import write_hostile
 
 PROGRAM = find_browser()
@@ -92,6 +92,31 @@ def test_a_page_draws_its_charts_in_both_themes_and_asks_no_network(browser: Bro
     assert browser.ask("document.documentElement.scrollWidth <= innerWidth")
     assert_quiet(browser)
     browser.ask("try { localStorage.clear() } catch (error) {}")
+
+
+def test_a_small_number_that_never_changes_can_be_read_from_its_axis(
+    browser: Browser, tmp_path: Path
+) -> None:
+    prefer(browser, "light")
+    row = {"step": 1, "steps": 1, "step_s": 1.0, "lr": 1e-3, "loss": 1.0}
+    events: list[Event] = [
+        {"at": 100.0, "event": "job", "name": "flat", "command": ["dslaunch", "train.py"]},
+        {"at": 100.0, "event": "attempt", "attempt": 0, "workers": [["node1", 0, 0, 0]], "log_folder": ""},
+        *(
+            {"at": 101.0 + step, "event": "metrics", "ranks": {"0": {**row, "step": step}}}
+            for step in range(1, 5)
+        ),
+    ]
+    (tmp_path / "events.jsonl").write_bytes(as_lines(events))
+    run = run_of(tmp_path)
+    for page, key in ((page_of(run), "curve-lr"), (comparison_page(run, run_of(tmp_path)), "step-lr")):
+        show(browser, tmp_path, page)
+        place = f"[...document.querySelectorAll('.chart')].findIndex(one => one.dataset.key == '{key}')"
+        low, high = browser.ask(
+            f"(range => [range.start, range.end])(Bokeh.documents[0].roots()[{place}].y_range)"
+        )
+        assert -0.003 < low < 1e-3 < high < 0.003, (key, low, high)
+    assert_quiet(browser)
 
 
 def test_hostile_words_do_nothing(browser: Browser, tmp_path: Path) -> None:
