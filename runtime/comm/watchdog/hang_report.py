@@ -158,9 +158,8 @@ def _cause(stuck: _Stuck, positions: Mapping[int, Position], leaders: Sequence[i
         for wait in positions[rank].waits
         if wait.label == label and wait.s < stuck.s / 10
     }
-    if just_came and not (
-        is_send or is_receive
-    ):  # after it was asked, as out of code that kept Python's lock
+    # Those came after they were asked, as out of code that kept Python's lock.
+    if just_came and not (is_send or is_receive):
         others = [rank for rank in stuck.came if rank not in just_came]
         return (
             f"{names.of(*just_came)} came to {what} only {max(just_came.values()):.0f} s ago, for which "
