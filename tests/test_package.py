@@ -216,6 +216,7 @@ def pure(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_where_nothing_can_be_compiled_the_wheel_is_for_every_python_and_has_all_but_the_compiled_module(

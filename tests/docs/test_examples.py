@@ -209,11 +209,9 @@ def test_train_digits_learns_the_digits(one_process: tuple[list[float], float]) 
     assert accuracy > 0.95
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stage", "preload", "num_epochs"),
-    few([(0, DIGITS_IMPORTS, 8), (1, DIGITS_IMPORTS, 2)], lambda stage, preload, num_epochs: stage == 1),
-)
+@pytest.mark.parametrize(("stage", "preload", "num_epochs"), [(0, DIGITS_IMPORTS, 8), (1, DIGITS_IMPORTS, 2)])
 def test_two_ranks_train_digits_as_one_process_does_step_by_step(
     one_process: tuple[list[float], float], tmp_path: Path, stage: int, preload: str, num_epochs: int
 ) -> None:

@@ -100,6 +100,7 @@ def test_the_cifar_tutorial_trains_the_same_at_other_stages_and_in_bfloat16(word
 MOE = ("--moe", "--ep-world-size=2", "--num-experts", "4", "2", "--top-k=1", "--mlp-type=residual")
 
 
+@pytest.mark.exhaustive
 def test_the_cifar_tutorial_trains_experts_over_ranks_at_stage_2_as_at_stage_0() -> None:
     at_0, at_2 = results("cifar.py", *MOE, "--stage=0"), results("cifar.py", *MOE, "--stage=2")
     assert_same(at_2, at_0, SAME)
@@ -171,6 +172,7 @@ def test_hellodeepspeed_goes_on_from_its_checkpoint_as_if_it_had_not_ended(
 # ---- stages
 
 
+@pytest.mark.exhaustive
 def test_the_pipeline_program_trains_the_same_cut_or_whole_at_every_stage(tmp_path: Path) -> None:
     def trained(num_stages: int, stage: int) -> dict[int, list[float]]:
         config = tmp_path / f"{stage}.json"

@@ -510,7 +510,7 @@ failures = st.builds(Failed, *[st.integers(-5, 300)] * 6, st.text(max_size=9), s
     scripts=st.lists(st.lists(frames | joins | failures, max_size=6), min_size=1, max_size=4),
     are_closed=st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_frames_in_any_order_end_in_a_verdict(
     tmp_path: Path, scripts: list[list[News]], are_closed: bool
 ) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.drop_in.jobs import asked_for
+from tests.exhaustive import few
 from tests.lab import Lab
 from tests.launcher.command import Command
 
@@ -115,13 +117,13 @@ def test_digits_on_two_hosts_at_stages_0_and_2_equal_one_process(lab: Lab, folde
 
 
 @pytest.fixture(scope="module")
-def exchanged(lab: Lab) -> Path:
-    """The folder with what three hosts with one rank each counted at every stage."""
+def exchanged(lab: Lab, request: pytest.FixtureRequest) -> Path:
+    """The folder with what three hosts with one rank each counted at the stages that are asked for."""
     folder = lab.shared / "exchange"
     folder.mkdir()
     (folder / "exchange.py").write_text(EXCHANGE)
     (folder / "hosts").write_text("".join(f"{node.name} slots=1\n" for node in lab.nodes[:3]))
-    words = ("--no_local_rank", "exchange.py", "0", "1", "2", "3")
+    words = ("--no_local_rank", "exchange.py", *map(str, asked_for(request, "stage")))
     command = Command(lab.head, folder, "-H", "hosts", *words)
     assert command.wait(180) == 0, command.err
     return folder
@@ -132,7 +134,10 @@ def exchanged(lab: Lab) -> Path:
 # model, that the backward begins with.
 @pytest.mark.parametrize(
     ("stage", "times"),
-    [(0, {1: 2.0, 2: 2.0}), (1, {1: 2.0, 2: 2.0}), (2, {1: 2.0, 2: 3.0}), (3, {1: 2.5, 2: 5.0})],
+    few(
+        [(0, {1: 2.0, 2: 2.0}), (1, {1: 2.0, 2: 2.0}), (2, {1: 2.0, 2: 3.0}), (3, {1: 2.5, 2: 5.0})],
+        lambda stage, times: stage > 1,
+    ),
 )
 def test_bytes_on_the_wire_are_those_of_the_formula(
     exchanged: Path, stage: int, times: dict[int, float]
