@@ -70,7 +70,7 @@ def _folder(lab: Lab, name: str, hosts: str) -> Path:
 @pytest.mark.exhaustive
 def test_a_cut_link_costs_the_steps_since_the_last_checkpoint_and_no_more(lab: Lab) -> None:
     folder = _folder(lab, "elastic", "node1 slots=1\nnode2 slots=1\nnode3 slots=1\n")
-    words = ("--max_restarts=2", "--min_nodes=2", "--heartbeat=2", "--kill_grace=2", "--min_uptime=0")
+    words = ("--max_restarts=2", "--min_nodes=2", "--heartbeat=8", "--kill_grace=2", "--min_uptime=0")
     command = Command(lab.head, folder, "-H", "hosts", *words, "train.py")
     command.wait_for('"world": 3', times=3)
     poll(lambda: len(list(folder.glob("here-*"))) == 3, "all ranks in the middle", command)
