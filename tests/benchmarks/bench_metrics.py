@@ -46,7 +46,12 @@ class Size(NamedTuple):
     unit: int | None = None  # elements; None: as many as by default
 
 
-SIZES = (Size("cut", 12, 64, 64, 64), Size("middle", 16, 512, 256), Size("large", 16, 1024, 256))
+SIZES = (
+    Size("cut", 12, 64, 64, 64),
+    Size("middle", 16, 512, 256),
+    Size("large", 16, 1024, 256),
+    Size("long", 16, 1024, 768),
+)
 
 
 class Took(NamedTuple):
@@ -153,8 +158,9 @@ def measure(rank: int, size: Size, stage: int, num_steps: int, file: str, pipe: 
             steps.append(step(is_on))
     if rank == 0:
         step_s = statistics.median(one.step_s for one in untold)
-        plain_s = _inside_s(one for one in told if not one.has_line)
-        line_s = _inside_s(one for one in told if one.has_line) - plain_s
+        with_line = [one for one in told if one.has_line]
+        plain = [one for one in told if not one.has_line] or with_line  # each step of a second has one
+        plain_s, line_s = _inside_s(plain), _inside_s(with_line) - _inside_s(plain)
         plain_s -= _inside_s(untold)
         share = plain_s / step_s + line_s / max(INTERVAL_S, step_s)
         print(
