@@ -99,7 +99,8 @@ class EventFile:
         on_problem: Callable[[str], None],
         is_own: bool = True,
     ) -> None:
-        """`open_file` opens it for appending. Where nobody else writes, `is_own`, half lines are cut off.
+        """`open_file` opens it for appending. `is_own`: half a line can be cut off, for nobody else
+        writes there.
 
         Errors: OSError
         """

@@ -95,6 +95,8 @@ class Run:
     hosts: dict[str, HostFacts] = field(default_factory=dict)
     step: float = math.nan
     total_steps: float = math.nan  # as the program says
+    stepped: float = 0.0  # steps between the first time that one was told and the last, and how long that was
+    stepped_s: float = 0.0
     num_lines: int = 0
     problems: list[str] = field(default_factory=list)  # what is missing, in sentences
     sources: list[str] = field(default_factory=list)
@@ -252,6 +254,9 @@ class Numbers:
                 passed_s = at - before[0]
                 value = (now - before[1]) / passed_s
                 self._curve(rate).add(at, attempt, [Spread("", value, value, value, "", "", passed_s)])
+                if name == "step":
+                    self._run.stepped += now - before[1]
+                    self._run.stepped_s += passed_s
         total = [one.high for one in spreads.get("total_steps", ()) if math.isfinite(one.high)]
         if total:
             self._run.total_steps = max(total)

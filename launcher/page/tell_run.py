@@ -70,9 +70,7 @@ def shown_steps(run: Run) -> str:
 
 def mean_rate(run: Run) -> float:
     """Steps a second while there were steps, NaN if there were none."""
-    curve = run.curves.get("rate")
-    points = curve.points() if curve else []
-    return sum(one.mean for one in points) / len(points) if points else math.nan
+    return run.stepped / run.stepped_s if run.stepped_s else math.nan
 
 
 def _rate(run: Run) -> str:

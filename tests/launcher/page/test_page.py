@@ -198,16 +198,25 @@ def write_losses(folder: Path, losses: list[float | str]) -> Path:
 def test_a_slow_step_counts_as_one_and_the_steps_to_come_are_told(tmp_path: Path) -> None:
     for name in ("a", "b"):
         folder = write_losses(tmp_path / name, [])
-        rows = [{"step": 99, "steps": 99, "step_s": 9.9}, {"step": 100, "steps": 1, "step_s": 10.1}]
+        rows: list[Event] = [
+            {"step": 99, "steps": 99, "step_s": 9.9, "skipped": 0},
+            {"step": 100, "steps": 1, "step_s": 10.1, "skipped": 0},
+            {"step": 150, "steps": 50, "step_s": 1.0, "skipped": 0},
+        ]
         events = [
-            {"at": 101.0 + at, "event": "metrics", "ranks": {"0": row | {"total_steps": 500}}}
-            for at, row in enumerate(rows)
+            {"at": at, "event": "metrics", "ranks": {"0": row | {"total_steps": 500}}}
+            for at, row in zip((110.0, 120.0, 121.0), rows, strict=True)
         ]
         path = folder / "events.jsonl"
         path.write_bytes(path.read_bytes() + as_lines(events))
-    text = re.sub(r"\s+", " ", Read(comparison_page(run_of(tmp_path / "a"), run_of(tmp_path / "b"))).text)
-    assert "seconds a step, mean0.20.2" in text
-    assert "steps100 of 500100 of 500" in text
+    page = comparison_page(run_of(tmp_path / "a"), run_of(tmp_path / "b"))
+    both = Read(page)
+    text = re.sub(r"\s+", " ", both.text)
+    assert "seconds a step, mean0.140.14" in text  # 21 s for 150
+    assert "steps a second, mean4.6364.636" in text  # 51 in 11 s
+    assert "steps150 of 500150 of 500" in text
+    assert "step-skipped" not in {one.get("data-key") for one in both.of("div")}
+    assert '"name":"Scatter"' in page[page.index("docs_json") :]  # two points of the rate are no line
     alone = Read(page_of(run_of(tmp_path / "a")))
     assert "curve-total_steps" not in {one.get("data-key") for one in alone.of("div")}
 
