@@ -160,7 +160,7 @@ class Flight:
     def _block(self, call: Callable[[], T]) -> T:
         self.is_awaited = True
         phases = self._recorder.phases
-        before = None if phases is None else phases.begin(COMM)
+        before = phases.begin(COMM) if phases is not None and phases.is_timed else None
         try:
             return call()
         except RuntimeError:
@@ -169,7 +169,7 @@ class Flight:
         finally:
             self.is_awaited = False
             self._recorder.note_progress()
-            if phases is not None:
+            if phases is not None and before is not None:
                 phases.end(COMM, before)
 
     def _report_failure(self) -> None:

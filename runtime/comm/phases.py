@@ -5,6 +5,11 @@ A rank is in one phase at any time. Whatever changes the phase leaves a mark: it
 CPU that is the clock's time. A GPU works behind the program, so there the mark is an event in the stream that
 computes, and times are read when the events have happened: nothing is waited for.
 
+A mark costs some microseconds, so not all steps are timed: see timed_steps.py. Of one that is not, only its
+end leaves a mark, and whatever is no part of a step. So the number of steps, their time, and pauses are
+exact; what an untimed step took is divided as the timed ones were. If it took longer than any of these it is
+not known for what, and that much of it is no phase's.
+
 [Note: gaps]
 Between two calls of the engine it is the next call that says what the program did meanwhile. Before a forward
 it got its data; between a forward and the backward it computed the loss; between a forward and a step
@@ -14,16 +19,21 @@ without engine.backward() it ran the backward by itself, and so before the end o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from time import perf_counter as clock_s
 from typing import Any
 
 import torch
 
+from .timed_steps import TimedSteps
+
 FORWARD, BACKWARD, OPTIMIZER, COMM, DATA = "forward", "backward", "optimizer", "comm", "data"
 PAUSED = "paused"  # it saves or loads
 EVALUATING = "evaluating"  # a forward that is part of no step
 _STEP_ENDS = "step ends"
+_UNTIMED = "untimed"
+_UNTIMED_FOLLOWS = "step ends, and the next one is not timed"
 # Gaps, by the call that has ended; see [Note: gaps].
 _AFTER = {
     FORWARD: "after forward",
@@ -32,7 +42,8 @@ _AFTER = {
     EVALUATING: "after evaluating",
 }
 _GAPS = frozenset([*_AFTER.values(), _STEP_ENDS])
-_COUNTED = (FORWARD, BACKWARD, OPTIMIZER, COMM, DATA, PAUSED, EVALUATING)
+_ENDS = (_STEP_ENDS, _UNTIMED_FOLLOWS)
+_PARTS = (FORWARD, BACKWARD, OPTIMIZER, COMM, DATA)
 _RUNS_BACKWARD = (BACKWARD, _AFTER[FORWARD])  # on a GPU that is a thread of autograd's
 _MEANT = {  # what a gap was, by the call that follows
     FORWARD: DATA,
@@ -41,8 +52,11 @@ _MEANT = {  # what a gap was, by the call that follows
     EVALUATING: PAUSED,
     DATA: DATA,
     _STEP_ENDS: OPTIMIZER,
+    _UNTIMED_FOLLOWS: OPTIMIZER,
+    _UNTIMED: PAUSED,  # after an evaluation
 }
 _WHOLE = (PAUSED, EVALUATING)  # to wait for others is part of it
+_NOTHING: AbstractContextManager[None] = nullcontext()
 _MOST_MARKS = 4096  # then times are read before the step ends
 
 
@@ -53,6 +67,7 @@ class Phases:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.is_timed = True  # the step that is being made
         self._events = _Events(device) if device.type == "cuda" else None
         self._now: Callable[[], Any] = self._events.now if self._events else clock_s
         self._marks: list[tuple[str, Any]] = []  # (what begins, when), the oldest first
@@ -60,12 +75,13 @@ class Phases:
         self._phase = _AFTER[OPTIMIZER]
         self._thread = get_ident()  # that calls the engine
         self._sums = _Sums()
+        self._timed_steps = TimedSteps()
 
     # ---- marks
 
     def begin(self, phase: str) -> str | None:
         """A phase begins inside of another one; return that, for `end`, or None if this says nothing of
-        what the program does: another thread, or another stream, waits.
+        what the program does: another thread, or another stream, waits. Not in an untimed step.
         """
         before = self._phase
         if get_ident() != self._thread and before not in _RUNS_BACKWARD:
@@ -81,13 +97,20 @@ class Phases:
 
     def end(self, phase: str, before: str | None) -> None:
         """What `begin` has begun has ended."""
-        if before is not None and before != phase:
-            self._phase = now = _AFTER.get(phase, before) if before in _GAPS else before
-            self._marks.append((now, self._now()))
+        if before is None or before == phase or not (self.is_timed or phase in _WHOLE):
+            return
+        is_gap = before in _GAPS or before == _UNTIMED
+        self._phase = now = _AFTER.get(phase, before) if is_gap else before
+        self._marks.append((now, self._now()))
 
-    def during(self, phase: str) -> During:
+    def during(self, phase: str) -> AbstractContextManager[None]:
         """Around a call of the engine, which is this phase."""
-        return During(self, phase)
+        if self.is_timed or phase in _WHOLE:
+            return During(self, phase)
+        if self._phase == _AFTER[EVALUATING]:
+            self._phase = _UNTIMED
+            self._marks.append((_UNTIMED, self._now()))
+        return _NOTHING
 
     def begin_call(self, phase: str) -> str | None:
         """As `begin`, of a call of the engine: this thread, and on a GPU the stream, is where it computes."""
@@ -95,7 +118,7 @@ class Phases:
         if self._events is not None:
             self._events.note_stream()
         if len(self._marks) > _MOST_MARKS:
-            self._read(len(self._marks) if self._events is None else self._events.num_known(self._marks))
+            self._read_early()
         return self.begin(phase)
 
     def end_micro_batch(self) -> None:
@@ -103,11 +126,19 @@ class Phases:
         if self._phase == _AFTER[FORWARD]:
             self.end(OPTIMIZER, self.begin_call(OPTIMIZER))
 
-    def end_step(self) -> None:
-        """An optimizer step has ended."""
-        self._phase = _AFTER[OPTIMIZER]
+    def end_step(self, next_step: int) -> None:
+        """An optimizer step has ended; the next one has this number, the same on all ranks."""
+        self.is_timed = next_step in self._timed_steps
+        if self.is_timed:
+            self._phase, follows = _AFTER[OPTIMIZER], _STEP_ENDS
+        else:
+            self._phase, follows = _UNTIMED, _UNTIMED_FOLLOWS
+            if self._events is not None:
+                self._events.note_stream()
+            if len(self._marks) > _MOST_MARKS:
+                self._read_early()
         self._ends.append(len(self._marks))
-        self._marks.append((_STEP_ENDS, self._now()))
+        self._marks.append((follows, self._now()))
 
     # ---- times
 
@@ -121,7 +152,15 @@ class Phases:
                 known -= 1
         if known:
             self._read(self._ends[known - 1] + 1)
-        return self._sums.take()
+        told = self._sums.take()
+        if told:
+            seconds = told.get("step_s", 0.0) - told.get("paused_s", 0.0)
+            self._timed_steps.adapt(num_steps=told["steps"], seconds=seconds, marks=self._sums.marks)
+        return told
+
+    def _read_early(self) -> None:
+        """There are many marks."""
+        self._read(len(self._marks) if self._events is None else self._events.num_known(self._marks))
 
     def _read(self, count: int) -> None:
         """Add up what is between the first `count` marks; the last of them is the first from then on."""
@@ -154,17 +193,26 @@ class _Sums:
     """Times by phase: of steps that have ended, and of the one that has not."""
 
     def __init__(self) -> None:
-        self._told: dict[str, float] = {}
-        self._step: dict[str, float] = dict.fromkeys(_COUNTED, 0.0)
+        self.marks = 0.0  # in a timed step, the last time that there was one
+        self._step: dict[str, float] = dict.fromkeys((*_PARTS, *_WHOLE, _UNTIMED), 0.0)
         self._gap, self._gap_s = "", 0.0  # whose meaning is not known yet, and how long it was so far
+        self._num_marks = 0  # of this step
+        self._steps, self._step_s, self._paused_s = 0, 0.0, 0.0  # since they were taken
+        self._untimed_s = 0.0
+        # Of timed steps: by phase, and the longest one; and the same of those that were taken before.
+        self._parts_s, self._parts_before_s = dict.fromkeys(_PARTS, 0.0), dict.fromkeys(_PARTS, 0.0)
+        self._longest_s, self._longest_before_s = 0.0, 0.0
 
     def add(self, marks: Sequence[tuple[str, Any]], between: Callable[[Any, Any], float]) -> None:
         """Add what is between these."""
         phase, since = marks[0]
         for following, until in marks[1:]:
+            self._num_marks += 1
             if phase in _GAPS:
                 self._gap = phase
                 self._gap_s += between(since, until)
+            elif phase == _UNTIMED_FOLLOWS:
+                self._step[_UNTIMED] += between(since, until)
             else:
                 self._step[phase] += between(since, until)
             if following in _MEANT:
@@ -172,24 +220,44 @@ class _Sums:
                     meant = PAUSED if self._gap == _AFTER[EVALUATING] else _MEANT[following]
                     self._step[meant] += self._gap_s
                     self._gap_s = 0.0
-                if following == _STEP_ENDS:
+                if following in _ENDS:
                     self._end_step()
             phase, since = following, until
 
     def _end_step(self) -> None:
-        told = self._told
-        for phase, seconds in self._step.items():
-            if seconds:
-                name = f"{PAUSED if phase == EVALUATING else phase}_s"
-                told[name] = told.get(name, 0.0) + seconds
-                self._step[phase] = 0.0
-                told["step_s"] = told.get("step_s", 0.0) + seconds
-        told["steps"] = told.get("steps", 0) + 1
+        step = self._step
+        step_s, untimed_s = sum(step.values()), step[_UNTIMED]
+        paused_s = step[PAUSED] + step[EVALUATING]
+        self._steps += 1
+        self._step_s += step_s
+        self._paused_s += paused_s
+        for phase in _PARTS:
+            self._parts_s[phase] += step[phase]
+        if untimed_s:
+            self._untimed_s += min(untimed_s, max(self._longest_s, self._longest_before_s))
+        else:
+            self._longest_s = max(self._longest_s, step_s - paused_s)
+            self.marks = self._num_marks
+        self._num_marks = 0
+        for phase in step:
+            step[phase] = 0.0
 
     def take(self) -> dict[str, float]:
         """Return those of steps that have ended, once."""
-        told, self._told = self._told, {}
-        return told
+        if not self._steps:
+            return {}
+        told = {"steps": self._steps, "step_s": self._step_s, "paused_s": self._paused_s}
+        parts_s = sum(self._parts_s.values())
+        if parts_s:
+            self._parts_before_s = self._parts_s
+            self._longest_before_s, self._longest_s = self._longest_s, 0.0
+        before_s = sum(self._parts_before_s.values())
+        if before_s:
+            factor = (parts_s + self._untimed_s) / before_s
+            told |= {f"{phase}_s": seconds * factor for phase, seconds in self._parts_before_s.items()}
+        self._parts_s = dict.fromkeys(_PARTS, 0.0)
+        self._steps, self._step_s, self._paused_s, self._untimed_s = 0, 0.0, 0.0, 0.0
+        return {name: value for name, value in told.items() if value}
 
 
 class _Events:

@@ -65,9 +65,8 @@ class Instruments:
         self._breaks_down = config.wall_clock_breakdown
         self._clock = Clock(is_on=self._breaks_down, device=device)
         self._last_times_s: dict[str, float] = {}
-        self._loss: Tensor | None = (
-            None  # 0-d: the mean of this step's micro batches, as far as they have run
-        )
+        # 0-d: the mean of this step's micro batches, as far as they have run; of a GPU it stays there.
+        self._loss: Tensor | float | None = None
         self._writes_events = self.monitor.is_writing
         pipe = process_pipe()
         self.metrics = None if pipe is None else StepMetrics(pipe, device)
@@ -101,8 +100,9 @@ class Instruments:
             return _both(timed, spanned)
         if metrics is None:
             return self._traced_forward()
-        self.note_inputs(given)
-        return _both(metrics.during(FORWARD), self._traced_forward())
+        metrics.note_inputs(given)
+        forward = self._traced_forward()
+        return forward if metrics.process.is_quiet else _both(metrics.during(FORWARD), forward)
 
     def note_inputs(self, *micro_batches: object) -> None:
         """Count the tokens of these."""
@@ -138,11 +138,17 @@ class Instruments:
     def time(self, name: str) -> AbstractContextManager[object]:
         """Around "backward" or "step"."""
         timed = self._traced(name, self._clock.time(name))
-        return timed if self.metrics is None else _both(self.metrics.during(_PHASE_OF[name]), timed)
+        metrics = self.metrics
+        if metrics is None or metrics.process.is_quiet:
+            return timed
+        return _both(metrics.during(_PHASE_OF[name]), timed)
 
     def part(self, name: str) -> AbstractContextManager[object]:
         """Around "data", where the engine gets them, and "forward", around all that a pipeline does."""
-        return nullcontext() if self.metrics is None else self.metrics.during(_PHASE_OF[name])
+        metrics = self.metrics
+        if metrics is None or metrics.process.is_quiet:
+            return nullcontext()
+        return metrics.during(_PHASE_OF[name])
 
     def state(self, name: str) -> AbstractContextManager[object]:
         """Around "saving" or "loading"."""
@@ -156,15 +162,16 @@ class Instruments:
         return self.tracer.phase(name, timed) if SPANS.is_on else timed
 
     def note_loss(self, part: Tensor) -> None:
-        """Add a micro batch's part of the mean loss of a step.
-
-        It stays on the device until the step has ended.
-        """
-        if self._sums_loss:
-            part = part.detach().float()
-            if part.is_cuda and self.metrics is not None:
-                part = part.clone()  # it is read later, and the program may change its loss
-            self._loss = part if self._loss is None else self._loss + part
+        """Add a micro batch's part of the mean loss of a step. A GPU is not waited for."""
+        if not self._sums_loss:
+            return
+        if not part.is_cuda:
+            own: Tensor | float = part.item()
+        elif self.metrics is None:
+            own = part.detach().float()
+        else:
+            own = part.detach().float().clone()  # it is read later, and the program may change its loss
+        self._loss = own if self._loss is None else self._loss + own
 
     def forget_losses(self) -> None:
         """The micro batches since the last step count no more."""
@@ -200,7 +207,7 @@ class Instruments:
             self.metrics.end_step(
                 self._progress,
                 loss=self._loss,
-                lr=get_lr()[0],
+                get_lr=get_lr,
                 grad_norm=grad_norm,
                 loss_scale=loss_scale if self._scales_loss else None,
             )
@@ -225,7 +232,8 @@ class Instruments:
         """What DeepSpeed writes after a step; the times are those of the whole step."""
         samples, times_s = self._progress.global_samples, self._last_times_s
         if self._loss is not None:
-            yield "Train/Samples/train_loss", self._loss.item(), samples
+            loss = self._loss.item() if isinstance(self._loss, Tensor) else self._loss
+            yield "Train/Samples/train_loss", loss, samples
         yield "Train/Samples/lr", lr, samples
         if self._scales_loss:
             yield "Train/Samples/loss_scale", loss_scale, samples
@@ -249,7 +257,9 @@ class Instruments:
 def _both(
     outer: AbstractContextManager[object], inner: AbstractContextManager[object]
 ) -> AbstractContextManager[object]:
-    return outer if isinstance(inner, nullcontext) else _nested(outer, inner)
+    if isinstance(inner, nullcontext):
+        return outer
+    return inner if isinstance(outer, nullcontext) else _nested(outer, inner)
 
 
 @contextmanager

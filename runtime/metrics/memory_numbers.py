@@ -16,6 +16,7 @@ from .pipe import file_of
 
 # Kinds take a look at each tensor: the longer they have not changed, the less often.
 _KINDS_FIRST_S, _KINDS_LAST_S = 2.0, 60.0
+_LOOK_S = 1.5  # in between it is what it was
 _KIB = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -30,6 +31,8 @@ class MemoryNumbers:
     def __init__(self, device: torch.device) -> None:
         self.models: weakref.WeakSet[ShardedModel] = weakref.WeakSet()
         self._device = device
+        self._found: dict[str, int] = {}
+        self._found_at = float("-inf")
         self._kinds: dict[str, int] = {}
         self._kinds_at, self._kinds_wait_s = float("-inf"), 0.0
         self._total: int | None = None
@@ -37,14 +40,19 @@ class MemoryNumbers:
         self._statm: tuple[int, tuple[int, int] | None] | None = None
 
     def look(self) -> dict[str, int]:
-        """Return what is known now."""
+        """Return what there is, or was a moment ago."""
+        now = time.monotonic()
+        if now - self._found_at >= _LOOK_S:
+            self._found, self._found_at = self._look(now), now
+        return self._found
+
+    def _look(self, now: float) -> dict[str, int]:
         if self._total is None:
             self._total = (
                 torch.cuda.get_device_properties(self._device).total_memory
                 if self._device.type == "cuda"
                 else host_memory()
             )
-        now = time.monotonic()
         if now - self._kinds_at >= self._kinds_wait_s:
             found = bytes_by_kind(self._device, tuple(self.models))
             kinds = {

@@ -46,7 +46,7 @@ class Pipe:
         self._of_program: set[str] = set()
         self.has_engine = False  # there is one, so steps are its steps
         self.ask: Callable[[], Mapping[str, Any]] = dict  # what else there is to tell, once for each line
-        self._teller: weakref.ref[object] | None = None
+        self._teller: weakref.ref[Any] | None = None
         self._claimed_at = float("-inf")  # when that asked last
         atexit.register(self.end)
 
@@ -57,21 +57,20 @@ class Pipe:
         """Whether this is the process that it was made in, and not one that was forked from it."""
         return os.getpid() == self._pid
 
-    def claim(self, engine: object, *, made_at: float) -> bool:
+    def claim(self, engine: weakref.ref[Any], *, made_at: float, now: float) -> bool:
         """Return whether this engine's numbers are told: of several in a process those of the first that asks
         are, as long as it lives and asks. One that was made after that asked last takes its place.
         """
-        teller = None if self._teller is None else self._teller()
-        if teller is not engine:
-            if teller is not None and made_at <= self._claimed_at:
+        if self._teller is not engine:
+            if self._teller is not None and self._teller() is not None and made_at <= self._claimed_at:
                 return False
-            self._teller = weakref.ref(engine)
-        self._claimed_at = time.monotonic()
+            self._teller = engine
+        self._claimed_at = now
         return True
 
-    def release(self, engine: object) -> None:
+    def release(self, engine: weakref.ref[Any]) -> None:
         """That engine has ended."""
-        if self._teller is not None and self._teller() is engine:
+        if self._teller is engine:
             self._teller = None
 
     def add(self, numbers: Mapping[str, Any], *, is_program: bool = False) -> None:
@@ -94,9 +93,9 @@ class Pipe:
         if self._line is not None:
             self.look()
 
-    def look_if_due(self) -> None:
+    def look_if_due(self, now: float | None = None) -> None:
         """As `look`, for what is called in each step."""
-        if time.monotonic() - self._line_at >= self._place.interval_s:
+        if (time.monotonic() if now is None else now) - self._line_at >= self._place.interval_s:
             self.look()
 
     def look(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -14,14 +14,36 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoint.training_state import Progress
-from ..comm.phases import EVALUATING, PAUSED, During, Phases
+from ..comm.phases import EVALUATING, PAUSED, Phases
 from ..zero.sharded_model import ShardedModel
 from .memory_numbers import MemoryNumbers
 from .pipe import Pipe
 
-_NOT_COUNTED = (torch.bool, torch.uint8)
+_TOKEN_TYPES = frozenset(
+    getattr(torch, name) for name in ("int64", "int32", "int16", "int8", "uint16", "uint32", "uint64")
+)
+_VALUES = ("step", "samples", "skipped", "loss", "grad_norm", "loss_scale")
 _TRAINERS = frozenset(("transformers", "peft", "trl"))  # their Trainer evaluates the module past its engine
 _watched: weakref.WeakKeyDictionary[nn.Module, StepMetrics] = weakref.WeakKeyDictionary()
+
+
+class _LastStep:
+    """What is told of the last step of an engine. Of most steps nothing is, so here they only leave it."""
+
+    def __init__(self) -> None:
+        self.values: tuple[Any, ...] = ()  # of _VALUES
+        self.tokens, self.num_copies = 0, 1  # this rank's, and how many ranks have others
+        self.get_lr: weakref.WeakMethod[Callable[[], Sequence[float]]] | None = None  # of each group
+
+    def numbers(self) -> dict[str, Any]:
+        """Return it by name."""
+        found = dict(zip(_VALUES, self.values, strict=True))
+        get_lr = None if self.get_lr is None else self.get_lr()
+        if get_lr is not None and (rates := get_lr()):  # an engine that has ended has none
+            found["lr"] = rates[0]
+        if self.tokens:
+            found["tokens"] = self.tokens * self.num_copies
+        return {name: value for name, value in found.items() if value is not None}
 
 
 class _Process:
@@ -30,12 +52,13 @@ class _Process:
     def __init__(self, device: torch.device) -> None:
         self.phases = Phases(device)
         self.memory = MemoryNumbers(device)
-        self.last: dict[str, Any] = {}  # of the last step, unless it is told
+        self.last: Callable[[], dict[str, Any]] | None = None  # what is told of the last step, unless it was
+        self.is_quiet = False  # the step is not timed, and no evaluation is open: its calls tell nothing
 
     def numbers(self) -> dict[str, Any]:
         """Return what is new; nothing before the next step has ended."""
-        last, self.last = self.last, {}
-        return {**last, **self.phases.take(), **self.memory.look()} if last else {}
+        last, self.last = self.last, None
+        return {} if last is None else {**last(), **self.phases.take(), **self.memory.look()}
 
 
 @cache
@@ -47,20 +70,21 @@ class StepMetrics:
     """Of one engine. Nothing here waits, for a device or for another rank."""
 
     def __init__(self, pipe: Pipe, device: torch.device) -> None:
-        process = _process(pipe, device)
-        self._pipe, self._process, self._phases = pipe, process, process.phases
+        self.process = process = _process(pipe, device)
+        self._pipe, self._phases = pipe, process.phases
         pipe.ask = process.numbers
-        self._made_at = time.monotonic()
-        self._tokens, self._num_copies = 0, 1
+        self._made_at, self._self = time.monotonic(), weakref.ref(self)
+        self._last = _LastStep()
+        self._tell_last = self._last.numbers
         self._is_evaluating = False
         self._hook: Any = None
         pipe.has_engine = True
 
     def join(self, model: ShardedModel) -> None:
         """The engine has its model."""
-        self._process.memory.models.add(model)
+        self.process.memory.models.add(model)
         axes = model.domains.axes
-        self._num_copies = axes.dp * axes.sp
+        self._last.num_copies = axes.dp * axes.sp
         recorder, pipe = model.domains.wire.recorder, self._pipe
         recorder.phases = self._phases
         recorder.tell_hang = lambda text: pipe.tell_file("hang", json.dumps(text))  # it outlives this engine
@@ -78,14 +102,18 @@ class StepMetrics:
         """The engine has ended."""
         if self._hook is not None:
             self._hook.remove()
-        self._pipe.release(self)
+        if self.process.last is self._tell_last:
+            told = self._tell_last()  # it asks the engine
+            self.process.last = lambda: told
+        self._pipe.release(self._self)
 
-    def during(self, phase: str) -> During:
+    def during(self, phase: str) -> AbstractContextManager[None]:
         """The call of the engine inside is this part of a step."""
         if self._is_evaluating:
             self._is_evaluating = False
             self._pipe.tell_state(None)
         self._pipe.follow_up()
+        self.process.is_quiet = not self._phases.is_timed
         return self._phases.during(phase)
 
     @contextmanager
@@ -98,10 +126,11 @@ class StepMetrics:
         finally:
             self._pipe.tell_state("evaluating" if self._is_evaluating else None)
 
-    def evaluating(self) -> During:
+    def evaluating(self) -> AbstractContextManager[None]:
         """Around a forward that is part of no step."""
         if not self._is_evaluating:
             self._is_evaluating = True
+            self.process.is_quiet = False
             self._pipe.tell_state("evaluating")
         self._pipe.look_if_due()
         return self._phases.during(EVALUATING)
@@ -109,10 +138,14 @@ class StepMetrics:
     def note_inputs(self, given: Any) -> None:
         """Count the tokens of a micro batch: the elements of the first tensor of integers that is
         [batch, sequence].
+
+        A model that had none so far is not asked in each step.
         """
+        if not self._last.tokens and self.process.is_quiet:
+            return
         tokens = _first_tokens(given)
         if tokens is not None:
-            self._tokens += tokens.numel()
+            self._last.tokens += tokens.numel()
 
     def end_micro_batch(self) -> None:
         """After a call of step() that ends no optimizer step."""
@@ -122,31 +155,26 @@ class StepMetrics:
         self,
         progress: Progress,
         *,
-        loss: Tensor | None,
-        lr: float,
+        loss: Tensor | float | None,
+        get_lr: Callable[[], Sequence[float]],
         grad_norm: float | None,
         loss_scale: float | None,
     ) -> None:
-        """After an optimizer step. What this costs is paid in each: most is done once for a line."""
-        if not self._pipe.claim(self, made_at=self._made_at):
+        """After an optimizer step. What this costs is paid in each: most is done once for a line.
+
+        `get_lr` gives that of each group; it is a method.
+        """
+        now = time.monotonic()
+        if not self._pipe.claim(self._self, made_at=self._made_at, now=now):
             return
-        self._phases.end_step()
-        numbers: dict[str, Any] = {
-            "step": progress.global_steps,
-            "samples": progress.global_samples,
-            "lr": lr,
-            "skipped": progress.skipped_steps,
-        }
-        if loss is not None:
-            numbers["loss"] = loss if loss.is_cuda else loss.item()
-        if grad_norm is not None:
-            numbers["grad_norm"] = grad_norm
-        if loss_scale is not None:
-            numbers["loss_scale"] = loss_scale
-        if self._tokens:
-            numbers["tokens"] = self._tokens * self._num_copies
-        self._process.last = numbers
-        self._pipe.look_if_due()
+        last, process, step = self._last, self.process, progress.global_steps
+        last.values = step, progress.global_samples, progress.skipped_steps, loss, grad_norm, loss_scale
+        if last.get_lr is None:
+            last.get_lr = weakref.WeakMethod(get_lr)
+        process.last = self._tell_last
+        self._phases.end_step(step + 1)
+        process.is_quiet = not self._phases.is_timed
+        self._pipe.look_if_due(now)
 
     def tell_config(self, config: dict[str, Any]) -> None:
         """Tell the configuration as it took effect."""
@@ -165,11 +193,16 @@ def _note_evaluation(module: nn.Module, _: Any) -> None:
 
 def _first_tokens(given: Any) -> Tensor | None:
     """Depth first; a dict's input_ids go before its other values."""
-    if isinstance(given, Tensor):
-        is_whole = not (given.is_floating_point() or given.is_complex() or given.dtype in _NOT_COUNTED)
-        return given if is_whole and given.dim() == 2 else None
-    if isinstance(given, dict):
-        given = [given["input_ids"]] if "input_ids" in given else given.values()
-    elif not isinstance(given, (tuple, list)):
-        return None
-    return next((found for found in map(_first_tokens, given) if found is not None), None)
+    # For each micro batch. What is no tensor is found out first: torch's own isinstance takes longer.
+    if isinstance(given, (tuple, list)):
+        parts = given
+    elif isinstance(given, dict):
+        parts = (given["input_ids"],) if "input_ids" in given else tuple(given.values())
+    else:
+        is_tokens = isinstance(given, Tensor) and given.dtype in _TOKEN_TYPES and given.dim() == 2
+        return given if is_tokens else None
+    for part in parts:
+        found = _first_tokens(part)
+        if found is not None:
+            return found
+    return None

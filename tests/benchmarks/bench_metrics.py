@@ -1,19 +1,20 @@
 """What it costs that engines tell their numbers: the same steps with and without, in turn, in one job.
 
-    python tests/benchmarks/bench_metrics.py [--steps 400] [--sizes middle large]
+    python tests/benchmarks/bench_metrics.py [--rounds 5] [--pairs 100] [--sizes middle large]
 
 Two ranks over gloo on this machine, one line a second into a pipe that another process reads. Units have the
-size that they have by default; those of "cut" are so small that a step waits some 30 times. An engine's steps
-are told or not in turn. Times of steps of two processes that wait for each other differ by some percent, so
-the cost is measured where it is: the time inside the calls that tell, in steps that are told, less that of
-the same calls in steps that are not. What a line costs is paid once a second: as only some steps are told
-here, more of those write one than in a job, so it counts by itself. Beside it stands the ratio of whole
-steps, and of two steps neither of which is told, which is what chance alone makes.
+size that they have by default; those of "cut" are so small that a step waits some 30 times. Times of steps of
+two processes that wait for each other differ by some percent, so the cost is measured where it is: for some
+seconds steps are told as in a job, then some are not told, and so on. The cost is the time inside of the
+calls that tell, less that of the same calls in steps that are not told, as a part of the steps' time. Beside
+it stands the ratio of steps that are told and timed to steps that are not told, one after the other, and of
+two steps neither of which is told, which is what chance alone makes.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import tempfile
@@ -33,6 +34,7 @@ from dslaunch.runtime.metrics.step_metrics import StepMetrics
 WANTED_RATIO = 1.005
 WANTED_SHARE = 0.001  # of a step
 NUM_WARMUP = 10
+TOLD_S, UNTOLD_S = 4.0, 1.0  # in turn
 INTERVAL_S = 1.0  # of lines
 
 
@@ -59,7 +61,8 @@ class Took(NamedTuple):
 
     step_s: float
     inside_s: float
-    has_line: bool = False
+    is_timed: bool
+    has_line: bool
 
 
 class Blocks(nn.Module):
@@ -107,20 +110,32 @@ class Switch:
 
         return timed
 
-    def take(self, began: float) -> Took:
+    def take(self, began: float, *, is_timed: bool) -> Took:
         """The step that began then has ended."""
-        took = Took(time.perf_counter() - began, self._seconds, self._metrics._pipe._line_at != self._line_at)
-        self._seconds, self._line_at = 0.0, self._metrics._pipe._line_at
+        line_at = self._metrics._pipe._line_at
+        took = Took(time.perf_counter() - began, self._seconds, is_timed, line_at != self._line_at)
+        self._seconds, self._line_at = 0.0, line_at
         return took
 
-    def set(self, is_on: bool) -> None:
-        """From the next step on."""
+    @property
+    def is_timed(self) -> bool:
+        """Whether the next step is."""
+        return self._recorder.phases is not None and self._phases.is_timed
+
+    def set(self, *, is_on: bool, is_timed: bool | None = None) -> None:
+        """From the next step on. What has passed since the last step that was told is left out."""
+        if is_on and self._recorder.phases is None and self._phases._marks:
+            (name, _), now = self._phases._marks[-1], time.monotonic()
+            self._phases._marks[:], self._phases._ends[:] = [(name, now)], []
+            self._metrics._pipe._line_at = self._line_at = now
         self._instruments.metrics = self._metrics if is_on else None
         self._instruments._sums_loss = is_on
         self._recorder.phases = self._phases if is_on else None
+        if is_timed is not None:
+            self._phases.is_timed, self._metrics.process.is_quiet = is_timed, not is_timed
 
 
-def measure(rank: int, size: Size, stage: int, num_steps: int, file: str, pipe: str) -> None:
+def measure(rank: int, size: Size, stage: int, num_rounds: int, num_pairs: int, file: str, pipe: str) -> None:
     """Print, on rank 0, what was found."""
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", DSLAUNCH_METRICS_PIPE=pipe)
@@ -137,41 +152,68 @@ def measure(rank: int, size: Size, stage: int, num_steps: int, file: str, pipe: 
     engine, *_ = dslaunch.initialize(model=Blocks(size.depth, size.width), config=config)
     switch, x = Switch(engine), torch.ones(size.samples, size.width)
 
-    def step(is_on: bool) -> Took:
-        switch.set(is_on)
+    def step() -> Took:
+        is_timed = switch.is_timed
         dist.barrier()
-        switch.take(0.0)
         began = time.perf_counter()
         engine.backward(engine(x).pow(2).mean())
         engine.step()
-        return switch.take(began)
+        return switch.take(began, is_timed=is_timed)
+
+    def steps_for(seconds: float) -> list[Took]:
+        """So many on all ranks."""
+        end, goes_on, found = time.perf_counter() + seconds, torch.ones(1), []
+        while goes_on.item():
+            found.append(step())
+            goes_on.fill_(float(time.perf_counter() < end))
+            dist.broadcast(goes_on, 0)
+        return found
 
     for _ in range(NUM_WARMUP):
-        step(True)
+        step()
+    switch.take(0.0, is_timed=False)
     told: list[Took] = []
     untold: list[Took] = []
-    again: list[Took] = []
-    turns = ((told, True), (untold, False), (again, False))
-    for number in range(num_steps // len(turns)):
-        first = number % len(turns)
-        for steps, is_on in (*turns[first:], *turns[:first]):
-            steps.append(step(is_on))
+    steps_for(2 * INTERVAL_S)  # now it is known what they cost
+    for _ in range(num_rounds):
+        switch.set(is_on=True)
+        told += steps_for(TOLD_S)
+        switch.set(is_on=False)
+        untold += steps_for(UNTOLD_S)
+    pairs: dict[str, list[Took]] = {"timed": [], "untold": [], "again": []}
+    for number in range(num_pairs):
+        names = list(pairs)
+        for name in (*names[number % 3 :], *names[: number % 3]):
+            switch.set(is_on=name == "timed", is_timed=True if name == "timed" else None)
+            pairs[name].append(step())
     if rank == 0:
-        step_s = statistics.median(one.step_s for one in untold)
-        with_line = [one for one in told if one.has_line]
-        plain = [one for one in told if not one.has_line] or with_line  # each step of a second has one
-        plain_s, line_s = _inside_s(plain), _inside_s(with_line) - _inside_s(plain)
-        plain_s -= _inside_s(untold)
-        share = plain_s / step_s + line_s / max(INTERVAL_S, step_s)
-        print(
-            f"{size.name:7} stage {stage}  step {step_s * 1e3:7.2f} ms  "
-            f"telling {plain_s * 1e6:5.1f} us a step and {line_s * 1e6:5.1f} us a line: "
-            f"{share:.3%} of the time (goals {WANTED_RATIO - 1:.1%} and {WANTED_SHARE:.1%})  "
-            f"ratio of steps {_ratio(told, untold)}, by chance {_ratio(again, untold)}",
-            flush=True,
-        )
+        say(size, stage, told, untold, pairs)
+    switch.set(is_on=True)
     engine.destroy()
     dist.destroy_process_group()
+
+
+def say(size: Size, stage: int, told: list[Took], untold: list[Took], pairs: dict[str, list[Took]]) -> None:
+    """Print what was found."""
+
+    def cost_s(steps: list[Took]) -> float:
+        return _inside_s(steps) - nothing_s if steps else math.nan
+
+    nothing_s, step_s = _inside_s(untold), statistics.fmean(one.step_s for one in told)
+    timed = [one for one in told if one.is_timed]
+    plain = [one for one in timed if not one.has_line]
+    other = [one for one in told if not one.is_timed and not one.has_line]
+    line = [one for one in told if one.has_line and not one.is_timed]
+    print(
+        f"{size.name:7} stage {stage}  step {step_s * 1e3:7.2f} ms  telling {cost_s(told) / step_s:.3%} "
+        f"of the time (goals {WANTED_RATIO - 1:.1%} and {WANTED_SHARE:.1%}): {cost_s(plain) * 1e6:5.1f} us a "
+        f"timed step, which {len(timed) / len(told):.0%} are, {cost_s(other) * 1e6:4.1f} us another one, "
+        f"{(cost_s(line) - cost_s(other)) * 1e6:5.1f} us a line",
+        flush=True,
+    )
+    if pairs["timed"]:
+        ratio, by_chance = (_ratio(pairs[name], pairs["untold"]) for name in ("timed", "again"))
+        print(f"{'':16} ratio of timed steps {ratio}, by chance {by_chance}", flush=True)
 
 
 def _inside_s(steps: Iterable[Took]) -> float:
@@ -199,7 +241,8 @@ def read(pipe: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=5, help="of told and untold steps")
+    parser.add_argument("--pairs", type=int, default=100, help="of steps, whose ratio is printed")
     parser.add_argument("--sizes", nargs="+", choices=[size.name for size in SIZES], metavar="SIZE")
     given = parser.parse_args()
     print(f"torch {torch.__version__}, {os.cpu_count()} cores")
@@ -211,7 +254,7 @@ def main() -> None:
                 reader = torch.multiprocessing.get_context("spawn").Process(target=read, args=(str(pipe),))
                 reader.start()
                 torch.multiprocessing.spawn(  # type: ignore[attr-defined]
-                    measure, (size, stage, given.steps, f"{folder}/store", str(pipe)), nprocs=2
+                    measure, (size, stage, given.rounds, given.pairs, f"{folder}/store", str(pipe)), nprocs=2
                 )
                 reader.join(10.0)
                 if reader.is_alive():

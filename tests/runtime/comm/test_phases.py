@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -66,11 +67,22 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return streams
 
 
-def times_of(story: str, device: str, clock: Clock) -> dict[str, float]:
-    """Act it out: a letter is a call of one second, ( ) is around what is in it, w a wait, . a second of the
-    program, comma the end of a micro batch, | that of a step.
+class Chosen(frozenset[int]):
+    """The steps that are timed."""
+
+    def adapt(self, **_: float) -> None:
+        pass
+
+
+def times_of(
+    story: str, device: str, clock: Clock, untimed: frozenset[int] = frozenset()
+) -> Iterator[dict[str, float]]:
+    """Act it out, and yield what is told at each ; and at the end. A letter is a call of one second, ( ) is
+    around what is in it, w a wait, . a second of the program, comma the end of a micro batch, | that of a
+    step.
     """
     made = Phases(torch.device(device))
+    made._timed_steps = Chosen(frozenset(range(1, 20)) - untimed)  # type: ignore[assignment]
     within: list[Any] = []
     for at, letter in enumerate(story):
         if letter in CALLS:
@@ -82,7 +94,7 @@ def times_of(story: str, device: str, clock: Clock) -> dict[str, float]:
             else:
                 call.__exit__(None, None, None)
         elif letter == "w":
-            before = made.begin(COMM)
+            before = made.begin(COMM) if made.is_timed else None
             clock.time_s += 1
             made.end(COMM, before)
         elif letter == ".":
@@ -92,8 +104,20 @@ def times_of(story: str, device: str, clock: Clock) -> dict[str, float]:
         elif letter == ",":
             made.end_micro_batch()
         elif letter == "|":
-            made.end_step()
-    return made.take()
+            made.end_step(story[: at + 1].count("|") + 1)
+        elif letter == ";":
+            yield made.take()
+    yield made.take()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch, gpu: list[str]) -> Clock:
+    """That of the program, and of a GPU that is as far as it is."""
+    made = Clock()
+    monkeypatch.setattr(phases, "clock_s", made)
+    monkeypatch.setattr(Event, "record", lambda event, _: setattr(event, "at_s", made()))
+    monkeypatch.setattr(Event, "done_s", math.inf)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -123,21 +147,76 @@ def times_of(story: str, device: str, clock: Clock) -> dict[str, float]:
     ],
 )
 @pytest.mark.parametrize(("device", "most_marks"), [("cpu", 4096), ("cpu", 3), ("cuda", 4096), ("cuda", 3)])
-@pytest.mark.usefixtures("gpu")
 def test_each_second_is_in_one_phase(
-    story: str, wanted: dict[str, int], device: str, most_marks: int, monkeypatch: pytest.MonkeyPatch
+    story: str,
+    wanted: dict[str, int],
+    device: str,
+    most_marks: int,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(phases, "clock_s", clock)
     monkeypatch.setattr(phases, "_MOST_MARKS", most_marks)
-    monkeypatch.setattr(Event, "record", lambda event, _: setattr(event, "at_s", clock()))
-    monkeypatch.setattr(Event, "done_s", math.inf)
-    found = times_of(story, device, clock)
+    (found,) = times_of(story, device, clock)
     num_steps = story.count("|")
     expected = {f"{name}_s": seconds for name, seconds in wanted.items()}
     if num_steps:
         expected |= {"step_s": sum(wanted.values()), "steps": num_steps}
     assert {name: value for name, value in found.items() if value} == expected
+
+
+@pytest.mark.parametrize(
+    ("story", "untimed", "wanted"),
+    [
+        # as long as the others, and as they are
+        ("f(w)bo|f(w)bo|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "comm": 2}),
+        ("fbo|..f|fbo|", {2}, {"forward": 3, "backward": 3, "optimizer": 3}),
+        ("fbo|fbo|fbo|fbo|", {2, 3, 4}, {"forward": 4, "backward": 4, "optimizer": 4}),
+        # two that are timed differ: an untimed one is as their mean
+        ("fo|ffbb|ffb|", {3}, {"forward": 4.5, "backward": 3, "optimizer": 1.5}),
+        # longer than the longest: for what is not known
+        ("fbo|....fbo|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "?": 4}),
+        ("fbo|fbbbo|...ffffbo|", {3}, {"forward": 3.25, "backward": 6.5, "optimizer": 3.25, "?": 4}),
+        # pauses are known
+        ("fbo|s(w).fo|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "paused": 2}),
+        (
+            "fbo|.e.e(w)..f|",
+            {2},
+            {"forward": 1 + 2 / 3, "backward": 1 + 2 / 3, "optimizer": 1 + 2 / 3, "paused": 6},
+        ),
+        (
+            "fbo|e.s.f|fbo|",
+            {2},
+            {"forward": 2 + 1 / 3, "backward": 2 + 1 / 3, "optimizer": 2 + 1 / 3, "paused": 4},
+        ),
+        ("fbo|bes(e)b.|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "paused": 3}),
+        # micro batches, and a call that a step ends in
+        ("fb,fbo|fb.,fb|", {2}, {"forward": 4, "backward": 4, "optimizer": 2}),
+        ("f(b|)..fb|", {2}, {"forward": 2, "backward": 2, "?": 2}),
+        ("fb|f(b|)fb|", {2}, {"forward": 3, "backward": 3}),
+    ],
+)
+@pytest.mark.parametrize(("device", "most_marks"), [("cpu", 4096), ("cpu", 3), ("cuda", 4096), ("cuda", 3)])
+def test_an_untimed_step_is_as_the_timed_ones(
+    story: str,
+    untimed: set[int],
+    wanted: dict[str, float],
+    device: str,
+    most_marks: int,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(phases, "_MOST_MARKS", most_marks)
+    (found,) = times_of(story, device, clock, frozenset(untimed))
+    expected = {f"{name}_s": seconds for name, seconds in wanted.items() if name != "?"}
+    expected |= {"step_s": sum(wanted.values()), "steps": story.count("|")}
+    assert {name: value for name, value in found.items() if value} == pytest.approx(expected)
+
+
+def test_where_no_step_was_timed_they_are_as_those_before(clock: Clock) -> None:
+    first, second, third = times_of("fbbo|;ffo|.fo|;.....fbo|", "cpu", clock, frozenset({2, 3, 4}))
+    assert first == {"forward_s": 1, "backward_s": 2, "optimizer_s": 1, "step_s": 4, "steps": 1}
+    assert second == {"forward_s": 1.5, "backward_s": 3, "optimizer_s": 1.5, "step_s": 6, "steps": 2}
+    assert third == {"forward_s": 1, "backward_s": 2, "optimizer_s": 1, "step_s": 8, "steps": 1}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -162,7 +241,7 @@ def test_a_wait_of_another_thread_is_none_of_the_program(
             thread = threading.Thread(target=wait)
             thread.start()
             thread.join()
-        made.end_step()
+        made.end_step(2)
         assert made.take() == {**times, "steps": 1}
 
 
@@ -170,7 +249,7 @@ def test_times_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Phases(torch.device("cpu"))
     with made.during(FORWARD):
         pass
-    made.end_step()
+    made.end_step(2)
     assert made.take()["steps"] == 1
     assert made.take() == {}
 
@@ -190,7 +269,7 @@ def test_times_of_a_gpu_are_told_when_it_is_so_far(gpu: list[str]) -> None:
         gpu.append("beside")
         wait()  # that stream is not what computes
         gpu.pop()
-        made.end_step()
+        made.end_step(2)
 
     step()
     assert made.take() == {}

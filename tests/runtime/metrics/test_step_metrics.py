@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
+from dslaunch.runtime.comm import timed_steps
 from dslaunch.runtime.pipeline.module import PipelineModule
 from tests.exhaustive import few
 from tests.runtime.metrics.told import Reader, telling
@@ -27,6 +28,7 @@ from tests.runtime.ranks import Ranks
 
 STEPS = 4
 NAP_S = 0.05
+SELDOM_STEPS, SELDOM_NAP_S = 100, 0.01
 PARTS = ("forward_s", "backward_s", "optimizer_s", "comm_s", "data_s", "paused_s")
 Rows = list[dict[str, Any]]
 
@@ -64,18 +66,18 @@ def _train(rank: int, path: str, stage: int, device: str) -> Rows:
             ),
         )
         for number in range(STEPS):
-            share = torch.zeros(())
+            share = 0.0
             for micro in batch(number).chunk(2):
                 loss = loss_of(engine, micro.chunk(engine.world_size)[rank].to(device))
                 engine.backward(loss)
                 engine.step()
-                share = share + loss.detach().cpu() / 2
+                share += loss.item() / 2
             told.append(
                 {
                     "step": number + 1,
                     "samples": 12 * (number + 1),
                     "skipped": 0,
-                    "loss": share.item(),
+                    "loss": share,
                     "lr": engine.get_lr()[0],
                     "grad_norm": engine.get_global_grad_norm(),
                 }
@@ -114,7 +116,8 @@ def test_on_a_gpu_values_come_as_they_are_there(cuda_ranks: Ranks, reader: Reade
         by_step = {row["step"]: row for row in steps_of(rows)}
         assert by_step.keys() >= {STEPS}
         for step, row in by_step.items():
-            assert {name: row[name] for name in wanted[rank][0]} == wanted[rank][step - 1]
+            told = {name: row[name] for name in wanted[rank][0]}
+            assert told == pytest.approx(wanted[rank][step - 1], rel=1e-6)  # the loss is added up in float32
         assert 1 <= total(rows, "steps") <= STEPS
         memory = next(row for row in rows if "mem_used" in row)
         assert 0 < memory["mem_parameters"] < memory["mem_used"] <= memory["mem_peak"] <= memory["mem_total"]
@@ -272,6 +275,47 @@ def test_a_slow_place_is_in_its_phase_and_others_wait(
     found = reader.lines()
     assert total(found[1], name) > NAP_S * (2 * STEPS - 1)  # before the first forward nothing is counted
     check_wait(found[1], found[0], name, NAP_S * 2)
+
+
+def _seldom_timed(rank: int, path: str) -> tuple[list[float], float, int]:
+    """Rank 1 is slow with its data. Return when the steps ended, the last loss, and how many were timed."""
+    timed_steps.STEP_S = 1e3  # so dear that one is timed for each line
+    with telling(rank, path, interval_s=0.25):
+        torch.manual_seed(0)
+        engine, *_ = dslaunch.initialize(model=Slow(0.0), config=make_config(stage=3, train_batch_size=4))
+        ends, num_timed = [], 0
+        for _ in range(SELDOM_STEPS):
+            time.sleep(SELDOM_NAP_S if rank == 1 else 0.0)
+            num_timed += engine._wire.recorder.phases.is_timed
+            loss = engine(torch.ones(2, 16))
+            engine.backward(loss)
+            engine.step()
+            ends.append(time.perf_counter())
+        engine.destroy()
+    return ends, loss.item(), num_timed
+
+
+def test_where_few_steps_are_timed_the_others_are_counted_and_taken_to_be_like_them(
+    ranks: Ranks, reader: Reader
+) -> None:
+    found = ranks(_seldom_timed, str(reader.path), world_size=2)
+    lines = reader.lines()
+    means: dict[int, dict[str, float]] = {}
+    for rank, (ends, loss, num_timed) in enumerate(found):
+        rows = [row for row in lines[rank] if "steps" in row]
+        assert num_timed < SELDOM_STEPS / 2
+        assert total(rows, "steps") == SELDOM_STEPS
+        assert (rows[-1]["step"], rows[-1]["loss"]) == (SELDOM_STEPS, loss)
+        first, *rest = rows  # all of these are timed
+        num_steps = total(rest, "steps")
+        assert num_steps > SELDOM_STEPS / 2
+        assert total(rest, "step_s") == pytest.approx(ends[-1] - ends[first["steps"] - 1], abs=0.01)
+        for row in rows:
+            assert sum(row.get(name, 0.0) for name in PARTS) <= row["step_s"] + 1e-9
+        means[rank] = {name: total(rest, name) / num_steps for name in (*PARTS, "step_s")}
+        assert sum(means[rank][name] for name in PARTS) > 0.6 * means[rank]["step_s"]
+    assert means[1]["data_s"] - means[0]["data_s"] > SELDOM_NAP_S / 2
+    assert means[0]["comm_s"] - means[1]["comm_s"] > SELDOM_NAP_S / 2
 
 
 def check_wait(slow: Rows, waiting: Rows, name: str, slept_s: float) -> None:
