@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from threading import RLock
-from typing import Any
+from typing import Any, Protocol
 
 from ..environment import MetricsPlace, claim_metrics, read_metrics
 
@@ -25,6 +25,13 @@ MAX_LINE_BYTES = 4096  # a pipe takes so many whole or not at all
 _FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _END_S = 0.2  # for what a GPU has not handed over, when the program ends
+
+
+class Teller(Protocol):
+    """An engine that tells numbers. Times are those of time.monotonic()."""
+
+    made_at: float
+    ended_at: float  # its last step
 
 
 class Pipe:
@@ -38,7 +45,7 @@ class Pipe:
         self._late: deque[tuple[Mapping[str, Any], bool]] = deque()  # not in `_told` yet
         self._fd: int | None = None
         self._opened: tuple[int, int] | None = None  # the file that it was opened for
-        self._line_at = self._state_at = float("-inf")  # when the last one was written
+        self.due_at = self._state_at = float("-inf")  # when the next line may be written, or a state again
         self._told: dict[str, Any] = {}  # since the last line; numbers, and tensors of a GPU
         self._line: dict[str, Any] | None = None  # the next one, once all of it is here
         self._state: str | None = None
@@ -46,8 +53,7 @@ class Pipe:
         self._of_program: set[str] = set()
         self.has_engine = False  # there is one, so steps are its steps
         self.ask: Callable[[], Mapping[str, Any]] = dict  # what else there is to tell, once for each line
-        self._teller: weakref.ref[Any] | None = None
-        self._claimed_at = float("-inf")  # when that asked last
+        self.teller: weakref.ref[Teller] | None = None
         atexit.register(self.end)
 
     # ---- what there is to tell
@@ -57,21 +63,20 @@ class Pipe:
         """Whether this is the process that it was made in, and not one that was forked from it."""
         return os.getpid() == self._pid
 
-    def claim(self, engine: weakref.ref[Any], *, made_at: float, now: float) -> bool:
-        """Return whether this engine's numbers are told: of several in a process those of the first that asks
-        are, as long as it lives and asks. One that was made after that asked last takes its place.
+    def claim(self, engine: weakref.ref[Teller]) -> bool:
+        """Return whether this engine is now the `teller`, whose numbers are told: of several in a process the
+        first that makes a step, as long as it lives. One that was made after that one's last step takes its
+        place.
         """
-        if self._teller is not engine:
-            if self._teller is not None and self._teller() is not None and made_at <= self._claimed_at:
-                return False
-            self._teller = engine
-        self._claimed_at = now
-        return True
+        before, this = None if self.teller is None else self.teller(), engine()
+        if this is not None and (before is None or this.made_at > before.ended_at):
+            self.teller = engine
+        return self.teller is engine
 
-    def release(self, engine: weakref.ref[Any]) -> None:
+    def release(self, engine: weakref.ref[Teller]) -> None:
         """That engine has ended."""
-        if self._teller is engine:
-            self._teller = None
+        if self.teller is engine:
+            self.teller = None
 
     def add(self, numbers: Mapping[str, Any], *, is_program: bool = False) -> None:
         """Note numbers for the next line, and write it if it is time.
@@ -93,9 +98,9 @@ class Pipe:
         if self._line is not None:
             self.look()
 
-    def look_if_due(self, now: float | None = None) -> None:
+    def look_if_due(self) -> None:
         """As `look`, for what is called in each step."""
-        if (time.monotonic() if now is None else now) - self._line_at >= self._place.interval_s:
+        if time.monotonic() >= self.due_at:
             self.look()
 
     def look(self) -> None:
@@ -113,8 +118,8 @@ class Pipe:
             return
         with self._alone() as may:
             now = time.monotonic()
-            if may and now - self._state_at >= self._place.interval_s:
-                self._state_at = now
+            if may and now >= self._state_at:
+                self._state_at = now + self._place.interval_s
                 self._send({"state": state})
 
     def tell_file(self, name: str, text: str) -> None:
@@ -167,7 +172,7 @@ class Pipe:
 
     def _write_if_due(self) -> None:
         now = time.monotonic()
-        if now - self._line_at >= self._place.interval_s:
+        if now >= self.due_at:
             self._write(now)
 
     def _write(self, now: float) -> bool:
@@ -185,7 +190,8 @@ class Pipe:
         self._line = None
         if not whole:
             return False
-        self._line_at = now  # a line that cannot be written is not tried at each step
+        # A line that cannot be written is not tried at each step.
+        self.due_at = now + self._place.interval_s
         if self._send(whole):
             if file is not None:
                 del self._files[file]

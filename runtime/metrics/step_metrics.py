@@ -17,7 +17,7 @@ from ..checkpoint.training_state import Progress
 from ..comm.phases import EVALUATING, PAUSED, Phases
 from ..zero.sharded_model import ShardedModel
 from .memory_numbers import MemoryNumbers
-from .pipe import Pipe
+from .pipe import Pipe, Teller
 
 _TOKEN_TYPES = frozenset(
     getattr(torch, name) for name in ("int64", "int32", "int16", "int8", "uint16", "uint32", "uint64")
@@ -53,6 +53,7 @@ class _Process:
         self.phases = Phases(device)
         self.memory = MemoryNumbers(device)
         self.last: Callable[[], dict[str, Any]] | None = None  # what is told of the last step, unless it was
+        self.is_evaluating = False
         self.is_quiet = False  # the step is not timed, and no evaluation is open: its calls tell nothing
 
     def numbers(self) -> dict[str, Any]:
@@ -73,10 +74,10 @@ class StepMetrics:
         self.process = process = _process(pipe, device)
         self._pipe, self._phases = pipe, process.phases
         pipe.ask = process.numbers
-        self._made_at, self._self = time.monotonic(), weakref.ref(self)
+        self.made_at = self.ended_at = time.monotonic()
+        self._self: weakref.ref[Teller] = weakref.ref(self)
         self._last = _LastStep()
         self._tell_last = self._last.numbers
-        self._is_evaluating = False
         self._hook: Any = None
         pipe.has_engine = True
 
@@ -109,8 +110,8 @@ class StepMetrics:
 
     def during(self, phase: str) -> AbstractContextManager[None]:
         """The call of the engine inside is this part of a step."""
-        if self._is_evaluating:
-            self._is_evaluating = False
+        if self.process.is_evaluating:
+            self.process.is_evaluating = False
             self._pipe.tell_state(None)
         self._pipe.follow_up()
         self.process.is_quiet = not self._phases.is_timed
@@ -124,12 +125,12 @@ class StepMetrics:
             with self._phases.during(PAUSED):
                 yield
         finally:
-            self._pipe.tell_state("evaluating" if self._is_evaluating else None)
+            self._pipe.tell_state("evaluating" if self.process.is_evaluating else None)
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Around a forward that is part of no step."""
-        if not self._is_evaluating:
-            self._is_evaluating = True
+        if not self.process.is_evaluating:
+            self.process.is_evaluating = True
             self.process.is_quiet = False
             self._pipe.tell_state("evaluating")
         self._pipe.look_if_due()
@@ -164,8 +165,9 @@ class StepMetrics:
 
         `get_lr` gives that of each group; it is a method.
         """
-        now = time.monotonic()
-        if not self._pipe.claim(self._self, made_at=self._made_at, now=now):
+        pipe = self._pipe
+        self.ended_at = now = time.monotonic()
+        if pipe.teller is not self._self and not pipe.claim(self._self):
             return
         last, process, step = self._last, self.process, progress.global_steps
         last.values = step, progress.global_samples, progress.skipped_steps, loss, grad_norm, loss_scale
@@ -174,7 +176,8 @@ class StepMetrics:
         process.last = self._tell_last
         self._phases.end_step(step + 1)
         process.is_quiet = not self._phases.is_timed
-        self._pipe.look_if_due(now)
+        if now >= pipe.due_at:
+            pipe.look()
 
     def tell_config(self, config: dict[str, Any]) -> None:
         """Tell the configuration as it took effect."""

@@ -87,7 +87,7 @@ class Switch:
         if not isinstance(metrics, StepMetrics) or phases is None:
             raise AssertionError("the engine was not asked for numbers")
         self._metrics, self._phases = metrics, phases
-        self._seconds, self._is_inside, self._line_at = 0.0, False, 0.0
+        self._seconds, self._is_inside, self._due_at = 0.0, False, 0.0
         for where, names in (
             (phases, ("begin_call", "begin", "end")),
             (self._instruments, ("forward", "time", "part", "note_loss", "report_step")),
@@ -112,9 +112,9 @@ class Switch:
 
     def take(self, began: float, *, is_timed: bool) -> Took:
         """The step that began then has ended."""
-        line_at = self._metrics._pipe._line_at
-        took = Took(time.perf_counter() - began, self._seconds, is_timed, line_at != self._line_at)
-        self._seconds, self._line_at = 0.0, line_at
+        due_at = self._metrics._pipe.due_at
+        took = Took(time.perf_counter() - began, self._seconds, is_timed, due_at != self._due_at)
+        self._seconds, self._due_at = 0.0, due_at
         return took
 
     @property
@@ -127,7 +127,7 @@ class Switch:
         if is_on and self._recorder.phases is None and self._phases._marks:
             (name, _), now = self._phases._marks[-1], time.monotonic()
             self._phases._marks[:], self._phases._ends[:] = [(name, now)], []
-            self._metrics._pipe._line_at = self._line_at = now
+            self._metrics._pipe.due_at = self._due_at = now + INTERVAL_S
         self._instruments.metrics = self._metrics if is_on else None
         self._instruments._sums_loss = is_on
         self._recorder.phases = self._phases if is_on else None

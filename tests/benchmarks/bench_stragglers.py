@@ -1,9 +1,11 @@
 """How often the right rank or link is named, and how often one is named where all is well.
 
     python tests/benchmarks/bench_stragglers.py [--runs 20] [--labs 3] [--kinds compute data link none]
+                                                [--engine]
 
 Real jobs of three ranks on three hosts of labs, which average real gradients over gloo; in each run another
-rank is slowed by 30 %: its computing, its data, or the link of its host, outgoing or incoming. Needs root.
+rank is slowed by 30 %: its computing, its data, or the link of its host, outgoing or incoming. With --engine
+they train with an engine, in steps of 30 ms, of which it times some; then not over slow links. Needs root.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from tests.lab import Lab
 from tests.launcher.command import Command
 
 WORKER = Path(__file__).parent / "straggler_worker.py"
+ENGINE_WORKER = Path(__file__).parent / "straggler_engine_worker.py"
 KINDS = ("compute", "data", "link", "none")
 NUM_HOSTS = 3
 SECONDS = 40.0  # of training: the window, the time until it is full, and some more
@@ -47,7 +50,15 @@ class Run(NamedTuple):
         return self.named == self.expected
 
 
-def run_job(lab: Lab, kind: str, number: int, *, seconds: float = SECONDS, mbit: float = LINK_MBIT) -> Run:
+def run_job(
+    lab: Lab,
+    kind: str,
+    number: int,
+    *,
+    seconds: float = SECONDS,
+    mbit: float = LINK_MBIT,
+    has_engine: bool = False,
+) -> Run:
     """Train on the first hosts of the lab; returns what was named."""
     rank = number % NUM_HOSTS
     node = lab.nodes[rank]
@@ -59,12 +70,13 @@ def run_job(lab: Lab, kind: str, number: int, *, seconds: float = SECONDS, mbit:
     elif kind == "link":
         node.slow_down(mbit)
     try:
-        words = ("-H", "hosts", "--events", "events", "--no_local_rank", str(WORKER))
+        words = ("-H", "hosts", "--events", "events", "--no_local_rank")
+        worker = (ENGINE_WORKER, f"{seconds:g}") if has_engine else (WORKER, f"{seconds:g}", f"{MEGABYTES:g}")
         command = Command(
             lab.head,
             folder,
             *words,
-            *(f"{seconds:g}", f"{MEGABYTES:g}", kind, str(rank)),
+            *(*map(str, worker), kind, str(rank)),
             env={"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
         )
         code = command.wait(LIMIT_S)
@@ -98,10 +110,12 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--labs", type=int, default=3, help="so many jobs run at the same time")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--engine", action="store_true", help="train with one, in short steps")
     options = parser.parse_args()
+    kinds = [kind for kind in options.kinds if kind != "link" or not options.engine]
     left: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
     for number in range(options.runs):
-        for kind in options.kinds:
+        for kind in kinds:
             left.put((kind, number))
     runs: list[Run] = []
 
@@ -112,7 +126,7 @@ def main() -> None:
                     kind, number = left.get_nowait()
                 except queue.Empty:
                     return
-                one = run_job(lab, kind, number)
+                one = run_job(lab, kind, number, has_engine=options.engine)
                 runs.append(one)
                 mark = "right" if one.is_right else f"WRONG, expected {one.expected}"
                 print(f"{kind} {number}: {mark}; step {one.step_s:.3f} s; {list(one.texts)}", flush=True)
@@ -122,7 +136,7 @@ def main() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    for kind in options.kinds:
+    for kind in kinds:
         of_kind = [one for one in runs if one.kind == kind]
         right = sum(one.is_right for one in of_kind)
         what = "with no name" if kind == "none" else "named right"

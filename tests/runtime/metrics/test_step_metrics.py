@@ -415,6 +415,31 @@ def test_saving_loading_and_evaluating_are_states_and_no_computing(
         assert [row["accuracy"] for row in rows if "accuracy" in row] == [0.25]
 
 
+def _learn_from_a_teacher(rank: int, path: str) -> None:
+    with telling(rank, path):
+        student, teacher = (
+            dslaunch.initialize(model=make_model(seed=seed), config=make_config(stage=2))[0]
+            for seed in (1, 2)
+        )
+        teacher.eval()
+        own = batch(0).chunk(student.world_size)[rank]
+        for _ in range(STEPS):
+            with torch.no_grad():
+                loss_of(teacher, own)
+            student.backward(loss_of(student, own))
+            student.step()
+        for engine in (student, teacher):
+            engine.destroy()
+
+
+def test_a_rank_whose_other_engine_has_evaluated_trains_again(ranks: Ranks, reader: Reader) -> None:
+    ranks(_learn_from_a_teacher, str(reader.path), world_size=2)
+    for rows in reader.lines().values():
+        assert "evaluating" in [row.get("state") for row in rows]
+        assert [row.get("state") for row in steps_of(rows)] == [None] * STEPS
+        assert all(row["paused_s"] > 0.0 for row in steps_of(rows)[1:])
+
+
 class Pretrained(Words):
     """As a model of transformers, of which Trainer evaluates the module itself."""
 
