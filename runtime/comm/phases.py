@@ -207,40 +207,51 @@ class _Sums:
         """Add what is between these."""
         phase, since = marks[0]
         for following, until in marks[1:]:
-            self._num_marks += 1
-            if phase in _GAPS:
-                self._gap = phase
-                self._gap_s += between(since, until)
-            elif phase == _UNTIMED_FOLLOWS:
-                self._step[_UNTIMED] += between(since, until)
+            seconds = between(since, until)
+            if phase == _UNTIMED_FOLLOWS and following in _ENDS:  # as of most that are not timed
+                self._end_untimed_step(seconds)
             else:
-                self._step[phase] += between(since, until)
-            if following in _MEANT:
-                if self._gap_s:
-                    meant = PAUSED if self._gap == _AFTER[EVALUATING] else _MEANT[following]
-                    self._step[meant] += self._gap_s
-                    self._gap_s = 0.0
-                if following in _ENDS:
-                    self._end_step()
+                self._add(phase, seconds, following)
             phase, since = following, until
+
+    def _add(self, phase: str, seconds: float, following: str) -> None:
+        self._num_marks += 1
+        if phase in _GAPS:
+            self._gap = phase
+            self._gap_s += seconds
+        else:
+            self._step[_UNTIMED if phase == _UNTIMED_FOLLOWS else phase] += seconds
+        if following in _MEANT:
+            if self._gap_s:
+                meant = PAUSED if self._gap == _AFTER[EVALUATING] else _MEANT[following]
+                self._step[meant] += self._gap_s
+                self._gap_s = 0.0
+            if following in _ENDS:
+                self._end_step()
 
     def _end_step(self) -> None:
         step = self._step
-        step_s, untimed_s = sum(step.values()), step[_UNTIMED]
-        paused_s = step[PAUSED] + step[EVALUATING]
-        self._steps += 1
-        self._step_s += step_s
-        self._paused_s += paused_s
+        parts_s, paused_s, untimed_s = 0.0, step[PAUSED] + step[EVALUATING], step[_UNTIMED]
         for phase in _PARTS:
             self._parts_s[phase] += step[phase]
-        if untimed_s:
-            self._untimed_s += min(untimed_s, max(self._longest_s, self._longest_before_s))
-        else:
-            self._longest_s = max(self._longest_s, step_s - paused_s)
-            self.marks = self._num_marks
-        self._num_marks = 0
+            parts_s += step[phase]
+        self._step_s += parts_s + paused_s
+        self._paused_s += paused_s
         for phase in step:
             step[phase] = 0.0
+        if untimed_s:
+            self._end_untimed_step(untimed_s)
+        else:
+            self._steps += 1
+            self._longest_s = max(self._longest_s, parts_s)
+            self.marks = self._num_marks
+        self._num_marks = 0
+
+    def _end_untimed_step(self, seconds: float) -> None:
+        """Without its pauses."""
+        self._steps += 1
+        self._step_s += seconds
+        self._untimed_s += min(seconds, max(self._longest_s, self._longest_before_s))
 
     def take(self) -> dict[str, float]:
         """Return those of steps that have ended, once."""

@@ -88,11 +88,6 @@ class Pipe:
         self._late.append((numbers, is_program))
         self.look()
 
-    def _counts(self, name: str, *, is_program: bool) -> bool:
-        if name == "step" and self.has_engine:
-            return not is_program
-        return is_program or name not in self._of_program
-
     def follow_up(self) -> None:
         """Write the line that waits for numbers of a GPU, if they are here."""
         if self._line is not None:
@@ -162,10 +157,15 @@ class Pipe:
                 self._is_busy = False
 
     def _take(self, numbers: Mapping[str, Any], *, is_program: bool) -> None:
+        step = {"step"} if self.has_engine else set()  # which is the engine's
         if is_program:
             self._of_program.update(numbers)
+        others = step if is_program else self._of_program - step
+        if not self._told and others.isdisjoint(numbers):
+            self._told.update(numbers)
+            return
         for name, value in numbers.items():
-            if self._counts(name, is_program=is_program):
+            if name not in others:
                 self._told[name] = value + self._told.get(name, 0) if is_sum(name) else value
 
     # ---- lines
