@@ -32,7 +32,7 @@ from .absent import why_absent
 from .checkpoints import Checkpoints
 from .components import make_components
 from .getters import Getters
-from .instruments import Instruments
+from .instruments import Instruments, loss_value
 from .weights import Weights
 
 
@@ -197,9 +197,10 @@ class Engine(Getters, nn.Module):
     def _begin_backward(self, loss: Tensor) -> None:
         self._model.parked_states.check_kept("engine.backward()")
         self._accumulation.begin_micro_batch()
-        self._instruments.note_loss(loss)
+        value = loss_value(loss)
+        self._instruments.note_loss(value)
         if self._optimizer_step is not None:
-            self._optimizer_step.skipped.note_loss(loss)
+            self._optimizer_step.skipped.note_loss(value)
 
     def _forget_losses(self) -> None:
         """The micro batches since the last step count no more."""

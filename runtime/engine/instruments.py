@@ -161,17 +161,15 @@ class Instruments:
     def _traced(self, name: str, timed: AbstractContextManager[object]) -> AbstractContextManager[object]:
         return self.tracer.phase(name, timed) if SPANS.is_on else timed
 
-    def note_loss(self, part: Tensor) -> None:
-        """Add a micro batch's part of the mean loss of a step. A GPU is not waited for."""
+    def note_loss(self, part: Tensor | float) -> None:
+        """Add a micro batch's part of the mean loss of a step, as `loss_value` gives it."""
         if not self._sums_loss:
             return
-        if not part.is_cuda:
-            own: Tensor | float = part.item()
-        elif self.metrics is None:
-            own = part.detach().float()
-        else:
-            own = part.detach().float().clone()  # it is read later, and the program may change its loss
-        self._loss = own if self._loss is None else self._loss + own
+        if isinstance(part, Tensor):
+            part = part.float()
+            if self.metrics is not None:
+                part = part.clone()  # it is read later, and the program may change its loss
+        self._loss = part if self._loss is None else self._loss + part
 
     def forget_losses(self) -> None:
         """The micro batches since the last step count no more."""
@@ -252,6 +250,14 @@ class Instruments:
             for name, s in self._last_times_s.items()
             if self._breaks_down and name in _TIMER_OF
         }
+
+
+def loss_value(loss: Tensor) -> Tensor | float:
+    """Return what can be kept of a loss: its value. Where that has to be waited for, and of what is not one
+    number, a tensor without what led to it.
+    """
+    is_here = type(loss) is Tensor and loss.is_cpu and loss.numel() == 1
+    return loss.item() if is_here else loss.detach()
 
 
 def _both(

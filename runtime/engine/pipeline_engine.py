@@ -28,6 +28,7 @@ from ..pipeline.tied import tied_over_stages
 from ..pipeline.topology import PipelineParallelGrid
 from ..zero.unit import Unit
 from .engine import Engine
+from .instruments import loss_value
 
 
 class PipelineEngine(Engine):
@@ -99,9 +100,10 @@ class PipelineEngine(Engine):
             self._accumulation.begin_micro_batch()
             outcome = self._run(table, batch)
             loss, more = self._mean(outcome, num_micro_batches)
-            self._instruments.note_loss(loss)
+            value = loss_value(loss)
+            self._instruments.note_loss(value)
             if self._optimizer_step is not None:
-                self._optimizer_step.skipped.note_loss(loss)
+                self._optimizer_step.skipped.note_loss(value)
         self.agg_train_loss, self.agg_additional_losses = loss, more
         self.total_loss = torch.stack(outcome.losses).sum() if outcome.losses else None
         self._progress.micro_steps += num_micro_batches - 1  # the step counts one

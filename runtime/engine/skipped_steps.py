@@ -50,13 +50,13 @@ class SkippedSteps:
         limit = config.max_skipped_steps
         self._limit = _DEFAULT_LIMIT[config.loss_scaling.enabled] if limit is None else limit
         self._is_lenient = config.origin.is_lenient
-        self._losses: list[Tensor] = []  # of this step's micro batches, 0-d on the device
+        self._losses: list[Tensor | float] = []  # of this step's micro batches
         self._num_in_a_row = 0
         self._num_recent = 0  # among the last EVERY steps
 
-    def note_loss(self, loss: Tensor) -> None:
+    def note_loss(self, loss: Tensor | float) -> None:
         """A micro batch has this loss."""
-        self._losses.append(loss.detach())
+        self._losses.append(loss)
 
     def forget_losses(self) -> None:
         """The micro batches since the last step count no more."""
@@ -108,7 +108,7 @@ class SkippedSteps:
                 for place, sub_buffer in enumerate(self._sub_buffers)
                 if (index := _last_bad(sub_buffer)) is not None
             ],
-            any(not bool(torch.isfinite(loss).all()) for loss in self._losses),
+            any(not bool(torch.isfinite(torch.as_tensor(loss)).all()) for loss in self._losses),
             any(sub_buffer.gradients.was_own_bad for sub_buffer in self._sub_buffers),
         )
         everywhere = self._job.all_gather_objects(own, what="where gradients are not finite")

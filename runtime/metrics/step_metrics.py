@@ -38,6 +38,9 @@ class _LastStep:
     def numbers(self) -> dict[str, Any]:
         """Return it by name."""
         found = dict(zip(_VALUES, self.values, strict=True))
+        loss = found["loss"]
+        if isinstance(loss, Tensor) and loss.is_cpu:
+            found["loss"] = loss.item()
         get_lr = None if self.get_lr is None else self.get_lr()
         if get_lr is not None and (rates := get_lr()):  # an engine that has ended has none
             found["lr"] = rates[0]
