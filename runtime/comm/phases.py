@@ -53,7 +53,6 @@ _MEANT = {  # what a gap was, by the call that follows
     DATA: DATA,
     _STEP_ENDS: OPTIMIZER,
     _UNTIMED_FOLLOWS: OPTIMIZER,
-    _UNTIMED: PAUSED,  # after an evaluation
 }
 _WHOLE = (PAUSED, EVALUATING)  # to wait for others is part of it
 _NOTHING: AbstractContextManager[None] = nullcontext()

@@ -212,6 +212,22 @@ def test_an_untimed_step_is_as_the_timed_ones(
     assert {name: value for name, value in found.items() if value} == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_marks_of_steps_that_nobody_asks_for_are_few(
+    device: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phases, "_MOST_MARKS", 20)
+    made = Phases(torch.device(device))
+    made._timed_steps = Chosen()  # type: ignore[assignment]
+    with made.during(FORWARD):
+        pass
+    for number in range(500):
+        clock.time_s += 1
+        made.end_step(number + 2)
+        assert len(made._marks) < 30
+    assert made.take()["steps"] == 500
+
+
 def test_where_no_step_was_timed_they_are_as_those_before(clock: Clock) -> None:
     first, second, third = times_of("fbbo|;ffo|.fo|;.....fbo|", "cpu", clock, frozenset({2, 3, 4}))
     assert first == {"forward_s": 1, "backward_s": 2, "optimizer_s": 1, "step_s": 4, "steps": 1}

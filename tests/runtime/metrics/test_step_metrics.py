@@ -309,6 +309,7 @@ def test_where_few_steps_are_timed_the_others_are_counted_and_taken_to_be_like_t
         first, *rest = rows  # all of these are timed
         num_steps = total(rest, "steps")
         assert num_steps > SELDOM_STEPS / 2
+        assert num_timed > first["steps"] + 1  # what comes next is timed, too
         assert total(rest, "step_s") == pytest.approx(ends[-1] - ends[first["steps"] - 1], abs=0.01)
         for row in rows:
             assert sum(row.get(name, 0.0) for name in PARTS) <= row["step_s"] + 1e-9
