@@ -7,8 +7,8 @@ computes, and times are read when the events have happened: nothing is waited fo
 
 A mark costs some microseconds, so not all steps are timed: see timed_steps.py. Of one that is not, only its
 end leaves a mark, and whatever is no part of a step. So the number of steps, their time, and pauses are
-exact; what an untimed step took is divided as the timed ones were. If it took longer than any of these it is
-not known for what, and that much of it is no phase's.
+exact; what an untimed step took is divided as the timed ones were. What it took beyond twice the longest of
+these was for something else, and is no phase's.
 
 [Note: gaps]
 Between two calls of the engine it is the next call that says what the program did meanwhile. Before a forward
@@ -250,7 +250,7 @@ class _Sums:
         """Without its pauses."""
         self._steps += 1
         self._step_s += seconds
-        self._untimed_s += min(seconds, max(self._longest_s, self._longest_before_s))
+        self._untimed_s += min(seconds, 2 * max(self._longest_s, self._longest_before_s))
 
     def take(self) -> dict[str, float]:
         """Return those of steps that have ended, once."""
