@@ -9,6 +9,7 @@ steps that follow, until one is applied.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -108,7 +109,7 @@ class SkippedSteps:
                 for place, sub_buffer in enumerate(self._sub_buffers)
                 if (index := _last_bad(sub_buffer)) is not None
             ],
-            any(not bool(torch.isfinite(torch.as_tensor(loss)).all()) for loss in self._losses),
+            not all(map(_is_finite, self._losses)),
             any(sub_buffer.gradients.was_own_bad for sub_buffer in self._sub_buffers),
         )
         everywhere = self._job.all_gather_objects(own, what="where gradients are not finite")
@@ -139,6 +140,10 @@ class SkippedSteps:
     def _say(self, text: str) -> None:
         if self._job.is_first:
             _log.warning("%s", text)
+
+
+def _is_finite(loss: Tensor | float) -> bool:
+    return bool(torch.isfinite(loss).all()) if isinstance(loss, Tensor) else math.isfinite(loss)
 
 
 def _last_bad(sub_buffer: SubBuffer) -> int | None:
