@@ -16,7 +16,7 @@ from .pipe import file_of
 
 # Kinds take a look at each tensor: the longer they have not changed, the less often.
 _KINDS_FIRST_S, _KINDS_LAST_S = 2.0, 60.0
-_LOOK_S = 1.5  # in between it is what it was
+_LOOK_S = 1.5  # in between it is what it was: every second line by default
 _KIB = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")

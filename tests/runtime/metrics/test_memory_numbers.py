@@ -38,7 +38,10 @@ def test_kinds_that_do_not_change_are_looked_at_less_and_less(monkeypatch: pytes
     )
 
 
-def test_a_program_may_close_all_files_and_open_others(tmp_path: Path) -> None:
+def test_a_program_may_close_all_files_and_open_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_numbers, "_LOOK_S", 0.0)
     memory = memory_numbers.MemoryNumbers(torch.device("cpu"))
     before = memory.look()["mem_used"]
     assert memory._statm is not None
@@ -52,3 +55,15 @@ def test_a_program_may_close_all_files_and_open_others(tmp_path: Path) -> None:
     os.close(fd)
     os.close(own)
     assert abs(memory.look()["mem_used"] - before) < before / 2
+
+
+def test_memory_is_looked_at_again_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, used = 0.0, 0
+    memory = memory_numbers.MemoryNumbers(torch.device("cpu"))
+    monkeypatch.setattr(memory_numbers.time, "monotonic", lambda: now)
+    monkeypatch.setattr(memory, "_of_process", lambda: {"mem_used": used})
+    told = []
+    for second in range(6):
+        now, used = float(second), 10 * second
+        told.append(memory.look()["mem_used"])
+    assert told == [0, 0, 20, 20, 40, 40]
