@@ -142,11 +142,7 @@ class StepMetrics:
     def note_inputs(self, given: Any) -> None:
         """Count the tokens of a micro batch: the elements of the first tensor of integers that is
         [batch, sequence].
-
-        A model that had none so far is not asked in each step.
         """
-        if not self._last.tokens and self.process.is_quiet:
-            return
         tokens = _first_tokens(given)
         if tokens is not None:
             self._last.tokens += tokens.numel()

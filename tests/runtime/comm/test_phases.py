@@ -82,7 +82,7 @@ def times_of(
     step.
     """
     made = Phases(torch.device(device))
-    made._timed_steps = Chosen(frozenset(range(1, 20)) - untimed)  # type: ignore[assignment]
+    made._timed_steps = Chosen(frozenset(range(1, 700)) - untimed)  # type: ignore[assignment]
     within: list[Any] = []
     for at, letter in enumerate(story):
         if letter in CALLS:
@@ -138,7 +138,10 @@ def clock(monkeypatch: pytest.MonkeyPatch, gpu: list[str]) -> Clock:
         # the program waits for others while it gets data
         ("fbo|.w.fbo|", {"forward": 2, "backward": 2, "optimizer": 2, "data": 2, "comm": 1}),
         ("fbo|.s(w).fbo|", {"forward": 2, "backward": 2, "optimizer": 2, "data": 2, "paused": 2}),
-        ("fbo|.e.e(w)..fbo|", {"forward": 2, "backward": 2, "optimizer": 2, "paused": 7}),
+        ("fbo|.e.e(w)..fbo|", {"forward": 2, "backward": 2, "optimizer": 2, "data": 1, "paused": 6}),
+        # a teacher, before the forward, after it, and after the backward
+        ("fbo|..e.fbo|", {"forward": 2, "backward": 2, "optimizer": 2, "data": 2, "paused": 2}),
+        ("fbo|..f.e.b.e.o|", {"forward": 3, "backward": 3, "optimizer": 2, "data": 2, "paused": 4}),
         # a pipeline: all of a batch is a forward but for the backwards and the waits
         ("d(w)f(f.wb.b)o|", {"data": 1, "comm": 2, "forward": 4, "backward": 2, "optimizer": 1}),
         # a step that has not ended is not told
@@ -232,8 +235,33 @@ def test_marks_of_steps_that_nobody_asks_for_are_few(
 def test_where_no_step_was_timed_they_are_as_those_before(clock: Clock) -> None:
     first, second, third = times_of("fbbo|;ffo|.fo|;.........fbo|", "cpu", clock, frozenset({2, 3, 4}))
     assert first == {"forward_s": 1, "backward_s": 2, "optimizer_s": 1, "step_s": 4, "steps": 1}
-    assert second == {"forward_s": 1.5, "backward_s": 3, "optimizer_s": 1.5, "step_s": 6, "steps": 2}
-    assert third == {"forward_s": 2, "backward_s": 4, "optimizer_s": 2, "step_s": 12, "steps": 1}
+    assert second == pytest.approx(
+        {"forward_s": 1.5, "backward_s": 3, "optimizer_s": 1.5, "step_s": 6, "steps": 2}
+    )
+    twice = 2 * 0.98**2  # what was longest counts less and less
+    known = {"forward_s": twice, "backward_s": 2 * twice, "optimizer_s": twice}
+    assert third == pytest.approx({**known, "step_s": 12, "steps": 1})
+
+
+def test_steps_that_are_longer_at_once_are_no_pause(clock: Clock) -> None:
+    *_, last = times_of("fbo|;" + "ffffbbbboooo|" * 4, "cpu", clock, frozenset({2, 3, 4, 5}))
+    assert last == pytest.approx(
+        {"forward_s": 16, "backward_s": 16, "optimizer_s": 16, "step_s": 48, "steps": 4}
+    )
+
+
+def test_what_is_seldom_timed_is_as_often_in_the_times_as_it_happens(clock: Clock) -> None:
+    """Each 8th step waits long for its data; one in six is timed, and one line is told for six steps."""
+    usual, slow = "fbo|", "." * 12 + "fbo|"
+    steps = [slow if number % 8 == 5 else usual for number in range(1, 601)]
+    story = "".join(step + ";" * (number % 6 == 0) for number, step in enumerate(steps, 1))
+    timed = {1, *(number for number in range(1, 601) if number * 7 % 48 < 8)}
+    found = list(times_of(story, "cpu", clock, frozenset(range(1, 601)) - frozenset(timed)))
+    data_s = sum(one.get("data_s", 0.0) for one in found)
+    assert data_s == pytest.approx(75 * 12, rel=0.15)
+    assert sum(one["step_s"] for one in found if one) == 600 * 3 + 75 * 12
+    shares = [one.get("data_s", 0.0) / one["step_s"] for one in found[30:] if one]
+    assert min(shares) > 0.1
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
