@@ -133,6 +133,7 @@ class StepMetrics:
     def evaluating(self) -> AbstractContextManager[None]:
         """Around a forward that is part of no step."""
         if not self.process.is_evaluating:
+            self._pipe.look_if_due()  # what is told of the steps before is of training
             self.process.is_evaluating = True
             self.process.is_quiet = False
             self._pipe.tell_state("evaluating")

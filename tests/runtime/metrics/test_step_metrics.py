@@ -416,8 +416,8 @@ def test_saving_loading_and_evaluating_are_states_and_no_computing(
         assert [row["accuracy"] for row in rows if "accuracy" in row] == [0.25]
 
 
-def _learn_from_a_teacher(rank: int, path: str) -> None:
-    with telling(rank, path):
+def _learn_from_a_teacher(rank: int, path: str, interval_s: float) -> None:
+    with telling(rank, path, interval_s=interval_s):
         student, teacher = (
             dslaunch.initialize(model=make_model(seed=seed), config=make_config(stage=2))[0]
             for seed in (1, 2)
@@ -425,6 +425,7 @@ def _learn_from_a_teacher(rank: int, path: str) -> None:
         teacher.eval()
         own = batch(0).chunk(student.world_size)[rank]
         for _ in range(STEPS):
+            time.sleep(2 * interval_s)  # so a line is due
             with torch.no_grad():
                 loss_of(teacher, own)
             student.backward(loss_of(student, own))
@@ -434,11 +435,19 @@ def _learn_from_a_teacher(rank: int, path: str) -> None:
 
 
 def test_a_rank_whose_other_engine_has_evaluated_trains_again(ranks: Ranks, reader: Reader) -> None:
-    ranks(_learn_from_a_teacher, str(reader.path), world_size=2)
+    ranks(_learn_from_a_teacher, str(reader.path), 0.0, world_size=2)
     for rows in reader.lines().values():
         assert "evaluating" in [row.get("state") for row in rows]
         assert [row.get("state") for row in steps_of(rows)] == [None] * STEPS
         assert all(row["paused_s"] > 0.0 for row in steps_of(rows)[1:])
+
+
+def test_what_is_told_when_a_teacher_begins_is_of_training(ranks: Ranks, reader: Reader) -> None:
+    ranks(_learn_from_a_teacher, str(reader.path), NAP_S, world_size=2)
+    for rows in reader.lines().values():
+        assert total(rows, "steps") == STEPS
+        assert [row.get("state") for row in rows if "steps" in row] == [None] * len(steps_of(rows))
+        assert total(rows, "data_s") > 2 * NAP_S * (STEPS - 1) > total(rows, "paused_s")
 
 
 class Pretrained(Words):
