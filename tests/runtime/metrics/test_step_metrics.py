@@ -182,6 +182,34 @@ def test_tokens_of_the_job_are_counted(ranks: Ranks, reader: Reader) -> None:
         assert [row["tokens"] for row in steps_of(rows)] == [2 * 4 * 5, 2 * 4 * 12]
 
 
+class PicturesThenWords(Words):
+    """Takes either."""
+
+    def forward(self, given: Tensor) -> Tensor:  # type: ignore[override]
+        found: Tensor = (
+            given.mean() * self.embed.weight.mean() if given.is_floating_point() else self.embed(given)
+        )
+        return found.mean()
+
+
+def _read_words_late(rank: int, path: str) -> None:
+    timed_steps.STEP_S = 1e3  # few steps are timed
+    with telling(rank, path, interval_s=0.05):
+        engine, *_ = dslaunch.initialize(
+            model=make_model(PicturesThenWords), config=make_config(train_batch_size=8)
+        )
+        for number in range(80):
+            given = torch.ones(4, 5, dtype=torch.int64 if number >= 40 else torch.float32)
+            engine.backward(engine(given))
+            engine.step()
+
+
+def test_tokens_that_begin_late_are_all_counted(ranks: Ranks, reader: Reader) -> None:
+    ranks(_read_words_late, str(reader.path), world_size=2)
+    for rows in reader.lines().values():
+        assert steps_of(rows)[-1]["tokens"] == 40 * 2 * 4 * 5
+
+
 def _overflow(rank: int, path: str) -> list[tuple[float, float]]:
     found = []
     with telling(rank, path):
