@@ -7,8 +7,7 @@ computes, and times are read when the events have happened: nothing is waited fo
 
 A mark costs some microseconds, so not all steps are timed: see timed_steps.py. Of one that is not, only its
 end leaves a mark, and whatever is no part of a step. So the number of steps, their time, and pauses are
-exact; what an untimed step took is divided as the timed ones lately were. What it took beyond twice the
-longest of these was for something else, and is no phase's.
+exact; what an untimed step was made of is known from timed ones: see parts_by_length.py.
 
 [Note: gaps]
 Between two calls of the engine it is the next call that says what the program did meanwhile. Before a forward
@@ -21,13 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from statistics import median
 from threading import get_ident
 from time import perf_counter as clock_s
 from typing import Any
 
 import torch
 
+from .parts_by_length import PartsByLength
 from .timed_steps import TimedSteps
 
 FORWARD, BACKWARD, OPTIMIZER, COMM, DATA = "forward", "backward", "optimizer", "comm", "data"
@@ -57,8 +56,6 @@ _MEANT = {  # what a gap was, by the call that follows
     _UNTIMED_FOLLOWS: OPTIMIZER,
 }
 _BEFORE_EVALUATING = {_AFTER[FORWARD]: FORWARD, _AFTER[BACKWARD]: BACKWARD}  # a part that goes on
-_KEPT = 0.9  # of what timed steps took, from one telling to the next: some 10 of them count
-_LONGEST_KEPT = 0.98  # of the longest one: what happens once in many steps may be timed seldom
 _WHOLE = (PAUSED, EVALUATING)  # to wait for others is part of it
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _MOST_MARKS = 4096  # then times are read before the step ends
@@ -202,11 +199,8 @@ class _Sums:
         self._gap, self._gap_s = "", 0.0  # whose meaning is not known yet, and how long it was so far
         self._num_marks = 0  # of this step
         self._steps, self._step_s, self._paused_s = 0, 0.0, 0.0  # since they were taken
-        self._untimed_s: list[float] = []  # of each untimed step
         self._parts_s = dict.fromkeys(_PARTS, 0.0)  # of timed steps
-        # Of timed steps, those that were taken lately among them: by phase, and the longest.
-        self._lately_s = dict.fromkeys(_PARTS, 0.0)
-        self._longest_s = 0.0
+        self._by_length = PartsByLength()
 
     def add(self, marks: Sequence[tuple[str, Any]], between: Callable[[Any, Any], float]) -> None:
         """Add what is between these."""
@@ -232,7 +226,7 @@ class _Sums:
                 if self._gap == _AFTER[EVALUATING]:
                     meant = PAUSED
                 elif following == EVALUATING:
-                    meant = _BEFORE_EVALUATING.get(self._gap, DATA)
+                    meant = _BEFORE_EVALUATING.get(self._gap, meant)
                 self._step[meant] += self._gap_s
                 self._gap_s = 0.0
             if following in _ENDS:
@@ -240,48 +234,39 @@ class _Sums:
 
     def _end_step(self) -> None:
         step = self._step
-        parts_s, paused_s, untimed_s = 0.0, step[PAUSED] + step[EVALUATING], step[_UNTIMED]
-        for phase in _PARTS:
-            self._parts_s[phase] += step[phase]
-            parts_s += step[phase]
+        parts = {phase: step[phase] for phase in _PARTS}
+        parts_s, paused_s, untimed_s = sum(parts.values()), step[PAUSED] + step[EVALUATING], step[_UNTIMED]
+        for phase, seconds in parts.items():
+            self._parts_s[phase] += seconds
         self._step_s += parts_s + paused_s
         self._paused_s += paused_s
-        for phase in step:
-            step[phase] = 0.0
         if untimed_s:
             self._end_untimed_step(untimed_s)
         else:
             self._steps += 1
-            self._longest_s = max(self._longest_s, parts_s)
             self.marks = self._num_marks
+            if parts_s:
+                self._by_length.add(parts)
         self._num_marks = 0
+        for phase in step:
+            step[phase] = 0.0
 
     def _end_untimed_step(self, seconds: float) -> None:
         """Without its pauses."""
         self._steps += 1
         self._step_s += seconds
-        self._untimed_s.append(seconds)
+        self._by_length.add_untimed(seconds)
 
     def take(self) -> dict[str, float]:
         """Return those of steps that have ended, once."""
         if not self._steps:
             return {}
+        untimed_s = self._by_length.take()
         told = {"steps": self._steps, "step_s": self._step_s, "paused_s": self._paused_s}
-        lately_s = self._lately_s
-        for phase, seconds in self._parts_s.items():
-            lately_s[phase] = _KEPT * lately_s[phase] + seconds
-        factor = self._known_s() / (sum(lately_s.values()) or 1.0)
-        told |= {f"{phase}_s": own + factor * lately_s[phase] for phase, own in self._parts_s.items()}
+        told |= {f"{phase}_s": own + untimed_s.get(phase, 0.0) for phase, own in self._parts_s.items()}
         self._parts_s = dict.fromkeys(_PARTS, 0.0)
-        self._longest_s *= _LONGEST_KEPT
-        self._steps, self._step_s, self._paused_s, self._untimed_s = 0, 0.0, 0.0, []
+        self._steps, self._step_s, self._paused_s = 0, 0.0, 0.0
         return {name: value for name, value in told.items() if value}
-
-    def _known_s(self) -> float:
-        """How long the untimed steps were, as far as they are like timed ones, or like each other."""
-        usual = median(self._untimed_s) if len(self._untimed_s) > 2 else 0.0
-        most = 2 * max(self._longest_s, usual)
-        return sum(min(seconds, most) for seconds in self._untimed_s)
 
 
 class _Events:

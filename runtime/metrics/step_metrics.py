@@ -173,8 +173,8 @@ class StepMetrics:
         last.values = step, progress.global_samples, progress.skipped_steps, loss, grad_norm, loss_scale
         if last.get_lr is None:
             last.get_lr = weakref.WeakMethod(get_lr)
-        process.last = self._tell_last
         self._phases.end_step(step + 1)
+        process.last = self._tell_last  # a handler of a signal may tell it from now on
         process.is_quiet = not self._phases.is_timed
         if now >= pipe.due_at:
             pipe.look()

@@ -210,6 +210,32 @@ def test_tokens_that_begin_late_are_all_counted(ranks: Ranks, reader: Reader) ->
         assert steps_of(rows)[-1]["tokens"] == 40 * 2 * 4 * 5
 
 
+def _report_while_a_step_ends(rank: int, path: str) -> None:
+    """As a handler of a signal may."""
+    with telling(rank, path):
+        engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=2))
+        phases = engine._wire.recorder.phases
+        end_step = phases.end_step
+
+        def end_step_late(next_step: int) -> None:
+            dslaunch.report(seen=next_step)
+            end_step(next_step)
+
+        phases.end_step = end_step_late
+        for number in range(STEPS):
+            engine.backward(loss_of(engine, batch(number).chunk(engine.world_size)[rank]))
+            engine.step()
+        engine.destroy()
+
+
+def test_what_is_reported_while_a_step_ends_loses_none(ranks: Ranks, reader: Reader) -> None:
+    ranks(_report_while_a_step_ends, str(reader.path), world_size=2)
+    for rows in reader.lines().values():
+        assert total(rows, "steps") == STEPS
+        assert steps_of(rows)[-1]["step"] == STEPS
+        assert [row["seen"] for row in rows if "seen" in row] == [2, 3, 4, 5]
+
+
 def _overflow(rank: int, path: str) -> list[tuple[float, float]]:
     found = []
     with telling(rank, path):
