@@ -175,11 +175,11 @@ class Console:
         """How far the start is: on a terminal one line that changes in place,
         else lines that become rarer.
         """
-        self._progress(describe_hosts(phase, num_hosts, missing, num_failed), began_at)
+        self.progress_of(describe_hosts(phase, num_hosts, missing, num_failed), began_at)
 
     def progress_of_workers(self, num_up: int, num_workers: int, began_at: float) -> None:
         """The same, when all hosts are there."""
-        self._progress(f"{num_up} of {num_workers} workers up", began_at)
+        self.progress_of(f"{num_up} of {num_workers} workers up", began_at)
 
     def end_progress(self, *, is_up: bool = False, is_stopping: bool = False) -> None:
         """The start is over; its line vanishes. Either all workers run, or they are told to end."""
@@ -189,7 +189,8 @@ class Console:
         if is_stopping:
             self.stopping()
 
-    def _progress(self, text: str, began_at: float) -> None:
+    def progress_of(self, text: str, began_at: float) -> None:
+        """How far anything else is that takes long; what is told often costs nothing."""
         now = time.monotonic()
         waited_s = self._last_progress_at - began_at
         after_s, every_s = PROGRESS_AFTER_S, max(PROGRESS_EVERY_S, PROGRESS_GROWTH * waited_s)

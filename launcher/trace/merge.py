@@ -13,7 +13,7 @@ import contextlib
 import gzip
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
@@ -25,6 +25,7 @@ from ..node.plain_file import open_plain
 from .rank_trace import MARK, RANGE, RankTrace, Slice
 
 MAX_TORCH_EVENTS = 400_000  # of a rank; more make Perfetto slow
+_TOLD_EACH = 10_000  # events
 HEAD = "dslaunch"
 # Where the rows begin; what is on the program's own row is nested, as the program is.
 _PROGRAM, _UNDER_WAY, _DISK, _OTHERS, _THREADS, _STREAMS = 1, 10, 40, 70, 1000, 100_000
@@ -43,8 +44,10 @@ class Merged(NamedTuple):
     notes: tuple[tuple[int, str], ...]  # what was left out, by rank
 
 
-def write_merged(path: str, traces: Sequence[RankTrace], head: dict[str, Any]) -> Merged:
-    """Write the file, whole or not at all.
+def write_merged(
+    path: str, traces: Sequence[RankTrace], head: dict[str, Any], *, told: Callable[[int], None]
+) -> Merged:
+    """Write the file, whole or not at all. `told` gets the number of events so far, once in a while.
 
     Errors: LaunchError if it cannot be written
     """
@@ -63,6 +66,8 @@ def write_merged(path: str, traces: Sequence[RankTrace], head: dict[str, Any]) -
                     (b",\n" if num_events else b"") + json.dumps(event, separators=(",", ":")).encode()
                 )
                 num_events += 1
+                if num_events % _TOLD_EACH == 0:
+                    told(num_events)
             file.write(b"\n]}\n")
         size = os.path.getsize(part)
         os.replace(part, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ..output.console import Console
 from ..sync.trace_files import TraceFiles
 from ..wording import count, shown_size
 from .merge import Merged, write_merged
-from .rank_trace import read_rank, spans_name
+from .rank_trace import RankTrace, read_rank, spans_name
 from .shown import head_of, lines_of
 from .times import times_of
 
@@ -33,19 +34,22 @@ def write_trace(
     if nbytes > MAX_SILENT_BYTES:
         console.say(f"--trace: putting {shown_size(nbytes)} of the ranks together")
     ends = _ends(verdict, (one.rank for node in plan.nodes for one in node.ranks))
-    traces = [
-        read_rank(
-            Path(files.folder, node.host.name),
-            rank=rank,
-            host=node.host.name,
-            clock=files.clock_of(node.host.name),
-            wanted=(options.first, options.last),
-            how_it_ended=ends.get(rank, ""),
-            was_brought=files.was_brought(node.host.name, spans_name(rank)),
+    began_at = time.monotonic()
+    places = [(node.host.name, rank) for node in plan.nodes for rank in traced_ranks(node)]
+    traces: list[RankTrace] = []
+    for host, rank in places:
+        console.progress_of(f"--trace: {len(traces)} of {count(len(places), 'rank')} read", began_at)
+        traces.append(
+            read_rank(
+                Path(files.folder, host),
+                rank=rank,
+                host=host,
+                clock=files.clock_of(host),
+                wanted=(options.first, options.last),
+                how_it_ended=ends.get(rank, ""),
+                was_brought=files.was_brought(host, spans_name(rank)),
+            )
         )
-        for node in plan.nodes
-        for rank in traced_ranks(node)
-    ]
     files.empty()
     problems = [(one.rank, problem) for one in traces for problem in one.problems]
     found = [one for one in traces if one.steps]
@@ -63,8 +67,14 @@ def write_trace(
     head = head_of(times, said, clock_error_s=error_s)
     merged: Merged | None = None
     try:
-        merged = write_merged(path, found, head)
+        merged = write_merged(
+            path,
+            found,
+            head,
+            told=lambda num: console.progress_of(f"--trace: {count(num, 'event')} written", began_at),
+        )
     finally:
+        console.end_progress()
         for rank, problem in (*(merged.notes if merged is not None else ()), *problems):
             console.warn(f"--trace: rank {rank}: {problem}")
         for line in filter(None, lines_of({**head, "problems": []}, path=path)):

@@ -62,8 +62,12 @@ def trace_of(folder: Path, rank: int, *, host: str = "a", offset_s: float = 0.0)
     return read_rank(folder, rank=rank, host=host, clock=clock(offset_s), wanted=(1, 1))
 
 
-def test_ranks_are_processes_in_order_and_hosts_have_one_clock(tmp_path: Path) -> None:
+def test_ranks_are_processes_in_order_and_hosts_have_one_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The clock of b is 5000 s behind."""
+    told: list[int] = []
+    monkeypatch.setattr(merge, "_TOLD_EACH", 10)
     about = {"op": "all_gather", "what": "unit 'x'", "key": "1/7//0", "optimizer step": 1}
     for rank, began, ended in ((9, 10, 30), (10, 5020, 5030)):
         at = 5000 * (rank == 10)
@@ -83,9 +87,11 @@ def test_ranks_are_processes_in_order_and_hosts_have_one_clock(tmp_path: Path) -
         write_rank(tmp_path, rank, [(1, at, at + 100, spans)], torch=operators)
     path = tmp_path / "all.json.gz"
     traces = [trace_of(tmp_path, 10, host="b", offset_s=-5.0), trace_of(tmp_path, 9)]
-    merged = write_merged(str(path), traces, {"some": "head"})
+    merged = write_merged(str(path), traces, {"some": "head"}, told=told.append)
     events = load(path)
     assert (merged.num_events, merged.notes) == (len(events), ())
+    assert told == list(range(10, len(events) + 1, 10))
+    assert told
     assert read_head(str(path)) == {"some": "head"}
     names = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
     order = {one["pid"]: one["args"]["sort_index"] for one in events if one["name"] == "process_sort_index"}
@@ -111,7 +117,7 @@ def test_of_too_many_events_the_shortest_are_left_out_and_that_is_said(
     monkeypatch.setattr(merge, "MAX_TORCH_EVENTS", 3)
     operators = [torch_event("cpu_op", f"op{n}", 10 * n, 10 * n + n) for n in range(1, 7)]
     write_rank(tmp_path, 0, [(1, 0, 100, [span("forward", "forward", 0, 1)])], torch=operators)
-    merged = write_merged(str(tmp_path / "few.json"), [trace_of(tmp_path, 0)], {})
+    merged = write_merged(str(tmp_path / "few.json"), [trace_of(tmp_path, 0)], {}, told=lambda _: None)
     names = {one["name"] for one in load(tmp_path / "few.json") if one["ph"] == "X"}
     assert names == {"step 1", "forward", "op4", "op5", "op6"}
     assert merged.notes == (
