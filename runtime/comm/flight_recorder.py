@@ -160,7 +160,7 @@ class Flight:
     def _block(self, call: Callable[[], T]) -> T:
         self.is_awaited = True
         phases = self._recorder.phases
-        before = phases.begin(COMM) if phases is not None and phases.is_timed else None
+        before = phases.begin(COMM) if phases is not None and phases.sees_waits else None
         try:
             return call()
         except RuntimeError:

@@ -1,8 +1,9 @@
 """What steps that were not timed were made of: the same as timed steps that were about as long.
 
-Steps that take longer do so for a reason of their own: the first one compiles, each 8th waits for its data,
-the program stands still once. So a step is compared with those of its length alone, and where there was none
-it is not known what it was made of.
+Steps that take longer do so for a reason of their own: the first one compiles, another rank was late, the
+program stands still once. So a step is compared with those of its length alone, and where there was none it
+is not known what it was made of. What is known of all steps, as what passes between them, is in no length
+here.
 """
 
 from __future__ import annotations

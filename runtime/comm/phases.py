@@ -5,15 +5,19 @@ A rank is in one phase at any time. Whatever changes the phase leaves a mark: it
 CPU that is the clock's time. A GPU works behind the program, so there the mark is an event in the stream that
 computes, and times are read when the events have happened: nothing is waited for.
 
-A mark costs some microseconds, so not all steps are timed: see timed_steps.py. Of one that is not, only its
-end leaves a mark, and whatever is no part of a step. So the number of steps, their time, and pauses are
-exact; what an untimed step was made of is known from timed ones: see parts_by_length.py.
+A mark costs some microseconds, so not all steps are timed: see timed_steps.py. One that is not leaves marks
+where a micro batch ends and the next one begins, and around whatever is no part of a step. So the number of
+steps, their time, what passes between micro batches, and pauses are exact, as it is those that differ from
+one step to the next; what the rest of an untimed step was made of is known from timed ones: see
+parts_by_length.py.
 
 [Note: gaps]
 Between two calls of the engine it is the next call that says what the program did meanwhile. Before a forward
 it got its data, as before an evaluation, with which a teacher may begin a step; between a forward and the
-backward it computed the loss; between a forward and a step without engine.backward() it ran the backward by
-itself, and so before the end of another micro batch.
+backward it computed the loss, or ran the forward by itself; between a forward and a step without
+engine.backward() it ran the backward by itself, and so before the end of another micro batch. What follows an
+evaluation between two steps is part of it, up to the next call that trains; after one inside of a step, as of
+a teacher, the step goes on.
 """
 
 from __future__ import annotations
@@ -32,9 +36,10 @@ from .timed_steps import TimedSteps
 FORWARD, BACKWARD, OPTIMIZER, COMM, DATA = "forward", "backward", "optimizer", "comm", "data"
 PAUSED = "paused"  # it saves or loads
 EVALUATING = "evaluating"  # a forward that is part of no step
-_STEP_ENDS = "step ends"
-_UNTIMED = "untimed"
-_UNTIMED_FOLLOWS = "step ends, and the next one is not timed"
+_STEP_ENDS, _MICRO_BATCH_ENDS = "step ends", "micro batch ends"
+_BETWEEN = "between"  # the end of a micro batch and the begin of the next one
+_UNTIMED = "untimed"  # inside of a micro batch of an untimed step
+_UNTIMED_ALL = "untimed, and so is what was before"
 # Gaps, by the call that has ended; see [Note: gaps].
 _AFTER = {
     FORWARD: "after forward",
@@ -42,8 +47,8 @@ _AFTER = {
     OPTIMIZER: "after optimizer",
     EVALUATING: "after evaluating",
 }
-_GAPS = frozenset([*_AFTER.values(), _STEP_ENDS])
-_ENDS = (_STEP_ENDS, _UNTIMED_FOLLOWS)
+_GAPS = frozenset([*_AFTER.values(), _STEP_ENDS, _MICRO_BATCH_ENDS, _BETWEEN])
+_WITHIN = (_AFTER[FORWARD], _AFTER[BACKWARD])  # gaps inside of a micro batch
 _PARTS = (FORWARD, BACKWARD, OPTIMIZER, COMM, DATA)
 _RUNS_BACKWARD = (BACKWARD, _AFTER[FORWARD])  # on a GPU that is a thread of autograd's
 _MEANT = {  # what a gap was, by the call that follows
@@ -53,9 +58,14 @@ _MEANT = {  # what a gap was, by the call that follows
     EVALUATING: DATA,
     DATA: DATA,
     _STEP_ENDS: OPTIMIZER,
-    _UNTIMED_FOLLOWS: OPTIMIZER,
+    _MICRO_BATCH_ENDS: BACKWARD,
+    _UNTIMED: DATA,
+    _UNTIMED_ALL: _UNTIMED,
 }
-_BEFORE_EVALUATING = {_AFTER[FORWARD]: FORWARD, _AFTER[BACKWARD]: BACKWARD}  # a part that goes on
+_IS_BETWEEN = {  # whether what follows is
+    **dict.fromkeys((FORWARD, BACKWARD, OPTIMIZER, DATA, _UNTIMED, _UNTIMED_ALL), False),
+    **dict.fromkeys((_STEP_ENDS, _MICRO_BATCH_ENDS), True),
+}
 _WHOLE = (PAUSED, EVALUATING)  # to wait for others is part of it
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _MOST_MARKS = 4096  # then times are read before the step ends
@@ -69,11 +79,12 @@ class Phases:
 
     def __init__(self, device: torch.device) -> None:
         self.is_timed = True  # the step that is being made
+        self.sees_waits = True  # it is timed, or this is between micro batches
         self._events = _Events(device) if device.type == "cuda" else None
         self._now: Callable[[], Any] = self._events.now if self._events else clock_s
         self._marks: list[tuple[str, Any]] = []  # (what begins, when), the oldest first
         self._ends: list[int] = []  # those of them that end steps
-        self._phase = _AFTER[OPTIMIZER]
+        self._phase = _BETWEEN
         self._thread = get_ident()  # that calls the engine
         self._sums = _Sums()
         self._timed_steps = TimedSteps()
@@ -82,7 +93,8 @@ class Phases:
 
     def begin(self, phase: str) -> str | None:
         """A phase begins inside of another one; return that, for `end`, or None if this says nothing of
-        what the program does: another thread, or another stream, waits. Not in an untimed step.
+        what the program does: another thread, or another stream, waits. Where `sees_waits` is false it is
+        not told of waits.
         """
         before = self._phase
         if get_ident() != self._thread and before not in _RUNS_BACKWARD:
@@ -98,48 +110,53 @@ class Phases:
 
     def end(self, phase: str, before: str | None) -> None:
         """What `begin` has begun has ended."""
-        if before is None or before == phase or not (self.is_timed or phase in _WHOLE):
+        if before is None or before == phase or self._phase != phase:  # the step has ended inside
             return
-        is_gap = before in _GAPS or before == _UNTIMED
-        self._phase = now = _AFTER.get(phase, before) if is_gap else before
-        self._marks.append((now, self._now()))
+        if before in _GAPS and not (phase == EVALUATING and before in _WITHIN):
+            before = _AFTER.get(phase, before)
+        self._phase = before
+        self._marks.append((before, self._now()))
 
     def during(self, phase: str) -> AbstractContextManager[None]:
         """Around a call of the engine, which is this phase."""
         if self.is_timed or phase in _WHOLE:
             return During(self, phase)
-        if self._phase == _AFTER[EVALUATING]:
-            self._phase = _UNTIMED
-            self._marks.append((_UNTIMED, self._now()))
+        if self._phase != _UNTIMED:
+            self._begin_untimed(_UNTIMED if phase in (FORWARD, DATA) else _UNTIMED_ALL)
         return _NOTHING
+
+    def _begin_untimed(self, mark: str) -> None:
+        self._note_caller()
+        self._phase, self.sees_waits = _UNTIMED, False
+        self._marks.append((mark, self._now()))
 
     def begin_call(self, phase: str) -> str | None:
         """As `begin`, of a call of the engine: this thread, and on a GPU the stream, is where it computes."""
+        self._note_caller()
+        return self.begin(phase)
+
+    def _note_caller(self) -> None:
         self._thread = get_ident()
         if self._events is not None:
             self._events.note_stream()
         if len(self._marks) > _MOST_MARKS:
             self._read_early()
-        return self.begin(phase)
 
     def end_micro_batch(self) -> None:
         """A micro batch has ended, and no step."""
-        if self._phase == _AFTER[FORWARD]:
-            self.end(OPTIMIZER, self.begin_call(OPTIMIZER))
+        if self._phase in (*_WITHIN, _UNTIMED):
+            self._end(_MICRO_BATCH_ENDS)
 
     def end_step(self, next_step: int) -> None:
         """An optimizer step has ended; the next one has this number, the same on all ranks."""
         self.is_timed = next_step in self._timed_steps
-        if self.is_timed:
-            self._phase, follows = _AFTER[OPTIMIZER], _STEP_ENDS
-        else:
-            self._phase, follows = _UNTIMED, _UNTIMED_FOLLOWS
-            if self._events is not None:
-                self._events.note_stream()
-            if len(self._marks) > _MOST_MARKS:
-                self._read_early()
-        self._ends.append(len(self._marks))
-        self._marks.append((follows, self._now()))
+        self._end(_STEP_ENDS)
+        self._ends.append(len(self._marks) - 1)
+
+    def _end(self, mark: str) -> None:
+        self._note_caller()
+        self._phase, self.sees_waits = _BETWEEN, True
+        self._marks.append((mark, self._now()))
 
     # ---- times
 
@@ -196,21 +213,19 @@ class _Sums:
     def __init__(self) -> None:
         self.marks = 0.0  # in a timed step, the last time that there was one
         self._step: dict[str, float] = dict.fromkeys((*_PARTS, *_WHOLE, _UNTIMED), 0.0)
+        self._between: dict[str, float] = dict.fromkeys((DATA, COMM), 0.0)  # micro batches; not in `_step`
+        self._is_between = False
         self._gap, self._gap_s = "", 0.0  # whose meaning is not known yet, and how long it was so far
         self._num_marks = 0  # of this step
         self._steps, self._step_s, self._paused_s = 0, 0.0, 0.0  # since they were taken
-        self._parts_s = dict.fromkeys(_PARTS, 0.0)  # of timed steps
+        self._parts_s = dict.fromkeys(_PARTS, 0.0)  # as far as they were timed
         self._by_length = PartsByLength()
 
     def add(self, marks: Sequence[tuple[str, Any]], between: Callable[[Any, Any], float]) -> None:
         """Add what is between these."""
         phase, since = marks[0]
         for following, until in marks[1:]:
-            seconds = between(since, until)
-            if phase == _UNTIMED_FOLLOWS and following in _ENDS:  # as of most that are not timed
-                self._end_untimed_step(seconds)
-            else:
-                self._add(phase, seconds, following)
+            self._add(phase, between(since, until), following)
             phase, since = following, until
 
     def _add(self, phase: str, seconds: float, following: str) -> None:
@@ -218,44 +233,40 @@ class _Sums:
         if phase in _GAPS:
             self._gap = phase
             self._gap_s += seconds
+        elif phase == COMM and self._is_between:
+            self._between[COMM] += seconds
         else:
-            self._step[_UNTIMED if phase == _UNTIMED_FOLLOWS else phase] += seconds
-        if following in _MEANT:
-            if self._gap_s:
-                meant = _MEANT[following]
-                if self._gap == _AFTER[EVALUATING]:
-                    meant = PAUSED
-                elif following == EVALUATING:
-                    meant = _BEFORE_EVALUATING.get(self._gap, meant)
-                self._step[meant] += self._gap_s
-                self._gap_s = 0.0
-            if following in _ENDS:
-                self._end_step()
+            self._step[_UNTIMED if phase == _UNTIMED_ALL else phase] += seconds
+        if following not in _MEANT:
+            return
+        if self._gap_s and not (following == EVALUATING and self._gap in _WITHIN):
+            meant = PAUSED if self._gap == _AFTER[EVALUATING] else _MEANT[following]
+            sums = self._between if meant == DATA and self._is_between else self._step
+            sums[meant] += self._gap_s
+            self._gap_s = 0.0
+        self._is_between = _IS_BETWEEN.get(following, self._is_between)
+        if following == _STEP_ENDS:
+            self._end_step()
 
     def _end_step(self) -> None:
-        step = self._step
+        step, between = self._step, self._between
         parts = {phase: step[phase] for phase in _PARTS}
         parts_s, paused_s, untimed_s = sum(parts.values()), step[PAUSED] + step[EVALUATING], step[_UNTIMED]
-        for phase, seconds in parts.items():
+        for phase, seconds in (*parts.items(), *between.items()):
             self._parts_s[phase] += seconds
-        self._step_s += parts_s + paused_s
+        self._steps += 1
+        self._step_s += parts_s + sum(between.values()) + paused_s + untimed_s
         self._paused_s += paused_s
         if untimed_s:
-            self._end_untimed_step(untimed_s)
+            self._by_length.add_untimed(untimed_s)
         else:
-            self._steps += 1
             self.marks = self._num_marks
             if parts_s:
                 self._by_length.add(parts)
         self._num_marks = 0
-        for phase in step:
-            step[phase] = 0.0
-
-    def _end_untimed_step(self, seconds: float) -> None:
-        """Without its pauses."""
-        self._steps += 1
-        self._step_s += seconds
-        self._by_length.add_untimed(seconds)
+        for sums in (step, between):
+            for phase in sums:
+                sums[phase] = 0.0
 
     def take(self) -> dict[str, float]:
         """Return those of steps that have ended, once."""

@@ -57,7 +57,7 @@ class _Process:
         self.memory = MemoryNumbers(device)
         self.last: Callable[[], dict[str, Any]] | None = None  # what is told of the last step, unless it was
         self.is_evaluating = False
-        self.is_quiet = False  # the step is not timed, and no evaluation is open: its calls tell nothing
+        self.is_quiet = False  # inside of a micro batch of an untimed step: its calls tell nothing
 
     def numbers(self) -> dict[str, Any]:
         """Return what is new; nothing before the next step has ended."""
@@ -151,6 +151,7 @@ class StepMetrics:
     def end_micro_batch(self) -> None:
         """After a call of step() that ends no optimizer step."""
         self._phases.end_micro_batch()
+        self.process.is_quiet = False
 
     def end_step(
         self,
@@ -175,7 +176,7 @@ class StepMetrics:
             last.get_lr = weakref.WeakMethod(get_lr)
         self._phases.end_step(step + 1)
         process.last = self._tell_last  # a handler of a signal may tell it from now on
-        process.is_quiet = not self._phases.is_timed
+        process.is_quiet = False
         if now >= pipe.due_at:
             pipe.look()
 

@@ -132,7 +132,7 @@ class Switch:
         self._instruments._sums_loss = is_on
         self._recorder.phases = self._phases if is_on else None
         if is_timed is not None:
-            self._phases.is_timed, self._metrics.process.is_quiet = is_timed, not is_timed
+            self._phases.is_timed = is_timed
 
 
 def measure(rank: int, size: Size, stage: int, num_rounds: int, num_pairs: int, file: str, pipe: str) -> None:

@@ -94,7 +94,7 @@ def times_of(
             else:
                 call.__exit__(None, None, None)
         elif letter == "w":
-            before = made.begin(COMM) if made.is_timed else None
+            before = made.begin(COMM) if made.sees_waits else None
             clock.time_s += 1
             made.end(COMM, before)
         elif letter == ".":
@@ -142,14 +142,17 @@ def clock(monkeypatch: pytest.MonkeyPatch, gpu: list[str]) -> Clock:
         ("f..o|", {"forward": 1, "backward": 2, "optimizer": 1}),
         # the same for each of two micro batches
         ("f..,.f..o|", {"forward": 2, "backward": 4, "optimizer": 1, "data": 1}),
-        ("fb.,.fbo|", {"forward": 2, "backward": 2, "optimizer": 1, "data": 2}),
+        ("fb.,.fbo|", {"forward": 2, "backward": 3, "optimizer": 1, "data": 1}),
+        # engine.module runs forward
+        ("fbo|..bo|", {"forward": 3, "backward": 2, "optimizer": 2}),
         # the program waits for others while it gets data
         ("fbo|.w.fbo|", {"forward": 2, "backward": 2, "optimizer": 2, "data": 2, "comm": 1}),
         ("fbo|.s(w).fbo|", {"forward": 2, "backward": 2, "optimizer": 2, "data": 2, "paused": 2}),
         ("fbo|.e.e(w)..fbo|", {"forward": 2, "backward": 2, "optimizer": 2, "data": 1, "paused": 6}),
         # a teacher, before the forward, after it, and after the backward
         ("fbo|..e.fbo|", {"forward": 2, "backward": 2, "optimizer": 2, "data": 2, "paused": 2}),
-        ("fbo|..f.e.b.e.o|", {"forward": 3, "backward": 3, "optimizer": 2, "data": 2, "paused": 4}),
+        ("fbo|..f.e.b.e.o|", {"forward": 4, "backward": 4, "optimizer": 2, "data": 2, "paused": 2}),
+        ("fbo|.f(e.)b(e(w).).o|", {"forward": 3, "backward": 4, "optimizer": 2, "data": 1, "paused": 3}),
         # a pipeline: all of a batch is a forward but for the backwards and the waits
         ("d(w)f(f.wb.b)o|", {"data": 1, "comm": 2, "forward": 4, "backward": 2, "optimizer": 1}),
         # a step that has not ended is not told
@@ -171,21 +174,51 @@ def test_each_second_is_in_one_phase(story: str, wanted: dict[str, int], place: 
     [
         # as long as the others, and as they are
         ("f(w)bo|f(w)bo|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "comm": 2}),
-        ("fbo|..f|fbo|", {2}, {"forward": 3, "backward": 3, "optimizer": 3}),
-        ("fbo|...fbo|", {2}, {"forward": 3, "backward": 3, "optimizer": 3}),
+        # but for what is known: data, and what the program waits for between two steps
+        (
+            "fbo|..f|fbo|",
+            {2},
+            {"forward": 2 + 1 / 3, "backward": 2 + 1 / 3, "optimizer": 2 + 1 / 3, "data": 2},
+        ),
+        ("fbo|...fbo|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "data": 3}),
+        ("fbo|" + "." * 50 + "fbo|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "data": 50}),
+        ("fbo|.w.fb(w)|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "data": 2, "comm": 1}),
+        (
+            "fbo|s(w).w.fb(w)|",
+            {2},
+            {"forward": 2, "backward": 2, "optimizer": 2, "data": 2, "comm": 1, "paused": 2},
+        ),
+        ("f(w)o|.w.f(w)o|", {2}, {"forward": 2, "optimizer": 2, "data": 2, "comm": 3}),
+        ("fb,.fbo|fb,..fbo|", {2}, {"forward": 4, "backward": 4, "optimizer": 2, "data": 3}),
+        # data that come without the end of a micro batch, and inside of a pipeline's call, are estimated
+        ("fb..fbo|fb..fbo|", {2}, {"forward": 4, "backward": 4, "optimizer": 2, "data": 4}),
+        (
+            "d(w)f(fb)o|.d(w)f(fb)o|",
+            {2},
+            {"forward": 4, "backward": 2, "optimizer": 2, "data": 3, "comm": 2},
+        ),
+        # engine.module runs forward: what is before the backward is no data
+        ("fbo|..bo|..bo|", {3}, {"forward": 5, "backward": 3, "optimizer": 3}),
+        ("f(w)b|..b(w)|..b(w)|", {3}, {"forward": 5, "backward": 3, "comm": 3}),
         ("fbo|fbo|fbo|fbo|", {2, 3, 4}, {"forward": 4, "backward": 4, "optimizer": 4}),
         # two that are timed differ: an untimed one is as that of its length
         ("fo|fbbbb|ffb|", {3}, {"forward": 3.5, "backward": 4, "optimizer": 2.5}),
         ("fo|fbbbb|ffffb|", {3}, {"forward": 3, "backward": 8, "optimizer": 1}),
         # none was about as long: for what is not known
-        ("fbo|.......fbo|", {2}, {"forward": 1, "backward": 1, "optimizer": 1, "?": 10}),
+        ("fbo|.fffffffffbo|", {2}, {"forward": 1, "backward": 1, "optimizer": 1, "data": 1, "?": 11}),
         ("ffffffffbo|f|", {2}, {"forward": 8, "backward": 1, "optimizer": 1, "?": 1}),
         # pauses are known
-        ("fbo|s(w).fo|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "paused": 2}),
+        ("fbo|s(w).ffo|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "data": 1, "paused": 2}),
         (
             "fbo|.e.e(w)..f|",
             {2},
-            {"forward": 1 + 2 / 3, "backward": 1 + 2 / 3, "optimizer": 1 + 2 / 3, "paused": 6},
+            {"forward": 1 + 1 / 3, "backward": 1 + 1 / 3, "optimizer": 1 + 1 / 3, "data": 1, "paused": 6},
+        ),
+        # a teacher inside of a step
+        (
+            "fbo|.f.e(w)bw|",
+            {2},
+            {"forward": 2 + 1 / 3, "backward": 2 + 1 / 3, "optimizer": 2 + 1 / 3, "data": 1, "paused": 2},
         ),
         (
             "fbo|e.s.f|fbo|",
@@ -195,7 +228,8 @@ def test_each_second_is_in_one_phase(story: str, wanted: dict[str, int], place: 
         ("fbo|bes(e)b.|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "paused": 3}),
         # micro batches, and a call that a step ends in
         ("fb,fbo|fb.,fb|", {2}, {"forward": 4, "backward": 4, "optimizer": 2}),
-        ("f(b|)..fb|", {2}, {"forward": 3, "backward": 3}),
+        ("f(b|)..fb|", {2}, {"forward": 2, "backward": 2, "data": 2}),
+        ("f(b|)..fb|", {3}, {"forward": 2, "backward": 2, "data": 2}),
         ("fb|f(b|)fb|", {2}, {"forward": 3, "backward": 3}),
     ],
 )
@@ -228,10 +262,10 @@ def test_where_no_step_was_timed_they_are_as_those_before(clock: Clock) -> None:
     first, second, third = times_of("fbbo|;ffo|.fo|;.........fbo|", "cpu", clock, frozenset({2, 3, 4}))
     assert first == {"forward_s": 1, "backward_s": 2, "optimizer_s": 1, "step_s": 4, "steps": 1}
     assert second == pytest.approx(
-        {"forward_s": 1.5, "backward_s": 3, "optimizer_s": 1.5, "step_s": 6, "steps": 2}
+        {"forward_s": 1.25, "backward_s": 2.5, "optimizer_s": 1.25, "data_s": 1, "step_s": 6, "steps": 2}
     )
     assert third == pytest.approx(
-        {"forward_s": 3, "backward_s": 6, "optimizer_s": 3, "step_s": 12, "steps": 1}
+        {"forward_s": 0.75, "backward_s": 1.5, "optimizer_s": 0.75, "data_s": 9, "step_s": 12, "steps": 1}
     )
 
 
@@ -258,14 +292,14 @@ def test_one_step_that_is_much_longer_changes_nothing_of_those_that_follow(clock
 
 
 def test_what_is_seldom_timed_is_as_often_in_the_times_as_it_happens(clock: Clock) -> None:
-    """Each 8th step waits long for its data; one in six is timed, and one line is told for six steps."""
-    usual, slow = "fbo|", "." * 12 + "fbo|"
+    """Each 8th step has a long forward; one in six is timed, and one line is told for six steps."""
+    usual, slow = "fbo|", "f" * 13 + "bo|"
     steps = [slow if number % 8 == 5 else usual for number in range(1, 601)]
     story = "".join(step + ";" * (number % 6 == 0) for number, step in enumerate(steps, 1))
     timed = {1, *(number for number in range(1, 601) if number * 7 % 48 < 8)}
     found = list(times_of(story, "cpu", clock, frozenset(range(1, 601)) - frozenset(timed)))
-    data_s = sum(one.get("data_s", 0.0) for one in found)
-    assert data_s == pytest.approx(75 * 12, rel=0.05)
+    forward_s = sum(one.get("forward_s", 0.0) for one in found)
+    assert forward_s == pytest.approx(600 + 75 * 12, rel=0.05)
     assert sum(one["step_s"] for one in found if one) == 600 * 3 + 75 * 12
 
 
