@@ -122,41 +122,39 @@ class Phases:
         if self.is_timed or phase in _WHOLE:
             return During(self, phase)
         if self._phase != _UNTIMED:
-            self._begin_untimed(_UNTIMED if phase in (FORWARD, DATA) else _UNTIMED_ALL)
+            self._phase, self.sees_waits = _UNTIMED, False
+            self._mark_call(_UNTIMED if phase in (FORWARD, DATA) else _UNTIMED_ALL)
         return _NOTHING
-
-    def _begin_untimed(self, mark: str) -> None:
-        self._note_caller()
-        self._phase, self.sees_waits = _UNTIMED, False
-        self._marks.append((mark, self._now()))
 
     def begin_call(self, phase: str) -> str | None:
         """As `begin`, of a call of the engine: this thread, and on a GPU the stream, is where it computes."""
-        self._note_caller()
-        return self.begin(phase)
-
-    def _note_caller(self) -> None:
         self._thread = get_ident()
-        if self._events is not None:
-            self._events.note_stream()
-        if len(self._marks) > _MOST_MARKS:
-            self._read_early()
+        self._look_around()
+        return self.begin(phase)
 
     def end_micro_batch(self) -> None:
         """A micro batch has ended, and no step."""
         if self._phase in (*_WITHIN, _UNTIMED):
-            self._end(_MICRO_BATCH_ENDS)
+            self._phase, self.sees_waits = _BETWEEN, True
+            self._mark_call(_MICRO_BATCH_ENDS)
 
     def end_step(self, next_step: int) -> None:
         """An optimizer step has ended; the next one has this number, the same on all ranks."""
         self.is_timed = next_step in self._timed_steps
-        self._end(_STEP_ENDS)
+        self._phase, self.sees_waits = _BETWEEN, True
+        self._mark_call(_STEP_ENDS)
         self._ends.append(len(self._marks) - 1)
 
-    def _end(self, mark: str) -> None:
-        self._note_caller()
-        self._phase, self.sees_waits = _BETWEEN, True
+    def _mark_call(self, mark: str) -> None:
+        if self._events is not None or len(self._marks) > _MOST_MARKS:
+            self._look_around()
         self._marks.append((mark, self._now()))
+
+    def _look_around(self) -> None:
+        if self._events is not None:
+            self._events.note_stream()
+        if len(self._marks) > _MOST_MARKS:
+            self._read_early()
 
     # ---- times
 
@@ -249,24 +247,29 @@ class _Sums:
             self._end_step()
 
     def _end_step(self) -> None:
+        """Of most, which are not timed, there is little to add up."""
         step, between = self._step, self._between
-        parts = {phase: step[phase] for phase in _PARTS}
-        parts_s, paused_s, untimed_s = sum(parts.values()), step[PAUSED] + step[EVALUATING], step[_UNTIMED]
-        for phase, seconds in (*parts.items(), *between.items()):
-            self._parts_s[phase] += seconds
-        self._steps += 1
-        self._step_s += parts_s + sum(between.values()) + paused_s + untimed_s
-        self._paused_s += paused_s
+        untimed_s, data_s, comm_s = step[_UNTIMED], between[DATA], between[COMM]
+        paused_s = step[PAUSED] + step[EVALUATING]
+        own_s = untimed_s
         if untimed_s:
             self._by_length.add_untimed(untimed_s)
         else:
-            self.marks = self._num_marks
-            if parts_s:
+            parts = {phase: step[phase] for phase in _PARTS}
+            own_s = sum(parts.values())
+            for phase, seconds in parts.items():
+                self._parts_s[phase] += seconds
+                step[phase] = 0.0
+            if own_s:
                 self._by_length.add(parts)
+            self.marks = self._num_marks
+        self._parts_s[DATA] += data_s
+        self._parts_s[COMM] += comm_s
+        self._steps += 1
+        self._step_s += own_s + data_s + comm_s + paused_s
+        self._paused_s += paused_s
         self._num_marks = 0
-        for sums in (step, between):
-            for phase in sums:
-                sums[phase] = 0.0
+        between[DATA] = between[COMM] = step[_UNTIMED] = step[PAUSED] = step[EVALUATING] = 0.0
 
     def take(self) -> dict[str, float]:
         """Return those of steps that have ended, once."""

@@ -47,7 +47,7 @@ class Pipe:
         self._opened: tuple[int, int] | None = None  # the file that it was opened for
         self.due_at = self._state_at = float("-inf")  # when the next line may be written, or a state again
         self._told: dict[str, Any] = {}  # since the last line; numbers, and tensors of a GPU
-        self._line: dict[str, Any] | None = None  # the next one, once all of it is here
+        self.line: dict[str, Any] | None = None  # the next one, which waits for numbers of a GPU
         self._state: str | None = None
         self._files: dict[str, str] = {}  # by name, those that are to be written
         self._of_program: set[str] = set()
@@ -88,11 +88,6 @@ class Pipe:
         self._late.append((numbers, is_program))
         self.look()
 
-    def follow_up(self) -> None:
-        """Write the line that waits for numbers of a GPU, if they are here."""
-        if self._line is not None:
-            self.look()
-
     def look_if_due(self) -> None:
         """As `look`, for what is called in each step."""
         if time.monotonic() >= self.due_at:
@@ -128,7 +123,7 @@ class Pipe:
         with self._alone() as may:
             if may:
                 self._take(self.ask(), is_program=False)
-            while may and (self._told or self._line or self._files):
+            while may and (self._told or self.line or self._files):
                 if not self._write(time.monotonic()) or time.monotonic() > until:
                     return
                 time.sleep(0.001)
@@ -177,17 +172,17 @@ class Pipe:
 
     def _write(self, now: float) -> bool:
         """Return whether there is more to come, which is not here yet."""
-        if self._line is None:
+        if self.line is None:
             self._take(self.ask(), is_program=False)
-            self._line, self._told = self._told, {}
-            _copy_from_gpu(self._line)
-        line = self._line
+            self.line, self._told = self._told, {}
+            _copy_from_gpu(self.line)
+        line = self.line
         if not _take_from_gpu(line):
             return True
         file = self._write_file()
         more = {"state": self._state, "file": file}
         whole = line | {name: text for name, text in more.items() if text is not None}
-        self._line = None
+        self.line = None
         if not whole:
             return False
         # A line that cannot be written is not tried at each step.

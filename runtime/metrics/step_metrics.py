@@ -116,7 +116,8 @@ class StepMetrics:
         if self.process.is_evaluating:
             self.process.is_evaluating = False
             self._pipe.tell_state(None)
-        self._pipe.follow_up()
+        if self._pipe.line is not None:
+            self._pipe.look()
         self.process.is_quiet = not self._phases.is_timed
         return self._phases.during(phase)
 
