@@ -110,7 +110,7 @@ class Phases:
 
     def end(self, phase: str, before: str | None) -> None:
         """What `begin` has begun has ended."""
-        if before is None or before == phase or self._phase != phase:  # the step has ended inside
+        if before is None or before == phase:
             return
         if before in _GAPS and not (phase == EVALUATING and before in _WITHIN):
             before = _AFTER.get(phase, before)

@@ -190,6 +190,9 @@ def test_each_second_is_in_one_phase(story: str, wanted: dict[str, int], place: 
         ),
         ("f(w)o|.w.f(w)o|", {2}, {"forward": 2, "optimizer": 2, "data": 2, "comm": 3}),
         ("fb,.fbo|fb,..fbo|", {2}, {"forward": 4, "backward": 4, "optimizer": 2, "data": 3}),
+        ("fb,.fbo|fb,.w.fbo|", {2}, {"forward": 4, "backward": 4, "optimizer": 2, "data": 3, "comm": 1}),
+        # and waits of the next timed one are seen again
+        ("f(w)o|f(w)o|f(ww)o|", {2}, {"forward": 3, "optimizer": 3, "comm": 4}),
         # data that come without the end of a micro batch, and inside of a pipeline's call, are estimated
         ("fb..fbo|fb..fbo|", {2}, {"forward": 4, "backward": 4, "optimizer": 2, "data": 4}),
         (
@@ -256,6 +259,22 @@ def test_marks_of_steps_that_nobody_asks_for_are_few(
         made.end_step(number + 2)
         assert len(made._marks) < 30
     assert made.take()["steps"] == 500
+
+
+def test_a_mark_of_an_untimed_step_is_in_the_stream_that_computes(
+    gpu: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked_in: list[object] = []
+    monkeypatch.setattr(Event, "record", lambda _, stream: marked_in.append(stream))
+    made = Phases(torch.device("cuda"))
+    made._timed_steps = Chosen()  # type: ignore[assignment]
+    for number, stream in enumerate(("first", "second", "third")):
+        gpu.append(stream)
+        with made.during(FORWARD):
+            pass
+        gpu.append(f"end of {stream}")
+        made.end_step(number + 2)
+    assert marked_in[2:] == ["end of first", "second", "end of second", "third", "end of third"]
 
 
 def test_where_no_step_was_timed_they_are_as_those_before(clock: Clock) -> None:
@@ -327,6 +346,26 @@ def test_a_wait_of_another_thread_is_none_of_the_program(
             thread.join()
         made.end_step(2)
         assert made.take() == {**times, "steps": 1}
+
+
+def test_how_many_steps_are_timed_goes_by_their_time_without_pauses_and_by_their_marks(clock: Clock) -> None:
+    made, told = Phases(torch.device("cpu")), []
+
+    class Timed(Chosen):
+        def adapt(self, **given: float) -> None:
+            told.append(given)
+
+    made._timed_steps = Timed({1})  # type: ignore[assignment]
+    for number, phase in enumerate((FORWARD, PAUSED, FORWARD)):
+        with made.during(phase):
+            clock.time_s += 5
+        clock.time_s += 1
+        if phase == FORWARD:
+            made.end_step(number + 2)
+    assert made.take()["steps"] == 2
+    assert told == [
+        {"num_steps": 2, "seconds": 6 + 1 + 6, "marks": 2}
+    ]  # the end of the forward, and of the step
 
 
 def test_times_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
