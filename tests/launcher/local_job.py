@@ -48,16 +48,16 @@ def escape():
 """
 
 
-def poll(is_so: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> None:
-    """Wait until something is so. A look at all processes is not cheap:
-    three times as long as it took nothing is done.
+def poll(is_so: Callable[[], Any], what: str | Callable[[], str], timeout_s: float = TIMEOUT_S) -> None:
+    """Wait until something is so; `what` is what was waited for, put into words when that was in vain. A look
+    at all processes is not cheap: three times as long as it took nothing is done.
     """
     looked_at = time.monotonic()
     deadline = looked_at + timeout_s
     while not is_so():
         now = time.monotonic()
         if now > deadline:
-            raise AssertionError(f"waited {timeout_s:g} s for {what}")
+            raise AssertionError(f"waited {timeout_s:g} s for {what() if callable(what) else what}")
         time.sleep(max(0.005, 3 * (now - looked_at)))
         looked_at = time.monotonic()
 
@@ -115,10 +115,10 @@ class Job:
 
     def wait_for(self, text: str, *, times: int = 1) -> None:
         """Until stdout shows the text so many times."""
-        poll(lambda: self.out.count(text) >= times, f"{text!r} x {times} in\n{self.out}\n{self.err}")
+        poll(lambda: self.out.count(text) >= times, lambda: f"{text!r} x {times} in\n{self.out}\n{self.err}")
 
     def wait_for_err(self, text: str) -> None:
-        poll(lambda: text in self.err, f"{text!r} in\n{self.err}")
+        poll(lambda: text in self.err, lambda: f"{text!r} in\n{self.err}")
 
     def lines(self, rank: int) -> list[str]:
         prefix = f"localhost:{rank} | "

@@ -180,7 +180,7 @@ def test_the_main_thread_has_the_number_of_its_process(start: Start) -> None:
 
 
 def test_stacks_can_be_asked_for(start: Start) -> None:
-    job = start("def stuck(): wait()\nsay('ready')\nstuck()", "--preload=big", "--stack_on_hang=0")
+    job = start("def stuck():\n    say('ready')\n    wait()\nstuck()", "--preload=big", "--stack_on_hang=0")
     job.wait_for("ready")
     job.signal(signal.SIGQUIT)
     job.wait_for_err(" in stuck\n")
