@@ -347,7 +347,7 @@ def _seldom_timed(rank: int, path: str) -> tuple[list[float], list[float], float
             num_timed += engine._wire.recorder.phases.is_timed
             waited_s = 0.0
             for number in range(2):
-                time.sleep(SELDOM_NAP_S if rank == 1 and len(ends) % 3 == 0 else 0.0)
+                time.sleep(SELDOM_NAP_S if rank == 1 else 0.0)
                 is_late = rank == number == 1 and len(ends) > SELDOM_STEPS / 2
                 if is_well and is_late and not engine._wire.recorder.phases.is_timed:
                     is_well = False
@@ -378,7 +378,7 @@ def test_where_few_steps_are_timed_the_others_are_counted_and_taken_to_be_like_t
         num_steps = total(rest, "steps")
         assert num_steps > SELDOM_STEPS / 2
         assert num_timed > first["steps"] + 1  # what comes next is timed, too
-        assert total(rest, "step_s") == pytest.approx(ends[-1] - ends[first["steps"] - 1], abs=0.01)
+        assert total(rest, "step_s") == pytest.approx(ends[-1] - ends[first["steps"] - 1], abs=0.1)
         # Of all steps; on a busy machine something passes in a call before it says that it has begun.
         assert total(rest, "data_s") == pytest.approx(sum(waits[first["steps"] :]), abs=LONG_NAP_S / 2)
         for row in rows:
@@ -387,7 +387,7 @@ def test_where_few_steps_are_timed_the_others_are_counted_and_taken_to_be_like_t
         known_s = sum(means[rank][name] for name in PARTS)
         assert known_s + (LONG_NAP_S / num_steps if rank == 0 else 0.0) > 0.6 * means[rank]["step_s"]
     assert means[1]["data_s"] - means[0]["data_s"] > SELDOM_NAP_S / 2
-    assert means[0]["comm_s"] - means[1]["comm_s"] > SELDOM_NAP_S / 4
+    assert means[0]["comm_s"] - means[1]["comm_s"] > SELDOM_NAP_S / 2
 
 
 def check_wait(slow: Rows, waiting: Rows, name: str, slept_s: float) -> None:
