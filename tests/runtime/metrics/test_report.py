@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from decimal import Decimal
 from math import inf, isnan, nan
@@ -27,13 +26,6 @@ from dslaunch.runtime.errors import ConfigError
 from dslaunch.runtime.metrics import pipe as pipe_module, report as report_module
 from dslaunch.runtime.metrics.pipe import process_pipe
 from tests.runtime.metrics.told import Reader, telling
-
-
-@pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
-    made = Reader(tmp_path)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -15,6 +15,19 @@ from dslaunch.runtime.metrics import report as report_module
 from dslaunch.runtime.metrics.pipe import process_pipe
 
 READ_BYTES = 1 << 20
+# Of an engine's step; all of its time is in one of them, where each step is timed.
+PARTS = ("forward_s", "backward_s", "optimizer_s", "comm_s", "data_s", "paused_s")
+Rows = list[dict[str, Any]]  # what lines have, those of one rank
+
+
+def total(rows: Rows, name: str) -> float:
+    """The sum of a number over these lines."""
+    return sum(row.get(name, 0.0) for row in rows)
+
+
+def steps_of(rows: Rows) -> Rows:
+    """The lines that end a step."""
+    return [row for row in rows if "step" in row]
 
 
 class Reader:

@@ -1,0 +1,226 @@
+"""Where the time of steps went, as engines tell it, compared with where the program was slow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dslaunch
+from dslaunch.runtime.comm import timed_steps
+from dslaunch.runtime.pipeline.module import PipelineModule
+from dslaunch.runtime.zero.gathered_parameters import GatheredParameters
+from tests.exhaustive import few
+from tests.runtime.metrics.told import PARTS, Reader, Rows, steps_of, telling, total
+from tests.runtime.models import make_config
+from tests.runtime.pipeline.models import data, loss_fn, specs
+from tests.runtime.pipeline.test_train import MICRO, SIZE, config_of, pairs
+from tests.runtime.ranks import Ranks
+
+STEPS = 4
+NAP_S = 0.05
+SELDOM_STEPS, SELDOM_NAP_S, LONG_NAP_S = 100, 0.01, 0.4
+
+
+class Slow(nn.Module):
+    """Its forward takes a nap."""
+
+    def __init__(self, nap_s: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.nap_s = nap_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        time.sleep(self.nap_s)
+        return x.mean()
+
+
+def _nap(rank: int, path: str, stage: int, where: str) -> None:
+    """Rank 1 is slow in one place."""
+
+    def nap(place: str) -> float:
+        return NAP_S if rank == 1 and place == where else 0.0
+
+    with telling(rank, path):
+        torch.manual_seed(0)
+        model = Slow(nap("forward"))
+        config = make_config(stage=stage, train_batch_size=8, gradient_accumulation_steps=2)
+        engine, *_ = dslaunch.initialize(model=model, config=config)
+        if where == "backward":
+            model.layers[1].register_full_backward_hook(lambda *_: time.sleep(nap("backward")))
+        for _ in range(2 * STEPS):  # micro batches
+            time.sleep(nap("data"))
+            loss = engine(torch.ones(2, 16))
+            time.sleep(nap("loss"))
+            engine.backward(loss)
+            engine.step()
+        engine.destroy()
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "stage"),
+    few(
+        [
+            (where, name, stage)
+            for where, name in (
+                ("data", "data_s"),
+                ("forward", "forward_s"),
+                ("loss", "forward_s"),
+                ("backward", "backward_s"),
+            )
+            for stage in (0, 2, 3)
+        ],
+        lambda where, name, stage: (where, stage) in {("data", 3), ("forward", 0), ("backward", 2)},
+    ),
+)
+def test_a_slow_place_is_in_its_phase_and_others_wait(
+    ranks: Ranks, reader: Reader, where: str, name: str, stage: int
+) -> None:
+    ranks(_nap, str(reader.path), stage, where, world_size=2)
+    found = reader.lines()
+    assert total(found[1], name) > NAP_S * (2 * STEPS - 1)  # before the first forward nothing is counted
+    check_wait(found[1], found[0], name, NAP_S * 2)
+
+
+def _seldom_timed(rank: int, path: str) -> tuple[list[float], list[float], float, int]:
+    """Rank 1 is slow with its data, and once very slow, in a step that is not timed. Return when the steps
+    ended, how long each waited for its data, the last loss, and how many were timed.
+    """
+    timed_steps.STEP_S = 1e3  # so dear that one is timed for each line
+    with telling(rank, path, interval_s=0.25):
+        torch.manual_seed(0)
+        config = make_config(stage=3, train_batch_size=8, gradient_accumulation_steps=2)
+        engine, *_ = dslaunch.initialize(model=Slow(0.0), config=config)
+        ends: list[float] = []
+        waits: list[float] = []
+        num_timed, ended, is_well = 0, time.perf_counter(), True
+        for _ in range(SELDOM_STEPS):
+            num_timed += engine._wire.recorder.phases.is_timed
+            waited_s = 0.0
+            for number in range(2):
+                time.sleep(SELDOM_NAP_S if rank == 1 else 0.0)
+                is_late = rank == number == 1 and len(ends) > SELDOM_STEPS / 2
+                if is_well and is_late and not engine._wire.recorder.phases.is_timed:
+                    is_well = False
+                    time.sleep(LONG_NAP_S)
+                waited_s += time.perf_counter() - ended
+                loss = engine(torch.ones(2, 16))
+                engine.backward(loss)
+                engine.step()
+                ended = time.perf_counter()
+            ends.append(ended)
+            waits.append(waited_s)
+        engine.destroy()
+    return ends, waits, loss.item(), num_timed
+
+
+def test_where_few_steps_are_timed_the_others_are_counted_and_taken_to_be_like_them(
+    ranks: Ranks, reader: Reader
+) -> None:
+    found = ranks(_seldom_timed, str(reader.path), world_size=2)
+    lines = reader.lines()
+    means: dict[int, dict[str, float]] = {}
+    for rank, (ends, waits, loss, num_timed) in enumerate(found):
+        rows = [row for row in lines[rank] if "steps" in row]
+        assert num_timed < SELDOM_STEPS / 2
+        assert total(rows, "steps") == SELDOM_STEPS
+        assert (rows[-1]["step"], rows[-1]["loss"]) == (SELDOM_STEPS, loss)
+        first, *rest = rows  # all of these are timed
+        num_steps = total(rest, "steps")
+        assert num_steps > SELDOM_STEPS / 2
+        assert num_timed > first["steps"] + 1  # what comes next is timed, too
+        assert total(rest, "step_s") == pytest.approx(ends[-1] - ends[first["steps"] - 1], abs=0.1)
+        # Of all steps; on a busy machine something passes in a call before it says that it has begun.
+        assert total(rest, "data_s") == pytest.approx(sum(waits[first["steps"] :]), abs=LONG_NAP_S / 2)
+        for row in rows:
+            assert sum(row.get(name, 0.0) for name in PARTS) <= row["step_s"] + 1e-9
+        means[rank] = {name: total(rest, name) / num_steps for name in (*PARTS, "step_s")}
+        known_s = sum(means[rank][name] for name in PARTS)
+        assert known_s + (LONG_NAP_S / num_steps if rank == 0 else 0.0) > 0.6 * means[rank]["step_s"]
+    assert means[1]["data_s"] - means[0]["data_s"] > SELDOM_NAP_S / 2
+    assert means[0]["comm_s"] - means[1]["comm_s"] > SELDOM_NAP_S / 2
+
+
+def _gather_between(rank: int, path: str) -> int:
+    """Rank 1 comes late to a gather between two steps. Return how many were timed."""
+    timed_steps.STEP_S = 1e3
+    num_timed = 0
+    with telling(rank, path, interval_s=0.25):
+        config = make_config(stage=3, train_batch_size=4)
+        config["zero_optimization"]["reduce_bucket_size"] = 50
+        engine, *_ = dslaunch.initialize(model=Slow(0.0), config=config)
+        for _ in range(SELDOM_STEPS):
+            num_timed += engine._wire.recorder.phases.is_timed
+            engine.backward(engine(torch.ones(2, 16)))
+            engine.step()
+            time.sleep(SELDOM_NAP_S if rank == 1 else 0.0)
+            with GatheredParameters(list(engine.module.parameters())):
+                pass
+        engine.destroy()
+    return num_timed
+
+
+def test_a_wait_between_two_steps_is_known_of_each(ranks: Ranks, reader: Reader) -> None:
+    num_timed = ranks(_gather_between, str(reader.path), world_size=2)
+    found = reader.lines()
+    slept_s = (SELDOM_STEPS - 1) * SELDOM_NAP_S  # what follows the last step is part of none
+    assert max(num_timed) < SELDOM_STEPS / 2
+    assert total(found[1], "data_s") > slept_s
+    assert total(found[0], "data_s") < slept_s / 2
+    assert total(found[0], "comm_s") - total(found[1], "comm_s") > slept_s / 2
+
+
+def check_wait(slow: Rows, waiting: Rows, name: str, slept_s: float) -> None:
+    """In each step one rank has slept so long, and the other one was seen to wait for it. A busy machine may
+    hold up either in some steps.
+    """
+    pairs_of_rows = list(zip(steps_of(slow)[1:], steps_of(waiting)[1:], strict=True))  # not what comes once
+    least_slow, least = (min(row.get(name, 0.0) for row in rows) for rows in zip(*pairs_of_rows, strict=True))
+    assert least_slow - least > slept_s / 2
+    waits = [other.get("comm_s", 0.0) - own.get("comm_s", 0.0) for own, other in pairs_of_rows]
+    assert max(waits) > slept_s / 2
+
+
+def _stages(rank: int, path: str, where: str) -> list[float]:
+    with telling(rank, path):
+        torch.manual_seed(0)
+        module = PipelineModule(specs(is_tied=False), 2, loss_fn=loss_fn, partition_method="uniform")
+        engine, *_ = dslaunch.initialize(model=module, config=config_of(1))
+        if rank == 1 and where == "forward":
+            module.forward_funcs[-1].register_forward_pre_hook(lambda *_: time.sleep(NAP_S))
+        losses = []
+        for step in range(STEPS):
+            source = pairs(*data(step, size=SIZE * MICRO), engine, MICRO)
+            losses.append(
+                engine.train_batch(_late(source) if where == "data" and rank == 0 else source).item()
+            )
+        engine.eval_batch(pairs(*data(0, size=SIZE * MICRO), engine, MICRO))
+        engine.destroy()
+    return losses
+
+
+def _late(source: Iterator[Any]) -> Iterator[Any]:
+    for one in source:
+        time.sleep(NAP_S)
+        yield one
+
+
+@pytest.mark.parametrize(("where", "rank"), [("forward", 1), ("data", 0)])
+def test_a_pipeline_tells_waits_between_stages(ranks: Ranks, reader: Reader, where: str, rank: int) -> None:
+    losses = ranks(_stages, str(reader.path), where, world_size=2)
+    found = reader.lines()
+    assert total(found[rank], f"{where}_s") > NAP_S * MICRO * STEPS
+    check_wait(found[rank], found[1 - rank], f"{where}_s", NAP_S * MICRO)
+    for own, rows in found.items():
+        rows = steps_of(rows)
+        assert [row["loss"] for row in rows] == losses[own]
+        assert total(rows, "steps") == STEPS
+        for row in rows:
+            assert sum(row.get(name, 0.0) for name in PARTS) == pytest.approx(row["step_s"], abs=1e-9)
+    assert [row["tokens"] for row in steps_of(found[0])] == [SIZE * MICRO * 5 * (n + 1) for n in range(STEPS)]
