@@ -3,12 +3,13 @@
 mkdocs calls the functions `on_...`. The pages themselves stay plain Markdown; see [Note: The site] below.
 
 [Note: The site]
+- The front page is the repository's README, whose last table gives way to the longer one of docs/README.md.
 - A page for each public module is made here, with one entry for each of its public names. mkdocstrings fills
   the entries in from the sources.
 - Links to files outside of docs/, such as the hostfiles, lead nowhere on a site: their text stays, and the
   path.
 - A link whose text is the path of a page shows the title of the page instead.
-- Searches show the pages on design behind those on use.
+- Searches show guides first, then what is looked up, then design: SEARCH_BOOSTS.
 - Nothing is loaded from another server: no fonts, no scripts, no pictures.
 """
 
@@ -26,7 +27,15 @@ sys.path.insert(0, str(CHECKOUT / "docs" / "site"))  # public_names.py lies besi
 
 from public_names import Entry, entries_by_module  # noqa: E402  (see above)
 
-DESIGN_BOOST = 0.3  # of a page on design, beside 1 of any other
+FRONT_PAGE = "README.md"
+SEARCH_BOOSTS = {  # by the beginning of a page's path; 1 for any other
+    "FAQ": 2.0,
+    "design/": 0.2,
+    "CONTRIBUTING": 0.2,
+    "reference/": 0.3,
+    "examples/": 0.4,
+    "launch/messages": 0.5,
+}
 API_FOLDER = "reference/api"
 LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
 SCHEME = re.compile(r"[a-z][a-z+.-]*:|#|//")
@@ -59,8 +68,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Take away links that lead out of docs/, and name those to pages by their titles."""
     docs = CHECKOUT / "docs"
     folder = (docs / page.file.src_uri).parent
-    if page.file.src_uri.startswith("design/"):
-        page.meta.setdefault("search", {"boost": DESIGN_BOOST})
+    if page.file.src_uri == FRONT_PAGE:
+        markdown = front_page((CHECKOUT / FRONT_PAGE).read_text(encoding="utf-8"), markdown)
+    for beginning, boost in SEARCH_BOOSTS.items():
+        if page.file.src_uri.startswith(beginning):
+            page.meta.setdefault("search", {"boost": boost})
 
     def shown(match: re.Match[str]) -> str:
         text, target = match.groups()
@@ -74,6 +86,27 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return match[0]
 
     return LINK.sub(shown, markdown)
+
+
+def front_page(readme: str, index: str) -> str:
+    """The README of the repository as a page of docs/, with the whole index at its end.
+
+    Errors: ValueError if one of the two has no heading where it is cut
+    """
+    beginning, found, _ = readme.partition("\n## Where to go on\n")
+    title, newline, table = index.partition("\n")
+    if not found or not newline or not title.startswith("# "):
+        raise ValueError(
+            "README.md or docs/README.md: no heading where it is cut; say in hooks.py which it is"
+        )
+    return LINK.sub(_from_docs, beginning) + f"\n#{title}\n{table}"
+
+
+def _from_docs(match: re.Match[str]) -> str:
+    text, target = match.groups()
+    if SCHEME.match(target):
+        return match[0]
+    return f"[{text}]({target.removeprefix('docs/') if target.startswith('docs/') else f'../{target}'})"
 
 
 def title_of(path: Path) -> str:

@@ -12,6 +12,8 @@ import dslaunch
 
 OF_THE_PACKAGE = ("checkpointing", "comm", "moe", "ops", "profiling", "utils", "zero")
 BELOW = {"ops": ("adagrad", "adam", "lamb", "lion"), "utils": ("zero_to_fp32", "zero_to_torch")}
+FIRST = ("Engine", "initialize")  # where every program begins
+ORDER = ("function", "class", "module", "value")  # of a module's names, each kind in alphabetical order
 VALUES = {
     ("dslaunch", "__version__"): "The version, as text.",
     ("dslaunch.utils", "logger"): "The logger `dslaunch` of the module `logging`, to which all messages go.",
@@ -32,7 +34,7 @@ class Entry:
 
 
 def entries_by_module() -> dict[str, tuple[Entry, ...]]:
-    """The public modules by the names that programs use, each with its public names in alphabetical order."""
+    """The public modules by the names that programs use, each with its public names in the order of ORDER."""
     modules: dict[str, ModuleType] = {"dslaunch": dslaunch}
     for name in OF_THE_PACKAGE:
         modules[f"dslaunch.{name}"] = getattr(dslaunch, name)
@@ -42,7 +44,8 @@ def entries_by_module() -> dict[str, tuple[Entry, ...]]:
 
 
 def entries_of(module_name: str, module: ModuleType) -> list[Entry]:
-    return [entry_of(module_name, name, getattr(module, name)) for name in public_names(module)]
+    entries = [entry_of(module_name, name, getattr(module, name)) for name in public_names(module)]
+    return sorted(entries, key=lambda entry: (entry.name not in FIRST, ORDER.index(entry.kind), entry.name))
 
 
 def public_names(module: ModuleType) -> list[str]:

@@ -151,24 +151,78 @@ def test_every_public_name_has_an_entry_with_its_docstring(site: Path, pages: di
             assert first_words is None or first_words[0].strip() in " ".join(text.split()), entry.name
 
 
+def pages_found(browser: Browser, address: str, words: str) -> list[str]:
+    """The pages that a search shows, best first, each once."""
+    browser.ask(
+        "{ const field = document.querySelector('[data-md-component=search-query]'); field.focus();"
+        f" field.value = {words!r}; field.dispatchEvent(new Event('keyup'));"
+        " field.dispatchEvent(new Event('input')); }"
+    )
+    links = browser.wait_for(
+        "[...document.querySelectorAll('a.md-search-result__link')].map(link => link.href).join(' ')"
+    )
+    return list(dict.fromkeys(link.partition(".html")[0].removeprefix(address) for link in links.split()))
+
+
+@needs_browser
+def test_the_front_page_has_the_installation_a_program_and_a_picture(browser: Browser, address: str) -> None:
+    browser.resize(*DESK)
+    browser.open(f"{address}index.html")
+    text = browser.ask("document.querySelector('article').innerText")
+    assert "pip install '.[train]'" in text
+    assert "dslaunch.initialize(" in text
+    assert "dslaunch --num_gpus 2 train.py" in text
+    assert browser.ask("[...document.querySelectorAll('article img')].every(one => one.naturalWidth > 0)")
+
+
+QUESTIONS = {  # what a newcomer types, and the pages of which one must be among the first three
+    "install": "index start/first-job",
+    "uninstall": "FAQ",
+    "resume on another number of GPUs": "train/checkpoints train/data-and-resuming",
+    "migrate from DeepSpeed": "start/from-deepspeed",
+    "13B 24GB": "train/13b-and-larger",
+    "notebook": "FAQ",
+    "out of memory": "train/out-of-memory",
+    "sbatch script": "launch/slurm",
+    "which ZeRO stage": "train/choose-a-stage train/zero",
+    "no shared file system": "launch/files",
+    "job hangs": "launch/failures",
+    "NCCL timeout": "launch/network",
+    "save weights for Hugging Face": "libraries/hugging-face train/checkpoints",
+    "gradient accumulation": "train/engine train/config",
+    "torchrun": "start/from-fsdp-and-torchrun",
+    "docker": "start/containers",
+    "why is training slow": "train/why-slow",
+    "wandb": "train/monitors",
+    "ssh port": "start/cluster launch/hostfile",
+    "stop a job": "launch/operating",
+    "long context": "train/sequence-parallel",
+    "offload to NVMe": "train/offload",
+    "mpirun": "launch/mpi-and-pdsh",
+}
+
+
+@needs_browser
+@pytest.mark.parametrize("words", QUESTIONS)
+def test_search_answers_a_question_among_the_first_three_pages(
+    browser: Browser, address: str, words: str
+) -> None:
+    browser.resize(*DESK)
+    browser.open(f"{address}index.html?{words.replace(' ', '+')}")
+    found = pages_found(browser, address, words)
+    assert set(QUESTIONS[words].split()) & set(found[:3]), found
+
+
 @needs_browser
 def test_search_finds_a_key_and_leads_to_it(browser: Browser, address: str) -> None:
     browser.resize(*DESK)
     browser.open(f"{address}index.html")
     keep(browser, "index")
     assert "The first job on one machine" in browser.ask("document.querySelector('article').innerText")
-    browser.ask(
-        "{ const field = document.querySelector('[data-md-component=search-query]'); field.focus();"
-        " field.value = 'zero_hpz_partition_size'; field.dispatchEvent(new Event('keyup'));"
-        " field.dispatchEvent(new Event('input')); }"
-    )
-    found = browser.wait_for(
-        "[...document.querySelectorAll('a.md-search-result__link')].map(link => link.href).join(' ')"
-    )
+    found = pages_found(browser, address, "zero_hpz_partition_size")
     keep(browser, "search")
-    pages = [link.partition(".html")[0].removeprefix(address) for link in found.split()]
-    assert {"train/config", "train/zero"} & set(pages), found
-    assert not pages[0].startswith("design/"), found
+    assert {"train/config", "train/zero"} & set(found), found
+    assert not found[0].startswith("design/"), found
     browser.ask("document.querySelector('a.md-search-result__link').click()")
     assert browser.wait_for(
         "document.querySelector('article')?.innerText.includes('zero_hpz_partition_size')"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from tests.launcher.backends.programs import left_over, need, start_slurm
 
 pytestmark = pytest.mark.slow
 
+GUIDE = Path(__file__).resolve().parents[3] / "docs" / "launch" / "slurm.md"
 TELL = "import os\nprint('rank', os.environ['RANK'], os.uname().nodename, flush=True)\n"
 DSLAUNCH = f"{sys.executable} -m dslaunch --no_local_rank"
 STARTED = (  # what starts dslaunch, its options, its exit code, and the hosts of ranks 0, 1 ...
@@ -37,3 +40,25 @@ def test_the_hosts_of_an_allocation_are_found(lab: Lab) -> None:
         told = "processes that srun started" if code else "hosts from Slurm, SLURM_"
         assert told in done.stdout + done.stderr
     assert procfs.wait_until(lambda: not left_over(lab), timeout_s=15), left_over(lab)
+
+
+def test_the_script_of_the_guide_runs_in_a_batch_job(lab: Lab) -> None:
+    """As printed, but for GPUs, which these hosts have none of: two tasks stand for them."""
+    need("slurm")
+    env = start_slurm(lab)
+    folder = lab.shared / "batch"
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "bin" / "activate").write_text(f"PATH={Path(sys.executable).parent}:$PATH\n")
+    (folder / "train.py").write_text(TELL)
+    (script,) = re.findall(r"```sh\n(#!/bin/bash\n.*?)```", GUIDE.read_text(), re.DOTALL)
+    given = {"--gpus-per-node=8": "--ntasks-per-node=2", "--ntasks-per-node=1": "--time=1", "64": "1"}
+    for printed, here in given.items():
+        assert printed in script
+        script = script.replace(printed, here)
+    (folder / "train.sbatch").write_text(script)
+    done = lab.head.run(["sh", "-c", f"cd {folder}; sbatch --wait train.sbatch"], env=env)
+    (output,) = folder.glob("train-*.out")
+    assert done.returncode == 0, done.stderr + output.read_text()
+    ranks = sorted(line[line.index("rank ") :] for line in output.read_text().splitlines() if "rank " in line)
+    assert ranks == [f"rank {rank} node{rank // 2 + 1}" for rank in range(4)], output.read_text()
+    assert sorted((folder / "logs").rglob("*rank*")), "no log files"
