@@ -9,6 +9,7 @@ from datetime import timedelta
 from math import isfinite
 
 from .errors import ConfigError
+from .started import Started, find_started
 
 _DEFAULT_TIMEOUT_MIN = 30
 _AXES = ("pp", "dp", "ep", "sp", "tp")
@@ -23,7 +24,7 @@ class WorkerEnvironment:
     rank: int
     local_rank: int
     world_size: int
-    is_launched: bool  # False: nothing told us about a job, so this is a single process
+    is_launched: bool  # False: this is a single process, and nothing says where others could reach it
     timeout: timedelta  # of one collective
     watchdog_s: float | None  # a collective that takes longer is reported; 0: none is; None: nothing was said
     checks_order: bool  # of collectives, after every step
@@ -33,39 +34,45 @@ class WorkerEnvironment:
     mesh_order: tuple[str, ...] = ()  # of the axes, the outermost first; none: the launcher was given none
     resize_file: str | None = None  # is there when the hosts are to change; None: they cannot
     place_file: str | None = None  # where the launcher reads this rank's place along the axes
+    started: Started | None = None  # by MPI or Slurm, which have said all that is known of the job
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
     """Read RANK, LOCAL_RANK, WORLD_SIZE, DEEPSPEED_TIMEOUT (minutes), DSLAUNCH_WATCHDOG_S,
     DSLAUNCH_DEBUG, DSLAUNCH_MESH, DSLAUNCH_PLACE_FILE, DSLAUNCH_RESIZE_FILE and what restarts.
 
-    LOCAL_SIZE serves where LOCAL_WORLD_SIZE is missing.
+    LOCAL_SIZE serves where LOCAL_WORLD_SIZE is missing, and variables of MPI or Slurm where RANK and
+    WORLD_SIZE are.
 
-    Errors: ConfigError for a value that is not allowed, or a RANK without WORLD_SIZE
+    Errors: ConfigError for a value that is not allowed, a RANK without WORLD_SIZE, or what contradicts
+            MPI or Slurm
     """
     env = os.environ if environ is None else environ
-    is_launched = "RANK" in env and "WORLD_SIZE" in env
-    if not is_launched and ("RANK" in env or "WORLD_SIZE" in env):
-        given, missing = ("RANK", "WORLD_SIZE") if "RANK" in env else ("WORLD_SIZE", "RANK")
-        raise ConfigError(f"{given} is set but {missing} is not; start with dslaunch, or set both or neither")
+    is_told = "RANK" in env and "WORLD_SIZE" in env
+    started = None if is_told else find_started(env)
+    if not is_told and ("RANK" in env or "WORLD_SIZE" in env):
+        _check_alike(env, started)
     debug = env.get("DSLAUNCH_DEBUG", "")
     if debug not in ("", _DEBUG):
         raise ConfigError(f"DSLAUNCH_DEBUG={debug!r} in the environment: must be {_DEBUG!r}, or unset")
     mesh, mesh_order = _mesh(env)
+    world_size = _number(env, "WORLD_SIZE", 1) if started is None else started.size
+    local_size = _number(env, "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "LOCAL_SIZE", 1)
     return WorkerEnvironment(
-        rank=_number(env, "RANK", 0),
-        local_rank=_number(env, "LOCAL_RANK", 0),
-        world_size=_number(env, "WORLD_SIZE", 1),
-        is_launched=is_launched,
+        rank=_number(env, "RANK", 0) if started is None else started.rank,
+        local_rank=_number(env, "LOCAL_RANK", 0) if started is None else started.local_rank,
+        world_size=world_size,
+        is_launched=started is not None or (is_told and (world_size != 1 or "MASTER_ADDR" in env)),
         timeout=_timeout(env),
         watchdog_s=_seconds(env, "DSLAUNCH_WATCHDOG_S"),
         checks_order=debug == _DEBUG,
         max_restarts=_number(env, "TORCHELASTIC_MAX_RESTARTS", 0),
-        local_world_size=_number(env, "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in env else "LOCAL_SIZE", 1),
+        local_world_size=local_size if started is None else started.local_size,
         mesh=mesh,
         mesh_order=mesh_order,
         resize_file=env.get("DSLAUNCH_RESIZE_FILE") or None,
         place_file=env.get("DSLAUNCH_PLACE_FILE") or None,
+        started=started,
     )
 
 
@@ -137,6 +144,19 @@ def read_trace(environ: Mapping[str, str] | None = None) -> TraceRequest | None:
 def read_accelerator(environ: Mapping[str, str] | None = None) -> str | None:
     """Return what DS_ACCELERATOR says the job trains on, or None."""
     return (os.environ if environ is None else environ).get("DS_ACCELERATOR") or None
+
+
+def _check_alike(env: Mapping[str, str], started: Started | None) -> None:
+    """See that the one of RANK and WORLD_SIZE that is set is what MPI or Slurm says too."""
+    given, missing = ("RANK", "WORLD_SIZE") if "RANK" in env else ("WORLD_SIZE", "RANK")
+    if started is None:
+        raise ConfigError(f"{given} is set but {missing} is not; start with dslaunch, or set both or neither")
+    number = started.rank if given == "RANK" else started.size
+    if _number(env, given, 0) != number:
+        raise ConfigError(
+            f"{given}={env[given]} is set, but {started.who} is one of {started.size} processes; "
+            f"set {missing}, too, or leave out {given}"
+        )
 
 
 def _timeout(env: Mapping[str, str]) -> timedelta:

@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError, UserError
+from ..started import DEFAULT_PORT, join
 
 _log = logging.getLogger("dslaunch")
 
@@ -41,14 +42,17 @@ def start_process_group(
     rank: int = -1,
     world_size: int = -1,
     device_index: int | None = None,
+    port: int = DEFAULT_PORT,
 ) -> None:
     """Make the default process group unless there is one: NCCL with GPUs, else gloo. `device_index`: as
     `index` of choose_device().
 
-    Without RANK and WORLD_SIZE, or arguments instead of them, the group is this process alone and opens no
-    port. `timeout` goes before DEEPSPEED_TIMEOUT. Collectives of all our groups have it.
+    Without RANK and WORLD_SIZE, or arguments instead of them, a process that MPI or Slurm has started joins
+    its job, on `port` unless there is a MASTER_PORT; any other is the group alone and opens no port.
+    `timeout` goes before DEEPSPEED_TIMEOUT. Collectives of all our groups have it.
     Order:  every rank must call this
-    Errors: ConfigError for a LOCAL_RANK without a GPU, or a timeout that is none
+    Errors: ConfigError for a LOCAL_RANK without a GPU, a timeout that is none, or a job of MPI or Slurm that
+            cannot be joined
     """
     if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
         raise ConfigError(
@@ -64,6 +68,8 @@ def start_process_group(
     store = None
     if rank < 0 and world_size < 0:
         rank, world_size = env.rank, env.world_size
+        if env.started is not None and init_method is None:
+            join(env.started, port=port)
         if not env.is_launched and init_method is None:
             store = dist.HashStore()  # type: ignore[attr-defined]  # torch forgot to list it
         elif init_method is None:

@@ -87,7 +87,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     source = _config_source(args, config, config_params)
     worker, device_index = read_environment(), getattr(args, "device_rank", None)
     require_process_group(dist_init_required)
-    start_process_group(worker, device_index=device_index)
+    start_process_group(worker, device_index=device_index, port=distributed_port)
     settings = _read_settings(
         model, source, worker, mpu=mpu, mesh_param=mesh_param, is_lenient=is_lenient, client=optimizer
     )
