@@ -13,7 +13,7 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from ..comm.collectives import Collectives
 from ..comm.rank_group import Job
-from .freed_parameter import Placeholder, sharded_until
+from .freed_parameter import FreedValues, Placeholder, sharded_until
 from .param_status import detach
 
 # parameter that no model has yet -> what zero.Init keeps of it; it keeps no parameter alive
@@ -29,8 +29,14 @@ class InitContext(Protocol):
     loses_writes: bool
     has_lost_writes: bool
 
-    def unshard_for(self, tensors: Iterable[Any]) -> bool:
-        """Have the early parameters among these here, if the context is open; False if not."""
+    def unshard_for(self, tensors: Iterable[Any], *, is_use: bool) -> None:
+        """Have the early parameters among these here."""
+
+    def begin_edit(self) -> None:
+        """One rank alone may run from now on."""
+
+    def end_edit(self) -> None:
+        """All ranks run the same again."""
 
     def note(self, param: nn.Parameter, name: str) -> None:
         """Shard this parameter soon."""
@@ -67,6 +73,7 @@ class EarlyParameter:
         self._owner = None if owner is None else weakref.ref(owner)
         self.shard: Tensor | None = None  # [ceil(n / N)], the last ranks' with zeros at the end
         self._param = TensorWeakRef(param)
+        self._names: list[TensorWeakRef] = []  # FreedValues, of which some may be gone
         self._placeholder: Placeholder | None = None  # while the values are away
         self._num_holds = 0
         self._version = 0  # of the parameter when it came back to be held
@@ -145,11 +152,14 @@ class EarlyParameter:
         """Where the values are, and when they can be used; not a collective."""
         return sharded_until("while the module that owns it runs, after initialize()")
 
-    def unshard_for(self, leaves: Iterable[Any]) -> None:
-        """Have it here, and the others among these, if their zero.Init is open;
-        not a collective if it is not.
-        """
-        self.init.unshard_for(leaves)
+    def unshard_for(self, leaves: Iterable[Any], *, is_use: bool) -> None:
+        """Have it here, and the others among these; see Init.unshard_for."""
+        self.init.unshard_for(leaves, is_use=is_use)
+
+    def note_name(self, values: FreedValues) -> None:
+        """Make these values an alias of the parameter's when those are here; not a collective."""
+        self._names = [name for name in self._names if name() is not None]
+        self._names.append(TensorWeakRef(values))
 
     def note_copy(self, copy: nn.Parameter) -> None:
         """Shard a copy, too; not a collective."""
@@ -161,15 +171,23 @@ class EarlyParameter:
         # In a memory of their own: gloo's thread lets go of the gathered one later, as if it had an alias.
         self.param.data = self.param.detach().clone()
         self.shard = None
+        names, self._names = [name() for name in self._names], []
+        for values in names:
+            if isinstance(values, FreedValues):
+                values.become(self.param.detach())
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Have the values here, to be read."""
+    def held(self, *, is_edited: bool = False) -> Iterator[None]:
+        """Have the values here, to be read; `is_edited`: one rank may write to them, alone."""
         self._show()
         self._num_holds += 1
+        if is_edited:
+            self.init.begin_edit()
         try:
             yield
         finally:
+            if is_edited:
+                self.init.end_edit()
             self._num_holds -= 1
             if not self.is_held:
                 self._hide()
@@ -188,10 +206,12 @@ class EarlyParameter:
         self.forget()
 
     def forget(self) -> None:
-        """Leave a parameter that is whole alone from now on; not a collective."""
+        """Leave a parameter that is whole, or dead, alone from now on; not a collective."""
+        param = self._param()  # the reference that its zero.Init has may be the last one
         self.init.let_go(self)
-        detach(self.param)
-        _EARLY.pop(self.param, None)
+        if param is not None:
+            detach(param)
+            _EARLY.pop(param, None)
 
     def _show(self) -> None:
         if self._placeholder is None or self.shard is None:

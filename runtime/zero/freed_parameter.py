@@ -4,7 +4,13 @@ A freed parameter keeps its identity. Its data is one NaN that is expanded to it
 memory, and its class becomes FreedParameter, which lets its description be asked for and refuses
 everything else. So a mistake is one sentence, and neither wrong numbers nor a crash in memory that was
 given back. In a backward the values may have come while the parameter is a placeholder still: then its use
-gives it the values.
+gives it the values. Until initialize() has the model, a use brings the values of a parameter that zero.Init
+has sharded.
+
+Names of values
+---------------
+`param.data`, `param.detach()` and their views are FreedValues: descriptions that find the values when they
+are used. A program may take them of all parameters, on one rank, to look at shapes, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -13,7 +19,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -87,39 +93,49 @@ def _descriptions() -> frozenset[Callable[..., Any]]:
 
 _DESCRIPTIONS = _descriptions()
 _PLACEHOLDERS: Any = WeakTensorKeyDictionary()  # parameter -> the last placeholder that was made for it
+_GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
+_NAMES = frozenset([Tensor.detach, _GET_DATA])
 # Where values lie tells which of them are tied; the last element's place comes by two views.
 _PLACES = frozenset([Tensor.data_ptr, Tensor.storage, Tensor.untyped_storage])
-_VIEWS = frozenset([Tensor.detach, Tensor.view, Tensor.__getitem__])
+_VIEWS = _NAMES | {Tensor.view, Tensor.__getitem__}
+_NEVER_BROUGHT = frozenset([Tensor.__reduce_ex__])  # what one rank may do alone: torch.save(), for example
 
 
 class FreedValues(Tensor):
-    """What a freed parameter's `detach()` gives, as in the module's own state_dict: its description,
-    loud when it is used.
+    """A name for values of a freed parameter: see "Names of values"."""
 
-    Programs look through a state_dict for names, shapes and tied weights: transformers does in
-    from_pretrained() under zero.Init, and in save_pretrained() on the ranks that write nothing.
-    """
-
-    _refuse: Callable[[str], None]  # says which parameter it was
+    _param: nn.Parameter
+    _make: Callable[[Tensor], Tensor]  # from the parameter's values to those that this one names
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Iterable[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Describe the values, or refuse.
+        """Describe the values, name a view of them, use them where they can be had, or refuse.
 
         Errors: ConfigError with the parameter's name
         """
-        if func in _DESCRIPTIONS:
+        kwargs = kwargs or {}
+        if func in _DESCRIPTIONS or func in _PLACES:
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        found = next(one for one in _leaves((*args, *(kwargs or {}).values())) if type(one) is cls)
-        if func in _PLACES or func in _VIEWS:
+                return func(*args, **kwargs)
+        is_made = _makes_parameter(func, sys._getframe(1).f_code)
+        if func in _VIEWS and not is_made:
             with torch._C.DisableTorchFunctionSubclass():
-                result = func(*args, **(kwargs or {}))
-            return _freed_values(result, found._refuse) if func in _VIEWS else result
-        found._refuse(_name_of_function(func))
-        raise AssertionError("freed values were used")
+                view = func(*args, **kwargs)
+            if _lies_in(view, args[0]):
+                make = args[0]._make
+                return name_values(
+                    view, args[0]._param, lambda values: func(make(values), *args[1:], **kwargs)
+                )
+        return _use(func, args, kwargs, is_made=is_made)
+
+    def become(self, values: Tensor) -> None:
+        """Be an alias of the parameter's values from now on, as `param.data` of a plain one is."""
+        with torch._C.DisableTorchFunctionSubclass():
+            self.data = self._make(values)
+        vars(self).clear()
+        self.__class__ = Tensor  # type: ignore[assignment]
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"FreedValues({tuple(self.shape)}, {self.dtype})"
@@ -136,30 +152,35 @@ class FreedParameter(nn.Parameter):
 
         Errors: ConfigError with the parameter's name
         """
+        kwargs = kwargs or {}
         if func in _DESCRIPTIONS:
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **(kwargs or {}))
-        leaves = _leaves((*args, *(kwargs or {}).values()))
-        freed = [one for one in leaves if type(one) is cls]
-        if freed and _unshard_for(freed, leaves):
-            if func is Tensor.detach and sys._getframe(1).f_code is nn.Parameter.__new__.__code__:
-                # nn.Parameter(p) expects the class of p, which has just become nn.Parameter.
-                return nn.Parameter(args[0].data, requires_grad=False)
-            return func(*args, **(kwargs or {}))
-        refuse = _refusal(next((one for one in freed if type(one) is cls), None))
-        if func is Tensor.detach:
-            return _freed_values(freed[0], refuse)
-        if func in _MOVES and (moved := _moved(func, *args, **(kwargs or {}))) is not None:
-            return moved
-        if func == _SET_DATA and _take(*args):
-            return None
-        refuse(_name_of_function(func))
-        raise AssertionError("a freed parameter was used")
+                return func(*args, **kwargs)
+        is_made = _makes_parameter(func, sys._getframe(1).f_code)
+        if not is_made and (func in _NAMES or func in _MOVES or func == _SET_DATA):
+            _unshard_for(args[:1], is_use=False)
+            if type(args[0]) is cls:
+                if func in _NAMES:
+                    return name_values(args[0], args[0], _same)
+                if func in _MOVES and (moved := _moved(func, *args, **kwargs)) is not None:
+                    return moved
+                if func == _SET_DATA and _take(*args):
+                    return None
+        return _use(func, args, kwargs, is_made=is_made)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle it where its values are here; else that is refused, for one rank may do it alone."""
+        _unshard_for([self], is_use=False)
+        if type(self) is FreedParameter:
+            _refuse(self, "pickling")
+        return self.__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A plain parameter; zero.Init shards that, too."""
         keeper = _keeper_of(self)
-        self.data  # noqa: B018  (brings it, or refuses)
+        _unshard_for([self], is_use=True)
+        if type(self) is FreedParameter:
+            _refuse(self, "__deepcopy__")
         copy: nn.Parameter = deepcopy(self, memo)
         if keeper is not None:
             keeper.note_copy(copy)
@@ -176,11 +197,14 @@ class Keeper(Protocol):
     def why_away(self) -> str:
         """Where the values are, and when they can be used: the end of a sentence about the parameter."""
 
-    def unshard_for(self, leaves: Sequence[Any]) -> None:
+    def unshard_for(self, leaves: Sequence[Any], *, is_use: bool) -> None:
         """Give the parameter its values, if they can be had now.
 
-        An operation is about to use it, and the others of `leaves`.
+        An operation is about to use it, and the others of `leaves`; or to name it only, unless `is_use`.
         """
+
+    def note_name(self, values: FreedValues) -> None:
+        """A name for the parameter's values has been made."""
 
     @property
     def convert(self) -> Callable[[torch.dtype], None] | None:
@@ -261,11 +285,57 @@ def take_away_all(
         )
 
 
-def _values_of(param: Tensor, dtype: torch.dtype) -> FreedValues:
-    """What a freed parameter would be in another dtype."""
+def _use(func: Callable[..., Any], args: Any, kwargs: Any, *, is_made: bool) -> Any:
+    """Run an operation on values that are elsewhere, if they can be had now; `is_made`: it is a part of
+    `nn.Parameter(...)`.
+
+    Errors: ConfigError with the parameter's name
+    """
+    leaves = [_param_of(one) for one in _leaves((*args, *kwargs.values())) if isinstance(one, Tensor)]
+    _unshard_for(leaves, is_use=func not in _NEVER_BROUGHT)
+    for one in leaves:
+        if type(one) is FreedParameter:
+            _refuse(one, _name_of_function(func))
+    if is_made:
+        return _made(args[0])
+    return func(*_with_values(args), **{key: _with_values(value) for key, value in kwargs.items()})
+
+
+def _makes_parameter(func: Callable[..., Any], caller: Any) -> bool:
+    """Whether this is what `nn.Parameter(...)` asks of a tensor of another class."""
+    return func is Tensor.detach and caller is nn.Parameter.__new__.__code__
+
+
+def _made(given: Tensor) -> nn.Parameter:
+    """The answer to that. nn.Parameter expects the class of what it was given."""
+    if type(given) is FreedValues:
+        given.become(given._param.detach())
+    given.__class__ = nn.Parameter
+    return nn.Parameter(given.data, requires_grad=False)
+
+
+def _with_values(value: Any) -> Any:
+    """Return an argument with values in the place of their names."""
+    if type(value) is FreedValues:
+        return value._make(value._param.detach())
+    if isinstance(value, (tuple, list)) and any(type(one) is FreedValues for one in _leaves(value)):
+        found = [_with_values(one) for one in value]
+        return tuple(found) if isinstance(value, tuple) else found
+    return value
+
+
+def _param_of(freed: Tensor) -> Tensor:
+    return freed._param if isinstance(freed, FreedValues) else freed
+
+
+def _lies_in(view: Tensor, values: Tensor) -> bool:
+    """Whether it is no copy; an index that is a tensor makes one."""
     with torch._C.DisableTorchFunctionSubclass():
-        nan = param.new_full((), float("nan"), dtype=dtype).expand(param.shape)
-    return _freed_values(nan, _refusal(param))
+        return bool(view.data_ptr() == values.data_ptr())
+
+
+def _same(values: Tensor) -> Tensor:
+    return values
 
 
 def _moved(func: Callable[..., Any], param: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
@@ -274,36 +344,38 @@ def _moved(func: Callable[..., Any], param: Tensor, *args: Any, **kwargs: Any) -
     Values that are elsewhere lie where the engine wants them, so another device changes nothing. Another
     dtype does, before initialize(), once it is set.
     """
-    if type(param) is not FreedParameter:
-        return None
     with torch._C.DisableTorchFunctionSubclass():
         dtype: torch.dtype = func(param.new_empty(()), *args, **kwargs).dtype
     if dtype == param.dtype:
         return param
     keeper = _keeper_of(param)
-    is_converted = keeper is not None and keeper.convert is not None and dtype.is_floating_point
-    return _values_of(param, dtype) if is_converted else None
+    if keeper is None or keeper.convert is None or not dtype.is_floating_point:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        nan = param.new_full((), float("nan"), dtype=dtype).expand(param.shape)
+    return name_values(nan, param, lambda values: values.to(dtype))
 
 
 def _take(param: Tensor, given: Tensor) -> bool:
     """Let a parameter be what `_moved` has given for it; False if it was something else."""
+    if param is given:
+        return True
+    if type(given) is not FreedValues or given._param is not param or given.shape != param.shape:
+        return False
     keeper = _keeper_of(param)
     convert = None if keeper is None else keeper.convert
-    if type(given) is FreedValues and convert is not None and given.shape == param.shape:
+    if given.dtype != param.dtype and convert is not None:
         convert(given.dtype)
         return True
-    return param is given
+    return given._make is _same
 
 
-def _unshard_for(freed: Sequence[Tensor], leaves: Sequence[Any]) -> bool:
-    """Let freed parameters have their values where a backward has brought those, or zero.Init does; return
-    whether all have them.
-    """
-    for param in freed:
-        keeper = _keeper_of(param)
-        if keeper is not None and type(param) is FreedParameter:
-            keeper.unshard_for(leaves)
-    return not any(type(param) is FreedParameter for param in freed)
+def _unshard_for(tensors: Sequence[Any], *, is_use: bool) -> None:
+    """Let freed parameters have their values where a backward has brought those, or zero.Init does."""
+    for param in tensors:
+        keeper = _keeper_of(param) if type(param) is FreedParameter else None
+        if keeper is not None:
+            keeper.unshard_for(tensors, is_use=is_use)
 
 
 def sharded_until(when: str) -> str:
@@ -314,22 +386,21 @@ def sharded_until(when: str) -> str:
     )
 
 
-def _refusal(param: Tensor | None) -> Callable[[str], None]:
-    """Return what refuses a use of this parameter, with or without the parameter itself."""
-    name = "?" if param is None else _name_of(param)
-    keeper = None if param is None else _keeper_of(param)
+def _refuse(param: Tensor, what: str) -> NoReturn:
+    """Refuse a use of this parameter."""
+    keeper = _keeper_of(param)
     why = sharded_until("while the module that owns it runs") if keeper is None else keeper.why_away
-
-    def refuse(what: str) -> None:
-        raise ConfigError(f"parameter '{name}' was asked for {what}, but {why}")
-
-    return refuse
+    raise ConfigError(f"parameter '{_name_of(param)}' was asked for {what}, but {why}")
 
 
-def _freed_values(tensor: Tensor, refuse: Callable[[str], None]) -> FreedValues:
+def name_values(tensor: Tensor, param: Tensor, make: Callable[[Tensor], Tensor]) -> FreedValues:
+    """Return a name for values of a freed parameter, described by `tensor`; see "Names of values"."""
     with torch._C.DisableTorchFunctionSubclass():
         values = tensor.detach().as_subclass(FreedValues)
-    values._refuse = refuse
+    values._param, values._make = param, make  # type: ignore[assignment]
+    keeper = _keeper_of(param)
+    if keeper is not None:
+        keeper.note_name(values)
     return values
 
 

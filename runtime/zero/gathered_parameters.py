@@ -66,7 +66,7 @@ class GatheredParameters:
             if not self._is_open_ended:
                 self._open.enter_context(model.saved_values())
         for early in self._early:
-            self._open.enter_context(early.held())
+            self._open.enter_context(early.held(is_edited=self._modifier_rank is not None))
         for sub_buffer in self._sharded_sub_buffers:
             sub_buffer.take_writes()  # those of a forward that has just ended
         self._whole.open()

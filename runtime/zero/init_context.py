@@ -10,6 +10,10 @@ which brings the values back and lets those go that were here. What has been her
 may have been written. So the end of an `__init__` need not be known, and to wrap those of all classes would
 not do: it is the parents' code that writes to children.
 
+Libraries go on after the context: they tie weights, resize, copy modules and write to `data`. Until
+initialize() has the model, a use of a placeholder brings the values then, too, on all ranks together. Only
+inside GatheredParameters(modifier_rank=...) it does not: there one rank may run alone.
+
 Only memory that has an alias must stay, for the alias may be written to: `new.data.copy_(old.data)` brings
 `old` while the alias of `new` is at hand. torch counts who uses a storage. Each rank might count otherwise
 (garbage is collected at any time), so rank 0 decides.
@@ -95,6 +99,7 @@ class Init:
             EarlyParameter, nn.Parameter
         ] = {}  # what is to be sharded, held so that no rank's can die
         self._made: weakref.WeakSet[EarlyParameter] = weakref.WeakSet()
+        self._num_edits = 0  # GatheredParameters with a modifier_rank that are open
         self._outer: InitContext | None = None  # the context around this one,
         self._made_for_outer: weakref.WeakSet[EarlyParameter] = (
             weakref.WeakSet()
@@ -172,21 +177,29 @@ class Init:
             self._whole[early] = param
             self._made.add(early)
 
-    def unshard_for(self, tensors: Iterable[Any]) -> bool:
-        """Have the sharded parameters among these here, if the context is open; False if not.
+    def unshard_for(self, tensors: Iterable[Any], *, is_use: bool) -> None:
+        """Have those among these here that this context has sharded, if it is open; after it only for a use,
+        and not while one rank may run alone.
 
         Order: a collective if it is
         """
+        if self._depth == 0 and (not is_use or self._num_edits):
+            return
         known = [early_of(one) for one in tensors if isinstance(one, Tensor)]
-        wanted = {one for one in known if one is not None}
-        if self._depth == 0 or any(one.init is not self for one in wanted):
-            return False
+        wanted = dict.fromkeys(one for one in known if one is not None and one.init is self)
         self._shard([early for early in self._whole if early not in wanted])
-        for early in known:
-            if early is not None and not early.is_whole:
+        for early in wanted:
+            if not early.is_whole:
                 early.use()
                 self._whole[early] = early.param
-        return True
+
+    def begin_edit(self) -> None:
+        """One rank alone may run from now on."""
+        self._num_edits += 1
+
+    def end_edit(self) -> None:
+        """All ranks run the same again."""
+        self._num_edits -= 1
 
     def shard_among(self, made: Container[EarlyParameter]) -> None:
         """Shard those among these that are whole and not in use.

@@ -25,7 +25,7 @@ from ..offload.offload import Offload, SubBufferResidence
 from ..offload.spill import Spill
 from .early_parameter import early_of
 from .flat_buffer import FlatBuffer
-from .freed_parameter import Placeholder, put_all, sharded_until, take_away_all
+from .freed_parameter import FreedValues, Placeholder, put_all, sharded_until, take_away_all
 from .sub_buffer_plan import SubBufferPlan
 from .writes import Lying, Writes, check_in_place, collect
 
@@ -210,9 +210,12 @@ class ParamShard:
             )
         return sharded_until("while the module that owns it runs")
 
-    def unshard_for(self, leaves: Sequence[Any]) -> None:
+    def unshard_for(self, leaves: Sequence[Any], *, is_use: bool) -> None:
         """Let the parameters have their values, if those are here. An operation is about to use one."""
         self.on_use()
+
+    def note_name(self, values: FreedValues) -> None:
+        """Leave it a name: a parameter is here again and again."""
 
     def note_copy(self, copy: nn.Parameter) -> None:
         """Leave a copy of a parameter alone: it is like any other."""

@@ -81,7 +81,8 @@ def _asked(rank: int) -> dict[str, str]:
         "numpy": lambda: param.detach().numpy(),
         "contiguous": lambda: param.detach().contiguous(),  # so does safetensors, before it writes
         "copy from": lambda: torch.zeros(15, WIDTH).copy_(param.detach()),
-        "data": lambda: param.data,
+        "data": lambda: param.data.norm(),
+        "replaced": lambda: setattr(param, "data", torch.zeros(15, WIDTH)),
         "write": lambda: nn.init.zeros_(param),
         "copy": lambda: param.copy_(torch.zeros(15, WIDTH)),
         "move": lambda: model.double(),

@@ -1,0 +1,154 @@
+"""What libraries do to a model after zero.Init and before initialize(): as to a plain one, to the bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dslaunch
+from dslaunch import ConfigError, zero
+from dslaunch.runtime.zero.freed_parameter import FreedParameter
+from tests.runtime.models import assert_same_bits, make_config, snapshot
+from tests.runtime.ranks import Ranks
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 7)
+        self.blocks = nn.ModuleList([nn.Linear(7, 7) for _ in range(2)])
+        self.head = nn.Linear(7, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        result: Tensor = self.head(x)
+        return result
+
+
+def _pad(model: Small) -> None:
+    """transformers' _adjust_bias, with and without a change of the shape."""
+    for more in (0, 2):
+        model.head.bias.data = nn.functional.pad(model.head.bias.data, (0, more), "constant", 0)
+    model.head.weight.data = torch.cat([model.head.weight.data, torch.ones(2, 7)])
+
+
+def _keep_old(model: Small) -> None:
+    """An alias that was taken before the data were replaced has the old ones."""
+    old, row = model.head.weight.data, model.head.weight.detach().view(-1)[:7]
+    model.head.weight.data = torch.zeros(9, 7)
+    model.head.weight.data[1:] = old[:-1]
+    model.head.weight.data[0] = row * 2
+
+
+def _write(model: Small) -> None:
+    with torch.no_grad():
+        nn.init.normal_(model.embed.weight)
+        model.blocks[0].weight.copy_(model.blocks[1].weight)
+        model.blocks[0].bias += 1
+    model.blocks[1].weight.data[0] *= 2
+    model.blocks[1].weight.data.view(-1)[-7:].zero_()
+    model.blocks[1].bias.data.copy_(model.blocks[0].bias.data)
+    model.head.weight.data.fill_(model.blocks[0].weight.norm().item())
+    model.blocks[0].bias.data = model.blocks[0].bias.data
+
+
+def _copy(model: Small) -> None:
+    """PEFT's modules_to_save, and a copy by values."""
+    model.blocks.append(copy.deepcopy(model.blocks[0]))
+    model.blocks.append(nn.Linear(7, 7))
+    model.blocks[-1].load_state_dict(model.blocks[1].state_dict())
+    model.extra = nn.Parameter(model.embed.weight.data.clone())
+    model.scale = nn.Parameter(model.embed.weight.detach()[0].double().float())
+
+
+def _tie(model: Small) -> None:
+    model.head.weight = model.embed.weight
+    model.embed.weight.data.mul_(2)
+
+
+def _read_names(model: Small) -> None:
+    """Names of values follow the writes."""
+    names = model.state_dict()
+    model.embed.weight.data.add_(1)
+    model.register_buffer("seen", names["embed.weight"].double().sum(0))
+    model.register_buffer("also", names["head.bias"].numpy().sum() + torch.zeros(()))
+
+
+EDITS = (_pad, _keep_old, _write, _copy, _tie, _read_names)
+
+
+def _edited(rank: int, edit: Callable[[Small], None]) -> dict[str, Tensor]:
+    torch.manual_seed(rank)
+    with zero.Init():
+        model = Small()
+    torch.manual_seed(rank + 2)
+    edit(model)
+    engine = dslaunch.initialize(model=model, config=make_config(stage=3))[0]
+    return engine.state_dict()
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_change_before_initialize_is_what_rank_0_alone_would_have_made(
+    ranks: Ranks, edit: Callable[[Small], None]
+) -> None:
+    torch.manual_seed(0)
+    plain = Small()
+    torch.manual_seed(2)
+    edit(plain)
+    for state in ranks(_edited, edit, world_size=2):
+        assert_same_bits(state, plain.state_dict())
+
+
+def _two_models(rank: int) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    with zero.Init():
+        one = Small()
+    with zero.Init():
+        other = Small()
+    other.load_state_dict(one.state_dict())
+    with torch.no_grad():
+        one.head.weight.copy_(other.embed.weight)
+    return snapshot(one.named_parameters()) | {"other": snapshot(other.named_parameters())["embed.weight"]}
+
+
+def test_one_model_is_read_into_another_of_another_context(ranks: Ranks) -> None:
+    torch.manual_seed(0)
+    plain = dict(Small().named_parameters())
+    expected = {**plain, "head.weight": plain["embed.weight"], "other": plain["embed.weight"]}
+    for values in ranks(_two_models, world_size=2):
+        assert_same_bits(values, {name: value.detach() for name, value in expected.items()})
+
+
+def _alone(rank: int) -> tuple[str, str, str]:
+    """One rank looks at shapes; what would need the others is refused where it may be alone."""
+    with zero.Init():
+        model = Small()
+    if rank == 0:
+        assert sum(param.data.numel() for param in model.parameters()) == 247
+        assert {name: value.shape for name, value in model.state_dict().items()} == {
+            name: value.shape for name, value in Small().state_dict().items()
+        }
+    with (
+        pytest.raises(ConfigError) as edited,
+        zero.GatheredParameters(model.embed.weight, modifier_rank=0),
+    ):
+        model.head.weight.data.fill_(1.0)
+    with pytest.raises(ConfigError) as pickled:
+        copy.copy(model.head.weight)
+    dslaunch.initialize(model=model, config=make_config(stage=3))
+    with pytest.raises(ConfigError) as late:
+        model.head.weight.data.fill_(1.0)
+    assert all(type(param) is FreedParameter for param in model.parameters())
+    return str(edited.value), str(pickled.value), str(late.value)
+
+
+def test_what_one_rank_may_do_alone_is_described_or_refused_by_name(ranks: Ranks) -> None:
+    for edited, pickled, late in ranks(_alone, world_size=2):
+        assert edited.startswith("parameter 'Linear.weight' was asked for fill_, but its values are sharded")
+        assert pickled.startswith("parameter 'Linear.weight' was asked for pickling")
+        assert late.startswith("parameter 'head.weight' was asked for fill_")
