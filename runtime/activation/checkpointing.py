@@ -26,6 +26,7 @@ from ..config.activation import ActivationConfig
 from ..config.section import read_section
 from ..environment import read_environment
 from ..errors import ConfigError
+from ..mesh.mpu import tensor_place
 from ..zero.param_location import ParamLocation, location_of
 from ..zero.uncompiled import uncompiled
 from .rng_tracker import DEFAULT_NAME, Replay, RngTracker, device_random
@@ -110,7 +111,7 @@ def configure(
     config = read_section(ActivationConfig, values, path="activation_checkpointing", problems=problems)
     if config is None:
         raise ConfigError("\n".join(f"checkpointing.configure(): {line}" for line in problems.values()))
-    rank, size = _model_parallel_place(mpu_)
+    rank, size = tensor_place(mpu_)
     if config.partition_activations and size > 1:
         raise ConfigError(
             f"checkpointing.configure(partition_activations=True) in a model-parallel group of {size} ranks "
@@ -286,17 +287,6 @@ def _warn_of_what_has_no_effect(config: ActivationConfig) -> None:
         notes.append(f"{' and '.join(idle)} {verb} no effect: inputs stay in the memory that they have")
     if notes and _rank() == 0:
         _log.warning("activation_checkpointing: %s", "; ".join(notes))
-
-
-def _model_parallel_place(mpu: Any) -> tuple[int, int]:
-    """This rank's place in its group, and the group's size."""
-    if mpu is None:
-        return 0, 1
-    kind = (
-        "tensor_model_parallel" if hasattr(mpu, "get_tensor_model_parallel_rank") else "model_parallel"
-    )  # Megatron's names, new and old
-    rank, size = getattr(mpu, f"get_{kind}_rank")(), getattr(mpu, f"get_{kind}_world_size")()
-    return int(rank), int(size)
 
 
 def _rank() -> int:

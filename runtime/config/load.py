@@ -317,7 +317,7 @@ def _joined(notes: dict[str, list[str]]) -> str:
     return "; ".join(f"{heading}: {', '.join(keys)}" for heading, keys in notes.items() if keys)
 
 
-def load_config(  # noqa: PLR0915
+def load_config(  # noqa: PLR0913, PLR0915  (each from another source)
     source: str | os.PathLike[str] | Mapping[str, Any],
     *,
     world_size: int,
@@ -327,6 +327,7 @@ def load_config(  # noqa: PLR0915
     num_stages: int = 1,
     launched: Mapping[str, Any] | None = None,
     sp_size: int = 1,
+    num_data: int | None = None,
 ) -> Config:
     """The configuration that `source` gives `world_size` ranks, those of one stage of `num_stages`: a path, a
     dict, or base64 of JSON.
@@ -335,8 +336,9 @@ def load_config(  # noqa: PLR0915
     for programs that were written for DeepSpeed: a warning names the keys that are not known, or still say
     "auto", and they count as left out; gradient_clipping that is left out is 1.0, as there. `has_optimizer`:
     the program brings one. `tp_size`: over so many ranks it has divided its layers, `sp_size`: its sequences.
-    `launched`: the sizes of axes that the launcher was given, and their order. The Config's world_size are
-    the ranks that have samples of their own.
+    `launched`: the sizes of axes that the launcher was given, and their order. `num_data`: so many ranks have
+    samples of their own as the program says; a batch is counted by them. The Config's world_size are the
+    ranks that have samples of their own.
     Errors: ConfigError with one line for each thing that is wrong
     Source: DeepSpeed 0.19.6 runtime/config.py, `DeepSpeedConfig`; the same keys and batch arithmetic.
     """
@@ -390,6 +392,7 @@ def load_config(  # noqa: PLR0915
     used["sequence"], world_size = _read_sequence(used, problems, num_places, sp_size, is_lenient=is_lenient)
     used["expert_parallel"] = _read_experts(used, problems)
     num_counted = num_ranks // (num_places // world_size) if is_lenient else world_size
+    num_counted = num_data or num_counted
     line = fill_batch(used, world_size=num_counted)
     if is_lenient and line is None and world_size < num_counted:
         _count_samples_once(used, world_size)

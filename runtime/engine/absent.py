@@ -40,7 +40,7 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
     ),
     (
         "sequences are divided as sequence_parallel_size says, and layers as tensor_parallel",
-        "compile_autosp compile_autotp get_autosp_backend get_autotp_backend mpu pipeline_parallelism "
+        "compile_autosp compile_autotp get_autosp_backend get_autotp_backend pipeline_parallelism "
         "seq_parallel_group tensor_parallel_config uses_parallelization_pass_only",
     ),
     (

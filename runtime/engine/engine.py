@@ -69,6 +69,7 @@ class Engine(Getters, nn.Module):
         self.lr_scheduler: Any = None
         self.training_dataloader: Any = None
         self.collate_fn: Any = None
+        self.mpu: Any = None  # what initialize() was given; of a model in stages its grid
         self.device, self.local_rank = device, worker.local_rank
         self.global_rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._axes, self._divided = axes, divided

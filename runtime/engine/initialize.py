@@ -25,12 +25,13 @@ from ..errors import ConfigError, report_user_errors_in_one_line
 from ..experts.placed import PlacedExperts
 from ..log import logger as _log
 from ..mesh.axes import Axes, axes_of_job
+from ..mesh.mpu import check_mpu, read_mpu
 from ..offload.host_memory import keep_freed_memory
 from ..pipeline.module import PipelineModule
 from ..pipeline.topology import topology_of
 from ..placement.precision import precision_of
 from ..placement.stage_policy import policy_for_stage
-from ..sequence.requested import check_requested, requested_sequence_size
+from ..sequence.requested import check_mesh_param, requested_sequence_size
 from ..step.choose_optimizer import ClientOptimizer, ModelParameters, choose_optimizer
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import make_scheduler
@@ -71,8 +72,9 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     `args.device_rank` is the GPU, where that is not what LOCAL_RANK counts to. An optimizer or
     scheduler given here goes before the ds_config's. The model's parameters are placed in flat buffers on
     this worker's device and get rank 0's values.
-    `mpu` is what `UlyssesSPAttentionHF.register_with_transformers()` returns, and `mesh_param` the numbers
-    of data parallel and of sequence parallel ranks; either divides sequences over neighbours.
+    `mpu` says how the program arranges its ranks, with Megatron's names of methods; its sequence-parallel
+    size, or the numbers of data parallel and of sequence parallel ranks in `mesh_param`, divide sequences
+    over neighbours. `UlyssesSPAttentionHF.register_with_transformers()` returns one.
     `is_lenient` is for programs that were written for DeepSpeed, and get it where they `import deepspeed`: of
     the ds_config, a warning names what is not known or says "auto", and a folder without a checkpoint is
     (None, None) to load_checkpoint().
@@ -92,7 +94,9 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
         model, source, worker, mpu=mpu, mesh_param=mesh_param, is_lenient=is_lenient, client=optimizer
     )
     axes = _axes_of(model, settings)
-    check_requested(axes, mpu=mpu, mesh_param=mesh_param)
+    check_mesh_param(axes, mesh_param)
+    if mpu is not None:
+        check_mpu(mpu, axes)
     check_group(model, axes)
     _check_stages(model, axes, settings)
     if is_lenient:
@@ -124,6 +128,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             experts=parts.experts,
         )
         engine.lr_scheduler, engine.collate_fn = scheduler, collate_fn
+        engine.mpu = model.mpu() if mpu is None and isinstance(model, PipelineModule) else mpu
         if training_data is not None:
             engine.training_dataloader = engine.deepspeed_io(training_data)
     memory = measure_memory(engine)  # on all ranks, whichever prints
@@ -148,6 +153,7 @@ def _read_settings(
     """The ds_config with what the launcher, the model and the program say of its axes."""
     known = earlier_division(model)
     built = model.axes if isinstance(model, PipelineModule) else Axes()
+    sizes = None if mpu is None else read_mpu(mpu)
     settings = load_config(
         source,
         world_size=dist.get_world_size() // built.pp,
@@ -156,7 +162,10 @@ def _read_settings(
         tp_size=requested_size(model, size_of_plan(model) if known is None else known.size),
         num_stages=built.pp,
         launched=dict(worker.mesh) | ({"order": worker.mesh_order} if worker.mesh_order else {}),
-        sp_size=requested_sequence_size(mpu=mpu, mesh_param=mesh_param, built=built.sp),
+        sp_size=requested_sequence_size(
+            by_mpu=1 if sizes is None else sizes.sp, mesh_param=mesh_param, built=built.sp
+        ),
+        num_data=None if sizes is None else sizes.dp,
     )
     agree_on_division(settings)
     return settings

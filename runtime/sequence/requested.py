@@ -13,26 +13,18 @@ from torch.utils._pytree import keystr, tree_leaves_with_path
 from ..errors import ConfigError
 from ..log import logger
 from ..mesh.axes import Axes
-from . import parallel_state
 from .attention import DistributedAttention
 from .exchange import TRAFFIC, SequenceRanks
 from .hf_layers import check_layers, position_of
 from .hugging_face import registered
 
-_OTHERS = (
-    "get_tensor_model_parallel_world_size",
-    "get_pipeline_model_parallel_world_size",
-    "get_pipe_parallel_world_size",
-)
 
-
-def requested_sequence_size(*, mpu: Any = None, mesh_param: Any = None, built: int = 1) -> int:
-    """Return what initialize()'s arguments say, 1 where they say nothing; `built`: for how many the model was
-    built, if it was built for a number.
+def requested_sequence_size(*, by_mpu: int = 1, mesh_param: Any = None, built: int = 1) -> int:
+    """Return what initialize()'s arguments say, 1 where they say nothing; `by_mpu`: what its mpu says;
+    `built`: for how many the model was built, if it was built for a number.
 
     Errors: ConfigError for arguments that ask for something else, or that contradict each other
     """
-    by_mpu = 1 if mpu is None else _size_of_mpu(mpu)
     by_mesh = 1 if mesh_param is None else _size_of_mesh(mesh_param)
     if by_mpu > 1 and by_mesh > 1 and by_mpu != by_mesh:
         raise ConfigError(
@@ -48,8 +40,8 @@ def requested_sequence_size(*, mpu: Any = None, mesh_param: Any = None, built: i
     return max(given, built)
 
 
-def check_requested(axes: Axes, *, mpu: Any = None, mesh_param: Any = None) -> None:
-    """See that an mpu has the ranks that the engine has, and that they lie as a mesh_param says.
+def check_mesh_param(axes: Axes, mesh_param: Any) -> None:
+    """See that the ranks lie as a mesh_param says.
 
     Errors: ConfigError
     """
@@ -60,34 +52,6 @@ def check_requested(axes: Axes, *, mpu: Any = None, mesh_param: Any = None) -> N
             f"order {', '.join(order)} of axes has them outside; leave mesh_param out, and give "
             "sequence_parallel_size"
         )
-    if mpu is None or axes.sp == 1:
-        return
-    given = dist.get_process_group_ranks(mpu.get_sequence_parallel_group())
-    expected = list(axes.line_of(dist.get_rank(), ("sp",)))
-    if given != expected:
-        raise ConfigError(
-            f"initialize(mpu=...): ranks {given} share a sequence there, and {expected} here: those that are "
-            f"neighbours once layers are divided over {axes.tp} ranks, with the order {', '.join(order)} of "
-            "axes; leave mpu out, or arrange its ranks so"
-        )
-
-
-def _size_of_mpu(mpu: Any) -> int:
-    if mpu is not parallel_state:
-        for name in _OTHERS:
-            if hasattr(mpu, name) and getattr(mpu, name)() > 1:
-                raise ConfigError(
-                    f"initialize(mpu=...): its {name}() is {getattr(mpu, name)()}; of an mpu only sequence "
-                    "parallelism is taken here. Leave it out, and divide layers with the ds_config's "
-                    "tensor_parallel"
-                )
-    if not hasattr(mpu, "get_sequence_parallel_world_size"):
-        raise ConfigError(
-            "initialize(mpu=...): it has no get_sequence_parallel_world_size(), and nothing else of it is "
-            "used here; leave it out, and divide layers with the ds_config's tensor_parallel"
-        )
-    size: int = mpu.get_sequence_parallel_world_size()
-    return size
 
 
 def _size_of_mesh(mesh_param: Any) -> int:

@@ -39,6 +39,7 @@ from ..comm.rank_group import Job
 from ..config.source import read_source
 from ..environment import read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
+from ..mesh.mpu import read_mpu
 from ..placement.stage_policy import Placement, policy_for_stage
 from . import ds_attributes
 from .early_parameter import EarlyParameter, InitContext, early_of
@@ -86,7 +87,8 @@ class Init:
         ds_config's precision.
 
         With a ds_config whose stage does not shard parameters this does nothing. `mem_efficient_linear` has
-        nothing to choose: torch's own linear keeps no copies here.
+        nothing to choose: torch's own linear keeps no copies here. Parameters are sharded over all ranks, so
+        the groups may be of all ranks only, and what `mpu` says is compared by initialize().
         """
         section = _zero_section(config_dict_or_path, config)
         self.is_enabled = enabled and _asks_for_sharding(section)
@@ -111,16 +113,18 @@ class Init:
         start_process_group(worker)
         self.device = choose_device(worker)
         self.dtype = dtype
-        is_all = data_parallel_group is None or data_parallel_group is dist.group.WORLD
+        if mpu is not None:
+            read_mpu(mpu, call="zero.Init")
         _check_arguments(
             remote_device=None if remote_device in ("none", self.device.type) else remote_device,
-            data_parallel_group=None if is_all else data_parallel_group,
+            data_parallel_group=None if _is_of_all(data_parallel_group) else data_parallel_group,
             pin_memory=pin_memory,
-            mpu=mpu,
             zero_param_parallel_group=zero_param_parallel_group,
             zero_quantized_weights=zero_quantized_weights,
             zero_quantized_nontrainable_weights=zero_quantized_nontrainable_weights,
-            sequence_data_parallel_group=sequence_data_parallel_group,
+            sequence_data_parallel_group=(
+                None if _is_of_all(sequence_data_parallel_group) else sequence_data_parallel_group
+            ),
             param_swapper=param_swapper,
         )
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -277,6 +281,11 @@ def _asks_for_sharding(section: Mapping[str, Any] | None) -> bool:
     except ValueError:
         return False
     return policy.parameters is Placement.SHARDED
+
+
+def _is_of_all(group: object) -> bool:
+    """Whether it is a process group of all ranks, as Megatron makes one where only data is divided."""
+    return isinstance(group, dist.ProcessGroup) and dist.get_world_size(group) == dist.get_world_size()
 
 
 def _check_arguments(**given: object) -> None:

@@ -454,7 +454,7 @@ def _refused(rank: int, case: str) -> str:
         ("size", "sequence_parallel_size 3 does not divide the 2 ranks"),
         ("data", "data_parallel_size 2 is 1"),
         ("mesh", "2 x 2 is not what the 2 ranks are divided into"),
-        ("both", "has no get_sequence_parallel_world_size"),
+        ("both", "has none of the methods of an mpu"),
         ("heads", "they do not divide 3 heads"),
         ("eager", "'sdpa' or a flash attention"),
         ("positions", "is given no position_ids"),

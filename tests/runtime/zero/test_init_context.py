@@ -400,7 +400,7 @@ def _refused(rank: int, arguments: dict[str, Any]) -> str:
     [
         ({"remote_device": "nvme"}, "zero.Init(remote_device='nvme') is not available"),
         ({"pin_memory": True}, "zero.Init(pin_memory=True) is not available"),
-        ({"mpu": 1}, "zero.Init(mpu=1) is not available"),
+        ({"mpu": 1}, "zero.Init(mpu=1): has none of the methods of an mpu"),
         ({"zero_quantized_weights": True}, "zero.Init(zero_quantized_weights=True) is not available"),
         ({"data_parallel_group": 7}, "zero.Init(data_parallel_group=7) is not available"),
         ({"dtype": torch.int8}, "zero.Init(dtype=torch.int8): must be a floating-point dtype"),

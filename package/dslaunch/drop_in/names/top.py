@@ -24,8 +24,8 @@ TOP: tuple[Module, ...] = (
             mapped(
                 "dslaunch.drop_in.calls",
                 "initialize",
-                "reads a ds_config leniently: what it does not know it names in a warning; models "
-                "are not divided (mpu)",
+                "reads a ds_config leniently: what it does not know it names in a warning; an "
+                "mpu has the ranks of the ds_config's axes",
             ),
             works("dslaunch.drop_in.calls", "add_config_arguments"),
             works("dslaunch.runtime.engine.initialize", "init_distributed"),

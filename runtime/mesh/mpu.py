@@ -1,0 +1,178 @@
+"""An mpu: the object or module by which a program says how its ranks are arranged, as Megatron has it.
+
+Which methods an mpu has depends on where it comes from: old Megatron has get_model_parallel_rank(), new
+Megatron get_tensor_model_parallel_rank(), DeepSpeed's PipelineParallelGrid get_slice_parallel_rank() beside
+both. A method that is missing, or that raises because the program made no such groups, stands for one rank.
+
+Source: DeepSpeed 0.19.8 utils/bwc.py, utils/groups.py, runtime/config.py; Megatron-LM core/parallel_state.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from ..errors import ConfigError
+from .axes import Axes
+
+# By axis: what stands between get_ and _world_size, _rank or _group; the first one that is there counts.
+_NAMES = {
+    "pp": ("pipeline_model_parallel", "pipe_parallel"),
+    "dp": ("data_parallel",),
+    "sp": ("sequence_parallel",),
+    "tp": ("tensor_model_parallel", "slice_parallel", "model_parallel"),
+}
+_SHARE = {  # in the order in which they are compared: the number of the last one follows from the others
+    "tp": "divide layers",
+    "pp": "hold the stages of a model",
+    "sp": "share a sequence",
+    "dp": "train the same layers on data of their own",
+}
+_WAYS = {
+    "pp": ", as the topology of a PipelineModule says",
+    "tp": ", as the ds_config's tensor_parallel.autotp_size says",
+}
+_NOT_READY = (
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpuSizes:
+    """Over how many ranks an mpu says that a program divides its data, sequences, layers and stages.
+
+    `dp` is None where no method says it.
+    """
+
+    pp: int
+    dp: int | None
+    sp: int
+    tp: int
+
+
+def read_mpu(mpu: Any, *, call: str = "initialize") -> MpuSizes:
+    """Return its sizes; `call` names in messages what was given it.
+
+    Errors: ConfigError for an object that is no mpu, one whose data-parallel ranks are not made yet, or sizes
+            that are not those of the job
+    """
+    names = {axis: _method(mpu, axis, "world_size") for axis in _NAMES}
+    if not any(names.values()):
+        raise ConfigError(
+            f"{call}(mpu={mpu!r}): has none of the methods of an mpu, such as "
+            "get_data_parallel_world_size() and get_model_parallel_world_size(); give an object that has, or "
+            "leave mpu out"
+        )
+    found: dict[str, int | None] = {}
+    failed = []
+    for axis, name in names.items():
+        found[axis], error = _size(mpu, name)
+        if error and axis == "dp":
+            raise ConfigError(
+                f"{call}(mpu=...): its {name}() raises {error}; make its process groups before "
+                f"{call}(), or leave mpu out"
+            )
+        failed += [f"{name}() raises {error}"] if error else []
+    sizes = MpuSizes(pp=found["pp"] or 1, dp=found["dp"], sp=found["sp"] or 1, tp=found["tp"] or 1)
+    told = [f"{name}() is {found[axis]}" for axis, name in names.items() if found[axis] is not None]
+    inner, num_ranks = sizes.pp * sizes.sp * sizes.tp, dist.get_world_size()
+    if num_ranks % inner or (sizes.dp is not None and sizes.dp * inner != num_ranks):
+        raise ConfigError(
+            f"{call}(mpu=...): {', '.join(told + failed)}; their product must be the "
+            f"{num_ranks} ranks of the job, so give an mpu that was made for these"
+        )
+    return sizes
+
+
+def check_mpu(mpu: Any, axes: Axes) -> None:
+    """See that its ranks lie along each axis as those of the job do.
+
+    Order:  a collective of all ranks: numbers may differ on some of them only
+    Errors: ConfigError that names the ranks here and there
+    """
+    own = _misfit(mpu, axes)
+    said = [""] * axes.world_size
+    dist.all_gather_object(said, own)
+    others = (f"on rank {rank}: {text}" for rank, text in enumerate(said) if text)
+    text = own or next(others, "")
+    if text:
+        raise ConfigError(f"initialize(mpu=...): {text}")
+
+
+def _misfit(mpu: Any, axes: Axes) -> str:
+    """How this rank's place in the mpu differs from the one along the axes, "" if it does not."""
+    rank, order = dist.get_rank(), ", ".join(axes.order)
+    place = axes.coordinates(rank)
+    for axis, share in _SHARE.items():
+        name = _method(mpu, axis, "world_size")
+        size, _ = _size(mpu, name)
+        here = getattr(axes, axis)
+        if size is not None and size != here:
+            return (
+                f"its {name}() is {size}, and the number of ranks that {share} is {here} here"
+                f"{_WAYS.get(axis, '')}; leave mpu out, or give one of that size"
+            )
+        if size in (None, 1):
+            continue
+        group = _group(mpu, axis)
+        expected = list(axes.line_of(rank, (axis,)))
+        if group is not None and group != expected:
+            return (
+                f"ranks {group} {share} there, and {expected} here: those that are neighbours once layers "
+                f"are divided over {axes.tp} ranks, with the order {order} of axes; leave mpu out, or "
+                "arrange its ranks so"
+            )
+        index, _ = _size(mpu, _method(mpu, axis, "rank"))
+        if index is not None and index != place[axis]:
+            return (
+                f"rank {rank} is number {index} of the {size} that {share} there, and number {place[axis]} "
+                f"here, with the order {order} of axes; leave mpu out, or arrange its ranks so"
+            )
+    return ""
+
+
+def tensor_place(mpu: Any) -> tuple[int, int]:
+    """Return this rank's number among those that divide its layers, and how many they are; None has one."""
+    if mpu is None:
+        return 0, 1
+    size, _ = _size(mpu, _method(mpu, "tp", "world_size"))
+    index, _ = _size(mpu, _method(mpu, "tp", "rank"))
+    return index or 0, size or 1
+
+
+def _method(mpu: Any, axis: str, what: str) -> str:
+    """The name of the method that says `what` of this axis, "" if there is none."""
+    kinds = _NAMES[axis]
+    if axis == "tp" and hasattr(mpu, "initialize_sequence_parallel"):
+        kinds = kinds[:-1]  # DeepSpeed's module for sequences has the last name for these
+    names = (f"get_{kind}_{what}" for kind in kinds)
+    return next((name for name in names if callable(getattr(mpu, name, None))), "")
+
+
+def _size(mpu: Any, name: str) -> tuple[int | None, str]:
+    """What the method returns, None if there is no number; and why, where it raises."""
+    if not name:
+        return None, ""
+    try:
+        value = getattr(mpu, name)()
+        return (None, "") if value is None or int(value) < 0 else (int(value), "")
+    except _NOT_READY as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def _group(mpu: Any, axis: str) -> list[int] | None:
+    """The ranks of the group, None where it has no process group to look at."""
+    name = _method(mpu, axis, "group")
+    try:
+        group = getattr(mpu, name)() if name else None
+    except _NOT_READY:
+        return None
+    return dist.get_process_group_ranks(group) if isinstance(group, dist.ProcessGroup) else None
