@@ -28,8 +28,8 @@ Examples:
   dslaunch stacks 4711
       the same of the dslaunch with this process id
 
-The same happens at Ctrl-\\ in its terminal. Ranks show their Python stacks if the job was started with
---stack_on_hang, or if their host has py-spy.
+The same happens at Ctrl-\\ in its terminal. Ranks that run Python show their stacks; of others the
+kernel says what they do.
 """
 ANSWER_WITHIN_S = 30.0  # the job itself gives its hosts 20
 

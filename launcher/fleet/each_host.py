@@ -65,7 +65,9 @@ def command_of(plan: Plan, node: NodePlan) -> NodeJob:
     """
     (rank, *_) = node.ranks
     one = RankJob(node.node_rank, [], list(rank.arguments))
-    return job_of(plan, node)._replace(ranks=[one], devices=[], master_port=None, is_verbatim=True)
+    return job_of(plan, node)._replace(
+        ranks=[one], devices=[], master_port=None, has_stacks=False, is_verbatim=True
+    )
 
 
 class EachHost:

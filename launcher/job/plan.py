@@ -81,9 +81,7 @@ class Plan(NamedTuple):
     environment: tuple[EnvEntry, ...]
     kill_grace_s: float
     heartbeat_s: float
-    stack_on_hang_s: float | None = (
-        None  # of silence, 0 for never; None: the workers cannot be asked for stacks
-    )
+    stack_on_hang_s: float | None = None  # of silence, after which the workers are asked for stacks
     save_pid: int | None = None  # of this process, if the agents are to write theirs into a file named for it
     preload: tuple[str, ...] | None = (
         None  # modules that each host imports once, to fork its workers from; None: the host decides
@@ -255,7 +253,7 @@ def job_of(plan: Plan, node: NodePlan) -> NodeJob:
         is_port_fixed=plan.master.is_port_fixed,
         kill_grace_s=plan.kill_grace_s,
         heartbeat_s=plan.heartbeat_s,
-        has_stacks=plan.stack_on_hang_s is not None,
+        has_stacks=True,
         save_pid=plan.save_pid,
         stdin_rank=node.stdin_rank,
         prepare_timeout_s=plan.prepare_timeout_s,

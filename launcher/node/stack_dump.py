@@ -1,8 +1,8 @@
 """The Python stacks of a worker that runs. Sent to the nodes: standard library only.
 
-A job that was started for it has Python write them at a signal: see worker_hook.py, [Note: The hook]. The
-signal would kill a program that does not expect it, so it is sent only to a process whose /proc/PID/status
-says that it is caught. Where none does, py-spy is asked, if the worker's PATH has it.
+Python writes them at a signal: see worker_hook.py, [Note: The hook]. The signal would kill a program that
+does not expect it, so it is sent only to a process whose /proc/PID/status says that it is caught. Where none
+does, py-spy is asked, if the worker's PATH has it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StackDump:
             hint = (
                 "it runs no Python that can be asked"
                 if file
-                else ("the job was started without --stack_on_hang, and there is no py-spy here")
+                else "no temporary folder can be made for it, and there is no py-spy here"
             )
             self._finish(b"", f"{hint}; the kernel says it is {self._state}{waits_in(pid)}")
             return

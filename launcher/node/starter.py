@@ -62,11 +62,7 @@ class Starter:
         self._resize_file = self._where_asked() if job.is_elastic else None
         self._hook = None
         if job.has_stacks or (self.milestones is not None and self._preloader is None):
-            self._hook = folder.file("hook")
-        if self._hook is not None:
-            from .worker_hook import install_hook
-
-            install_hook(self._hook)
+            self._hook = _installed_hook(folder.file("hook"), has_timings=self._pipe is not None)
         # After the preloader was started, which is to have the limits of this host, as the workers are.
         self._open_files = self._raise_open_files(len(job.ranks))
 
@@ -284,6 +280,19 @@ def _is_surely_allowed(num_workers: int) -> bool:
     """Few workers, and far more open files than they take: nothing is to be looked at, as for most jobs."""
     most = os.sysconf("SC_OPEN_MAX")
     return num_workers <= MANY_WORKERS and (most < 0 or most >= 4 * MANY_WORKERS)
+
+
+def _installed_hook(path: str | None, *, has_timings: bool) -> str | None:
+    """The folder with what Python runs first in a worker; None without a place for it."""
+    if path is None:
+        return None
+    from .worker_hook import hook_text, install_hook
+
+    try:
+        install_hook(path, hook_text(has_timings=has_timings))
+    except OSError:  # the disk is full: the job runs without
+        return None
+    return path
 
 
 def _stdin_of_launcher() -> int | None:

@@ -1,15 +1,15 @@
-"""What Python runs in a worker before the program, if the job was started for it.
+"""What Python runs in a worker before the program.
 
 Sent to the nodes: standard library only.
 
 [Note: The hook]
-A job with --stack_on_hang or --timings has one folder more in front of PYTHONPATH, with a `sitecustomize.py`,
-which Python runs before the program. It does what is asked for below, takes the folder out of sys.path,
+A worker has one folder more in front of PYTHONPATH, with a `sitecustomize.py`, which Python runs before the
+program: about 1 ms of a start. It does what is asked for below, takes the folder out of sys.path,
 PYTHONPATH and sys.modules, and runs the sitecustomize that it hid, if there is one. So the program finds
 sys.argv, __main__, sys.path and its environment as ever, and what it starts is not touched.
 
 Stacks: faulthandler is registered for a real-time signal. It writes in the signal handler, in C, so a rank
-that waits in a lock or in a library answers too.
+that waits in a lock or in a library answers too, and one that is not asked does nothing for it.
 
 Timings: torch.distributed's functions are wrapped when the program imports them. Each phase is told
 once, when the first such call has returned; a collective that was asked for with async_op=True is told
@@ -32,11 +32,14 @@ TIMINGS_VARIABLE = b"DSLAUNCH_TIMINGS"  # the pipe to write to; see milestones.p
 # Python text, used here and in preload.py.
 STACKS = """\
 def _register_stacks(value):
-    import faulthandler, fcntl, os
+    import faulthandler, os
     number, _, path = value.partition(":")
+    high = 250  # out of the way of what the program opens
     try:
+        while os.path.exists(f"/proc/self/fd/{high}"):
+            high += 1
         low = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 250)  # out of the way of what the program opens
+        os.dup2(low, high, inheritable=False)
         os.close(low)
         faulthandler.register(int(number), file=high, all_threads=True)
     except (OSError, ValueError):
@@ -102,19 +105,15 @@ def _leave_the_paths():
         os.environ.pop("PYTHONPATH", None)
 
 def _run_hidden():
-    import importlib.machinery, importlib.util, sys
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    import _frozen_importlib, _frozen_importlib_external, sys  # importlib.util would load contextlib, too
+    spec = _frozen_importlib_external.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:
         raise ImportError("there is no other", name="sitecustomize")  # site passes over it, and ours is gone
-    module = importlib.util.module_from_spec(spec)
+    module = _frozen_importlib.module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)
 """
-HOOK = (
-    STACKS
-    + TIMINGS
-    + ENTER
-    + """\
+_BEGIN = """\
 def _begin():
     import os
     _leave_the_paths()
@@ -126,10 +125,14 @@ def _begin():
     _run_hidden()
 _begin()
 """
-)
 
 
-def install_hook(folder: str, text: str = HOOK) -> None:
+def hook_text(*, has_timings: bool) -> str:
+    """What Python runs first in a worker. Each line takes its time to compile, in every worker."""
+    return STACKS + (TIMINGS if has_timings else "") + ENTER + _BEGIN
+
+
+def install_hook(folder: str, text: str) -> None:
     """Write what Python runs first into this new folder."""
     os.mkdir(folder, 0o700)
     with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="ascii") as file:

@@ -13,7 +13,7 @@ class ProcessOptions(NamedTuple):
     """How the processes of a job are found and looked at from outside."""
 
     saves_pid: bool = False
-    stack_on_hang_s: float | None = None  # None: no stacks; 0: only when asked for
+    stack_on_hang_s: float | None = None  # of silence; None or 0: only when asked for
     stdin_rank: int | None = None  # who reads our stdin; None: the only rank, if it runs on this machine
     gives_stdin: bool = True
 
@@ -29,8 +29,8 @@ OPTIONS: tuple[click.Option, ...] = (
         type=Seconds(),
         metavar="S",
         help=(
-            "If no rank writes anything for S seconds, print the Python stacks of all, and go on. 0: only "
-            "when asked, by `dslaunch stacks PID` or Ctrl-\\."
+            "If no rank writes anything for S seconds, print the Python stacks of all, and go on.  [default: "
+            "0, only when asked, by `dslaunch stacks JOB` or Ctrl-\\]"
         ),
     ),
     click.Option(

@@ -46,7 +46,7 @@ class NodeJob(NamedTuple):
     is_port_fixed: bool
     kill_grace_s: float
     heartbeat_s: float
-    has_stacks: bool
+    has_stacks: bool  # the workers can be asked for their Python stacks
     save_pid: int | None  # of the launcher
     stdin_rank: int | None
     prepare_timeout_s: float

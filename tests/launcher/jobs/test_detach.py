@@ -292,7 +292,7 @@ def test_stop_now_kills_at_once(detach: Callable[..., Job], tmp_path: Path) -> N
 def test_stacks_of_a_detached_job_are_shown_by_the_command(
     detach: Callable[..., Job], tmp_path: Path
 ) -> None:
-    name = name_of(detach("def here(): wait()\nsay('up')\nhere()", "--num_gpus=2", "--stack_on_hang=0"))
+    name = name_of(detach("def here(): wait()\nsay('up')\nhere()", "--num_gpus=2"))
     wait_for_line(tmp_path, name, "localhost:1 | up")
     told = tell(tmp_path, "stacks", name)
     assert told.code == 0, told

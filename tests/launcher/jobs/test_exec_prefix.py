@@ -312,7 +312,6 @@ def test_what_is_asked_of_workers_works_inside(start: Start) -> None:
         "--num_gpus=2",
         "--preload=json,decimal",
         "--bind_cores_to_rank",
-        "--stack_on_hang=0",
         "--timings",
         "--report=report.json",
         f"--exec_prefix={UNSHARE}",
@@ -328,7 +327,6 @@ def test_what_is_asked_of_workers_works_inside(start: Start) -> None:
 def test_the_stacks_of_workers_inside_are_shown(start: Start, box: Box) -> None:
     job = start(
         "def here_it_waits(): wait()\nsay('ready')\nhere_it_waits()",
-        "--stack_on_hang=0",
         f"--exec_prefix={box.prefix}",
     )
     job.wait_for("ready")

@@ -120,8 +120,8 @@ def test_the_environment_is_that_of_the_launcher_and_nothing_more(start: Start, 
     }
     mine = {name for name in os.environ if not name.startswith(FORGOTTEN)} | {"PYTHONDONTWRITEBYTECODE", MARK}
     added = {
-        "CROSS_RANK", "CROSS_SIZE", "DSLAUNCH_DROP_IN", "DSLAUNCH_PLACE_FILE", "GROUP_RANK",
-        "DSLAUNCH_METRICS_INTERVAL", "DSLAUNCH_METRICS_PIPE",
+        "CROSS_RANK", "CROSS_SIZE", "DSLAUNCH_DROP_IN", "DSLAUNCH_PLACE_FILE", "DSLAUNCH_STACKS",
+        "DSLAUNCH_METRICS_INTERVAL", "DSLAUNCH_METRICS_PIPE", "GROUP_RANK",
         "GROUP_WORLD_SIZE", "LOCAL_RANK",
         "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
         "PYTHONPATH", "RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_ERROR_FILE",
