@@ -92,7 +92,7 @@ SCHEDULER = (
     used("scheduler.params.warmup_min_lr", "lr of the first two steps, 0 if left out", *_WARMUP),
     used("scheduler.params.warmup_max_lr", "left out: each group's own lr (WarmupDecayLR: 0.001)", *_WARMUP),
     used("scheduler.params.warmup_min_ratio", "0 if left out", "WarmupCosineLR"),
-    used("scheduler.params.warmup_num_steps", "1000 if left out; below 2 counts as 2", *_ANY_WARMUP),
+    used("scheduler.params.warmup_num_steps", "1000 if left out; above 0, and 1 counts as 2", *_ANY_WARMUP),
     used("scheduler.params.warmup_type", '"log" (if left out) or "linear"', *_ANY_WARMUP),
     used("scheduler.params.total_num_steps", "must be given", "WarmupDecayLR", "WarmupCosineLR"),
     used("scheduler.params.cos_min_ratio", "0.0001 if left out", "WarmupCosineLR"),
