@@ -27,6 +27,7 @@ from ..config.section import read_section
 from ..environment import read_environment
 from ..errors import ConfigError
 from ..mesh.mpu import tensor_place
+from ..strided import is_strided
 from ..zero.param_location import ParamLocation, location_of
 from ..zero.uncompiled import uncompiled
 from .rng_tracker import DEFAULT_NAME, Replay, RngTracker, device_random
@@ -257,12 +258,14 @@ def inputs_on_host() -> AbstractContextManager[object]:
     """Inside, autograd keeps copies in host memory of floating-point tensors."""
 
     def pack(tensor: Tensor) -> Tensor | HostCopy:
-        if not tensor.is_floating_point() or tensor.layout is not torch.strided:
-            return tensor
-        # torch's pinned memory, though it rounds up to a power of two: inputs come and go in every micro
-        # batch, as long as its texts are, and offload/pinned_memory.py would page-lock anew for each length.
-        values = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-        return HostCopy(values.copy_(tensor), tensor.device)
+        with torch._C.DisableTorchFunctionSubclass():  # a class may refuse to be copied
+            if not is_strided(tensor) or not tensor.is_floating_point():
+                return tensor
+            # torch's pinned memory, though it rounds up to a power of two: inputs come and go in every micro
+            # batch, as long as its texts are, and offload/pinned_memory.py would page-lock anew for each
+            # length.
+            values = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            return HostCopy(values.copy_(tensor), tensor.device)
 
     def unpack(saved: Tensor | HostCopy) -> Tensor:
         if isinstance(saved, HostCopy):

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..comm.rank_group import Job
 from ..config.keys.value import show
 from ..errors import CheckpointError
+from ..strided import bytes_of
 from .files.format import check_is_plain
 from .files.manifest import digest
 
@@ -115,12 +116,7 @@ class _Canonical(pickle.Pickler):
 
 
 def _digest_of(tensor: Tensor) -> str:
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-        buffer = io.BytesIO()
-        torch.save(tensor, buffer)
-        return digest(buffer.getvalue())
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return digest(flat.view(torch.uint8).numpy().data)
+    return digest(bytes_of(tensor))
 
 
 def _checked(client_state: Mapping[str, Any] | None) -> dict[str, Any]:

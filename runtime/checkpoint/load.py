@@ -28,6 +28,7 @@ from torch import Tensor
 from ..comm.pending import Pending
 from ..errors import CheckpointError
 from ..step.flat_optimizer import FlatOptimizer
+from ..strided import is_strided
 from ..zero.sub_buffer import SubBuffer
 from ..zero.sub_buffer_plan import Member
 from . import client_state
@@ -478,7 +479,7 @@ def _beside_units(training: Training, reader: OpenCheckpoint) -> dict[str, Tenso
     return {
         model_name(name): value
         for name, value in training.beside_units().items()
-        if isinstance(value, Tensor) and model_name(name) in reader.tensors()
+        if is_strided(value) and model_name(name) in reader.tensors()
     }
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..errors import CheckpointError
 from ..step.rule import ByName, hyper_parameters
+from ..strided import is_strided
 from . import client_state
 from .deepspeed.recovery_script import put_scripts
 from .files.format import TRAINING_FILE, check_is_plain
@@ -211,7 +212,7 @@ def prepare(
     small_files: dict[str, bytes] = {}
     try:
         others = training.written_beside()
-        tensors = {model_name(name): value for name, value in others.items() if isinstance(value, Tensor)}
+        tensors = {model_name(name): value for name, value in others.items() if is_strided(value)}
         all_runs.append(runs_of_tensors(tensors))
         if training.leads:
             outline = _outline(training, others, left_out)
@@ -323,7 +324,7 @@ class _Outline(NamedTuple):
 
 
 def _outline(training: Training, others: Mapping[str, Any], left_out: frozenset[str]) -> _Outline:
-    extra_state = {name: value for name, value in others.items() if not isinstance(value, Tensor)}
+    extra_state = {name: value for name, value in others.items() if not is_strided(value)}
     check_is_plain(extra_state, "the module's extra state")
     shards = [] if training.optimizer is None else training.optimizer.sub_buffers
     return _Outline(

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..strided import is_strided
 from .training_state import Training, restore_rng_state, rng_state
 
 _log = logging.getLogger("dslaunch")
@@ -35,8 +36,8 @@ def take_rest(
     if with_optimizer:
         _take_groups(training, saved, undo)
     if with_module and saved["extra_state"]:
-        own = {k: v for k, v in training.beside_units().items() if not isinstance(v, Tensor)}
-        undo.callback(training.module.load_state_dict, deepcopy(own), strict=False)
+        own = {k: _copied(v) for k, v in training.beside_units().items() if not is_strided(v)}
+        undo.callback(training.module.load_state_dict, own, strict=False)
         training.module.load_state_dict(saved["extra_state"], strict=False)
     scheduler = training.scheduler
     if with_scheduler and saved["scheduler"] is not None and hasattr(scheduler, "load_state_dict"):
@@ -44,6 +45,11 @@ def take_rest(
         scheduler.load_state_dict(saved["scheduler"])
     if with_progress:
         _take_progress(training, saved, undo)
+
+
+def _copied(value: Any) -> Any:
+    # torch cannot deepcopy() a sparse tensor in a compressed layout
+    return value.clone() if isinstance(value, Tensor) else deepcopy(value)
 
 
 def _take_groups(training: Training, saved: dict[str, Any], undo: ExitStack) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from ..strided import is_strided
+
 _HALF = 2  # bytes of a parameter in 16 bits
 _REST = 18  # bytes of its gradients and states, see above
 _GIB = 2**30
@@ -137,7 +139,7 @@ def count_params(model: nn.Module) -> tuple[int, int]:
     """
     total, seen = 0, set()
     for param in model.parameters():  # each object once
-        place = param.data_ptr()
+        place = param.data_ptr() if is_strided(param) else 0
         if place == 0 or place not in seen:  # 0: it has no memory of its own, so it shares none
             total += param.numel()
         seen.add(place)

@@ -72,7 +72,7 @@ def get_tensor_bytes(item: Any) -> int:
 
     def count(value: Any) -> None:
         nonlocal total
-        total += value.nbytes if isinstance(value, Tensor) else 0
+        total += value.numel() * value.element_size() if isinstance(value, Tensor) else 0
 
     map_nested(count, item)
     return total

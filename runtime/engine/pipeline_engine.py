@@ -338,10 +338,9 @@ class PipelineEngine(Engine):
     def _to_device(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        there = value.detach().to(self.device, non_blocking=True)
-        return (
-            there.clone() if there.data_ptr() == value.data_ptr() else there
-        )  # layers may change it in place
+        here = value.detach()
+        there = here.to(self.device, non_blocking=True)
+        return there.clone() if there is here else there  # layers may change it in place
 
     def _print_progress(self) -> None:
         every, step = self.settings.steps_per_print, self._progress.global_steps

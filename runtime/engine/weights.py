@@ -15,6 +15,7 @@ from ..checkpoint.files.format import write_atomically
 from ..errors import CheckpointError
 from ..mesh.domain import Domains
 from ..placement.stage_policy import Placement
+from ..strided import is_strided
 from ..zero.sharded_model import ShardedModel
 from ..zero.whole_parameters import whole_parameters
 from .dry_run import NoCopies
@@ -244,9 +245,10 @@ def _to_host(value: Any) -> Any:
 def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state_dict with copies of its tensors, of tied ones the same copy."""
     copies: dict[tuple[int, torch.Size], Tensor] = {}
-    return {
-        name: copies.setdefault((value.data_ptr(), value.shape), value.clone())
-        if isinstance(value, Tensor)
-        else value
-        for name, value in state.items()
-    }
+
+    def cloned(value: Any) -> Any:
+        if is_strided(value):
+            return copies.setdefault((value.data_ptr(), value.shape), value.clone())
+        return value.clone() if isinstance(value, Tensor) else value
+
+    return {name: cloned(value) for name, value in state.items()}

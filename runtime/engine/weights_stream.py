@@ -21,6 +21,7 @@ from ..checkpoint.storage.url_store import open_store
 from ..comm.rank_group import Job
 from ..errors import CheckpointError
 from ..mesh.domain import Domains
+from ..strided import is_strided
 from ..zero.sharded_model import ShardedModel
 from ..zero.sub_buffer import SubBuffer
 
@@ -68,7 +69,7 @@ class WeightsStream:
         for name, value in module.state_dict(keep_vars=True).items():
             if name in left_out:
                 continue
-            if not isinstance(value, Tensor):
+            if not is_strided(value):
                 self.no_tensors.append(name)
             elif id(value) not in first_name:
                 first_name[id(value)] = name

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..strided import is_strided, kind_of
 from .messages import Arrival, Contents, Described, Post
 from .module import PipelineModule
 from .schedule import Action, Kind, Shape, Table
@@ -340,6 +341,11 @@ def _contents(output: Any, stage: int) -> tuple[Contents, tuple[Tensor, ...]]:
             raise ConfigError(
                 f"stage {stage} returns {'' if one is output else 'a tuple with '}{type(one).__name__}; "
                 "between stages go a tensor or a tuple of tensors"
+            )
+        if not is_strided(one):
+            raise ConfigError(
+                f"stage {stage} returns {kind_of(one)}, which cannot be sent; between stages go dense "
+                "tensors: return what it is made of, and make it again in the next stage"
             )
     return Contents(isinstance(output, tuple | list), tuple(map(_describe, tensors))), tensors
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from ..errors import ConfigError
+from ..strided import bytes_of, is_strided
 from .exchange import TensorAxis
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
@@ -68,7 +69,7 @@ class InputCheck:
         if self._num_forwards.bit_count() == 1:
             self._compare({name: (*_form(leaf), _digest(leaf)) for name, leaf in given.items()})
         for leaf in given.values():
-            if leaf.is_cuda:
+            if leaf.is_cuda and is_strided(leaf):
                 before = 0 if self._values_on_gpu is None else self._values_on_gpu * _FACTORS[0]
                 self._values_on_gpu = before + digest_on_device(leaf)
             else:
@@ -156,8 +157,7 @@ def _difference(forms: dict[int, tuple[Any, ...] | None]) -> str:
 
 
 def _digest(value: Tensor, before: int = 0) -> int:
-    whole = value.detach().cpu().contiguous()
-    return crc32(whole.reshape(-1).view(torch.uint8).numpy().data, before)
+    return crc32(bytes_of(value), before)
 
 
 def digest_on_device(value: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ def digest_on_device(value: Tensor) -> Tensor:
 
     Shapes: the result [] int64, on the device of `value`
     """
-    flat = value.detach().contiguous().view(-1)
+    flat = value.detach().resolve_conj().resolve_neg().contiguous().view(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).view(-1)
     mixed = torch.arange(flat.numel(), device=flat.device).mul_(_FACTORS[0])

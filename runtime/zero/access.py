@@ -58,18 +58,16 @@ class _SavedParts(NamedTuple):
     kind: Any
     parts: dict[str, Any]  # by attribute
     context: Any
-    size: torch.Size
-    stride: tuple[int, ...]
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether any of them lies in a unit's memory."""
-        return any(type(part) in (_SavedView, _SavedParts) for part in self.parts.values())
+    size: Sequence[int]
+    stride: Sequence[int]
 
     def put_together(self, unpack: Unpack) -> Tensor:
         parts = {name: unpack(part) for name, part in self.parts.items()}
         whole: Tensor = self.kind.__tensor_unflatten__(parts, self.context, self.size, self.stride)
         return whole
+
+
+_OURS = (_SavedView, _SavedParts)
 
 
 class Access:
@@ -222,11 +220,17 @@ class Access:
         sub_buffer_at = self._sub_buffer_at
 
         def pack(tensor: Tensor) -> Any:
-            if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
+            try:
+                found = sub_buffer_at.get(address_of(tensor))
+            except NotImplementedError:  # it has no storage; what it consists of keeps its own memory
+                return tensor
+            if type(tensor) in _PLAIN:
+                return tensor if found is None else _saved_in(*found, tensor)
+            with torch._C.DisableTorchFunctionSubclass():  # a class may refuse to describe itself
+                if found is not None:
+                    return _saved_in(*found, tensor)
                 parts = _pack_parts(tensor, pack)
-                return parts if parts.is_ours else tensor
-            found = sub_buffer_at.get(address_of(tensor))
-            return tensor if found is None else _saved_in(*found, tensor)
+                return tensor if parts is None else parts
 
         def unpack(saved: Any) -> Any:
             if type(saved) is _SavedParts:
@@ -244,17 +248,11 @@ class Access:
         pack_own = self._hooks[0]
         is_checkpoint = getattr(pack_below, "__module__", None) == _CHECKPOINTS
 
-        def pack_own_view(tensor: Tensor) -> Any:
-            saved = pack_own(tensor)
-            is_ours = type(saved) is _SavedView
-            return saved._replace(num_changes=None) if is_checkpoint and is_ours else saved
-
         def pack(tensor: Tensor) -> Any:
-            if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
-                parts = _pack_parts(tensor, pack_own_view)
-                return parts if parts.is_ours else (pack_below(tensor),)
-            saved = pack_own_view(tensor)
-            return saved if type(saved) is _SavedView else (pack_below(saved),)
+            saved = pack_own(tensor)
+            if type(saved) not in _OURS:
+                return (pack_below(saved),)
+            return _whatever_changes(saved) if is_checkpoint else saved
 
         def unpack(saved: Any) -> Tensor:
             if type(saved) is _SavedParts:
@@ -355,7 +353,10 @@ def _saved_in(unit: Unit, sub_buffer: SubBuffer, tensor: Tensor) -> _SavedView |
     """What autograd is to save of a tensor in a unit's memory."""
     params = sub_buffer.param_shard
     values = params.values
-    if tensor.dtype != values.flat.dtype:  # seen as another dtype, which a place does not say
+    if tensor.is_nested:  # it has no strides, and keeps the memory
+        return tensor
+    # Seen as another dtype, conjugated or negated, which a place does not say.
+    if tensor.dtype != values.flat.dtype or tensor.is_conj() or tensor.is_neg():
         return tensor.clone()
     offset = tensor.storage_offset()
     member = params.index_at(int(offset))
@@ -364,11 +365,25 @@ def _saved_in(unit: Unit, sub_buffer: SubBuffer, tensor: Tensor) -> _SavedView |
     return _SavedView(unit, sub_buffer, member, params.num_changes[member], place)
 
 
-def _pack_parts(tensor: Any, pack: Pack) -> _SavedParts:
+def _pack_parts(tensor: Any, pack: Pack) -> _SavedParts | None:
+    """Return what is saved of a tensor that consists of others; None if none of these lies in
+    a unit's memory.
+    """
+    if not is_traceable_wrapper_subclass(tensor):
+        return None
     names, context = tensor.__tensor_flatten__()
     parts = {name: getattr(tensor, name) for name in names}  # some are no tensors
     packed = {name: pack(part) if isinstance(part, Tensor) else part for name, part in parts.items()}
+    if not any(type(part) in _OURS for part in packed.values()):
+        return None
     return _SavedParts(type(tensor), packed, context, tensor.size(), tensor.stride())
+
+
+def _whatever_changes(saved: Any) -> Any:
+    """Return what was saved so that it may be read after its parameter has been changed."""
+    if type(saved) is _SavedParts:
+        return saved._replace(parts={name: _whatever_changes(part) for name, part in saved.parts.items()})
+    return saved._replace(num_changes=None) if type(saved) is _SavedView else saved
 
 
 def _no_transform() -> ConfigError:

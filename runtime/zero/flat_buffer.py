@@ -75,7 +75,8 @@ def _nothing(address: int) -> None:
     """The new memory is of no interest."""
 
 
-# Return `FlatBuffer.address` of the memory that a tensor lies in.
+# Return `FlatBuffer.address` of the memory that a tensor lies in. It raises NotImplementedError for a tensor
+# that has no storage: a sparse one, one of mkldnn, a wrapper of torch.func.
 address_of: Callable[[Tensor], int] = torch._C._storage_address  # type: ignore[attr-defined]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..placement.stage_policy import UnitSizes
+from ..strided import is_strided, kind_of
 from .early_parameter import early_of
 from .freed_parameter import FreedParameter
 
@@ -117,12 +118,7 @@ def _check_storage(params: dict[str, nn.Parameter]) -> None:
         int, list[tuple[int, int, str]]
     ] = {}  # by storage: first and last element of each, and its name
     for name, param in params.items():
-        if isinstance(param, nn.parameter.UninitializedParameter):
-            raise ConfigError(f"parameter '{name}' has no shape yet; run the model once before initialize()")
-        if param.is_meta:
-            raise ConfigError(
-                f"parameter '{name}' is on the meta device; give it storage before initialize()"
-            )
+        _check_has_values(name, param)
         early = early_of(param)
         if early is not None and not early.is_whole:
             continue  # its values were put into a memory of their own
@@ -155,6 +151,19 @@ def _check_storage(params: dict[str, nn.Parameter]) -> None:
                     f"parameters '{name}' and '{other}' share their storage but are two objects; tie them by "
                     "assigning one nn.Parameter to both modules"
                 )
+
+
+def _check_has_values(name: str, param: nn.Parameter) -> None:
+    if isinstance(param, nn.parameter.UninitializedParameter):
+        raise ConfigError(f"parameter '{name}' has no shape yet; run the model once before initialize()")
+    if param.is_meta:
+        raise ConfigError(f"parameter '{name}' is on the meta device; give it storage before initialize()")
+    if not (is_strided(param) or param.is_quantized):
+        raise ConfigError(
+            f"parameter '{name}' is {kind_of(param)}, whose elements cannot lie in a flat buffer; hold what "
+            "it is made of as parameters and buffers, and make it in the forward: "
+            "torch.sparse_coo_tensor(self.indices, self.values, shape), for example"
+        )
 
 
 def _have_common_elements(one: Tensor, other: Tensor) -> bool:

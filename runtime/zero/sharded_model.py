@@ -20,6 +20,7 @@ from ..offload.offload import Offload
 from ..placement.precision import Precision
 from ..placement.stage_policy import Placement, Policy, UnitSizes, keep_small_whole
 from .access import Access
+from .beside_units import place_beside_units
 from .offload_kinds import OffloadStateTypeEnum
 from .param_status import detach
 from .parked_states import ParkedStates
@@ -115,7 +116,7 @@ class ShardedModel:
         self.prefetcher = Prefetcher(self.units)
         is_any_sharded = self.has_shards
         self._access = Access(module, self.units, self.prefetcher, keeps=self) if is_any_sharded else None
-        _place_rest(module, device=device, domains=domains, buffer_dtype=precision.buffers)
+        place_beside_units(module, device=device, domains=domains, buffer_dtype=precision.buffers)
         self.trained = tuple(
             sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.is_trained
         )
@@ -479,19 +480,3 @@ def _check_agreement(units: Iterable[Sequence[Member]], job: Job, settings: Mapp
             "dtypes, requires_grad and groups of all parameters must agree; build the model the same way "
             "on every rank"
         )
-
-
-def _place_rest(
-    module: nn.Module, *, device: torch.device, domains: Domains, buffer_dtype: torch.dtype | None
-) -> None:
-    """Move what no unit holds, buffers and integer parameters, to the device and take the values of the
-    first of those that share it.
-    """
-    integers = (param for param in module.parameters() if not param.is_floating_point())
-    for tensor in (*integers, *module.buffers()):
-        dtype = buffer_dtype if tensor.is_floating_point() else None
-        whole = tensor.detach().to(device=device, dtype=dtype).contiguous()
-        domains.of(tensor).comm.broadcast(
-            whole.reshape(-1).view(torch.uint8), what="a buffer"
-        )  # NCCL lacks 16-bit integers
-        tensor.data = whole

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
 from ...errors import CheckpointError
+from ...strided import is_strided
 from ..files.tensor_runs import MODEL, Run, TensorRuns, model_name, state_name
 from .folder import DeepSpeedFolder
 from .pieces import (
@@ -54,9 +55,7 @@ class DeepSpeedReader:
         self._frozen: frozenset[str] = frozenset()
         trained = self._find_trained(groups)
         found = self._find_weights(trained)
-        self._extra = {
-            name: value for name, value in self._model["module"].items() if not isinstance(value, Tensor)
-        }
+        self._extra = {name: value for name, value in self._model["module"].items() if not is_strided(value)}
         self._tensors = {model_name(name): pieces for name, pieces in found.items()}
         for name, kinds in trained.items():
             self._tensors |= {
@@ -188,7 +187,7 @@ class DeepSpeedReader:
         if frozen and self._is_in_fragments(frozen):
             found |= frozen_fragments(self._folder, frozen)
         for name, value in self._model["module"].items():
-            if isinstance(value, Tensor) and name not in self._aliases and name not in found:
+            if is_strided(value) and name not in self._aliases and name not in found:
                 found[name] = whole_tensor(value)
         buffers = set(self._model["buffer_names"])
         self._frozen = (
@@ -219,7 +218,7 @@ class DeepSpeedReader:
         first: dict[tuple[Any, ...], str] = {}
         found: dict[str, str] = {}
         for name, value in self._model["module"].items():
-            if isinstance(value, Tensor) and value.numel():
+            if is_strided(value) and value.numel():
                 known = first.setdefault((value.data_ptr(), value.shape, value.stride()), name)
                 if known != name:
                     found[name] = known

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...mesh.cut import Cut
+from ...strided import is_strided
 from ...zero.layout import Slot
 from ...zero.sub_buffer import SubBuffer
 from .boxes import boxes_of
@@ -245,7 +246,7 @@ def split_beside(
     rest: dict[str, dict[str, Any]] = {}
     for name, values in beside.items():
         for state, value in values.items():
-            if isinstance(value, Tensor) and value.numel() > 1:
+            if is_strided(value) and value.numel() > 1:
                 tensors[state_name(name, state)] = value
             else:
                 rest.setdefault(name, {})[state] = value

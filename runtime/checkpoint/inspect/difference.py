@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from ...strided import bytes_of, is_strided, kind_of
 from ..export.progress_bar import Meter
+from ..files.manifest import digest
 from ..files.reader import CheckpointReader
 
 _SETTINGS = (
@@ -102,7 +104,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         for index, item in enumerate(value):
             yield from _flat(f"{name}[{index}]", item)
     elif isinstance(value, Tensor):
-        yield name, value.tolist()
+        yield name, value.tolist() if is_strided(value) else f"{kind_of(value)} {digest(bytes_of(value))}"
     elif isinstance(value, list | tuple | set | frozenset):
         yield name, sorted(map(str, value)) if isinstance(value, set | frozenset) else list(value)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from dslaunch import ConfigError
 from dslaunch.runtime.placement.stage_policy import UnitSizes
@@ -102,11 +103,18 @@ def test_parameters_that_share_storage_but_are_two_objects_are_refused() -> None
         cut_into_units(model, sizes=UnitSizes(max_numel=1))
 
 
+def _holding(values: torch.Tensor) -> nn.Module:
+    return nn.ParameterList([nn.Parameter(values, requires_grad=False)])
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (nn.Linear(2, 2, device="meta"), "'weight' is on the meta device"),
         (nn.LazyLinear(2), "'weight' has no shape yet"),
+        (_holding(torch.eye(2).to_sparse()), r"'0' is a sparse tensor \(torch.sparse_coo\), whose elements"),
+        (_holding(torch.eye(2).to_mkldnn()), "'0' is a tensor of mkldnn"),
+        (_holding(TwoTensor(torch.eye(2), torch.eye(2))), "'0' is a tensor of class TwoTensor"),
     ],
 )
 def test_parameters_without_storage_are_refused(model: nn.Module, message: str) -> None:
