@@ -66,11 +66,18 @@ class EarlyParameter:
     A rank that is alone keeps everything WHOLE. Every method is a collective, except where it says otherwise.
     """
 
-    def __init__(self, param: nn.Parameter, name: str, init: InitContext, owner: nn.Module | None) -> None:
-        """`owner` is the module that has registered it, if that is known."""
+    def __init__(
+        self, param: nn.Parameter, name: str, init: InitContext, owner: nn.Module | None, *, serial: int
+    ) -> None:
+        """`owner` is the module that has registered it, if that is known; `serial` is its number among those
+        of this zero.Init, the same on every rank.
+        """
         self.name = name
+        self.serial = serial
         self.init = init
-        self._owner = None if owner is None else weakref.ref(owner)
+        self._owners: list[weakref.ref[nn.Module]] = []
+        if owner is not None:
+            self.note_owner(owner)
         self.shard: Tensor | None = None  # [ceil(n / N)], the last ranks' with zeros at the end
         self._param = TensorWeakRef(param)
         self._names: list[TensorWeakRef] = []  # FreedValues, of which some may be gone
@@ -87,17 +94,33 @@ class EarlyParameter:
             raise AssertionError(f"{self.name} is gone")
         return param
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether nothing has the parameter any longer, on this rank; not a collective."""
+        return self._param() is None
+
+    def note_owner(self, module: nn.Module) -> None:
+        """Note that this module registers it, too; not a collective."""
+        if not self.is_owned_by(module):
+            self._owners.append(weakref.ref(module))
+
     def is_owned_by(self, module: nn.Module) -> bool:
         """Whether this module has registered it; not a collective."""
-        return self._owner is not None and self._owner() is module
+        return any(owner() is module for owner in self._owners)
 
     @property
     def is_replaced(self) -> bool:
-        """Whether the module that has registered it has another in its place,
-        as parametrizations do; not a collective.
+        """Whether the modules that have registered it are gone, or have another in its place;
+        not a collective.
         """
-        owner = None if self._owner is None else self._owner()
-        return owner is not None and not any(one is self.param for one in owner._parameters.values())
+        owners = [owner() for owner in self._owners]
+        params = [one for owner in owners if owner is not None for one in owner._parameters.values()]
+        return bool(owners) and not any(one is self._param() for one in params)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it is sharded, and no module has it, though something else has; not a collective."""
+        return not self.is_whole and not self.is_dead and self.is_replaced
 
     @property
     def is_whole(self) -> bool:
@@ -166,10 +189,12 @@ class EarlyParameter:
         self.init.note(copy, self.name)
 
     def use(self) -> None:
-        """Have the values back, to be used and changed."""
+        """Have the values back, to be used and changed, or those that `set_()` has given it meanwhile."""
+        param, placeholder = self.param, self._placeholder
+        given = None if placeholder is None else placeholder.take_set(param)
         self._show()
         # In a memory of their own: gloo's thread lets go of the gathered one later, as if it had an alias.
-        self.param.data = self.param.detach().clone()
+        param.data = param.detach().clone() if given is None else given
         self.shard = None
         names, self._names = [name() for name in self._names], []
         for values in names:
@@ -179,6 +204,7 @@ class EarlyParameter:
     @contextmanager
     def held(self, *, is_edited: bool = False) -> Iterator[None]:
         """Have the values here, to be read; `is_edited`: one rank may write to them, alone."""
+        param = self.param  # it lives until the end, on every rank
         self._show()
         self._num_holds += 1
         if is_edited:
@@ -191,6 +217,7 @@ class EarlyParameter:
             self._num_holds -= 1
             if not self.is_held:
                 self._hide()
+            del param
 
     def spread(self, rank: int) -> None:
         """Take what this rank has written to the values, on all ranks."""

@@ -245,6 +245,24 @@ class Placeholder:
         """
         take_away_all((self,), (param,), (values,))
 
+    def was_written(self, param: nn.Parameter) -> bool:
+        """Whether the parameter is no longer what stood for its values. `set_()` with itself, of which torch
+        tells no class, is one more version of the same.
+        """
+        return param.data_ptr() != self.address or not bool(self.nan.isnan().all())
+
+    def take_set(self, param: nn.Parameter) -> Tensor | None:
+        """Return the tensor to which the program has `set_()` the parameter meanwhile, None if to none; and
+        stand for the values again.
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            if param.data_ptr() == self.address:
+                return None
+            given = param.detach()
+            param.data = self.nan
+            self.version = param._version
+        return given
+
 
 # The two that follow run for every parameter in every pass: hence loops without calls,
 # over what was looked up before.
@@ -273,7 +291,8 @@ def take_away_all(
     for placeholder, param, value in zip(placeholders, params, values, strict=True):
         if placeholder.is_plain:
             param.__class__ = nn.Parameter
-        if param._version != placeholder.version or param.data_ptr() != placeholder.address:
+        is_touched = param._version != placeholder.version or param.data_ptr() != placeholder.address
+        if is_touched and placeholder.was_written(param):
             written = written or placeholder
         param.data = value
         param.__dict__["ds_status"] = status

@@ -15,15 +15,21 @@ initialize() has the model, a use of a placeholder brings the values then, too, 
 inside GatheredParameters(modifier_rank=...) it does not: there one rank may run alone.
 
 Only memory that has an alias must stay, for the alias may be written to: `new.data.copy_(old.data)` brings
-`old` while the alias of `new` is at hand. torch counts who uses a storage. Each rank might count otherwise
-(garbage is collected at any time), so rank 0 decides.
+`old` while the alias of `new` is at hand. torch counts who uses a storage.
+
+A parameter may be replaced, tied or deleted at any time, and its module, too. What is whole is held here, so
+that it is sharded on every rank or on none; what nobody else has is dropped instead, and what no module has
+any longer is left alone until one registers it again, at the end for good. Each rank might count and find
+otherwise (garbage is collected at any time), so rank 0 decides what becomes of each parameter, see `_Fate`.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import weakref
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
+from enum import IntEnum
 from types import TracebackType
 from typing import Any
 
@@ -47,6 +53,14 @@ from .flat_buffer import num_users
 from .param_location import location_of
 
 _ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
+
+
+class _Fate(IntEnum):
+    """What becomes of a parameter that is whole, when others are registered."""
+
+    SHARDED = 0
+    STAYS = 1  # whole, for its memory has an alias
+    LEFT = 2  # to itself: no module has it any longer
 
 
 class Init:
@@ -97,9 +111,9 @@ class Init:
         self.has_lost_writes = False  # and a warning has said so
         self._depth = 0
         self._hooks: list[Any] = []
-        self._whole: dict[
-            EarlyParameter, nn.Parameter
-        ] = {}  # what is to be sharded, held so that no rank's can die
+        # what is to be sharded, held so that no rank's can die; None for a moment, while that is found out
+        self._whole: dict[EarlyParameter, nn.Parameter | None] = {}
+        self._num_made = 0
         self._made: weakref.WeakSet[EarlyParameter] = weakref.WeakSet()
         self._num_edits = 0  # GatheredParameters with a modifier_rank that are open
         self._outer: InitContext | None = None  # the context around this one,
@@ -143,6 +157,7 @@ class Init:
         if self.is_enabled and self._depth == 0:
             self._hooks = [
                 torch_module.register_module_parameter_registration_hook(self._see_parameter),
+                torch_module.register_module_buffer_registration_hook(self._see_buffer),
                 torch_module.register_module_module_registration_hook(self._see_module),
             ]
         self._depth += 1
@@ -177,9 +192,12 @@ class Init:
         is_known = other is not None or location_of(param) is not None
         is_plain = type(param) is nn.Parameter and not param.is_meta and param.is_floating_point()
         if is_plain and not is_known and param.numel():
-            early = EarlyParameter(param, name, self, owner)
+            early = EarlyParameter(param, name, self, owner, serial=self._num_made)
+            self._num_made += 1
             self._whole[early] = param
             self._made.add(early)
+        elif other is not None and owner is not None:
+            other.note_owner(owner)
 
     def unshard_for(self, tensors: Iterable[Any], *, is_use: bool) -> None:
         """Have those among these here that this context has sharded, if it is open; after it only for a use,
@@ -226,36 +244,96 @@ class Init:
         self._shard([early for early in self._whole if not early.is_owned_by(module)])
         self.note(param, f"{type(module).__name__}.{name}", module)
 
+    def _see_buffer(self, module: nn.Module, name: str, buffer: Tensor | None) -> None:
+        """Let a parameter that becomes a buffer be whole for good."""
+        early = None if buffer is None else early_of(buffer)
+        if early is not None and early.init is self:
+            if not early.is_whole:
+                early.use()
+            early.forget()
+
     def _see_module(self, parent: nn.Module, name: str, module: nn.Module | None) -> None:
         self._shard(list(self._whole))
 
     def _shard(self, wanted: Iterable[EarlyParameter]) -> None:
         """Shard these, but what is in use: see "How the context follows a model's construction"."""
-        self._drop_replaced()
         idle = [early for early in wanted if early in self._whole and not early.is_held]
         if not idle:
             return
-        is_used = [num_users(early.param) > self._num_users for early in idle]
-        flags = torch.tensor(is_used, dtype=torch.uint8, device=self.device)
-        self.comm.broadcast(flags, what="parameters in use")
-        for early, flag in zip(idle, flags.tolist(), strict=True):
-            if not flag:
+        fates = self._decide()
+        for early, fate in fates.items():
+            if fate is _Fate.LEFT:
+                early.forget()
+        for early in idle:
+            if fates[early] is _Fate.SHARDED:
                 early.keep_shard()
                 del self._whole[early]
 
     def _shard_rest(self) -> None:
-        self._drop_replaced()
-        _check_not_shared(self._whole)
-        for early in list(self._whole):
+        fates = self._decide(checks_aliases=True)
+        for early, fate in fates.items():
+            if fate is _Fate.LEFT:
+                early.forget()
+                continue
             early.keep_shard()
             del self._whole[early]
+        self._release_unregistered()
         if self.dtype is not None:  # only now: an __init__ may mix them with tensors of its own
             for early in self._made:
-                early.convert(self.dtype)
+                if not early.is_dead:
+                    early.convert(self.dtype)
 
-    def _drop_replaced(self) -> None:
-        for early in [early for early in self._whole if early.is_replaced]:
-            early.forget()
+    def _release_unregistered(self) -> None:
+        """Let parameters that no module has any longer be plain tensors, for no engine will have them."""
+        if any(early.is_lost for early in self._made):
+            gc.collect()  # what is replaced may be garbage
+        lost = [early.serial for early in self._made if early.is_lost]
+        decided = self.job.all_gather_objects(sorted(lost), what="parameters that no module has")[0]
+        if not decided:
+            return
+        here = {early.serial: early for early in self._made if not early.is_dead}
+        known = [serial for serial in decided if serial in here]
+        everywhere = self.job.all_gather_objects(known, what="parameters that no module has")
+        for serial in decided:
+            if all(serial in one for one in everywhere):
+                here[serial].use()
+                here[serial].forget()
+
+    def _decide(self, *, checks_aliases: bool = False) -> dict[EarlyParameter, _Fate]:
+        """Say what becomes of each that is whole, and is not being read; the same on every rank.
+
+        Errors: ConfigError if two of them share their memory, and `checks_aliases`
+        """
+        idle = [early for early in self._whole if not early.is_held]
+        decided = torch.zeros(len(idle) + 2, dtype=torch.int64, device=self.device)  # and a pair that shares
+        if self.job.is_first:
+            self._drop_dead(idle)
+            pair = _sharing(idle) if checks_aliases else None
+            if pair is not None:  # what has been replaced may be garbage that has not been collected
+                gc.collect()
+                self._drop_dead(idle)
+                pair = _sharing(idle)
+            decided.copy_(torch.tensor([*map(self._fate, idle), *(pair or (0, 0))]))
+        self.comm.broadcast(decided, what="parameters in use")
+        *fates, one, other = decided.tolist()
+        if one != other:
+            raise ConfigError(
+                f"parameters '{idle[one].name}' and '{idle[other].name}' share their storage but are two "
+                "objects; tie them by assigning one nn.Parameter to both modules"
+            )
+        return dict(zip(idle, map(_Fate, fates), strict=True))
+
+    def _drop_dead(self, idle: Iterable[EarlyParameter]) -> None:
+        """Hold no longer what nothing else has."""
+        for early in idle:
+            self._whole[early] = None
+            self._whole[early] = None if early.is_dead else early.param
+
+    def _fate(self, early: EarlyParameter) -> _Fate:
+        if early.is_dead or early.is_replaced:
+            return _Fate.LEFT
+        is_used = num_users(early.param) > self._num_users
+        return _Fate.STAYS if is_used else _Fate.SHARDED
 
 
 def _zero_section(*configs: _ConfigSource | None) -> Mapping[str, Any] | None:
@@ -294,13 +372,14 @@ def _check_arguments(**given: object) -> None:
             raise ConfigError(f"zero.Init({name}={value!r}) is not available in this version; leave it out")
 
 
-def _check_not_shared(params: Iterable[EarlyParameter]) -> None:
-    """Parameters that share their memory use it, so they are whole until the end."""
-    at: dict[int, EarlyParameter] = {}
-    for early in params:
-        other = at.setdefault(early.param.data_ptr(), early)
-        if other is not early:
-            raise ConfigError(
-                f"parameters '{other.name}' and '{early.name}' share their storage but are two objects; tie "
-                "them by assigning one nn.Parameter to both modules"
-            )
+def _sharing(params: Sequence[EarlyParameter]) -> tuple[int, int] | None:
+    """Return the places of two parameters that share their memory, and are no garbage: what uses memory of
+    others is whole until the end.
+    """
+    at: dict[int, int] = {}
+    for place, early in enumerate(params):
+        if not early.is_dead and not early.is_replaced:
+            other = at.setdefault(early.param.data_ptr(), place)
+            if other != place:
+                return other, place
+    return None
