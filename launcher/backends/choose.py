@@ -176,7 +176,7 @@ def _by_ssh(
         from .ssh import SshConnection
         from .ssh_login import SshFiles
 
-    files = SshFiles()
+    files = SshFiles(say)
     refused = RefusedBefore() if refused is None else refused
     instead = OpenSshInstead(options, num_hosts=len(targets), say=say, refused=refused)
 

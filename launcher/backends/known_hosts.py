@@ -1,7 +1,18 @@
-"""The keys that known_hosts files have for a host, each file read once for all connections.
+"""What known_hosts files say of a host's key, as OpenSSH decides it. Each file is read once for a job.
 
 paramiko would read every file again for every connection, and compare each line with all before it: with N
-hosts in the file and N connections that is N cubed, most of what a start on many hosts took.
+hosts in the file and N connections that is N cubed, most of what a start on many hosts took. It also knows
+no patterns and no markers.
+
+[Note: As OpenSSH decides]
+A line counts for a name as OpenSSH's match_hostname() says: patterns, `!`, letters of any case, or one hashed
+name. A key that one of these lines has is known; one that they do not have is changed, of whatever kind it
+and they are; without a line it is unknown. A key in a line of `@revoked` is refused before all that. A line
+that OpenSSH cannot read counts for nothing. Where this is stricter: a line counts also if its key is of a
+kind that is new to this program, and a marker may be followed by a tab.
+
+Source: OpenSSH 9.2p1 hostfile.c (hostkeys_foreach_file, check_hostkeys_by_key_or_type) and sshconnect.c
+(check_host_key)
 """
 
 from __future__ import annotations
@@ -11,17 +22,82 @@ import binascii
 import contextlib
 import hashlib
 import hmac
+import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
 from pathlib import Path
-
-import paramiko
-from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
+from typing import NamedTuple
 
 from ..errors import LaunchError
 from ..inputs.named_file import read_named
+from .openssh_patterns import fits_list, has_signs
 
+NO_FILE = "none"  # the word of a configuration
 _HASHED = "|1|"  # then salt|HMAC-SHA1 of the name, both in base64
+_MAX_NAME = 1023  # letters; OpenSSH passes over a line with a longer one
+_UNWRITABLE = frozenset(" \t\r\n,!@?*#[]|'\"\\")  # in a name, which would mean another host or none in a file
+
+
+class Marker(Enum):
+    """What the first word of a line says of its key."""
+
+    NONE = ""
+    REVOKED = "@revoked"
+    AUTHORITY = "@cert-authority"
+
+
+class Standing(Enum):
+    """What the files say of the key that a host shows."""
+
+    KNOWN = auto()
+    UNKNOWN = auto()  # they have no key of this host
+    CHANGED = auto()
+    REVOKED = auto()
+
+
+class HostKey(NamedTuple):
+    """A public key. `place` is where it stands, for people."""
+
+    kind: str
+    blob: bytes
+    place: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode().rstrip("=")
+
+
+class Known(NamedTuple):
+    """The keys that some files have for one name, in the order of their lines."""
+
+    keys: tuple[HostKey, ...] = ()
+    revoked: tuple[HostKey, ...] = ()
+    authorities: tuple[HostKey, ...] = ()
+
+    def standing(self, key: HostKey) -> Standing:
+        """See [Note: As OpenSSH decides]."""
+        if any(one.blob == key.blob for one in self.revoked):
+            return Standing.REVOKED
+        if any(one.blob == key.blob for one in self.keys):
+            return Standing.KNOWN
+        return Standing.CHANGED if self.keys else Standing.UNKNOWN
+
+
+class Names(NamedTuple):
+    """Under which names a host may stand in the files."""
+
+    name: str  # [host]:port where the port is not 22
+    portless: str = ""  # the host alone, where `name` has a port: a key that is known so is known
+    address: str = ""  # with CheckHostIP: what the files have for it must not be another key
+
+
+class Finding(NamedTuple):
+    """`known` are the lines of the name that decided; `unwritten`: why a new key was not written down."""
+
+    standing: Standing
+    known: Known
+    unwritten: str = ""
 
 
 class KnownHosts:
@@ -31,37 +107,48 @@ class KnownHosts:
         self._files: dict[str, _File] = {}
         self._lock = threading.Lock()
 
-    def keys_of(self, name: str, paths: Iterable[str]) -> list[paramiko.PKey]:
-        """The keys of the host that is called `name` there, at most one of each kind: the first."""
+    def known(self, name: str, paths: Iterable[str]) -> Known:
+        """What the files have for the host that is called `name` there. Errors: LaunchError as `judge`"""
         with self._lock:
-            lines = [line for path in paths for line in self._file(path).lines_of(name)]
-        keys: dict[str, paramiko.PKey] = {}
-        for line in lines:
-            with contextlib.suppress(InvalidHostKey, paramiko.SSHException):
-                entry = HostKeyEntry.from_line(line)
-                if entry is not None and entry.key is not None:
-                    keys.setdefault(entry.key.get_name(), entry.key)
-        return [*keys.values()]
+            return self._known(name, paths)
 
-    def has_authorities(self, paths: Iterable[str]) -> bool:
-        """Whether a line names an authority, whose certificates only OpenSSH reads."""
-        with self._lock:
-            return any(self._file(path).has_authorities for path in paths)
+    def judge(self, key: HostKey, names: Names, paths: Sequence[str], *, adds: bool) -> Finding:
+        """What the files say of the key; an unknown one is added to the first file if `adds`, and is UNKNOWN.
 
-    def add(self, name: str, key: paramiko.PKey, path: str) -> None:
-        """Add a line to a file, unless a connection at the same time has added it.
-
-        Errors: OSError if it cannot be written
+        Errors: LaunchError if a file is there and can be no list of hosts
         """
-        line = f"{name} {key.get_name()} {key.get_base64()}"
         with self._lock:
-            file = self._file(path)
-            if line in file.lines_of(name):
-                return
-            Path(path).parent.mkdir(mode=0o700, exist_ok=True)
-            with Path(path).open("a") as stream:
-                stream.write(f"{line}\n")
-            file.note(line)
+            finding = self._judge(key, names, paths)
+            if finding.standing is not Standing.UNKNOWN or not adds or not paths:
+                return finding
+            # Another process may have written to it since it was read: what is there now decides.
+            if self._file(paths[0]).is_out_of_date():
+                del self._files[paths[0]]
+                finding = self._judge(key, names, paths)
+            if finding.standing is not Standing.UNKNOWN:
+                return finding
+            try:
+                self._file(paths[0]).add(names.name, key)
+            except OSError as error:
+                return finding._replace(unwritten=f"{paths[0]}: {error.strerror or error}")
+            return finding
+
+    def _judge(self, key: HostKey, names: Names, paths: Sequence[str]) -> Finding:
+        known = self._known(names.name, paths)
+        standing = known.standing(key)
+        if names.portless and standing is Standing.UNKNOWN:
+            other = self._known(names.portless, paths)
+            if other.standing(key) in (Standing.KNOWN, Standing.REVOKED):
+                known, standing = other, other.standing(key)
+        if names.address and standing in (Standing.KNOWN, Standing.UNKNOWN):
+            other = self._known(names.address, paths)
+            if other.standing(key) in (Standing.CHANGED, Standing.REVOKED):
+                known, standing = other, other.standing(key)
+        return Finding(standing, known)
+
+    def _known(self, name: str, paths: Iterable[str]) -> Known:
+        found = [one for path in paths for one in self._file(path).of(name)]
+        return Known(*(tuple(key for marker, key in found if marker is wanted) for wanted in Marker))
 
     def _file(self, path: str) -> _File:
         if path not in self._files:
@@ -69,41 +156,135 @@ class KnownHosts:
         return self._files[path]
 
 
+def can_be_written(name: str) -> bool:
+    """Whether a line for this host, without its port, means it and no other one."""
+    return bool(name) and not _UNWRITABLE & set(name)
+
+
 class _File:
     """The lines of one file by host name; one that is not there, or is not ours to read, has none."""
 
     def __init__(self, path: str) -> None:
-        self._lines: dict[str, list[str]] = {}
-        self._hashed: list[tuple[bytes, bytes, str]] = []  # salt, digest, line
-        self.has_authorities = False
+        self._path = path
+        self._plain: dict[str, list[_Line]] = {}  # by name, in lower case
+        self._patterns: list[tuple[tuple[str, ...], _Line]] = []
+        self._hashed: list[tuple[bytes, bytes, _Line]] = []  # salt, digest, line
+        self._num_lines = 0
+        self._state = _state_of(path)
+        if path == NO_FILE:
+            return
         try:
-            text = read_named(Path(path)).decode("utf-8", "replace")
-        except (FileNotFoundError, PermissionError):
+            text = read_named(Path(path)).decode("utf-8", "surrogateescape")
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
             return
         except OSError as error:
             raise LaunchError(
                 f"{path}: cannot be read as a list of known hosts ({error.strerror}); make it a regular "
                 "file, or name another with UserKnownHostsFile in the ssh configuration"
             ) from None
-        for line in text.splitlines():
-            self.note(line.strip())
+        for line in text.split("\n"):
+            self._note(line.partition("\0")[0])
 
-    def note(self, line: str) -> None:
-        if line.startswith("@cert-authority"):
-            self.has_authorities = True
-        if not line or line[0] in "#@":  # @revoked and @cert-authority: paramiko knows neither
-            return
-        for name in line.split(maxsplit=1)[0].split(","):
-            if not name.startswith(_HASHED):
-                self._lines.setdefault(name, []).append(line)
-                continue
-            with contextlib.suppress(ValueError, binascii.Error):
-                salt, digest = (base64.b64decode(one) for one in name.removeprefix(_HASHED).split("|"))
-                self._hashed.append((salt, digest, line))
-
-    def lines_of(self, name: str) -> list[str]:
-        encoded = name.encode()
-        hashed = (
+    def of(self, name: str) -> list[_Line]:
+        name = _lower(name)
+        encoded = name.encode("utf-8", "surrogateescape")
+        hashed = [
             line for salt, digest, line in self._hashed if hmac.digest(salt, encoded, hashlib.sha1) == digest
-        )
-        return [*self._lines.get(name, ()), *hashed]
+        ]
+        fitting = [line for patterns, line in self._patterns if fits_list(patterns, name)]
+        return [*self._plain.get(name, ()), *fitting, *hashed]
+
+    def is_out_of_date(self) -> bool:
+        return _state_of(self._path) != self._state
+
+    def add(self, name: str, key: HostKey) -> None:
+        """Add a line, after the end of the last one. Errors: OSError if it cannot be written"""
+        line = f"{name} {key.kind} {base64.b64encode(key.blob).decode()}"
+        Path(self._path).parent.mkdir(mode=0o700, exist_ok=True)
+        with open(self._path, "ab+") as stream:
+            is_whole = True
+            if stream.seekable() and stream.seek(0, os.SEEK_END):
+                stream.seek(-1, os.SEEK_END)
+                is_whole = stream.read(1) == b"\n"
+            stream.write(f"{'' if is_whole else chr(10)}{line}\n".encode("utf-8", "surrogateescape"))
+        self._note(line)
+        self._state = _state_of(self._path)
+
+    def _note(self, text: str) -> None:
+        self._num_lines += 1
+        words = text.strip(" \t\r").replace("\t", " ").split(" ", 1)
+        marker = Marker.NONE
+        if words[0].startswith("@"):
+            if words[0] not in (Marker.REVOKED.value, Marker.AUTHORITY.value) or len(words) < 2:
+                return
+            marker, words = Marker(words[0]), words[1].lstrip(" ").split(" ", 1)
+        names = words[0]
+        if not names or names[0] in "#@" or len(words) < 2:
+            return
+        key = _read_key(words[1], f"{self._path}:{self._num_lines}")
+        if key is not None:
+            self._file_under(names, (marker, key))
+
+    def _file_under(self, names: str, line: _Line) -> None:
+        if names.startswith("|"):
+            with contextlib.suppress(ValueError, binascii.Error):
+                salt, digest = (
+                    base64.b64decode(one, validate=True) for one in names.removeprefix(_HASHED).split("|")
+                )
+                if names.startswith(_HASHED) and len(salt) == hashlib.sha1().digest_size:
+                    self._hashed.append((salt, digest, line))
+            return
+        patterns = tuple(_lower(names).split(","))
+        if any(len(one) >= _MAX_NAME for one in patterns):
+            return
+        if any(has_signs(one) or one.startswith("!") for one in patterns):
+            self._patterns.append((patterns, line))
+            return
+        for name in dict.fromkeys(patterns):
+            self._plain.setdefault(name, []).append(line)
+
+
+_Line = tuple[Marker, HostKey]
+
+
+def _read_key(text: str, place: str) -> HostKey | None:
+    """The key of `KIND BASE64 COMMENT`; None for what OpenSSH could not read either."""
+    kind, *rest = text.split(maxsplit=2)
+    if not rest or kind.startswith("#"):
+        return None
+    try:
+        blob = base64.b64decode(rest[0], validate=True)
+    except (ValueError, binascii.Error):
+        return None
+    parts = _strings_of(blob)
+    if parts[:1] != [kind.encode("utf-8", "surrogateescape")] or len(parts) < 2:
+        return None
+    return HostKey(kind, blob, place)
+
+
+def _strings_of(blob: bytes) -> list[bytes]:
+    """Its strings with their lengths in front, of which every kind of key is made; none if it is cut off.
+
+    A certificate holds other values besides: of it the first string.
+    """
+    parts: list[bytes] = []
+    at = 0
+    while at < len(blob):
+        end = at + 4 + int.from_bytes(blob[at : at + 4], "big")
+        if end > len(blob) or at + 4 > len(blob):
+            return []
+        parts.append(blob[at + 4 : end])
+        at = end
+    return parts
+
+
+def _lower(name: str) -> str:
+    """In lower case, letters of ASCII only, as OpenSSH does it."""
+    return name.encode("utf-8", "surrogateescape").lower().decode("utf-8", "surrogateescape")
+
+
+def _state_of(path: str) -> tuple[int, int, int] | None:
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return found.st_ino, found.st_size, found.st_mtime_ns
+    return None

@@ -26,7 +26,8 @@ from ..job.plan import NodePlan
 from ..options.hosts import SshOptions
 from .bootstrap import ANNOUNCED, FROM_END, agent_python, announced_command
 from .child_starter import child_starter
-from .openssh_words import CONNECTION_FAILED, Dropped, Facts, is_of_ssh, why_not
+from .openssh_strict import STRICT, Facts, facts_of, strict_words
+from .openssh_words import CONNECTION_FAILED, Dropped, is_of_ssh, why_not
 from .ssh_config import CONNECT_TIMEOUT_S, Configuration, given_identity
 
 READ_BYTES = 1 << 18
@@ -48,6 +49,7 @@ def settings(*, connect_timeout_s: float, heartbeat_s: float) -> dict[str, str]:
     It ends a while after the agent does if it hears nothing.
     """
     return {
+        **STRICT,
         "BatchMode": "yes",
         "ConnectTimeout": str(max(1, math.ceil(connect_timeout_s))),
         "ServerAliveInterval": str(max(1, math.ceil(heartbeat_s / 2))),
@@ -76,6 +78,7 @@ class OpenSsh:
             raise LaunchError(f"--ssh_config={options.config}: there is no such file")
         self._heartbeat_s = heartbeat_s
         self._launcher_args = launcher_args
+        self._strict_words: dict[tuple[str, ...], tuple[str, ...]] = {}  # by the words that name a host
 
     def connect(
         self, node: NodePlan, connect_timeout_s: float, prefix: tuple[str, ...] = ()
@@ -102,7 +105,8 @@ class OpenSsh:
         words = [word for name, value in given.items() for word in ("-o", f"{name}={value}")]
         where = self._where(node.host)
         command = announced_command(agent_python(node.host), prefix)
-        channel = OpenSshChannel((self._program, "-T", "-a", "-x", *words, *where, command))
+        argv = (self._program, "-T", "-a", "-x", *words, *self._strict(where), command)
+        channel = OpenSshChannel(argv)
         try:
             is_there = channel.wait_until_announced(timeout_s + START_MARGIN_S)
         except BaseException:
@@ -125,20 +129,15 @@ class OpenSsh:
         return (*words, *self._launcher_args, "--", host.name)
 
     def _facts(self, where: tuple[str, ...]) -> Facts:
-        """What ssh makes of its configuration for this host; empty if it does not say that."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            ran = subprocess.run(
-                [self._program, "-G", *where],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                timeout=FACTS_WITHIN_S,
-                check=False,
-            )
-            lines = ran.stdout.decode("utf-8", "replace").splitlines()
-            return {key: value for key, _, value in (line.partition(" ") for line in lines)}
+            return facts_of(self._program, where, within_s=FACTS_WITHIN_S)
         return {}
+
+    def _strict(self, where: tuple[str, ...]) -> tuple[str, ...]:
+        """Errors: LaunchError as strict_words"""
+        if where not in self._strict_words:
+            self._strict_words[where] = strict_words(self._program, where, self._options.config)
+        return self._strict_words[where]
 
 
 class ConnectTimeouts:

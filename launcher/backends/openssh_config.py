@@ -7,7 +7,6 @@ so is one that OpenSSH does not know.
 from __future__ import annotations
 
 import contextlib
-import functools
 import glob
 import os
 import re
@@ -18,6 +17,8 @@ from typing import NamedTuple
 
 from ..errors import LaunchError
 from ..inputs.named_file import read_named
+from .openssh_patterns import fits_list
+from .secure_file import why_insecure
 
 MAX_DEPTH = 16  # of files that include files
 EXEC_TIMEOUT_S = 30.0  # of the command of a `Match exec`
@@ -27,12 +28,12 @@ _REST_OF_LINE = frozenset(("proxycommand", "proxyjump", "knownhostscommand"))
 _LISTS = frozenset(("userknownhostsfile", "globalknownhostsfile", "canonicaldomains"))
 _USED = _REST_OF_LINE | _LISTS | frozenset((
     *("user", "port", "hostname", "hostkeyalias", "identityfile", "identitiesonly", "identityagent", "tag"),
-    *("stricthostkeychecking", "connecttimeout", "addressfamily", "canonicalizehostname",
+    *("stricthostkeychecking", "checkhostip", "connecttimeout", "addressfamily", "canonicalizehostname",
       "canonicalizemaxdots"),
     *("canonicalizefallbacklocal", "canonicalizepermittedcnames"),
     # What OpenSSH alone can do, see openssh_only.py.
     *("kexalgorithms", "hostkeyalgorithms", "ciphers", "macs", "controlpath", "proxyusefdpass"),
-    *("certificatefile", "pkcs11provider", "securitykeyprovider", "verifyhostkeydns"),
+    *("certificatefile", "pkcs11provider", "securitykeyprovider", "verifyhostkeydns", "revokedhostkeys"),
 ))  # fmt: skip
 _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 _KEYWORD = re.compile(r"""[ \t]*"?([A-Za-z0-9]+)"?(?:[ \t]*=[ \t]*|[ \t]+|$)""")
@@ -61,8 +62,11 @@ class Me(NamedTuple):
     hostname: str
 
 
-def read_file(path: Path, *, include_from: Path, depth: int = 0) -> tuple[Line, ...]:
+def read_file(path: Path, *, include_from: Path, must_be_secure: bool, depth: int = 0) -> tuple[Line, ...]:
     """The lines of a configuration file; a relative Include is looked for in the folder `include_from`.
+
+    What it says may run commands (ProxyCommand). So a file that must be secure, and each one that is
+    included, is refused where another user owns it or may write to it, as OpenSSH does.
 
     Errors: OSError; UnicodeDecodeError; LaunchError for a line that says nothing,
             or files that include each other
@@ -70,7 +74,8 @@ def read_file(path: Path, *, include_from: Path, depth: int = 0) -> tuple[Line, 
     if depth > MAX_DEPTH:
         raise LaunchError(f"{path}: Include leads through more than {MAX_DEPTH} files; is it a circle?")
     found = []
-    for number, text in enumerate(read_named(path).decode().splitlines(), start=1):
+    refuse = why_insecure if must_be_secure else None
+    for number, text in enumerate(read_named(path, refuse=refuse).decode().splitlines(), start=1):
         text = text.strip()
         if not text or text.startswith("#"):
             continue
@@ -81,7 +86,10 @@ def read_file(path: Path, *, include_from: Path, depth: int = 0) -> tuple[Line, 
         line = Line(match[1].lower(), text[match.end() :], place)
         if line.keyword == "include":
             paths = [one for word in _words(line) for one in _included(word, include_from)]
-            files = (read_file(one, include_from=include_from, depth=depth + 1) for one in paths)
+            files = (
+                read_file(one, include_from=include_from, must_be_secure=True, depth=depth + 1)
+                for one in paths
+            )
             line = line._replace(files=tuple(files))
         if line.keyword in _USED or line.keyword in ("host", "match", "include"):
             found.append(line)
@@ -211,9 +219,7 @@ class _Reading:
         return key in self.values and key != "identityfile"
 
     def _is_host(self, patterns: tuple[str, ...]) -> bool:
-        if any(one.startswith("!") and _fits(one[1:], self._host) for one in patterns):
-            return False
-        return any(_fits(one, self._host) for one in patterns)
+        return fits_list(patterns, self._host)
 
     def _matches(self, line: Line, *, is_active: bool) -> bool:
         """Whether all criteria hold; the command of one that comes after a failed one is not run.
@@ -257,10 +263,7 @@ class _Reading:
             "localuser": me.user,
             "tagged": values.get("tag", ("",))[0],
         }[name]
-        patterns = (value.lower() if "host" in name else value).split(",")
-        if any(one.startswith("!") and _fits(one[1:], subject) for one in patterns):
-            return False
-        return any(_fits(one, subject) for one in patterns)
+        return fits_list((value.lower() if "host" in name else value).split(","), subject)
 
 
 def _words(line: Line) -> tuple[str, ...]:
@@ -306,18 +309,6 @@ def _match_words(line: Line) -> Iterator[str]:
 
 def _included(word: str, folder: Path) -> list[Path]:
     return [Path(one) for one in sorted(glob.glob(str(folder / Path(word).expanduser())))]
-
-
-def _fits(pattern: str, text: str) -> bool:
-    return pattern == text or (
-        ("*" in pattern or "?" in pattern) and _regex(pattern).fullmatch(text) is not None
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _regex(pattern: str) -> re.Pattern[str]:
-    signs = {"*": ".*", "?": "."}
-    return re.compile("".join(signs.get(one) or re.escape(one) for one in pattern), re.DOTALL)
 
 
 def _succeeds(command: str) -> bool:

@@ -23,6 +23,8 @@ _LISTS = {
     "ciphers": ("Ciphers", "ciphers"),
     "macs": ("MACs", "digests"),
 }
+# What these say of a host's key, it may be that it is revoked, only OpenSSH reads.
+_HOST_KEYS = {"revokedhostkeys": "RevokedHostKeys", "knownhostscommand": "KnownHostsCommand"}
 _PROBE_S = 0.2  # for a socket of this machine
 _CHANGES = "+-^"  # with these a list changes OpenSSH's own, and leaves enough that both know
 
@@ -43,8 +45,11 @@ def hints_of(found: Values, tokens: Mapping[str, str], identities: tuple[str, ..
     """From the settings of one host. `tokens`: what %h and the like stand for; `identities`: key files."""
     hints = OpenSshHints(
         has_keys=_has_keys(found, identities),
-        has_host_keys=_is_set(found, "knownhostscommand") or _first(found, "verifyhostkeydns") == "yes",
+        has_host_keys=_first(found, "verifyhostkeydns") in ("yes", "true"),
     )
+    for key, name in _HOST_KEYS.items():
+        if _is_set(found, key):
+            return hints._replace(only=f"{name} is in the ssh configuration")
     if _first(found, "proxyusefdpass") == "yes" and _is_set(found, "proxycommand"):
         return hints._replace(only="ProxyUseFdpass is yes")
     for key, (name, ours) in _LISTS.items():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ..errors import EXIT_HOST, LaunchError
+from .openssh_strict import Facts
 
 CONNECTION_FAILED = 255  # the exit status of an ssh that could not connect, or lost its connection
-
-Facts = Mapping[str, str]  # `ssh -G`: its keywords in lower case, and their values
 
 
 class Dropped(LaunchError):
@@ -17,6 +16,7 @@ class Dropped(LaunchError):
 
 
 _CHANGED = re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED")
+_REVOKED = re.compile(r"REVOKED HOST KEY DETECTED|Host key \S+ \S+ revoked by file")
 _FINGERPRINT = re.compile(
     r"fingerprint for the (?P<kind>\S+) key sent by the remote host is\s+(?P<print>\S+?)\.?\s"
 )
@@ -78,6 +78,11 @@ def why_not(said: str, *, timeout_s: float, facts: Callable[[], Facts]) -> Launc
     """Why it did not come to a login. `said` is what ssh printed, also one that leads there through another
     host; `facts` are asked for where that needs them.
     """
+    if _REVOKED.search(said):
+        return _host_error(
+            "its host key is REVOKED (a @revoked line in known_hosts, or RevokedHostKeys): who has it may be "
+            "an attacker; give the host a new key, and make that known"
+        )
     if _CHANGED.search(said):
         return _host_error(_changed(said, facts()))
     if _UNKNOWN.search(said):

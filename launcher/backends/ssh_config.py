@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ..errors import LaunchError
 from ..inputs.hostfile import Host
 from ..options.hosts import SshOptions
+from .known_hosts import NO_FILE
 from .openssh_config import Line, Me, Values, expand, family_of, read_file, settings_of, tokens_of
 from .openssh_only import OpenSshHints, hints_of
 
@@ -36,13 +37,15 @@ class Target(NamedTuple):
     has_only_these_identities: bool
     host_key_name: str  # how known_hosts names it
     known_hosts: tuple[str, ...]
-    unknown_host_keys: str  # "refuse", "add" (StrictHostKeyChecking=accept-new) or "accept" (=no)
+    unknown_host_keys: str  # "refuse", or "add" (StrictHostKeyChecking accept-new and no)
     proxy_command: str | None
     jumps: tuple[Target, ...]
     connect_timeout_s: float
     family: socket.AddressFamily = socket.AF_UNSPEC  # of its address
     agent: str | None = None  # the socket of the ssh-agent; empty: none
     openssh: OpenSshHints = OpenSshHints()  # what the system's ssh could do besides
+    portless_key_name: str = ""  # as host_key_name, where that has a port
+    checks_address: bool = False  # also what known_hosts says of its address (CheckHostIP)
 
 
 class Configuration:
@@ -105,10 +108,11 @@ def _resolve(
     address, real_port, login = (tokens[key] for key in "hpr")
     jump, command = (found.get(key, ("none",))[0] for key in ("proxyjump", "proxycommand"))
     alias = found["hostkeyalias"][0] if "hostkeyalias" in found else address
-    known_hosts = [
-        *(_path(one, tokens) for one in found.get("userknownhostsfile", USER_KNOWN_HOSTS.split())),
-        *(_path(one, tokens) for one in found.get("globalknownhostsfile", SYSTEM_KNOWN_HOSTS.split())),
-    ]
+    has_port = real_port != "22" and "hostkeyalias" not in found
+    known_hosts = (
+        *(_known_hosts(one, tokens) for one in found.get("userknownhostsfile", USER_KNOWN_HOSTS.split())),
+        *(_known_hosts(one, tokens) for one in found.get("globalknownhostsfile", SYSTEM_KNOWN_HOSTS.split())),
+    )
     jumps = () if jump.lower() == "none" else _resolve_jumps(jump, configuration, depth=depth + 1)
     if jumps and jumps[-1][:3] == (address, int(real_port), login):
         raise LaunchError(f"ssh configuration: ProxyJump of {name} leads to {name} itself; is it a circle?")
@@ -120,11 +124,11 @@ def _resolve(
         user=login,
         identities=identities,
         has_only_these_identities=_is_yes(found, "identitiesonly"),
-        host_key_name=alias.lower()
-        if real_port == "22" or "hostkeyalias" in found
-        else f"[{alias.lower()}]:{real_port}",
-        known_hosts=tuple(known_hosts),
-        unknown_host_keys=_unknown_host_keys(found.get("stricthostkeychecking", ("ask",))[0].lower()),
+        host_key_name=f"[{alias.lower()}]:{real_port}" if has_port else alias.lower(),
+        known_hosts=known_hosts,
+        unknown_host_keys="refuse"
+        if known_hosts[0] == NO_FILE
+        else _unknown_host_keys(found.get("stricthostkeychecking", ("ask",))[0].lower()),
         proxy_command=None
         if command.lower() == "none"
         else expand(command, {key: tokens[key] for key in "hnpr"}),
@@ -135,6 +139,8 @@ def _resolve(
         family=family_of(found),
         agent=_agent(found, tokens),
         openssh=hints_of(found, tokens, identities),
+        portless_key_name=alias.lower() if has_port else "",
+        checks_address=_is_yes(found, "checkhostip"),
     )
 
 
@@ -173,16 +179,20 @@ def _path(text: str, tokens: dict[str, str]) -> str:
     return str(Path(expand(text, tokens, has_variables=True)).expanduser())
 
 
+def _known_hosts(text: str, tokens: dict[str, str]) -> str:
+    return NO_FILE if text.lower() == NO_FILE else _path(text, tokens)
+
+
 def _read_files(options: SshOptions) -> tuple[tuple[Line, ...], ...]:
     """The configuration files that are there, the first one counting most."""
     own = Path("~/.ssh").expanduser()
-    given = [(own / "config", own), (SYSTEM_CONFIG, SYSTEM_CONFIG.parent)]
+    given = [(own / "config", own, True), (SYSTEM_CONFIG, SYSTEM_CONFIG.parent, False)]
     if options.config:
-        given = [(Path(options.config), own)]
+        given = [(Path(options.config), own, False)]
     found = []
-    for path, folder in given:
+    for path, folder, must_be_secure in given:
         try:
-            found.append(read_file(path, include_from=folder))
+            found.append(read_file(path, include_from=folder, must_be_secure=must_be_secure))
         except FileNotFoundError:
             if options.config:
                 raise LaunchError(f"--ssh_config={options.config}: there is no such file") from None
@@ -218,4 +228,4 @@ def _is_yes(found: Values, key: str) -> bool:
 
 
 def _unknown_host_keys(strict: str) -> str:
-    return {"no": "accept", "off": "accept", "false": "accept", "accept-new": "add"}.get(strict, "refuse")
+    return "add" if strict in ("no", "off", "false", "accept-new") else "refuse"

@@ -6,13 +6,14 @@ It never asks a person for anything.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from paramiko.ssh_exception import IncompatiblePeer
 
 from ..errors import EXIT_HOST, LaunchError
 from ..inputs.named_file import read_named
-from .known_hosts import KnownHosts
+from .known_hosts import Finding, HostKey, KnownHosts, Names, Standing, can_be_written
 from .openssh_words import where_to_add
 from .ssh_config import Target
 
@@ -76,10 +77,21 @@ class _AgentKey(AgentKey):
 class SshFiles:
     """What all connections of a job need from files, each read once. Any thread may use it."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
+        """`say` gets what a person should know of a login that went well."""
         self.known_hosts = KnownHosts()
+        self._say = say
+        self._said: set[str] = set()
         self._keys: dict[str, paramiko.PKey | UnusableKey] = {}
         self._lock = threading.Lock()
+
+    def say_once(self, line: str, host: str) -> None:
+        """Say it of the first host that it holds for."""
+        with self._lock:
+            is_new = line not in self._said
+            self._said.add(line)
+        if is_new:
+            self._say(f"{host}: {line}")
 
     def private_key(self, path: str) -> paramiko.PKey:
         """To read and check one takes up to 0.1 s. Errors: UnusableKey with the reason, to each who asks"""
@@ -148,10 +160,9 @@ def log_in(hop: Target, sock: socket.socket | paramiko.Channel, files: SshFiles)
         raise Dropped(f"{_where(hop)} ended the connection at once: {error}", exit_code=EXIT_HOST) from None
     transport.banner_timeout = transport.auth_timeout = hop.connect_timeout_s
     try:
-        known = files.known_hosts.keys_of(hop.host_key_name, hop.known_hosts)
-        _prefer(transport, known)
+        _prefer(transport, files.known_hosts.known(hop.host_key_name, hop.known_hosts).keys)
         transport.start_client(timeout=hop.connect_timeout_s)
-        _check_host_key(hop, transport.get_remote_server_key(), known, files.known_hosts)
+        _check_host_key(hop, transport, sock, files)
         _authenticate(hop, transport, files)
     except IncompatiblePeer as error:
         transport.close()
@@ -179,37 +190,87 @@ def _why_not(hop: Target, transport: paramiko.Transport, error: Exception, *, wa
 # The host's key.
 
 
-def _prefer(transport: paramiko.Transport, known: list[paramiko.PKey]) -> None:
+def _prefer(transport: paramiko.Transport, known: tuple[HostKey, ...]) -> None:
     """Ask for a key of a kind that is known, so that it can be compared."""
     wanted = transport.get_security_options()
     kinds = [kind for key in known for kind in _algorithms(key) if kind in wanted.key_types]
     wanted.key_types = tuple(dict.fromkeys((*kinds, *wanted.key_types)))
 
 
-def _algorithms(key: paramiko.PKey) -> tuple[str, ...]:
-    return ("rsa-sha2-512", "rsa-sha2-256") if key.get_name() == "ssh-rsa" else (key.get_name(),)
+def _algorithms(key: HostKey) -> tuple[str, ...]:
+    return ("rsa-sha2-512", "rsa-sha2-256") if key.kind == "ssh-rsa" else (key.kind,)
 
 
-def _check_host_key(
-    hop: Target, key: paramiko.PKey, known: list[paramiko.PKey], known_hosts: KnownHosts
-) -> None:
-    if key in known:
-        return
-    if known:
-        same_kind = [one for one in known if one.get_name() == key.get_name()] or known
+def _check_host_key(hop: Target, transport: paramiko.Transport, sock: Any, files: SshFiles) -> None:
+    """Errors: LaunchError if it may not be trusted"""
+    shown = transport.get_remote_server_key()
+    key = HostKey(shown.get_name(), shown.asbytes())
+    names = Names(hop.host_key_name, hop.portless_key_name, _address_name(hop, sock))
+    adds = hop.unknown_host_keys == "add" and can_be_written(hop.portless_key_name or hop.host_key_name)
+    by_name = [files.known_hosts.known(one, hop.known_hosts) for one in names[:2] if one]
+    has_certificate = _may_have_certificate(transport)
+    has_authority = has_certificate and any(one.authorities for one in by_name)
+    finding = files.known_hosts.judge(key, names, hop.known_hosts, adds=adds and not has_authority)
+    if finding.standing is Standing.REVOKED:
+        place = next(one.place for one in finding.known.revoked if one.blob == key.blob)
         raise _host_error(
-            f"its host key has CHANGED: known {same_kind[0].fingerprint}, now {key.fingerprint}; this may be "
-            f"an attack; if the host was reinstalled: ssh-keygen -R '{hop.host_key_name}' and add the new key"
+            f"its host key is REVOKED ({key.fingerprint}, by {place}): who has it may be an attacker; "
+            "give the host a new key, and make that known"
         )
-    if hop.unknown_host_keys == "refuse":
-        scan = where_to_add(f"ssh-keyscan {_port_option(hop)}{hop.address}", str(hop.known_hosts[0]))
-        shown = f"{key.get_name()} {key.fingerprint}"
-        problem = f"its host key is not known ({shown}); if that is the right key: {scan}"
-        if hop.openssh.has_host_keys or known_hosts.has_authorities(hop.known_hosts):
-            raise OpenSshMay(problem, because="the host key may be known to OpenSSH only")
-        raise _host_error(problem)
-    if hop.unknown_host_keys == "add":
-        known_hosts.add(hop.host_key_name, key, hop.known_hosts[0])
+    if has_certificate and any(one.revoked for one in by_name):
+        raise _only_openssh(hop, "the authority of its host key may be revoked")
+    if finding.standing is Standing.KNOWN:
+        return
+    if has_authority:
+        raise _only_openssh(hop, "the host key may be known to OpenSSH only")
+    if finding.standing is Standing.CHANGED:
+        raise _host_error(_changed(hop, key, finding))
+    if not adds:
+        raise _unknown(hop, key)
+    if finding.unwritten:
+        files.say_once(
+            f"its host key was not known and is accepted, and cannot be written down: {finding.unwritten}",
+            hop.address,
+        )
+
+
+def _address_name(hop: Target, sock: Any) -> str:
+    """How known_hosts calls the address, where ssh looks for that, too."""
+    if not hop.checks_address or not isinstance(sock, socket.socket) or sock.family == socket.AF_UNIX:
+        return ""
+    address = str(sock.getpeername()[0])
+    if address == hop.address or ipaddress.ip_address(address.partition("%")[0]).is_loopback:
+        return ""
+    return f"[{address}]:{hop.port}" if hop.portless_key_name else address
+
+
+def _may_have_certificate(transport: paramiko.Transport) -> bool:
+    """Whether the host offers a certificate of its key, which only OpenSSH reads."""
+    offered = getattr(transport, "offered", {}).get("server_key_algo_list")
+    return offered is None or any("-cert-v" in name for name in offered)
+
+
+def _only_openssh(hop: Target, because: str) -> LaunchError:
+    problem = f"{_where(hop)} has a certificate of its host key, and known_hosts names an authority"
+    return OpenSshMay(problem, because=because)
+
+
+def _changed(hop: Target, key: HostKey, finding: Finding) -> str:
+    known = finding.known.keys
+    same_kind = [one for one in known if one.kind == key.kind] or known
+    return (
+        f"its host key has CHANGED: known {same_kind[0].fingerprint} ({same_kind[0].place}), now "
+        f"{key.fingerprint}; this may be an attack; if the host was reinstalled: ssh-keygen -R "
+        f"'{hop.host_key_name}' and add the new key"
+    )
+
+
+def _unknown(hop: Target, key: HostKey) -> LaunchError:
+    scan = where_to_add(f"ssh-keyscan {_port_option(hop)}{hop.address}", str(hop.known_hosts[0]))
+    problem = f"its host key is not known ({key.kind} {key.fingerprint}); if that is the right key: {scan}"
+    if hop.openssh.has_host_keys:
+        return OpenSshMay(problem, because="the host key may be known to OpenSSH only")
+    return _host_error(problem)
 
 
 # The user's keys.

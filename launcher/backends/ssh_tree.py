@@ -258,6 +258,7 @@ def ssh_command(
     told = {
         **settings(connect_timeout_s=target.connect_timeout_s, heartbeat_s=heartbeat_s),
         "ControlPath": "none",
+        "StrictHostKeyChecking": "yes",  # its configuration may say `no`, and we cannot look
     }
     words = [word for name, value in told.items() for word in ("-o", f"{name}={value}")]
     where = ("-p", str(target.port), "-l", target.user, "--", target.address)

@@ -12,7 +12,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+
+from ..errors import LaunchError
 
 MAX_BYTES = 64 << 20  # far above any file that is meant; /dev/zero has no end
 _NULL = os.makedev(1, 3)  # /dev/null, by any name
@@ -44,12 +47,15 @@ def open_named(path: Path) -> int:
     return fd
 
 
-def read_named(path: Path) -> bytes:
-    """All that is in the file.
+def read_named(path: Path, *, refuse: Callable[[os.stat_result], str] | None = None) -> bytes:
+    """All that is in the file. `refuse` says why the open file may not be used; empty if it may.
 
-    Errors: as open_named()
+    Errors: as open_named(); LaunchError with what `refuse` said
     """
     with open(open_named(path), "rb") as file:
+        why = refuse(os.fstat(file.fileno())) if refuse is not None else ""
+        if why:
+            raise LaunchError(f"{path}: {why}")
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise OSError(errno.EFBIG, f"it has more than {MAX_BYTES >> 20} MiB", str(path))

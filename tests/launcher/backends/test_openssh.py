@@ -86,8 +86,9 @@ def test_what_was_given_is_said_and_nothing_else_about_the_host(ssh: Ssh, tmp_pa
     ssh(f'echo "$@" > {tmp_path}/said{LOCAL}', options=given).close()
     words = (tmp_path / "said").read_text().split(" exec /bin/sh ")[0]
     assert words == (
-        "-T -a -x -o BatchMode=yes -o ConnectTimeout=5 -o ServerAliveInterval=4 -o ServerAliveCountMax=3 "
-        "-o ControlMaster=no -o ClearAllForwardings=yes -o LogLevel=ERROR -o RemoteCommand=none "
+        "-T -a -x -o NoHostAuthenticationForLocalhost=no -o BatchMode=yes -o ConnectTimeout=5 "
+        "-o ServerAliveInterval=4 -o ServerAliveCountMax=3 -o ControlMaster=no -o ClearAllForwardings=yes "
+        "-o LogLevel=ERROR -o RemoteCommand=none "
         f"-o PermitLocalCommand=no -F {tmp_path}/config -p 23 -l ada -i {tmp_path}/key -- w0"
     )
 

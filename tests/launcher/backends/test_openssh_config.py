@@ -133,7 +133,7 @@ def told_by_ssh(path: Path, name: str) -> dict[str, Any]:
         "family": found["addressfamily"][0],
         "timeout": 10 if found["connecttimeout"][0] == "none" else int(found["connecttimeout"][0]),
         "known": [*found["userknownhostsfile"][0].split(), *found["globalknownhostsfile"][0].split()],
-        "strict": {"true": "refuse", "ask": "refuse", "accept-new": "add", "false": "accept"}[
+        "strict": {"true": "refuse", "ask": "refuse", "accept-new": "add", "false": "add"}[
             found["stricthostkeychecking"][0]
         ],
         "alias": found.get("hostkeyalias", [None])[0],

@@ -66,6 +66,16 @@ def test_a_list_of_which_our_own_knows_nothing_is_kept_to(home: Path, text: str,
     assert not hints(home, text.replace(" ", " +")).only
 
 
+@pytest.mark.parametrize(
+    "text", ["RevokedHostKeys /etc/ssh/revoked", "KnownHostsCommand /usr/bin/sss_ssh_knownhosts %H"]
+)
+def test_what_says_of_host_keys_that_they_are_revoked_is_openssh_s(home: Path, text: str) -> None:
+    name = text.split()[0]
+    assert hints(home, text).only == f"{name} is in the ssh configuration"
+    assert not hints(home, text).is_wish
+    assert not hints(home, f"{name} none").only
+
+
 def test_a_connection_that_is_handed_over_is_openssh_s(home: Path) -> None:
     assert hints(home, "ProxyUseFdpass yes\nProxyCommand way %h").only == "ProxyUseFdpass is yes"
     assert not hints(home, "ProxyUseFdpass yes").only
@@ -112,7 +122,6 @@ def test_what_a_killed_ssh_has_left_is_no_open_connection(home: Path) -> None:
         ("CertificateFile ~/.ssh/mine-cert.pub", True, False),
         ("IdentityFile ~/.ssh/token", True, False),
         ("IdentityFile ~/.ssh/other", False, False),
-        ("KnownHostsCommand /usr/bin/sss_ssh_knownhostsproxy -p %p %h", False, True),
         ("VerifyHostKeyDNS yes", False, True),
         ("VerifyHostKeyDNS no", False, False),
     ],

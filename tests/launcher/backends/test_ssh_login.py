@@ -249,7 +249,7 @@ def test_what_is_no_sshd_may_be_tried_again(tmp_path: Path) -> None:
     theirs.close()
     target = Target(
         address="w0", port=22, user="ada", identities=(), has_only_these_identities=True, host_key_name="w0",
-        known_hosts=(), unknown_host_keys="accept", proxy_command=None, jumps=(), connect_timeout_s=TIMEOUT_S,
+        known_hosts=(), unknown_host_keys="add", proxy_command=None, jumps=(), connect_timeout_s=TIMEOUT_S,
     )  # fmt: skip
     with pytest.raises(Dropped, match="w0 port 22 accepted the connection but does not speak SSH: "):
         log_in(target, ours, SshFiles())

@@ -32,8 +32,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "hostfile": read_hostfile,
     "profile": lambda path: read_profile(path, {}, typed=frozenset()),
     "environment": lambda path: exported({}, cwd="/", home=Path("/"), file_name=str(path)),
-    "ssh configuration": lambda path: read_file(path, include_from=Path("/")),
-    "known hosts": lambda path: KnownHosts().keys_of("worker-1", [str(path)]),
+    "ssh configuration": lambda path: read_file(path, include_from=Path("/"), must_be_secure=False),
+    "known hosts": lambda path: KnownHosts().known("worker-1", [str(path)]),
     "private key": lambda path: SshFiles().private_key(str(path)),
     "report": lambda path: check_place(path, option="--report"),
 }

@@ -61,7 +61,7 @@ def test_one_ssh_for_each_host_which_says_nothing_of_the_job(lab: Lab, folder: P
     (argv,) = {
         one.argv.replace("node2", "node1") for one in lab.head.processes() if "-- node" in one.argv[:400]
     } & {one.argv for one in lab.head.processes() if "-- node1 " in one.argv}
-    assert " -T -a -x -o BatchMode=yes " in argv
+    assert " -o BatchMode=yes " in argv
     assert " -p 22 -l root -o Compression=yes -- node1 exec /bin/sh -c " in argv
     assert "work.py" not in argv
     assert str(folder) not in argv

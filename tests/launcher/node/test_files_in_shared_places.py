@@ -18,7 +18,7 @@ MAKING = ("mkfifo", "symlink", "symlink_to", "touch", "write_text", "write_bytes
 # Every removal, and every file that is made or written other than by open_plain(),
 # with the reason why that is right.
 KNOWN: dict[Place, str] = {
-    ("backends/known_hosts.py", "KnownHosts.add", "Path(path).open"):
+    ("backends/known_hosts.py", "_File.add", "open"):
         "ssh's own file in the user's home, as ssh writes it",
     ("command_line/help_screen.py", "HelpScreen.write_text", "super().write_text"):
         "a method of click's formatter, no file",

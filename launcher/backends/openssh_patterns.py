@@ -1,0 +1,30 @@
+"""OpenSSH's patterns, as they stand in a configuration and in known_hosts: `*`, `?`, and `!` in front."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+
+
+def fits(pattern: str, text: str) -> bool:
+    """Whether one pattern, without `!`, means this text; letters count as they are written."""
+    return pattern == text or (has_signs(pattern) and _regex(pattern).fullmatch(text) is not None)
+
+
+def fits_list(patterns: Sequence[str], text: str) -> bool:
+    """Whether one pattern means this text, and none that begins with `!` does."""
+    if any(one.startswith("!") and fits(one[1:], text) for one in patterns):
+        return False
+    return any(fits(one, text) for one in patterns if not one.startswith("!"))
+
+
+def has_signs(pattern: str) -> bool:
+    return "*" in pattern or "?" in pattern
+
+
+@functools.lru_cache(maxsize=4096)
+def _regex(pattern: str) -> re.Pattern[str]:
+    signs = {"*": ".*", "?": "."}
+    shortest = re.sub(r"\*+", "*", pattern)  # or the time to match grows with a power of them
+    return re.compile("".join(signs.get(one) or re.escape(one) for one in shortest), re.DOTALL)

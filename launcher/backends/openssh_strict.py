@@ -1,0 +1,122 @@
+"""What an `ssh` of the system is told so that it refuses a host key that has changed, whatever its
+configuration says.
+
+`StrictHostKeyChecking no` takes a changed key. Where the configuration says that of a host it is told
+`accept-new` instead, which takes an unknown key only; what else it says of unknown keys stays. The ssh that
+OpenSSH starts for a ProxyJump gets none of our words, so for a way with such a host we write the
+ProxyCommand that OpenSSH would make of it, with these words.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..errors import EXIT_HOST, LaunchError
+
+ASK_WITHIN_S = 30.0  # `ssh -G` takes 10 ms, and the time of each `Match exec`
+MAX_DEPTH = 8  # of jumps through jumps
+STRICT = {"NoHostAuthenticationForLocalhost": "no"}  # for each ssh that is started
+_TAKES_CHANGED = ("no", "off", "false")
+_TAKES_NEW = ("-o", "StrictHostKeyChecking=accept-new")
+_JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:/]+)(?::(?P<port>\d+))?/?")
+
+Facts = Mapping[str, str]  # `ssh -G`: its keywords in lower case, and their values
+
+
+class _Way(NamedTuple):
+    """An `ssh -W` to a host, as a ProxyCommand; whether a host on it took changed keys otherwise."""
+
+    command: str
+    is_needed: bool
+
+
+def facts_of(program: str, where: tuple[str, ...], *, within_s: float) -> Facts:
+    """What ssh makes of its configuration for a host; empty if it does not say that.
+
+    `where`: the words that name it. Errors: OSError; subprocess.TimeoutExpired
+    """
+    ran = subprocess.run(
+        [program, "-G", *where],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        timeout=within_s,
+        check=False,
+    )
+    lines = ran.stdout.decode("utf-8", "replace").splitlines()
+    return {key: value for key, _, value in (line.partition(" ") for line in lines)}
+
+
+def strict_words(program: str, where: tuple[str, ...], config: str | None) -> tuple[str, ...]:
+    """`where` with the words before it that win over it; `config` is the file of -F, if one was given.
+
+    Errors: LaunchError if ssh does not say what it would do
+    """
+    known = _asked(program, where)
+    words = _TAKES_NEW if _takes_changed(known) else ()
+    way = _way(program, known.get("proxyjump", "none"), config, depth=1)
+    if way is None or not way.is_needed:
+        return (*words, *where)
+    return (*words, "-o", f"ProxyCommand={way.command}", *_without_jump(where))
+
+
+def _without_jump(where: tuple[str, ...]) -> tuple[str, ...]:
+    """Without -J, which ssh refuses beside a ProxyCommand."""
+    kept: list[str] = []
+    words = iter(where)
+    for word in words:
+        if word == "-J":
+            next(words, None)
+        elif not word.startswith("-J"):
+            kept.append(word)
+    return tuple(kept)
+
+
+def _way(program: str, jumps: str, config: str | None, *, depth: int) -> _Way | None:
+    """The last host of `jumps`, through those before it, or through the jumps of its own.
+
+    Source: OpenSSH 9.2p1 ssh.c, where options.jump_host becomes options.proxy_command
+    """
+    if jumps.lower() == "none" or depth > MAX_DEPTH:  # a circle: ssh itself will say so
+        return None
+    before, _, last = jumps.rpartition(",")
+    match = _JUMP.fullmatch(last.strip())
+    if match is None:
+        return None
+    words: list[str] = []
+    for flag, value in (("-l", match["user"]), ("-p", match["port"]), ("-F", config)):
+        if value is not None:
+            words += [flag, value]
+    where = ("--", match["host"].strip("[]"))
+    known = _asked(program, (*words, *where))
+    way = _way(program, before or known.get("proxyjump", "none"), config, depth=depth + 1)
+    is_needed = _takes_changed(known) or (way is not None and way.is_needed)
+    told = [word for name, value in STRICT.items() for word in ("-o", f"{name}={value}")]
+    if _takes_changed(known):
+        told += _TAKES_NEW
+    if way is not None:
+        told += ["-o", f"ProxyCommand={way.command}"]
+    argv = [program, *told, *words, "-W", "[%h]:%p", *where]
+    # What is inside goes through one more expansion of %h and the like, which %% survives.
+    quoted = [shlex.quote(word if word == "[%h]:%p" else word.replace("%", "%%")) for word in argv]
+    return _Way(" ".join(quoted), is_needed)
+
+
+def _asked(program: str, where: tuple[str, ...]) -> Facts:
+    try:
+        return facts_of(program, where, within_s=ASK_WITHIN_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(
+            f"ssh -G does not say how it checks the host's key ({error}); look for a Match exec in the ssh "
+            "configuration that does not end, and test with: ssh -G HOST",
+            exit_code=EXIT_HOST,
+        ) from None
+
+
+def _takes_changed(known: Facts) -> bool:
+    return known.get("stricthostkeychecking", "") in _TAKES_CHANGED
