@@ -4,6 +4,7 @@ and `engine.step()`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -92,6 +93,7 @@ class Engine(Getters, nn.Module):
         self._policy, self._domains, self._watchdog = made.policy, made.domains, made.watchdog
         self._wire, self._divided_sequences = made.domains.wire, made.divided_sequences
         self._offload, self._model, self._scaler = made.offload, made.model, made.scaler
+        made.model.on_taken = weakref.WeakMethod(self._close)
         self._accumulation, self._direct_backward = made.accumulation, made.direct_backward
         self._schedule, self._saver, self._optimizer_step = made.schedule, made.saver, made.optimizer_step
         instruments.join(made.model)
@@ -663,6 +665,11 @@ class Engine(Getters, nn.Module):
 
         Errors: CheckpointError, after that, if a save beside training has failed
         """
+        self._close()
+        self.optimizer = None
+
+    def _close(self) -> None:
+        """End what it has begun, and give up what it has."""
         try:
             self._checkpoints.close()
             self._schedule.close()
@@ -674,7 +681,7 @@ class Engine(Getters, nn.Module):
             self._model.release()
             self._offload.close()
             self._domains.close()
-            self.optimizer = self._optimizer_step = None
+            self._optimizer_step = None
             if self._watchdog is not None:
                 self._watchdog.stop()
 

@@ -248,12 +248,12 @@ def _is_arranged_alike(built: Axes, axes: Axes) -> bool:
 
 @contextmanager
 def _told_of_engines_before(model: nn.Module) -> Iterator[None]:
-    """If what is inside fails, say which engines it has made useless: it takes their parameters over one by
-    one, and what they had of them is of no use then.
+    """End the engines whose parameters what is inside takes over, one by one. If it fails, say which it has
+    made useless: what they had of their parameters is of no use then.
     """
     locations = map(location_of, model.parameters())
-    before = {location.model for location in locations if location is not None}
-    before = {one for one in before if not one.parked_states.is_taken}
+    models = dict.fromkeys(location.model for location in locations if location is not None)
+    before = [one for one in models if not one.parked_states.is_taken]  # in the same order on all ranks
     try:
         yield
     except BaseException:
@@ -267,6 +267,10 @@ def _told_of_engines_before(model: nn.Module) -> Iterator[None]:
                 "call initialize() once more, and load a checkpoint"
             )
         raise
+    for one in before:
+        end = one.on_taken() if one.parked_states.is_taken else None
+        if end is not None:
+            end()
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -84,6 +84,7 @@ class Access:
         self._keeps = keeps
         self._prefetcher = prefetcher
         self._module = module
+        self._is_released = False
         self._sub_buffer_at: dict[int, tuple[Unit, SubBuffer]] = {}  # by the memory of its values
         for unit in units:
             for sub_buffer in (sub_buffer for sub_buffer in unit.sub_buffers if sub_buffer.is_sharded):
@@ -115,6 +116,9 @@ class Access:
 
     def release(self) -> None:
         """Take the nets away."""
+        if self._is_released:  # what is there now may be another engine's
+            return
+        self._is_released = True
         for one in self._module.modules():
             if isinstance(one.forward, _Forward):
                 one.forward = one.forward.__wrapped__

@@ -412,6 +412,16 @@ def _refuse(param: Tensor, what: str) -> NoReturn:
     raise ConfigError(f"parameter '{_name_of(param)}' was asked for {what}, but {why}")
 
 
+def check_kept(param: Tensor, name: str) -> None:
+    """Errors: ConfigError if what had the values of a freed parameter is gone"""
+    if _keeper_of(param) is None:
+        raise ConfigError(
+            f"parameter '{name}' was sharded by an engine that is gone, and its values with it: the modules' "
+            "own forward, which keeps them, was replaced; let the program keep the engine until the next "
+            "initialize(), or call its destroy() before"
+        )
+
+
 def name_values(tensor: Tensor, param: Tensor, make: Callable[[Tensor], Tensor]) -> FreedValues:
     """Return a name for values of a freed parameter, described by `tensor`; see "Names of values"."""
     with torch._C.DisableTorchFunctionSubclass():

@@ -26,12 +26,20 @@ from ..offload.spill import Spill
 from .early_parameter import early_of
 from .flat_buffer import FlatBuffer
 from .freed_parameter import FreedValues, Placeholder, put_all, sharded_until, take_away_all
+from .layout import FlatLayout
+from .param_status import detach
 from .sub_buffer_plan import SubBufferPlan
 from .writes import Lying, Writes, check_in_place, collect
 
 _TAKEN: Any = (
     WeakTensorKeyDictionary()
 )  # parameter -> weak reference to the last ParamShard that has taken it over
+
+
+def holder_of(param: nn.Parameter) -> ParamShard | None:
+    """Return the last that has taken this parameter over, if it is there still."""
+    holder: ParamShard | None = _TAKEN.get(param, lambda: None)()
+    return holder
 
 
 class ParamShard:
@@ -61,8 +69,11 @@ class ParamShard:
         self._own: Tensor | None = None
         # called when a parameter that is a placeholder is used, and its values may be here
         self.on_use: Callable[[], None] = _nothing
-        # called when another one takes a parameter over
+        # called before others take parameters over, with the ids of all that they will take, and when they do
+        self.before_taken: Callable[[frozenset[int]], None] = _nothing_taken
         self.on_taken: Callable[[], None] = _nothing
+        self._is_giving = False  # all values are here for another one
+        self._given: set[int] = set()  # indices
 
     @torch.no_grad()
     def take_over(self) -> Tensor | None:
@@ -73,17 +84,22 @@ class ParamShard:
         plan, whole, reference = self._plan, self.values, weakref.ref(self)
         if plan.has_separate_master:
             whole = FlatBuffer(plan.layout, dtype=torch.float32, device=plan.device)
+        givers: dict[ParamShard, None] = {}
         for param, view, own in zip(plan.params, whole.views, self.values.views, strict=True):
             early = early_of(param)
             if early is not None:  # one at a time, so a model made in zero.Init is never whole
                 early.take_out()
-            view.copy_(param.detach())
-            before: ParamShard | None = _TAKEN.get(param, lambda: None)()
+            before = holder_of(param)
             if before is not None:
                 before.on_taken()
+                before.give(param)
+                givers[before] = None
+            view.copy_(param.detach())
             param.data = own
             param.grad = None
             _TAKEN[param] = reference
+        for giver in givers:
+            giver.end_giving()
         self._comm.broadcast(whole.flat, what=plan.label)
         if whole is not self.values:
             self.values.flat.copy_(whole.flat)
@@ -95,6 +111,43 @@ class ParamShard:
             if plan.residence.steps_on_host
             else shard.clone()
         )
+
+    def give(self, param: nn.Parameter) -> None:
+        """Let a parameter that is a placeholder have its values, for another one that takes it over.
+
+        Order: a collective where parameters are sharded
+        """
+        if not self.is_covered:
+            return
+        if not self._is_giving:
+            self.start_unshard().wait()
+            self._is_giving = True
+        index = next(index for index, one in enumerate(self._plan.params) if one is param)
+        take_away_all((self._placeholders[index],), (param,), (self.values.views[index],))
+        detach(param)
+        self._given.add(index)
+
+    def end_giving(self) -> None:
+        """Keep what others have not taken over, as shards."""
+        if self._is_giving:
+            self._is_giving = False
+            self.values.free_unless_referred_to()
+        if len(self._given) == len(self._plan.members):
+            nothing = FlatLayout(slots=(), numel=0, num_shards=1)
+            self.values = FlatBuffer(nothing, dtype=self._plan.dtype, device=self._plan.device)
+            self.kept, self.spill, self.is_covered = self.values.flat, None, False
+            self._own = self.kept
+
+    def give_back(self, taken: frozenset[int]) -> None:
+        """Let the program have those whose ids are not among these, as plain parameters.
+
+        Order: a collective where parameters are sharded
+        """
+        for param in self._plan.params:
+            if id(param) not in taken and self.is_covered:
+                self.give(param)
+                param.data = param.detach().clone()
+        self.end_giving()
 
     def settle(self, offload: Offload) -> None:
         """Keep what this rank is to keep, once all have the values."""
@@ -286,6 +339,10 @@ class ParamShard:
             self.kept = self.own_values()
         self.spill, self.residence = None, SubBufferResidence()
         self._own = self._cut_own()
+
+
+def _nothing_taken(taken: frozenset[int]) -> None:
+    """Nothing has to be ready."""
 
 
 def _nothing() -> None:

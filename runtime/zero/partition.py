@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from ..placement.stage_policy import UnitSizes
 from ..strided import is_strided, kind_of
 from .early_parameter import early_of
-from .freed_parameter import FreedParameter
+from .freed_parameter import FreedParameter, check_kept
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 ROOT = "root"
@@ -123,11 +123,8 @@ def _check_storage(params: dict[str, nn.Parameter]) -> None:
         if early is not None and not early.is_whole:
             continue  # its values were put into a memory of their own
         if type(param) is FreedParameter:
-            raise ConfigError(
-                f"parameter '{name}' is sharded by another engine already; call destroy() on that engine "
-                "before initialize(), or give initialize() a copy of the model, made by copy.deepcopy() "
-                "inside GatheredParameters"
-            )
+            check_kept(param, name)
+            continue  # another engine gives it, into a memory of its own
         if param.is_inference():
             raise ConfigError(
                 f"parameter '{name}' was made in torch.inference_mode(), and can never be trained; make the "

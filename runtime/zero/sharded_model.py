@@ -22,6 +22,7 @@ from ..placement.stage_policy import Placement, Policy, UnitSizes, keep_small_wh
 from .access import Access
 from .beside_units import place_beside_units
 from .offload_kinds import OffloadStateTypeEnum
+from .param_shard import holder_of
 from .param_status import detach
 from .parked_states import ParkedStates
 from .partition import IsLeaf, UnitPlan, cut_into_units
@@ -81,6 +82,7 @@ class ShardedModel:
         members = [_members(plan, group_of) for plan in plans]
         _check_trained_dtypes(members, precision.parameters)
         _check_agreement(members, self.job, settings or {})
+        _ask_holders(module)
         runs = [_by_role(run, precision, domains) for run in members]
         policies = iter(
             keep_small_whole(
@@ -120,10 +122,16 @@ class ShardedModel:
         self.trained = tuple(
             sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.is_trained
         )
-        # Called when another engine has taken parameters that this one trains: no hook may stay.
+        # Called when another engine has taken parameters that this one trains or shards: no hook may stay.
         self.before_end: Callable[[], None] = _nothing
-        for sub_buffer in self.trained:
-            sub_buffer.param_shard.on_taken = partial(_call, weakref.WeakMethod(self._let_go))
+        # What that ends, when the other engine has been made; it keeps no engine alive.
+        self.on_taken: Callable[[], Callable[[], None] | None] = _no_engine
+        self._asked_for: frozenset[int] = frozenset()  # ids of what it is about to take
+        for sub_buffer in (sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers):
+            if sub_buffer.is_trained or sub_buffer.is_sharded:
+                params, own = sub_buffer.param_shard, weakref.ref(self)
+                params.before_taken = partial(_prepare_to_give, own)
+                params.on_taken = partial(_call, weakref.WeakMethod(self._let_go))
         # Whether a backward that begins now is the last of a step; an engine knows.
         self.ends_step: Callable[[], bool] = _always
         self._reducer = make_reducer(self.trained, domains, ends_step=lambda: self.ends_step())
@@ -329,12 +337,7 @@ class ShardedModel:
         self.before_change()
         self.reshard_idle()
         self._reducer.end_failed()
-        used = [unit.name for unit in self.units if unit.is_sharded and unit.state is not UnitState.FREED]
-        if used:
-            raise ConfigError(
-                f"offload_states() while the parameters of '{used[0]}' are gathered; leave "
-                "GatheredParameters, or the forward"
-            )
+        self._check_unused("offload_states()")
         self.parked_states.move_out(kinds, pin_memory=pin_memory, non_blocking=non_blocking)
 
     def reload(self, *, non_blocking: bool = False) -> None:
@@ -363,6 +366,8 @@ class ShardedModel:
 
         Order: a collective where parameters are sharded
         """
+        if self.parked_states.is_taken:  # what there was is the other engine's
+            return
         self.reload()
         if self._access is not None:
             self._access.release()
@@ -371,8 +376,7 @@ class ShardedModel:
         for member in (
             member for unit in self.units for sub_buffer in unit.sub_buffers for member in sub_buffer.members
         ):
-            if not self.parked_states.is_taken:  # else they are the other engine's
-                detach(member.param)
+            detach(member.param)
         self._reducer.release()
         for sub_buffer in self.trained:
             sub_buffer.release()
@@ -381,14 +385,49 @@ class ShardedModel:
         self.trained = ()
         self.parked_states.is_given_up = True
 
+    def prepare_to_give(self, asked_for: frozenset[int]) -> None:
+        """Another engine is about to take over the parameters with these ids: have them as they are when all
+        that was begun has ended.
+
+        Order:  a collective
+        Errors: ConfigError while sharded parameters are in use
+        """
+        if self.parked_states.is_taken or self.parked_states.is_given_up or asked_for == self._asked_for:
+            return
+        self._asked_for = asked_for
+        self.reload()
+        self.before_gather()
+        self.before_change()
+        self.reshard_idle()
+        self._check_unused("initialize() of a model of another engine")
+
+    def _check_unused(self, what: str) -> None:
+        used = [unit.name for unit in self.units if unit.is_sharded and unit.state is not UnitState.FREED]
+        if used:
+            raise ConfigError(
+                f"{what} while the parameters of '{used[0]}' are gathered; leave "
+                "GatheredParameters, or the forward"
+            )
+
     def _let_go(self) -> None:
-        """Another engine takes parameters over: what this one has of them is of no use from then on."""
-        if not (self.parked_states.is_taken or self.parked_states.is_given_up):
-            self.parked_states.is_taken = True
-            self._reducer.release()
-            if self._access is not None:
-                self._access.release()
-            self.before_end()
+        """Another engine takes parameters over: what this one has of them is of no use from then on. The
+        program has those that the other engine does not take.
+
+        Order: a collective where parameters are sharded
+        """
+        if self.parked_states.is_taken or self.parked_states.is_given_up:
+            return
+        self.parked_states.is_taken = True
+        self._reducer.release()
+        if self._access is not None:
+            self._access.release()
+            self.prefetcher.after_evaluation = _nothing
+        self.before_end()
+        for sub_buffer in self.trained:
+            sub_buffer.release()
+        self.trained = ()
+        for sub_buffer in (sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers):
+            sub_buffer.param_shard.give_back(self._asked_for)
 
     def _adopt_gradients(self) -> None:
         for sub_buffer in self.trained:
@@ -399,11 +438,31 @@ def _nothing() -> None:
     """Nothing has to happen before."""
 
 
+def _no_engine() -> None:
+    """Nothing has to be ended."""
+
+
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
     """Call it, if its object is alive: who holds it keeps that not alive."""
     alive = method()
     if alive is not None:
         alive()
+
+
+def _prepare_to_give(model: weakref.ref[ShardedModel], asked_for: frozenset[int]) -> None:
+    """Tell the model, if it is alive."""
+    alive = model()
+    if alive is not None:
+        alive.prepare_to_give(asked_for)
+
+
+def _ask_holders(module: nn.Module) -> None:
+    """Tell the engines that have parameters of this module that they are about to be taken over."""
+    params = tuple(module.parameters())
+    asked_for = frozenset(map(id, params))
+    for holder in dict.fromkeys(map(holder_of, params)):
+        if holder is not None:
+            holder.before_taken(asked_for)
 
 
 def _always() -> bool:

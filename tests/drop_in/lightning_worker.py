@@ -88,6 +88,12 @@ class Module(pl.LightningModule):
     def validation_step(self, batch: Tensor) -> None:
         self.evaluated.append(self.model(input_ids=batch, labels=batch).loss.item())
 
+    test_step = validation_step
+
+    def predict_step(self, batch: Tensor) -> Tensor:
+        loss: Tensor = self.model(input_ids=batch, labels=batch).loss
+        return loss
+
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2, eps=1e-3, weight_decay=0.01)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
@@ -179,6 +185,23 @@ def validate(folder: Path, *, stage: int | None, trained: str) -> dict[str, Any]
     runs = trainer(folder, stage, limit_val_batches=2)
     runs.validate(module, loader(32), ckpt_path=folder / trained / "end.ckpt", verbose=False)
     return {"losses": module.evaluated}
+
+
+def one_after_the_other(folder: Path, *, stage: int | None) -> dict[str, Any]:
+    """All that one Trainer does with one module; nothing of it destroys an engine."""
+    pl.seed_everything(0)
+    module = Module()
+    runs = trainer(folder / f"in turn {stage}", stage, limit_val_batches=2, limit_test_batches=2)
+    if stage == 3:
+        runs.strategy.config["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+    runs.fit(module, loader())
+    runs.validate(module, loader(32), verbose=False)
+    runs.test(module, loader(32), verbose=False)
+    predicted = runs.predict(module, loader(56))
+    runs.fit_loop.epoch_loop.max_steps = 2 * STEPS
+    runs.fit(module, loader())
+    found = (module.losses, module.evaluated, [float(one) for one in predicted or ()])
+    return {"losses": [loss for losses in found for loss in losses], "counts": [len(one) for one in found]}
 
 
 def fabric(folder: Path, *, stage: int | None) -> dict[str, Any]:
@@ -278,6 +301,9 @@ CASES = {
     "validated, ddp": partial(validate, stage=None, trained="ddp"),
     "validated, stage 2": partial(validate, stage=2, trained="two"),
     "validated, stage 3": partial(validate, stage=3, trained="late"),
+    "in turn, ddp": partial(one_after_the_other, stage=None),
+    "in turn, stage 2": partial(one_after_the_other, stage=2),
+    "in turn, stage 3": partial(one_after_the_other, stage=3),
     "fabric, ddp": partial(fabric, stage=None),
     "fabric, stage 2": partial(fabric, stage=2),
     "fabric, stage 3": partial(fabric, stage=3),

@@ -69,6 +69,17 @@ def test_a_checkpoint_is_evaluated_without_an_optimizer(found: Found, world_size
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("case", ["in turn, stage 2", "in turn, stage 3"])
+def test_one_trainer_fits_validates_tests_predicts_and_fits_again_as_with_ddp(
+    found: Found, world_size: int, case: str
+) -> None:
+    pairs = zip(of_case(found, world_size, case), of_case(found, world_size, "in turn, ddp"), strict=True)
+    for result, expected in pairs:
+        assert_close(result["losses"], expected["losses"], relative=LOSS_RELATIVE)
+        assert result["counts"] == expected["counts"]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("case", ["fabric, stage 2", "fabric, stage 3"])
 def test_a_loop_of_ones_own_with_fabric_trains_saves_and_loads_as_with_ddp(
     found: Found, world_size: int, case: str

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch import CheckpointError, ConfigError
 from dslaunch.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from tests.exhaustive import few
 from tests.runtime.models import (
+    assert_same_bits,
     batch,
     loss_of,
     make_config,
@@ -110,28 +112,21 @@ def _two_engines(rank: int, stage: int) -> dict[str, Tensor]:
     model = make_model()
     config = make_config(stage=stage)
     first = dslaunch.initialize(model=model, config=config)[0]
-    if stage == 3:
-        with pytest.raises(ConfigError, match=r"is sharded by another engine already; call destroy\(\)"):
-            dslaunch.initialize(model=model, config=config)
-    else:
-        engine = dslaunch.initialize(model=model, config=config)[0]
-        for attempt in (
-            lambda: first.backward(loss_of(engine, batch(0))),
-            first.step,
-            lambda: first.save_checkpoint("nowhere"),
-            lambda: first.load_checkpoint("nowhere"),
-            first.module_state_dict,
-        ):
-            with pytest.raises(ConfigError, match=r"were given to another initialize\(\), which trains"):
-                attempt()
-        engine.zero_grad()
-        train_engine(engine, steps=1)
-        first.destroy()  # which changes nothing of the other
-        train_engine(engine, steps=1, first=1)
-        return snapshot(model.named_parameters())
-    first.destroy()
     engine = dslaunch.initialize(model=model, config=config)[0]
-    train_engine(engine, steps=2)
+    for attempt in (
+        lambda: first(batch(0)),
+        lambda: first.backward(loss_of(engine, batch(0))),
+        first.step,
+        lambda: first.save_checkpoint("nowhere"),
+        lambda: first.load_checkpoint("nowhere"),
+        first.module_state_dict,
+    ):
+        with pytest.raises(ConfigError, match=r"were given to another initialize\(\), which trains"):
+            attempt()
+    engine.zero_grad()
+    train_engine(engine, steps=1)
+    first.destroy()  # which changes nothing of the other
+    train_engine(engine, steps=1, first=1)
     return snapshot(model.named_parameters())
 
 
@@ -206,6 +201,100 @@ def test_a_model_has_one_engine_and_the_one_before_says_so(ranks: Ranks, stage: 
     train_plain(plain, torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.1), steps=2)
     for params in ranks(_two_engines, stage, world_size=2):
         assert worst_difference(params, snapshot(plain.named_parameters())) <= FP32_DRIFT
+
+
+def _values(engine: dslaunch.Engine) -> dict[str, Tensor]:
+    with dslaunch.zero.GatheredParameters(engine.module.parameters()):
+        return {name: value.detach().clone() for name, value in engine.module.named_parameters()}
+
+
+def _hand_on(rank: int, sections: list[dict[str, Any]], is_kept: bool) -> None:
+    """A model goes from one engine to the next as Lightning has it: train, evaluate, train. Nobody destroys
+    an engine, and the program keeps it or not.
+    """
+    model = make_model()
+    kept: list[dslaunch.Engine] = []
+    before = {name: param.detach().clone() for name, param in model.named_parameters()}
+    for index, section in enumerate(sections):
+        config = {**make_config(), "zero_optimization": {"reduce_bucket_size": 50, **section}}
+        if index % 2:
+            del config["optimizer"]
+        engine = dslaunch.initialize(model=model, config=config)[0]
+        assert not any(map(_held_by, kept))  # neither shards nor states, so nothing is held twice
+        assert_same_bits(_values(engine), before)
+        if index % 2:
+            with torch.no_grad():
+                engine.eval()(batch(0))
+        else:
+            train_engine(engine.train(), steps=2)
+        before = _values(engine)
+        kept = [*kept, engine] if is_kept else []
+        del engine
+        gc.collect()
+
+
+def _held_by(engine: dslaunch.Engine) -> int:
+    """How many elements of shards, masters and states an engine has."""
+    sub_buffers = [sub_buffer for unit in engine._model.units for sub_buffer in unit.sub_buffers]
+    shards = sum(one.param_shard.kept.numel() for one in sub_buffers if one.is_sharded)
+    return shards + sum(state.numel() for one in sub_buffers for state in one.optimizer_shard.held())
+
+
+THREE: dict[str, Any] = {"stage": 3, "stage3_param_persistence_threshold": 0}
+ON_HOST = {**THREE, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
+
+
+HANDED_ON = {
+    "stages": [THREE, THREE, {"stage": 2}, THREE, THREE],
+    "host": [ON_HOST, ON_HOST, THREE, THREE, ON_HOST],
+    "disk": ["disk", "disk", "disk"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_kept"),
+    few(
+        [(name, is_kept) for name in HANDED_ON for is_kept in (True, False)],
+        lambda name, is_kept: is_kept == (name == "disk"),
+    ),
+)
+def test_a_model_is_handed_on_with_every_bit_and_nothing_is_held_twice(
+    ranks: Ranks, tmp_path: Path, name: str, is_kept: bool
+) -> None:
+    disk = {"device": "nvme", "nvme_path": str(tmp_path)}
+    on_disk = {**THREE, "offload_param": disk, "offload_optimizer": disk}
+    sections = [on_disk if one == "disk" else one for one in HANDED_ON[name]]
+    ranks(_hand_on, sections, is_kept, world_size=2)
+
+
+def _hand_on_a_part(rank: int) -> dict[str, Tensor]:
+    """The next engine has a part of the model, and something else; the rest is the program's again."""
+    model = make_model()
+    config = make_config(stage=3)
+    first = dslaunch.initialize(model=model, config=config)[0]
+    before = _values(first)
+    assert isinstance(model, nn.Module)
+    part = next(one for one in model.children() if next(one.parameters(), None) is not None)
+    with (
+        pytest.raises(ConfigError, match=r"initialize\(\) of a model of another engine while the param"),
+        dslaunch.zero.GatheredParameters(model.parameters()),
+    ):
+        dslaunch.initialize(model=part, config=config)
+    engine = dslaunch.initialize(model=part, config=config)[0]
+    taken = {id(param) for param in part.parameters()}
+    rest = {name: param for name, param in model.named_parameters() if id(param) not in taken}
+    assert rest
+    assert_same_bits(
+        {name: param.detach() for name, param in rest.items()}, {name: before[name] for name in rest}
+    )
+    assert {type(param) for param in rest.values()} == {nn.Parameter}
+    assert not any(hasattr(param, "ds_id") for param in rest.values())
+    assert all(hasattr(param, "ds_id") for param in part.parameters())
+    return _values(engine)
+
+
+def test_what_the_next_engine_does_not_take_is_plain_again(ranks: Ranks) -> None:
+    ranks(_hand_on_a_part, world_size=2)
 
 
 def _used_after_its_end(rank: int, stage: int, folder: str) -> list[str]:
