@@ -28,6 +28,7 @@ class InitContext(Protocol):
     device: torch.device
     loses_writes: bool
     has_lost_writes: bool
+    has_left_out: bool
 
     def unshard_for(self, tensors: Iterable[Any], *, is_use: bool) -> None:
         """Have the early parameters among these here."""
@@ -178,6 +179,10 @@ class EarlyParameter:
     def unshard_for(self, leaves: Iterable[Any], *, is_use: bool) -> None:
         """Have it here, and the others among these; see Init.unshard_for."""
         self.init.unshard_for(leaves, is_use=is_use)
+
+    def owner(self) -> InitContext:
+        """The zero.Init that has made it; not a collective."""
+        return self.init
 
     def note_name(self, values: FreedValues) -> None:
         """Make these values an alias of the parameter's when those are here; not a collective."""

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import ConfigError
+from ..log import logger
 from .param_status import ZeroParamStatus
 
 _PROPERTIES = (
@@ -169,10 +170,13 @@ class FreedParameter(nn.Parameter):
         return _use(func, args, kwargs, is_made=is_made)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle it where its values are here; else that is refused, for one rank may do it alone."""
+        """Pickle it where its values are here. One rank may do it alone, so else they do not come: it is
+        refused, or in a program for DeepSpeed empty.
+        """
         _unshard_for([self], is_use=False)
         if type(self) is FreedParameter:
-            _refuse(self, "pickling")
+            empty = nn.Parameter(_empty_for(self, self.dtype), self.requires_grad)
+            return empty.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
         return self.__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
@@ -190,6 +194,13 @@ class FreedParameter(nn.Parameter):
         return f"FreedParameter('{_name_of(self)}', {tuple(self.shape)}, {self.dtype})"
 
 
+class Owner(Protocol):
+    """The zero.Init or the model of an engine that has shared a parameter out."""
+
+    loses_writes: bool  # as with DeepSpeed, for which its program was written
+    has_left_out: bool  # a pickle had an empty tensor, and a warning has said so
+
+
 class Keeper(Protocol):
     """What has a freed parameter's values, or this rank's part of them."""
 
@@ -202,6 +213,9 @@ class Keeper(Protocol):
 
         An operation is about to use it, and the others of `leaves`; or to name it only, unless `is_use`.
         """
+
+    def owner(self) -> Owner | None:
+        """For whom it is kept; None if that is gone."""
 
     def note_name(self, values: FreedValues) -> None:
         """A name for the parameter's values has been made."""
@@ -314,10 +328,32 @@ def _use(func: Callable[..., Any], args: Any, kwargs: Any, *, is_made: bool) -> 
     _unshard_for(leaves, is_use=func not in _NEVER_BROUGHT)
     for one in leaves:
         if type(one) is FreedParameter:
+            if func is Tensor.__reduce_ex__:
+                return func(_empty_for(one, args[0].dtype), *args[1:])
             _refuse(one, _name_of_function(func))
     if is_made:
         return _made(args[0])
     return func(*_with_values(args), **{key: _with_values(value) for key, value in kwargs.items()})
+
+
+def _empty_for(param: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what a pickle has in the place of values that are elsewhere.
+
+    Errors: ConfigError with the parameter's name, unless the program was written for DeepSpeed
+    """
+    keeper = _keeper_of(param)
+    owner = None if keeper is None else keeper.owner()
+    if owner is None or not owner.loses_writes:
+        _refuse(param, "pickling")
+    if not owner.has_left_out:
+        owner.has_left_out = True
+        logger.warning(
+            "a pickle, of torch.save() for example, has an empty tensor in the place of parameter '%s' and "
+            "of all others whose values are sharded, as with DeepSpeed; for whole weights call "
+            "engine.save_16bit_model(), or gather them first: with deepspeed.zero.GatheredParameters(params)",
+            _name_of(param),
+        )
+    return torch.empty(0, dtype=dtype, device=param.device)
 
 
 def _makes_parameter(func: Callable[..., Any], caller: Any) -> bool:

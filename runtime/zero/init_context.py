@@ -109,6 +109,7 @@ class Init:
         if section is not None and section.get("enable_sanity_checks") is True:
             self.loses_writes = False
         self.has_lost_writes = False  # and a warning has said so
+        self.has_left_out = False
         self._depth = 0
         self._hooks: list[Any] = []
         # what is to be sharded, held so that no rank's can die; None for a moment, while that is found out

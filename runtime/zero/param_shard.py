@@ -11,7 +11,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from ..offload.offload import Offload, SubBufferResidence
 from ..offload.spill import Spill
 from .early_parameter import early_of
 from .flat_buffer import FlatBuffer
-from .freed_parameter import FreedValues, Placeholder, put_all, sharded_until, take_away_all
+from .freed_parameter import FreedValues, Owner, Placeholder, put_all, sharded_until, take_away_all
 from .layout import FlatLayout
 from .param_status import detach
 from .sub_buffer_plan import SubBufferPlan
@@ -40,6 +40,13 @@ def holder_of(param: nn.Parameter) -> ParamShard | None:
     """Return the last that has taken this parameter over, if it is there still."""
     holder: ParamShard | None = _TAKEN.get(param, lambda: None)()
     return holder
+
+
+class ShardOwner(Owner, Protocol):
+    """A model."""
+
+    def prepare_to_give(self, asked_for: frozenset[int]) -> None:
+        """Have the parameters with these ids ready for another engine."""
 
 
 class ParamShard:
@@ -69,8 +76,8 @@ class ParamShard:
         self._own: Tensor | None = None
         # called when a parameter that is a placeholder is used, and its values may be here
         self.on_use: Callable[[], None] = _nothing
-        # called before others take parameters over, with the ids of all that they will take, and when they do
-        self.before_taken: Callable[[frozenset[int]], None] = _nothing_taken
+        self.owner: Callable[[], ShardOwner | None] = _no_owner  # the model
+        # called when another one takes a parameter over
         self.on_taken: Callable[[], None] = _nothing
         self._is_giving = False  # all values are here for another one
         self._given: set[int] = set()  # indices
@@ -341,8 +348,8 @@ class ParamShard:
         self._own = self._cut_own()
 
 
-def _nothing_taken(taken: frozenset[int]) -> None:
-    """Nothing has to be ready."""
+def _no_owner() -> None:
+    """Of what is neither trained nor sharded."""
 
 
 def _nothing() -> None:

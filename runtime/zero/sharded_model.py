@@ -73,6 +73,7 @@ class ShardedModel:
         self.policy, self.device = policy, device
         self.domains, self.job = domains, domains.job
         self.loses_writes, self.has_lost_writes = loses_writes, False  # as in zero.Init
+        self.has_left_out = False
         # Called before anything but a step changes what is behind the parameters: shards, masters and states.
         self.before_change: Callable[[], None] = _nothing
         self._module = module
@@ -129,8 +130,8 @@ class ShardedModel:
         self._asked_for: frozenset[int] = frozenset()  # ids of what it is about to take
         for sub_buffer in (sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers):
             if sub_buffer.is_trained or sub_buffer.is_sharded:
-                params, own = sub_buffer.param_shard, weakref.ref(self)
-                params.before_taken = partial(_prepare_to_give, own)
+                params = sub_buffer.param_shard
+                params.owner = weakref.ref(self)
                 params.on_taken = partial(_call, weakref.WeakMethod(self._let_go))
         # Whether a backward that begins now is the last of a step; an engine knows.
         self.ends_step: Callable[[], bool] = _always
@@ -449,20 +450,13 @@ def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
         alive()
 
 
-def _prepare_to_give(model: weakref.ref[ShardedModel], asked_for: frozenset[int]) -> None:
-    """Tell the model, if it is alive."""
-    alive = model()
-    if alive is not None:
-        alive.prepare_to_give(asked_for)
-
-
 def _ask_holders(module: nn.Module) -> None:
     """Tell the engines that have parameters of this module that they are about to be taken over."""
     params = tuple(module.parameters())
     asked_for = frozenset(map(id, params))
-    for holder in dict.fromkeys(map(holder_of, params)):
-        if holder is not None:
-            holder.before_taken(asked_for)
+    for owner in dict.fromkeys(holder.owner() for holder in map(holder_of, params) if holder is not None):
+        if owner is not None:
+            owner.prepare_to_give(asked_for)
 
 
 def _always() -> bool:

@@ -192,6 +192,16 @@ def z3_params_to_fetch(params: list[torch.Tensor]) -> list[torch.Tensor]:
     return [one for one in params if hasattr(one, "ds_id") and one.ds_status == ZeroParamStatus.NOT_AVAILABLE]
 
 
+def save_hf_format(model: Any, path: Path) -> None:
+    """Rank 0 saves the state_dict that it has; at stage 3 the next function replaces it."""
+    inner = model.module if hasattr(model, "module") else model
+    state = inner.state_dict()
+    for name in list(state):
+        if "lora" in name:
+            del state[name]
+    torch.save(state, path)
+
+
 def save_zero_three_model(model: Any, global_rank: int, path: Path, zero_stage: int) -> None:
     inner = model.module if hasattr(model, "module") else model
     if zero_stage != 3:

@@ -7,6 +7,7 @@ from chat_parts import (
     create_hf_model,
     get_train_ds_config,
     parse_args,
+    save_hf_format,
     save_zero_three_model,
     start_engine,
     tokens_at,
@@ -55,6 +56,8 @@ def main() -> None:
     engine.eval()
     with torch.no_grad():
         values = engine.forward_value(torch.cat([tokens, tokens.flip(1)]))
+    if args.global_rank == 0:
+        save_hf_format(engine, args.folder / "reward.bin")
     save_zero_three_model(engine, args.global_rank, args.folder / "reward.bin", args.zero_stage)
     print("RESULT", args.global_rank, *losses, values.float().mean().item(), flush=True)
 

@@ -8,6 +8,7 @@ from chat_parts import (
     create_hf_model,
     get_train_ds_config,
     parse_args,
+    save_hf_format,
     save_zero_three_model,
     start_engine,
     tokens_at,
@@ -35,6 +36,8 @@ def main() -> None:
     model.eval()
     with torch.no_grad():
         losses.append(model(input_ids=tokens_at(0).to(device), labels=tokens_at(0).to(device)).loss.item())
+    if args.global_rank == 0:
+        save_hf_format(model, args.folder / "sft.bin")
     save_zero_three_model(model, args.global_rank, args.folder / "sft.bin", args.zero_stage)
     print("RESULT", args.global_rank, *losses, flush=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -148,6 +149,63 @@ def test_a_program_for_deepspeed_loses_such_an_edit_and_is_told_once(ranks: Rank
 def test_enable_sanity_checks_stops_a_program_for_deepspeed(ranks: Ranks, is_early: bool) -> None:
     with pytest.raises(RankFailed, match=r"ConfigError: parameter '.*written inside GatheredParameters"):
         ranks(_written_and_lost, is_early, True, world_size=2)
+
+
+def _pickled(rank: int, is_early: bool, checks: bool) -> tuple[list[str], list[str]]:
+    """DeepSpeed-Chat's save_hf_format and the like: rank 0 alone saves what it has.
+
+    Returns the warnings and errors.
+    """
+    config = make_config(3)
+    config["zero_optimization"]["enable_sanity_checks"] = checks
+    with LenientInit(enabled=is_early, config_dict_or_path=config):
+        model = make_model(Model)
+    if not is_early:
+        dslaunch.initialize(model=model, config=config, is_lenient=True)
+    errors = []
+    with kept_warnings() as said:
+        for what in (
+            (model.state_dict(), next(model.parameters()), [next(model.parameters()).data])
+            if rank == 0
+            else ()
+        ):
+            buffer = io.BytesIO()
+            try:
+                torch.save(what, buffer)
+            except ConfigError as error:
+                errors.append(str(error))
+                continue
+            buffer.seek(0)
+            read = torch.load(buffer)
+            values = (
+                [*read.values()] if isinstance(read, dict) else [*read] if isinstance(read, list) else [read]
+            )
+            assert all(value.shape == (0,) and value.dtype == torch.float32 for value in values)
+            assert isinstance(read, nn.Parameter) == isinstance(what, nn.Parameter)
+    with zero.GatheredParameters(model.parameters()):
+        buffer = io.BytesIO()
+        torch.save({name: param.data for name, param in model.named_parameters()}, buffer)
+    buffer.seek(0)
+    assert_same_bits(torch.load(buffer), dict(make_model(Model).named_parameters()))
+    return said, errors
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_what_a_program_for_deepspeed_pickles_of_shards_is_empty_and_it_is_told_once(
+    ranks: Ranks, is_early: bool
+) -> None:
+    (first, errors), (second, _) = ranks(_pickled, is_early, False, world_size=2)
+    assert (errors, second) == ([], [])
+    (line,) = first
+    assert line.startswith(
+        "a pickle, of torch.save() for example, has an empty tensor in the place of parameter"
+    )
+
+
+def test_enable_sanity_checks_refuses_such_a_pickle(ranks: Ranks) -> None:
+    (said, errors), _ = ranks(_pickled, False, True, world_size=2)
+    assert said == []
+    assert ["was asked for pickling, but its values are sharded" in error for error in errors] == [True] * 3
 
 
 def _raising(rank: int) -> bool:
