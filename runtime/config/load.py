@@ -20,6 +20,7 @@ from .lenient import relax
 from .mesh import MeshConfig, agree_on_mesh
 from .pipeline import PipelineConfig
 from .precision import Bf16Config, DataTypesConfig, Fp16Config, TorchAutocastConfig
+from .quoted import read_quoted
 from .section import read_section
 from .sequence import SequenceConfig
 from .source import read_source
@@ -350,9 +351,11 @@ def load_config(  # noqa: PLR0913, PLR0915  (each from another source)
     if is_lenient:
         values = relax(values, sifted, has_optimizer=has_optimizer)
     given = values
+    if is_lenient:
+        values = read_quoted(values, sifted)
     if is_lenient and "gradient_clipping" not in values:
         values = {**values, "gradient_clipping": DEEPSPEED_CLIPPING}
-    values = rename_old(values, sifted)
+    values = rename_old(values, sifted, is_lenient=is_lenient)
     optimizer_type = _optimizer_type(values, problems)
     scheduler_type, torch_params = _scheduler_type(values, problems)
     class_params = {"scheduler": list(torch_params)}

@@ -83,11 +83,13 @@ class CommsLoggerConfig(Section):
 
 
 class FlopsProfilerConfig(Section):
-    """The profile of one optimizer step; `profile_step` counts the steps before it."""
+    """The profile of one optimizer step; `profile_step` counts the steps before it, and none follows
+    where it is below 0.
+    """
 
     enabled: Bool = False
     recompute_fwd_factor: Size = 0.0
-    profile_step: Count = 1
+    profile_step: Integer = 1
     module_depth: Integer = -1
     top_modules: Count = 1
     detailed: Bool = True

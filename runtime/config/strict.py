@@ -30,19 +30,17 @@ class Sifted:
     problems: dict[str, str] = field(default_factory=dict)  # dotted key -> the line about it
 
 
-def rename_old(values: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
-    """`values` with today's names for what has an older spelling."""
-    values = dict(values)
-    if "bfloat16" in values:
-        if "bf16" in values:
-            sifted.problems["bfloat16"] = "bfloat16 is the old name of bf16, which is given too; keep bf16"
-            del values["bfloat16"]
-        else:
-            values["bf16"] = values.pop("bfloat16")
-            sifted.old_names.append("bfloat16 (now bf16)")
+def rename_old(values: dict[str, Any], sifted: Sifted, *, is_lenient: bool = False) -> dict[str, Any]:
+    """`values` with today's names for what has an older spelling.
+
+    A value under both names is a fault if they differ. Where `is_lenient`, bf16 counts beside a bfloat16, as
+    in DeepSpeed.
+    """
+    values = _with_new_names(values, {"bfloat16": "bf16"}, "", sifted, new_counts=is_lenient)
     zero = values.get("zero_optimization")
     if isinstance(zero, dict):
-        values["zero_optimization"] = _with_long_names(zero, sifted)
+        names = {short: f"stage3_{short}" for short in _SHORT}
+        values["zero_optimization"] = _with_new_names(zero, names, "zero_optimization.", sifted)
     if isinstance(zero, bool):
         values["zero_optimization"] = {"stage": int(zero)}
         sifted.old_names.append(f'zero_optimization {show(zero)} (now {{"stage": {int(zero)}}})')
@@ -64,18 +62,27 @@ def _with_offload(zero: dict[str, Any], old: str, new: str, sifted: Sifted) -> d
     return zero
 
 
-def _with_long_names(zero: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
-    """DeepSpeed takes these keys with and without their prefix."""
-    zero = dict(zero)
-    for short in (name for name in _SHORT if name in zero):
-        value = zero.pop(short)
-        if f"stage3_{short}" in zero:
-            path = f"zero_optimization.{short}"
-            sifted.problems[path] = f"{path} is another name of stage3_{short}, which is given too; keep one"
+def _with_new_names(
+    values: dict[str, Any], names: dict[str, str], path: str, sifted: Sifted, *, new_counts: bool = False
+) -> dict[str, Any]:
+    """The section at `path` with `names`, from old to new; `new_counts` where both are given."""
+    values = dict(values)
+    for old, new in names.items():
+        value, known = values.pop(old, None), values.get(new)
+        if value is None:
+            continue
+        if known is None:
+            values[new] = value
+            sifted.old_names.append(f"{path}{old} (now {new})")
+        elif value == known:
+            sifted.old_names.append(f"{path}{old} (now {new}, which says the same)")
+        elif new_counts:
+            sifted.unmet.append(f"{path}{old} (now {new}, which is given too and counts)")
         else:
-            zero[f"stage3_{short}"] = value
-            sifted.old_names.append(f"zero_optimization.{short} (now stage3_{short})")
-    return zero
+            sifted.problems[f"{path}{old}"] = (
+                f"{path}{old} is another name of {new}, which is given too; keep {new}"
+            )
+    return values
 
 
 def _autos(value: Any, path: str) -> Iterator[str]:

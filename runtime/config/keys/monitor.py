@@ -41,7 +41,7 @@ MONITOR = (
         "flops_profiler.enabled",
         "rank 0 prints floating-point operations, latency and parameters of each module, once",
     ),
-    used("flops_profiler.profile_step", "after so many optimizer steps; 1 if left out"),
+    used("flops_profiler.profile_step", "after so many optimizer steps; 1 if left out. Below 0: never"),
     used("flops_profiler.module_depth", "depth to which modules are listed; -1, which is all, if left out"),
     used("flops_profiler.top_modules", "so many classes of modules are named at each depth; 1 if left out"),
     used("flops_profiler.detailed", "false: without the list of modules"),

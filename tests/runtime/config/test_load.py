@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from typing import Any
@@ -315,8 +316,8 @@ BAD = [
         'comms_logger.prof_ops ["all_reduce", "all_reduse"] is not a list of all_reduce, all_gather, '
         'reduce_scatter, all_to_all, broadcast, gather',
     ),
-    ({"flops_profiler": {"profile_step": -1}},
-     "flops_profiler.profile_step -1 is not a whole number, 0 or above"),
+    ({"flops_profiler": {"profile_step": 1.5}},
+     "flops_profiler.profile_step 1.5 is not a whole number"),
     ({"flops_profiler": {"output_file": 7}}, "flops_profiler.output_file 7 is not a text"),
     ({"csv_monitor": {"job_name": 7}}, "csv_monitor.job_name 7 is not a text"),
     ({"timers": {"throughput": {"enabled": 1}}}, "timers.throughput.enabled 1 is not true or false"),
@@ -349,7 +350,8 @@ BAD = [
      "zero_optimization.offload_optimizer.devise is not a known key; did you mean device?"),
     ({"optimizer": {"type": "Adam", "params": {}, "scheduler": {"type": "WarmupLR"}}},
      "optimizer.scheduler is not a known key; it is known as scheduler"),
-    ({"bfloat16": {}, "bf16": {}}, "bfloat16 is the old name of bf16, which is given too; keep bf16"),
+    ({"bfloat16": {}, "bf16": {"enabled": True}},
+        "bfloat16 is another name of bf16, which is given too; keep bf16"),
 ]  # fmt: skip
 
 
@@ -501,6 +503,35 @@ def test_a_lenient_reader_names_in_one_warning_what_it_leaves_out(caplog: pytest
         zero_optimization={"stage": 2},
         optimizer={"type": "AdamW", "params": {"eps": 1e-6}},
     )
+
+
+@pytest.mark.parametrize("said", ["true", "True", "on", "1", 1])
+def test_a_lenient_reader_takes_values_in_quotes_by_the_kind_of_their_key(
+    said: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="dslaunch")
+    zero = {
+        "stage": "3",
+        "cpu_offload": said,
+        "reduce_bucket_size": "5000",
+        "offload_param": {"device": "cpu", "pin_memory": "f"},
+    }
+    config = lenient(bfloat16={"enabled": said}, zero_optimization=zero, csv_monitor={"job_name": "1"})
+    plain = {"stage": 3, "cpu_offload": True, "reduce_bucket_size": 5000}
+    plain["offload_param"] = {"device": "cpu", "pin_memory": False}
+    assert config == lenient(bf16={"enabled": True}, zero_optimization=plain, csv_monitor={"job_name": "1"})
+    assert f"bfloat16.enabled {json.dumps(said)} (now true)" in caplog.messages[0]
+
+
+def test_a_lenient_reader_takes_what_is_given_under_an_old_name_too(caplog: pytest.LogCaptureFixture) -> None:
+    """Hugging Face's Trainer puts bf16 beside a bfloat16 of the file; DeepSpeed's reader goes by bf16."""
+    config = lenient(bfloat16={"enabled": False}, bf16={"enabled": True})
+    assert config.bf16.enabled
+    assert caplog.messages == [
+        "ds_config: accepted, but not done here: bfloat16 (now bf16, which is given too and counts)"
+    ]
+    same = {"enabled": True}
+    assert load_config({"train_batch_size": 8, "bfloat16": same, "bf16": same}, world_size=2).bf16.enabled
 
 
 def test_a_lenient_reader_warns_of_what_deepspeed_leaves_aside(caplog: pytest.LogCaptureFixture) -> None:
@@ -674,7 +705,7 @@ def test_a_lenient_reader_clips_where_deepspeed_does(given: dict[str, Any], expe
             "scheduler.params.total_num_steps is missing",
         ),
         ({"gradient_clipping": "1", "unknown": 1}, 'gradient_clipping "1" is not a number, 0 or above'),
-        ({"bf16.enabled": True, "bf16": {"enabled": 1}}, "bf16.enabled 1 is not true or false"),
+        ({"bf16.enabled": True, "bf16": {"enabled": 2}}, "bf16.enabled 2 is not true or false"),
         ({"sparse_gradients": True}, f"sparse_gradients true {NOT_HERE}; false is; {REMOVED}: leave it out"),
     ],
 )

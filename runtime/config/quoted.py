@@ -1,0 +1,87 @@
+"""Values in quotes: `"enabled": "true"` and `"stage": "2"` mean what they say where a program was written for
+DeepSpeed, whose sections read them so.
+
+Source: pydantic 2, conversion of a text or number to bool, int and float in its lax mode
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from .config import Config
+from .keys.table import KEYS
+from .keys.value import BOOL, COUNT, INT, NUMBER, POSITIVE, RATIO, SIZE, show, show_name
+from .strict import Sifted
+
+_WORDS = {
+    **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
+    **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
+}
+_NUMBERS = (INT, COUNT, POSITIVE, NUMBER, SIZE, RATIO)
+_OLD = {"bf16": "bfloat16"}
+
+
+def read_quoted(values: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
+    """`values` with what stands in quotes as what it says, by the kind of its key."""
+
+    def read(inner: Mapping[str, Any], path: str) -> dict[str, Any]:
+        return {name: one(value, f"{path}.{name}" if path else name) for name, value in inner.items()}
+
+    def one(value: Any, path: str) -> Any:
+        if isinstance(value, dict):
+            return read(value, path)
+        kind = _kinds().get(path)
+        found = None
+        if kind is bool and (isinstance(value, str) or (type(value) in (int, float) and value in (0, 1))):
+            found = _WORDS.get(str(int(value) if not isinstance(value, str) else value).lower())
+        elif (
+            kind is float and isinstance(value, str) and "." in path
+        ):  # of the top level DeepSpeed takes none
+            found = _number(value)
+        if found is None:
+            return value
+        sifted.old_names.append(f"{show_name(path)} {show(value)} (now {show(found)})")
+        return found
+
+    return read(values, "")
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
+
+
+@functools.cache
+def _kinds() -> dict[str, type]:
+    """bool and float by the path of each key that holds one; whole numbers count as float."""
+    found = dict(_fields(Config, ""))
+    for key in KEYS:
+        if key.kind is BOOL:
+            found[key.path] = bool
+        elif key.kind in _NUMBERS:
+            found[key.path] = float
+    for new, old in _OLD.items():
+        found |= {
+            f"{old}{path[len(new) :]}": kind for path, kind in found.items() if path.startswith(f"{new}.")
+        }
+    return found
+
+
+def _fields(model: type[BaseModel], path: str) -> Iterator[tuple[str, type]]:
+    for name, field in model.model_fields.items():
+        inner = f"{path}{field.alias or name}"
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from _fields(kind, f"{inner}.")
+            elif kind is bool:
+                yield inner, bool
+            elif kind in (int, float) or isinstance(kind, int):
+                yield inner, float
