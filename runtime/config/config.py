@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from .activation import ActivationConfig
 from .checkpoint import CheckpointConfig
 from .experts import ExpertParallelConfig
-from .keys.value import Bool, Count, DtypeName, Interval, Positive, Size
+from .keys.value import Bool, Count, DtypeName, Interval, Positive, Size, choice
 from .mesh import MeshConfig
 from .monitor import (
     CommsLoggerConfig,
@@ -60,6 +60,12 @@ class Config(Section):
     gradient_clipping: Size = 0.0
     max_skipped_steps: Count | None = None
     """In a row; 0 is any number, None is 1000 where the loss is scaled, else 100."""
+    gradient_allreduce_op: Annotated[Literal["mean", "sum"], BeforeValidator(choice("mean", "sum").read)] = (
+        "mean"
+    )
+    """Of the ranks that have samples of their own."""
+    managed_gradient_accumulation: Bool = True
+    """Whether step() counts micro batches; False: each step() updates."""
     steps_per_print: Interval = None
     wall_clock_breakdown: Bool = False
     dump_state: Bool = False

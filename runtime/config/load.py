@@ -15,7 +15,7 @@ from .batch import MICRO, STEPS, TRAIN, fill_batch
 from .config import Config, Origin
 from .experts import ExpertParallelConfig
 from .keys.table import keys_for
-from .keys.value import PLAIN, POSITIVE, show, show_name
+from .keys.value import DTYPE, PLAIN, POSITIVE, show, show_name
 from .lenient import relax
 from .mesh import MeshConfig, agree_on_mesh
 from .pipeline import PipelineConfig
@@ -276,6 +276,14 @@ def _check_together(values: dict[str, Any], problems: dict[str, str]) -> None:
         inner = values.get(section)
         return isinstance(inner, dict) and inner.get("enabled") is True
 
+    given = values.get("data_types")
+    wanted = given.get("param_dtype") if isinstance(given, dict) else None
+    trained = "bf16" if is_on("bf16") else "fp16" if is_on("fp16") else "fp32"
+    if DTYPE.accepts(wanted) and DTYPE.read(wanted) != trained:
+        problems["data_types.param_dtype"] = (
+            f"data_types.param_dtype {show(wanted)} contradicts bf16.enabled and fp16.enabled, by which "
+            f"parameters are {trained}; write {show(trained)}, or leave it out"
+        )
     if is_on("bf16") and is_on("fp16"):
         problems["fp16.enabled"] = "fp16.enabled true contradicts bf16.enabled true; keep bf16"
     for section in ("bf16", "fp16"):

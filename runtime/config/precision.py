@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from .keys.value import Bool, DtypeName, LossScale, Positive, ScalePower, choice
+from .keys.value import Bool, DtypeName, LossScale, Positive, ScalePower, Texts, choice
 from .section import Section
 
 
@@ -41,6 +41,10 @@ class DataTypesConfig(Section):
 
     grad_accum_dtype: DtypeName | None = None
     buffer_dtype: DtypeName | None = None
+    param_dtype: DtypeName | None = None
+    """None: as bf16 or fp16 say, which it may not contradict."""
+    keep_in_fp32_modules: Texts | None = None
+    """Patterns of the buffers that are float32 in a model of 16 bits; None: those that the model lists."""
 
 
 _AUTOCAST_DTYPES: dict[str, str] = {

@@ -35,7 +35,7 @@ def read_quoted(values: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
         if isinstance(value, dict):
             return read(value, path)
         kind = _kinds().get(path)
-        found = None
+        found: float | None = None
         if kind is bool and (isinstance(value, str) or (type(value) in (int, float) and value in (0, 1))):
             found = _WORDS.get(str(int(value) if not isinstance(value, str) else value).lower())
         elif (

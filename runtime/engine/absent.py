@@ -79,7 +79,7 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
     (
         "the ds_config's key has no effect here, or one fixed value; docs/train/config.md says which",
         "bf16_master_weights_and_gradients bf16_optimizer_states communication_data_type "
-        "fp16_master_weights_and_gradients is_sanity_checks_enabled managed_gradient_accumulation "
+        "fp16_master_weights_and_gradients is_sanity_checks_enabled "
         "optimizer_legacy_fusion torch_autocast_lower_precision_safe_modules "
         "zero_allgather_bucket_size zero_allgather_partitions zero_allgather_sequential "
         "zero_allow_untested_optimizer zero_compute_grad_norm zero_contiguous_gradients "
@@ -113,20 +113,20 @@ class Fixed:
     """
 
     def __init__(self, value: object, instead: str) -> None:
+        """`value` may be a function of the engine."""
         self._value, self._instead, self._name = value, instead, ""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, engine: object, owner: type) -> object:
-        return self._value
+        return self._value(engine) if callable(self._value) and engine is not None else self._value
 
     def __set__(self, engine: object, value: object) -> None:
         """Errors: ConfigError for another value"""
-        if value != self._value:
-            raise ConfigError(
-                f"engine.{self._name} = {value!r}: is always {self._value!r} here; {self._instead}"
-            )
+        here = self.__get__(engine, type(engine))
+        if value != here:
+            raise ConfigError(f"engine.{self._name} = {value!r}: is always {here!r} here; {self._instead}")
 
 
 def names_by_reason() -> Iterable[tuple[str, tuple[str, ...]]]:

@@ -13,9 +13,13 @@ class Accumulation:
     another number for a step: so those since the last step are counted.
     """
 
-    def __init__(self, steps: int) -> None:
-        """`steps`: micro batches for one optimizer step; it may be set at a boundary."""
+    def __init__(self, steps: int, *, is_managed: bool = True, sum_over: int = 1) -> None:
+        """`steps`: micro batches for one optimizer step; it may be set at a boundary. Unless `is_managed`,
+        every step() is an optimizer step, and those are a share of each loss only. `sum_over`: over how many
+        ranks gradients are added up; 1: they are averaged.
+        """
         self.steps = steps
+        self.is_managed, self.sum_over = is_managed, sum_over
         self.is_in_no_sync = False
         self._forced_boundary: bool | None = None
         self._num_waiting = 0
@@ -23,10 +27,29 @@ class Accumulation:
 
     @property
     def is_boundary(self) -> bool:
-        """Whether the next `step()` updates the parameters."""
+        """Whether the micro batch that is under way ends an optimizer step; where the program alone knows,
+        none does before step().
+        """
+        if not self.is_managed:
+            return False
         if self._forced_boundary is not None:
             return self._forced_boundary
         return self._num_waiting + 1 >= self.steps
+
+    @property
+    def is_step_due(self) -> bool:
+        """Whether the next `step()` updates the parameters."""
+        return self.is_boundary or not self.is_managed
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Return the number of micro batches of the step that is due."""
+        return self.steps if self.is_managed else self.num_partial
+
+    @property
+    def divisor(self) -> float:
+        """Return what the gradient of a micro batch's loss is divided by, before the ranks average."""
+        return self.steps / self.sum_over
 
     @property
     def num_partial(self) -> int:
@@ -48,6 +71,7 @@ class Accumulation:
 
     def begin_micro_batch(self) -> None:
         """A backward begins."""
+        self._num_waiting += self._has_begun and not self.is_managed
         self._has_begun = True
 
     def end_micro_batch(self, *, is_boundary: bool) -> None:

@@ -109,7 +109,11 @@ def make_components(
     if policy.parameters is Placement.SHARDED:  # all ranks make a group, for they are seen to agree
         domains.gather_beside()
     scaler = LossScaler(config.loss_scaling)
-    accumulation = Accumulation(config.gradient_accumulation_steps)
+    accumulation = Accumulation(
+        config.gradient_accumulation_steps,
+        is_managed=config.managed_gradient_accumulation,
+        sum_over=axes.dp if config.gradient_allreduce_op == "sum" else 1,
+    )
     if optimizer is None:
         model.ends_step = _never
     else:
@@ -118,7 +122,7 @@ def make_components(
         [member.param for sub_buffer in model.trained for member in sub_buffer.members],
         has_loss_scale=config.fp16.enabled,
         loss_scale=lambda: scaler.scale,
-        num_parts=lambda: accumulation.steps,
+        divisor=lambda: accumulation.divisor,
     )
     if optimizer is not None:
 

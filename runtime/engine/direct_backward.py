@@ -29,13 +29,15 @@ class DirectBackward:
         *,
         has_loss_scale: bool,
         loss_scale: Callable[[], float],
-        num_parts: Callable[[], int],
+        divisor: Callable[[], float],
     ) -> None:
-        """`loss_scale`: what the loss is to be multiplied by. `num_parts`: micro batches of a step."""
+        """`loss_scale`: what the loss is to be multiplied by. `divisor`: what a gradient is to be divided
+        by: micro batches of a step.
+        """
         self._params = tuple(params)
         self._has_loss_scale = has_loss_scale
         self._loss_scale = loss_scale
-        self._num_parts = num_parts
+        self._divisor = divisor
         self._num_known = 0  # backwards under way of losses that have their factors
         self._hooks: list[Any] = []
         self.watch_if_needed()
@@ -45,7 +47,7 @@ class DirectBackward:
 
         It costs a Python call for each parameter in every backward.
         """
-        if self._hooks or not (self._has_loss_scale or self._num_parts() > 1):
+        if self._hooks or not (self._has_loss_scale or self._divisor() != 1):
             return
         self._hooks = [
             param.register_hook(self._hook(index))  # type: ignore[no-untyped-call]
@@ -106,5 +108,5 @@ class DirectBackward:
                 "backward() of a loss without fp16's loss scale: call engine.backward(loss), or "
                 "engine.scale(loss).backward()"
             )
-        num_parts = self._num_parts()
-        return gradient / num_parts if num_parts > 1 else gradient
+        divisor = self._divisor()
+        return gradient if divisor == 1 else gradient / divisor

@@ -195,7 +195,8 @@ class Engine(Getters, nn.Module):
         return loss / steps if steps > 1 else loss
 
     def _enlarged(self, loss: Tensor) -> Tensor:
-        return loss if self._scaler.scale == 1.0 else loss.float() * self._scaler.scale
+        factor = self._scaler.scale * self._accumulation.sum_over
+        return loss if factor == 1.0 else loss.float() * factor
 
     def _begin_backward(self, loss: Tensor) -> None:
         self._model.parked_states.check_kept("engine.backward()")
@@ -232,9 +233,17 @@ class Engine(Getters, nn.Module):
         Order:  a collective at the end
         Errors: ConfigError inside another such block
         """
+        self._check_managed("coalesce_grad_reduction()")
         self._model.check_averaged()
         with self.no_sync(), self._model.coalesced():
             yield
+
+    def _check_managed(self, call: str) -> None:
+        if not self._accumulation.is_managed:
+            raise ConfigError(
+                f"engine.{call} where the ds_config says managed_gradient_accumulation false: every step() "
+                "updates there; call step() when an update is due, or leave that key out"
+            )
 
     def allreduce_gradients(self) -> None:
         """At a boundary, let `p.grad` be the average where ranks hold whole gradients.
@@ -264,7 +273,7 @@ class Engine(Getters, nn.Module):
         self._model.parked_states.check_here("engine.step()")
         self._direct_backward.forget()
         self._was_step_applied = False
-        is_boundary = self._accumulation.is_boundary
+        is_boundary = self._accumulation.is_step_due
         if is_boundary:
             with self._instruments.time("step"):
                 check_metric(self.lr_scheduler, lr_kwargs or {})
@@ -292,14 +301,20 @@ class Engine(Getters, nn.Module):
             raise ConfigError(
                 "engine.step() without an optimizer; name one in the ds_config, or give it to initialize()"
             )
-        return self._optimizer_step.run(self.settings, self._progress)
+        settings = self.settings
+        num_samples = settings.micro_batch_size * self.dp_world_size * self._accumulation.num_micro_batches
+        return self._optimizer_step.run(settings, self._progress, num_samples=num_samples)
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step()` updates the parameters."""
         return self._accumulation.is_boundary
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
-        """Decide from now on whether `step()` is a boundary; None counts micro batches again."""
+        """Decide from now on whether `step()` is a boundary; None counts micro batches again.
+
+        Errors: ConfigError where managed_gradient_accumulation is false
+        """
+        self._check_managed("set_gradient_accumulation_boundary()")
         self._accumulation.force_boundary(is_boundary)
 
     def set_train_batch_size(self, train_batch_size: int) -> None:

@@ -42,7 +42,10 @@ class Getters:
     _grad_norm: float | None
     _was_step_applied: bool
 
-    gradient_average = Fixed(True, "for a sum over the ranks, multiply the loss by engine.world_size")
+    gradient_average = Fixed(
+        lambda engine: engine.settings.gradient_allreduce_op == "mean",
+        "the ds_config's gradient_allreduce_op says it",
+    )
     enable_backward_allreduce = Fixed(
         True, "for backwards that average nothing, open engine.coalesce_grad_reduction()"
     )
@@ -157,6 +160,10 @@ class Getters:
     def gradient_accumulation_steps(self) -> int:
         """Return the micro batches of one optimizer step."""
         return self.settings.gradient_accumulation_steps
+
+    def managed_gradient_accumulation(self) -> bool:
+        """Whether step() counts micro batches; False: each step() updates."""
+        return self.settings.managed_gradient_accumulation
 
     def gradient_clipping(self) -> float:
         """Return the norm to which gradients are clipped; 0.0 if they are not."""

@@ -216,6 +216,11 @@ def _divide(
 def _check_stages(model: nn.Module, axes: Axes, settings: Config) -> None:
     """A model in stages was built for ranks that lie so, and a section about stages is for such a model."""
     if isinstance(model, PipelineModule):
+        if not settings.managed_gradient_accumulation:
+            raise ConfigError(
+                "managed_gradient_accumulation false: train_batch() of a model in stages runs and counts all "
+                "its micro batches; leave it out"
+            )
         if axes.sp > 1 and _is_arranged_alike(model.axes, axes):
             model.arrange(axes)  # built as if each of the ranks that share sequences had data of its own
         if model.axes != axes:

@@ -58,8 +58,8 @@ class OptimizerStep:
         self._hyper_parameters = HyperParameters(optimizer, domains.job)
         self._has_told_of_zero = False
 
-    def run(self, config: Config, progress: Progress) -> tuple[float, bool]:
-        """Do it, and count it in `progress`.
+    def run(self, config: Config, progress: Progress, *, num_samples: int) -> tuple[float, bool]:
+        """Do it, and count it and its `num_samples` in `progress`.
 
         Return the gradients' norm before clipping, and whether the step was applied.
 
@@ -90,7 +90,7 @@ class OptimizerStep:
         self.roll_call.freezing.end_step(is_applied=is_applied)
         model.end_step()
         progress.global_steps += 1
-        progress.global_samples += config.train_batch_size
+        progress.global_samples += num_samples
         if self._order_check is not None and self._checks_order_each_step:
             self._order_check.compare()
         self._domains.wire.recorder.step = progress.global_steps + 1

@@ -90,7 +90,7 @@ class PipelineEngine(Engine):
         with self._instruments.part("data"):
             batch = self._take(partial(self._kept_source, data_iter), num_micro_batches, computes_loss=True)
         self._instruments.note_inputs(*batch.inputs)
-        batch.loss_factor = self._scaler.scale / num_micro_batches
+        batch.loss_factor = self._scaler.scale * self._accumulation.sum_over / num_micro_batches
         self._model.parked_states.check_kept("train_batch()")
         self._model.parked_states.check_here("train_batch()")
         if self._optimizer_step is not None:

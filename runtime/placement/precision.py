@@ -26,6 +26,7 @@ class Precision:
     buffers: torch.dtype | None = None
     sums: torch.dtype | None = None  # of gradients over micro batches
     sent: torch.dtype | None = None  # gradients, as the ranks average them
+    kept: tuple[str, ...] | None = None  # patterns of buffers that stay float32; None: those the model lists
 
 
 def precision_of(config: Config) -> Precision:
@@ -59,5 +60,6 @@ def precision_of(config: Config) -> Precision:
         parameters=parameters,
         buffers=None if names.buffer_dtype is None else _DTYPES[names.buffer_dtype],
         sums=sums,
+        kept=names.keep_in_fp32_modules,
         sent=None if config.communication_data_type is None else _DTYPES[config.communication_data_type],
     )

@@ -11,19 +11,23 @@ from torch import Tensor, nn
 from ..comm.rank_group import RankGroup
 from ..errors import ConfigError
 from ..mesh.domain import Domains
+from ..placement.precision import Precision
 from ..strided import is_strided, kind_of
+from .kept_buffers import kept_buffers
 
 
 def place_beside_units(
-    module: nn.Module, *, device: torch.device, domains: Domains, buffer_dtype: torch.dtype | None
+    module: nn.Module, *, device: torch.device, domains: Domains, precision: Precision
 ) -> None:
     """Move what no unit holds to the device and take the values of the first of those that share it.
 
     Order:  a collective
     Errors: ConfigError for a buffer that ranks cannot send each other
     """
+    kept = {id(one) for one in kept_buffers(module, precision.kept, precision.parameters)}
     for name, tensor in _beside(module):
-        dtype = buffer_dtype if tensor.is_floating_point() else None
+        dtype = precision.buffers if tensor.is_floating_point() else None
+        dtype = torch.float32 if id(tensor) in kept else dtype
         comm = domains.of(tensor).comm
         if not is_strided(tensor):
             _replace(module, tensor, _like_first(name, tensor, comm.sharers, device=device, dtype=dtype))

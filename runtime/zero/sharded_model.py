@@ -119,7 +119,7 @@ class ShardedModel:
         self.prefetcher = Prefetcher(self.units)
         is_any_sharded = self.has_shards
         self._access = Access(module, self.units, self.prefetcher, keeps=self) if is_any_sharded else None
-        place_beside_units(module, device=device, domains=domains, buffer_dtype=precision.buffers)
+        place_beside_units(module, device=device, domains=domains, precision=precision)
         self.trained = tuple(
             sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.is_trained
         )

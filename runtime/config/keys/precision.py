@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .key import details, hint, refused, used
-from .value import ANY, BOOL, DTYPE, INT, POSITIVE, SIZE, TEXT, TEXTS
+from .value import ANY, BOOL, INT, POSITIVE, SIZE, TEXT, TEXTS
 
 PRECISION = (
     used("bf16.enabled", "bfloat16 parameters and gradients with a float32 master copy (old name: bfloat16)"),
@@ -68,11 +68,10 @@ PRECISION = (
         "in which dtype gradients are averaged; left out: that of the parameters (gloo adds up in float32 "
         "all the same)",
     ),
-    refused("data_types.param_dtype", DTYPE, off=(), note="bf16.enabled or fp16.enabled set it"),
-    refused(
+    used("data_types.param_dtype", "must be what bf16.enabled or fp16.enabled set, and float32 without them"),
+    used(
         "data_types.keep_in_fp32_modules",
-        TEXTS,
-        off=((),),
-        note="torch_autocast keeps all parameters in float32",
+        "patterns of the names of buffers that are float32 in a model of 16 bits, whatever buffer_dtype is; "
+        "* stands for any characters. Left out: as a model of transformers lists; []: none",
     ),
 )

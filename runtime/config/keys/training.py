@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .key import hint, refused, unmet, used
-from .value import BOOL, COUNT, DTYPE, NUMBER, POSITIVE, TEXT, choice
+from .value import BOOL, COUNT, DTYPE, NUMBER, POSITIVE, TEXT
 
 TRAINING = (
     used("train_batch_size", "samples for one optimizer step, over all ranks"),
@@ -33,13 +33,15 @@ TRAINING = (
     hint("zero_force_ds_cpu_optimizer", BOOL, "what is offloaded is always updated by the kernel for it"),
     hint("seq_parallel_comm_data_type", DTYPE, "gradients are sent as communication_data_type says"),
     hint("seq_parallel_communication_data_type", DTYPE, "gradients are sent as communication_data_type says"),
-    refused(
+    used(
         "gradient_allreduce_op",
-        choice("mean", "sum"),
-        off=("mean",),
-        note="for a sum, multiply the loss by the number of ranks",
+        '"mean" (if left out) or "sum" of the gradients of the ranks that have samples of their own',
     ),
-    refused("managed_gradient_accumulation", off=(True,), note="step() where no update is due only counts"),
+    used(
+        "managed_gradient_accumulation",
+        "true if left out; false: every step() updates, after however many backwards, each of which has the "
+        "share of gradient_accumulation_steps",
+    ),
     refused("sparse_gradients", note="leave it out"),
     refused("graph_harvesting", note="leave it out"),
 )

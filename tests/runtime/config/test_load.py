@@ -135,7 +135,8 @@ def test_a_config_never_changes() -> None:
 TOP = (
     "used at the top level: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
     "gradient_clipping, max_skipped_steps, steps_per_print, wall_clock_breakdown, dump_state, "
-    "dataloader_drop_last, optimizer, scheduler, bf16, fp16, torch_autocast, data_types, "
+    "dataloader_drop_last, gradient_allreduce_op, managed_gradient_accumulation, "
+    "optimizer, scheduler, bf16, fp16, torch_autocast, data_types, "
     "communication_data_type, zero_optimization, checkpoint, aio, activation_checkpointing, "
     "tensor_parallel, mesh, pipeline, expert_parallel, use_data_before_expert_parallelism, "
     "sequence_parallel_size, data_parallel_size, sequence, "
@@ -328,9 +329,11 @@ BAD = [
      f"elasticity.enabled true {NOT_HERE}; false is; {REMOVED}: give the batch sizes themselves"),
     ({"zero_optimization": {"zeropp_loco_param": {"err_beta": 0.8}}},
      f'zero_optimization.zeropp_loco_param {{"err_beta": 0.8}} {NOT_HERE}; {{}} is; {REMOVED}: leave it out'),
-    ({"gradient_allreduce_op": "SUM"},
-     (f'gradient_allreduce_op "SUM" {NOT_HERE}; "mean" is; for a sum, multiply the loss '
-      'by the number of ranks')),
+    ({"gradient_allreduce_op": "max"},
+     'gradient_allreduce_op "max" is not "mean" or "sum"'),
+    ({"data_types": {"param_dtype": "bf16"}},
+     ('data_types.param_dtype "bf16" contradicts bf16.enabled and fp16.enabled, by which parameters are '
+      'fp32; write "fp32", or leave it out')),
     # keys that are not known
     ({"train_batch_sise": 8}, "train_batch_sise is not a known key; did you mean train_batch_size?"),
     ({"Gradient_Clipping": 1}, "Gradient_Clipping is not a known key; did you mean gradient_clipping?"),
@@ -725,6 +728,8 @@ WHOLE: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 4,
     "gradient_accumulation_steps": 4,
     "gradient_clipping": 1.0,
+    "gradient_allreduce_op": "sum",
+    "managed_gradient_accumulation": False,
     "steps_per_print": 10,
     "wall_clock_breakdown": True,
     "dump_state": True,
@@ -766,7 +771,12 @@ WHOLE: dict[str, Any] = {
         "min_loss_scale": 0.5,
     },
     "communication_data_type": "fp32",
-    "data_types": {"grad_accum_dtype": "fp32", "buffer_dtype": "bf16"},
+    "data_types": {
+        "grad_accum_dtype": "fp32",
+        "buffer_dtype": "bf16",
+        "param_dtype": "bf16",
+        "keep_in_fp32_modules": ["bias"],
+    },
     "torch_autocast": {"enabled": False, "dtype": "float16"},
     "zero_optimization": {
         "stage": 1,

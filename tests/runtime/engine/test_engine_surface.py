@@ -37,7 +37,8 @@ get_model_parallel_rank get_mom get_sequence_parallel_group get_tensor_parallel_
 get_wall_clock_timers global_rank
 global_samples global_steps gradient_accumulation_steps gradient_average gradient_clipping
 initial_dynamic_scale is_compiled is_gradient_accumulation_boundary load_checkpoint load_module_state_dict
-load_state_dict local_rank log_comm_summary loss_scale lr_scheduler micro_steps module module_state_dict
+load_state_dict local_rank log_comm_summary loss_scale lr_scheduler
+managed_gradient_accumulation micro_steps module module_state_dict
 monitor mp_world_size mpu named_parameters no_sync offload_states optimizer optimizer_name optimizer_params
 param_groups reload_states save_16bit_model save_checkpoint scale scheduler_name scheduler_params
 seq_dp_world_size sequence_parallel_size
@@ -130,8 +131,7 @@ def _fixed(rank: int) -> list[str]:
 def test_an_attribute_that_programs_set_and_that_has_one_value_here_refuses_others(ranks: Ranks) -> None:
     average, allreduce = ranks(_fixed, world_size=1)[0]
     assert average == (
-        "engine.gradient_average = False: is always True here; for a sum over the ranks, multiply the loss "
-        "by engine.world_size"
+        "engine.gradient_average = False: is always True here; the ds_config's gradient_allreduce_op says it"
     )
     assert allreduce.startswith("engine.enable_backward_allreduce = False: is always True here; ")
 

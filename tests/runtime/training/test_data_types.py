@@ -115,6 +115,38 @@ def test_buffers_become_what_is_asked_for(ranks: Ranks, stage: int) -> None:
         assert ranks(_summed, stage, changes, world_size=1)[0][1] == dtype
 
 
+def _kept(rank: int) -> dict[str, list[str]]:
+    class Router(nn.Linear):
+        _keep_in_fp32_modules_strict = ("bias_*",)
+
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.register_buffer("bias_of_choice", torch.ones(4, dtype=torch.bfloat16))
+            self.register_buffer("other", torch.ones(4, dtype=torch.bfloat16))
+
+    said = {}
+    for case, changes in (
+        ("listed", {}),
+        ("none", {"keep_in_fp32_modules": []}),
+        ("named", {"keep_in_fp32_modules": ["0.oth*r"], "buffer_dtype": "fp16", "param_dtype": "bfloat16"}),
+        ("float32", {"param_dtype": "fp32"}),
+    ):
+        model = nn.Sequential(Router())
+        config = make_config(data_types=changes, bf16={"enabled": case != "float32"})
+        dslaunch.initialize(model=model, config=config)[0].destroy()
+        said[case] = [str(buffer.dtype).removeprefix("torch.") for buffer in model.buffers()]
+    return said
+
+
+def test_buffers_that_a_model_or_the_ds_config_names_stay_float32(ranks: Ranks) -> None:
+    assert ranks(_kept, world_size=1)[0] == {
+        "listed": ["float32", "bfloat16"],
+        "none": ["bfloat16", "bfloat16"],
+        "named": ["float16", "float32"],
+        "float32": ["bfloat16", "bfloat16"],
+    }
+
+
 def _sent(rank: int, stage: int, changes: dict[str, Any]) -> tuple[int, dict[str, Tensor]]:
     model = make_model()
     engine, *_ = dslaunch.initialize(model=model, config=make_config(stage=stage, **changes))
