@@ -149,7 +149,7 @@ TOPICS = (
         "output",
         "Output",
         (
-            *("quiet", "log_level", "tee", "prefix", "timestamps", "fold"),
+            *("quiet", "log_level", "tee", "prefix", "timestamps", "fold", "fold_failures"),
             *("log_dir", "report", "events", "metrics_interval", "metrics_port", "timings", "stack_on_hang"),
             *("on_end", "webhook", "trace", "trace_ranks", "trace_to"),
         ),

@@ -401,6 +401,7 @@ class Controller:
             self._ended_well[item.rank] = ended_at
         if item.code == 0 or self._resizing.takes_end(item.code):
             return
+        self._console.failed()
         self._failures.append(
             rank_failure(
                 item,
@@ -503,6 +504,7 @@ class Controller:
         return lost
 
     def _look_at_console(self) -> None:
+        self._console.look()
         if self._interrupts:
             self._console.give_up_if_stuck(is_urgent=len(self._interrupts) > 1)
         failure = self._console.failure

@@ -228,7 +228,12 @@ def lost_peer(failure: RankFailure) -> str:
     empty if it did not.
     """
     said = (failure.message, *failure.traceback[-1:], *(() if failure.traceback else failure.last_lines))
-    found = next(filter(None, map(_LOST_PEER.search, said)), None)
+    return next(filter(None, map(lost_peer_words, said)), "")
+
+
+def lost_peer_words(text: str) -> str:
+    """The words in a text that say that another rank is gone; empty if there are none."""
+    found = _LOST_PEER.search(text)
     return found[0] if found else ""
 
 

@@ -22,7 +22,7 @@ MAX_LINE_BYTES = 2000  # of a kept line
 MAX_ERROR_FILE_BYTES = 1 << 20
 MAX_PLACE_BYTES = 200
 
-_TRACEBACK = "Traceback (most recent call last):"
+TRACEBACK = "Traceback (most recent call last):"
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
 _KERNEL_LOG_READ_ALL, _KERNEL_LOG_SIZE = 3, 10
 
@@ -55,11 +55,11 @@ def last_traceback(lines: list[str]) -> list[str]:
     found_end = 0  # the place after it
     place = 0
     while place < len(lines):
-        if _unmarked(lines[place]).rstrip() != _TRACEBACK:
+        if unmarked(lines[place]).rstrip() != TRACEBACK:
             place += 1
             continue
         end = _end_of_traceback(lines, place)
-        is_ignored = place > 0 and _unmarked(lines[place - 1]).startswith("Exception ignored in")
+        is_ignored = place > 0 and unmarked(lines[place - 1]).startswith("Exception ignored in")
         if end is not None and not is_ignored:
             is_chained = bool(found) and found_end == place - 3 and _is_chain(lines, place)
             found = [*found, *lines[place - 3 : end]] if is_chained else lines[place:end]
@@ -68,31 +68,40 @@ def last_traceback(lines: list[str]) -> list[str]:
     return found
 
 
+def last_error(traceback: tuple[str, ...]) -> str:
+    """The line of a traceback that names its last exception."""
+    return next((unmarked(one) for one in reversed(traceback) if not _is_indented(one)), "")
+
+
 def _end_of_traceback(lines: list[str], start: int) -> int | None:
     """The place after the exception of the traceback that begins at `start`; None if it is cut off."""
     place = start + 1
     while place < len(lines) and _is_indented(lines[place]):
         place += 1
-    if place == len(lines) or place == start + 1 or not _unmarked(lines[place]).strip():
+    if place == len(lines) or place == start + 1 or not unmarked(lines[place]).strip():
         return None
     place += 1
-    while place < len(lines) and _is_indented(lines[place]) and _unmarked(lines[place]).strip():
+    while place < len(lines) and _is_indented(lines[place]) and unmarked(lines[place]).strip():
         place += 1  # a message of several lines; those of torch are indented
     return place
 
 
 def _is_chain(lines: list[str], start: int) -> bool:
-    link = _unmarked(lines[start - 2]) if start >= 3 else ""
-    return link.startswith(
+    return start >= 3 and is_link(lines[start - 2])
+
+
+def is_link(line: str) -> bool:
+    """Whether the line says that the traceback behind it belongs to the one before."""
+    return unmarked(line).startswith(
         ("During handling of the above exception", "The above exception was the direct cause")
     )
 
 
 def _is_indented(line: str) -> bool:
-    return _unmarked(line).startswith((" ", "\t"))
+    return unmarked(line).startswith((" ", "\t"))
 
 
-def _unmarked(line: str) -> str:
+def unmarked(line: str) -> str:
     """Without the `[rank3]: ` that torch.distributed puts before each line of a traceback."""
     mark, end, text = line.partition("]:")
     if end and mark.startswith("[rank") and mark[5:].isdigit():

@@ -21,6 +21,7 @@ class LogOptions(NamedTuple):
     prefix: str | None = None
     has_timestamps: bool = False
     is_folding: bool = False
+    folds_failures: bool = True
 
     def shows(self, rank: int) -> bool:
         """Whether the console shows what this rank writes."""
@@ -36,6 +37,7 @@ class LogOptions(NamedTuple):
             ("--prefix", self.prefix is not None),
             ("--timestamps", self.has_timestamps),
             ("--fold", self.is_folding),
+            ("--fold_failures", not self.folds_failures),
             ("--enable_each_rank_log", self.each_rank_dir is not None),
         ):
             if is_given:
@@ -85,6 +87,12 @@ OPTIONS: tuple[click.Option, ...] = (
         ["--fold"], is_flag=True, help="Show a line that several ranks write at one time only once."
     ),
     click.Option(
+        ["--fold_failures"],
+        type=click.Choice(["yes", "no"]),
+        default="yes",
+        help="Show one line of each rank that only lost another one, not its traceback.  [default: yes]",
+    ),
+    click.Option(
         ["--enable_each_rank_log"],
         metavar="DIR",
         help="Write each rank's output to DIR/<time>_rank<rank>.log, and show none.",
@@ -105,6 +113,7 @@ def read(given: dict[str, Any]) -> LogOptions:
         prefix=given["prefix"],
         has_timestamps=given["timestamps"],
         is_folding=given["fold"],
+        folds_failures=given["fold_failures"] == "yes",
     )
     if logs.is_folding and logs.prefix:
         raise LaunchError(

@@ -12,6 +12,7 @@ from typing import IO
 from ..errors import LaunchError
 from ..inputs.line_prefix import Origin
 from ..job.verdict import Failure, RankFailure, Verdict, describe_all
+from ..node.evidence import last_error
 from ..options.logs import LogOptions
 from ..telemetry.summary import Summary
 from ..telemetry.telemetry import Telemetry
@@ -115,8 +116,17 @@ class Console:
 
     def stopping(self) -> None:
         """The workers are told to end."""
+        self.failed()
         if self._watch is not None:
             self._watch.stopping()
+
+    def failed(self) -> None:
+        """A rank or a host has failed."""
+        self._ranks.failed()
+
+    def look(self) -> None:
+        """Show what of the ranks has waited long enough."""
+        self._ranks.look()
 
     def abandoned(self, exit_code: int) -> None:
         """This process ends now, in the middle of something, and its hosts are left to themselves."""
@@ -212,6 +222,7 @@ class Console:
         `written`: where the report will be.
         """
         failed = [one for one in (verdict.culprit, *verdict.others) if one is not None]
+        self._ranks.look(is_end=True)
         if failed:
             self._report_failures(failed, likely_cause=verdict.likely_cause)
             if verdict.correction:
@@ -269,6 +280,9 @@ class Console:
         if culprit.message and not any(culprit.message in line for line in culprit.traceback):
             self.error(f"it reported: {culprit.message}")
         lines, title = culprit.traceback, "traceback"
+        if self._ranks.has_shown(culprit.rank, lines):
+            self.error(f"its traceback stands above: {last_error(lines)}")
+            return
         if not lines:
             lines, title = culprit.last_lines, "last lines"
             if culprit.last_lines_of != "stderr":

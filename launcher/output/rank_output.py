@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..errors import LaunchError
@@ -11,8 +11,11 @@ from ..inputs.line_prefix import Origin
 from ..options.logs import LogOptions
 from ..wire.frames import bytes_of
 from .display import Display
+from .failure_folding import FailureFolding
 from .line_folding import Folded, Folding
 from .log_files import RankFiles, after
+
+STDERR = 2
 
 
 class RankOutput:
@@ -25,6 +28,7 @@ class RankOutput:
         if logs.log_dir is not None or logs.each_rank_dir is not None:
             self._files = RankFiles(log_dir=logs.log_dir, each_rank_dir=logs.each_rank_dir)
         self._folding = Folding(self._write_folded) if logs.is_folding else None
+        self._failures = FailureFolding(self._show_failure) if logs.folds_failures else None
         self._shown: dict[int, tuple[int]] = {}  # the ranks that are shown
 
     @property
@@ -45,6 +49,8 @@ class RankOutput:
 
         Errors: LaunchError if their files cannot be made
         """
+        if self._failures is not None:
+            self._failures.begin()
         self.flush()
         self._display.begin(origins)
         self._shown = {one.rank: (one.rank,) for one in origins if self._logs.shows(one.rank)}
@@ -66,15 +72,30 @@ class RankOutput:
         if ranks is None:
             if self._files is None and on_done is not None:
                 on_done()
-        elif self._folding is not None:
-            self._folding.add(rank, stream, body, on_done)
+        elif stream == STDERR and self._failures is not None and self._failures.put(rank, body):
+            if on_done is not None:
+                on_done()
         else:
-            self._display.lines(ranks, stream, body, on_done=on_done)
+            self._show(ranks, stream, body, on_done)
 
     @property
     def places(self) -> tuple[Path, ...]:
         """Where the log files of this attempt are."""
         return self._files.places if self._files is not None else ()
+
+    def failed(self) -> None:
+        """Something of the job has failed: what ranks now say of lost connections follows from it."""
+        if self._failures is not None:
+            self._failures.failed()
+
+    def look(self, *, is_end: bool = False) -> None:
+        """Show what waited for a failure long enough; at the end all."""
+        if self._failures is not None:
+            self._failures.look(is_end=is_end)
+
+    def has_shown(self, rank: int, traceback: Sequence[str]) -> bool:
+        """Whether this traceback of a rank was shown as the rank wrote it, and so need not be shown again."""
+        return self._failures is not None and self._failures.has_shown(rank, traceback)
 
     def flush(self) -> None:
         """Let no line wait for others that are the same."""
@@ -89,6 +110,17 @@ class RankOutput:
     def finish(self, timeout_s: float = float("inf")) -> bool:
         """Wait until the files are written; False if that took too long."""
         return self._files is None or self._files.finish(timeout_s)
+
+    def _show_failure(self, rank: int, body: bytes) -> None:
+        self._show(self._shown[rank], STDERR, body, None)
+
+    def _show(
+        self, ranks: tuple[int, ...], stream: int, body: bytes, on_done: Callable[[], None] | None
+    ) -> None:
+        if self._folding is not None:
+            self._folding.add(ranks[0], stream, body, on_done)
+        else:
+            self._display.lines(ranks, stream, body, on_done=on_done)
 
     def _write_folded(self, lines: list[Folded], on_done: Callable[[], None]) -> None:
         wall_clock = time.time() - time.monotonic()

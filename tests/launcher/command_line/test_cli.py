@@ -65,6 +65,7 @@ OPTIONS = [
     ("--prefix",),
     ("--timestamps",),
     ("--fold",),
+    ("--fold_failures",),
     ("--enable_each_rank_log",),
     # launcher/options/restart.py
     ("--max_restarts",),

@@ -1,0 +1,175 @@
+"""One line instead of a traceback where a rank only says that it lost another one.
+
+When a rank fails, its peers end in whatever collective they are in: one failure would read as many. The
+traceback of an error that gloo, NCCL or torch's store makes of a lost connection is held back until the job
+has a failure; then it is one line. Any other traceback goes on at once, and this one too if nothing fails:
+the program has caught it. Log files hold all.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ..job.verdict import lost_peer_words
+from ..node.evidence import NUM_KEPT_LINES, TRACEBACK, is_link, unmarked
+from ..wire.frames import bytes_of, text_of
+
+HELD_S = 3.0  # after which an error that ends nothing is shown
+_BEGINS = (TRACEBACK.encode(), b" failed after ")  # either of them is in a line that begins a failure
+_PREFACE = re.compile(r"dslaunch: rank [0-9]+: (.* failed after [0-9.]+ s):")  # of comm/flight_recorder.py
+_OF_COLLECTIVES = re.compile(
+    r"gloo|nccl|c10d|ProcessGroup|TCPStore|torch[./]distributed|runtime/comm/", re.IGNORECASE
+)
+Show = Callable[[int, bytes], None]
+
+
+class Trace(NamedTuple):
+    """The lines of one failure as a rank writes them, and whether its exception is among them."""
+
+    lines: tuple[str, ...]
+    is_complete: bool = False
+
+    def takes(self, line: str) -> Trace | None:
+        """This with one more line; None if the line does not belong to it."""
+        text = unmarked(line)
+        is_indented = text.startswith((" ", "\t"))
+        if len(self.lines) >= NUM_KEPT_LINES or not text.strip():
+            return None
+        if self.is_complete:
+            return Trace((*self.lines, line), True) if is_indented else None
+        if len(self.lines) == 1 and _PREFACE.fullmatch(self.lines[0]):
+            return Trace((*self.lines, line)) if text.rstrip() == TRACEBACK else None
+        if is_indented:
+            return Trace((*self.lines, line))
+        has_frames = unmarked(self.lines[-1]).startswith((" ", "\t"))
+        return Trace((*self.lines, line), True) if has_frames else None
+
+    @property
+    def is_lost_peer(self) -> bool:
+        """Whether it says no more than that the other side of a collective is gone."""
+        frames = [one for one in self.lines if unmarked(one).lstrip().startswith('File "')]
+        error = self._error
+        return bool(lost_peer_words(error)) and bool(_OF_COLLECTIVES.search(error + (frames or [""])[-1]))
+
+    @property
+    def _error(self) -> str:
+        found = [one for one in self.lines if not unmarked(one).startswith((" ", "\t"))]
+        return unmarked(found[-1])
+
+    def folded(self) -> str:
+        """The one line."""
+        preface = _PREFACE.fullmatch(self.lines[0])
+        what = preface[1] if preface else self._error.partition(":")[0]
+        words = lost_peer_words(self._error)
+        return f"lost another rank: {what}: {words} (--fold_failures no shows the traceback)"
+
+
+def _without_messages(traceback: Sequence[str]) -> list[str]:
+    """The frames and first lines of the errors; a message of several lines is shown line by line."""
+    found: list[str] = []
+    is_message = False
+    for line in traceback:
+        text = unmarked(line)
+        is_indented = text.startswith((" ", "\t"))
+        if not text.strip() or is_link(line) or (is_message and is_indented):
+            continue
+        is_message = not is_indented and text.rstrip() != TRACEBACK
+        found.append(line)
+    return found
+
+
+class _Rank(NamedTuple):
+    """What of a rank's stderr is not shown yet: a failure, and what came behind it."""
+
+    trace: Trace
+    behind: tuple[bytes, ...] = ()
+    held_at: float = 0.0
+
+
+class FailureFolding:
+    """Takes whole lines of ranks' stderr and hands them to `show`; may be called from any thread."""
+
+    def __init__(self, show: Show) -> None:
+        self._show = show
+        self._lock = threading.Lock()
+        self._held: dict[int, _Rank] = {}
+        self._has_failed = False
+        self._shown: dict[int, deque[str]] = {}  # lines of each rank's tracebacks
+
+    def begin(self) -> None:
+        """An attempt starts."""
+        with self._lock:
+            self._release(is_all=True)
+            self._has_failed = False
+            self._shown.clear()
+
+    def put(self, rank: int, body: bytes) -> bool:
+        """Whether these lines were taken; else they are to be shown, and nothing of the rank is held."""
+        with self._lock:
+            if rank not in self._held and not any(one in body for one in _BEGINS):
+                return False
+            for line in body[:-1].split(b"\n"):
+                self._put_line(rank, line + b"\n")
+            return True
+
+    def has_shown(self, rank: int, traceback: Sequence[str]) -> bool:
+        """Whether all of this traceback of the rank was shown here."""
+        lines = set(_without_messages(traceback))
+        return bool(lines) and lines <= set(self._shown.get(rank, ()))
+
+    def failed(self) -> None:
+        """Some rank or host has failed: what was held follows from it, and what comes does."""
+        with self._lock:
+            self._has_failed = True
+            self._release(is_all=False)
+
+    def look(self, *, is_end: bool = False) -> None:
+        """Show what has waited long enough; at the end all."""
+        with self._lock:
+            self._release(is_all=is_end)
+
+    def _put_line(self, rank: int, line: bytes) -> None:
+        text = text_of(line[:-1])
+        held = self._held.get(rank)
+        if held is not None and held.behind:
+            self._held[rank] = held._replace(behind=(*held.behind, line))
+            if len(held.behind) >= NUM_KEPT_LINES:
+                self._show_held(rank)
+            return
+        if held is not None:
+            more = held.trace.takes(text)
+            if more is not None:
+                self._held[rank] = held._replace(trace=more)
+                if more.is_complete and not held.trace.is_complete and not more.is_lost_peer:
+                    self._show_held(rank)
+                return
+            if held.trace.is_complete and not self._has_failed:
+                self._held[rank] = held._replace(behind=(line,))
+                return
+            self._show_held(rank)
+        if unmarked(text).rstrip() == TRACEBACK or _PREFACE.fullmatch(text):
+            self._held[rank] = _Rank(Trace((text,)), held_at=time.monotonic())
+        else:
+            self._show(rank, line)
+
+    def _release(self, *, is_all: bool) -> None:
+        until = time.monotonic() - HELD_S
+        for rank, one in [*self._held.items()]:
+            if is_all or one.held_at < until or (self._has_failed and one.trace.is_complete):
+                self._show_held(rank)
+
+    def _show_held(self, rank: int) -> None:
+        held = self._held.pop(rank)
+        lines: Sequence[str] = held.trace.lines
+        if self._has_failed and held.trace.is_complete and held.trace.is_lost_peer:
+            lines = (held.trace.folded(),)
+        elif held.trace.is_complete:
+            self._shown.setdefault(rank, deque(maxlen=NUM_KEPT_LINES)).extend(lines)
+        self._show(rank, bytes_of("".join(f"{one}\n" for one in lines)))
+        for line in held.behind:
+            self._put_line(rank, line)
