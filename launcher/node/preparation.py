@@ -11,6 +11,7 @@ import os
 import sys
 
 from ..wire.frames import bytes_of, text_of
+from ..wire.job import TOKEN_VARIABLE
 from .devices import count_hidden
 from .kernel_file import read_text
 
@@ -250,9 +251,13 @@ def _why_no_script(script: str) -> str:
 
 
 def _inherited_environment() -> dict[bytes, bytes]:
-    """What this process was started with. Not os.environ: Python may have changed LC_CTYPE there."""
+    """What this process was started with, but for the job's secret. Not os.environ: Python may have changed
+    LC_CTYPE there.
+    """
     with open("/proc/self/environ", "rb") as file:
-        return _parse_environ(file.read())
+        found = _parse_environ(file.read())
+    found.pop(TOKEN_VARIABLE.encode(), None)
+    return found
 
 
 def _parse_environ(data: bytes) -> dict[bytes, bytes]:

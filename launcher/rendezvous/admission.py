@@ -25,6 +25,11 @@ class Refusal:
     is_proven: bool = False
 
 
+def is_proven(join: Join, identity: JobIdentity, *, nonce: str) -> bool:
+    """Whether this node has shown that it knows the token, or whether there is none to know."""
+    return hmac.compare_digest(join.proof.encode(), identity.proof_of(join, nonce).encode())
+
+
 def refusal_of(
     join: Join, identity: JobIdentity, *, nonce: str, places: Mapping[int, str], is_late: bool
 ) -> Refusal | None:
@@ -81,7 +86,7 @@ def _why_not_the_same_job(join: Join, identity: JobIdentity, *, nonce: str) -> s
             f"it speaks protocol {join.protocol}, node 0 speaks {PROTOCOL}; install the "
             "same dslaunch everywhere"
         )
-    if not hmac.compare_digest(join.proof.encode(), identity.proof_of(join, nonce).encode()):
+    if not is_proven(join, identity, nonce=nonce):
         return (
             "its DSLAUNCH_TOKEN, or the scheduler's number of its job where that is not set, is not node "
             "0's; give all nodes the same token, or none of them"

@@ -20,6 +20,7 @@ from typing import Protocol
 from ..node.listener import listen_on_all
 from ..wire.frames import ProtocolError
 from .messages import PROTOCOL, News, NewsDecoder, Welcome, encode_news
+from .seal import Seal
 
 HANDSHAKE_S = 10.0
 MAX_STRANGERS = 128
@@ -38,6 +39,7 @@ class Peer:
         self.nonce = mark + secrets.token_hex(16)  # with the other side's, once that has come
         self.is_challenged = False
         self.decoder = NewsDecoder()
+        self.seal: Seal | None = None  # for what is sent
         self.outbox = bytearray()
         self.began_at = self.heard_at = time.monotonic()
         self.is_leaving = False  # nothing more is said or heard; the other side closes
@@ -106,7 +108,7 @@ class Connections:
 
     def send(self, peer: Peer, news: News) -> None:
         if peer in self.peers and not peer.is_leaving:
-            peer.outbox += encode_news(news)
+            peer.outbox += encode_news(news, peer.seal)
             self._flush(peer)
 
     def send_all(self, peers: Iterable[Peer], news: News) -> None:
@@ -151,7 +153,8 @@ class Connections:
             data = peer.sock.recv(READ_BYTES)
             if not data:
                 raise OSError("the connection ended")
-            for news in peer.decoder.feed(data):
+            peer.decoder.add(data)
+            for news in peer.decoder.news():
                 if peer in self.peers and not peer.is_leaving:
                     peer.heard_at = time.monotonic()
                     self._listener.hear(peer, news)

@@ -22,10 +22,11 @@ from enum import Enum
 from ..errors import EXIT_HOST, EXIT_MISTAKE
 from ..output.console import Console
 from ..wire.frames import ProtocolError
-from .admission import Refusal, refusal_of
+from .admission import Refusal, is_proven, refusal_of
 from .connections import Connections, Peer
 from .failure_log import FailureLog
 from .messages import (
+    PROTOCOL,
     Beat,
     Challenge,
     End,
@@ -285,7 +286,10 @@ class Coordinator:
         elif isinstance(news, Failed):
             code = news.code if 0 < news.code < 256 else 1
             at = time.monotonic() - max(0.0, news.age_s)
-            self._note(at, news._replace(node_rank=peer.node_rank, code=code))
+            news = news._replace(node_rank=peer.node_rank, code=code)
+            if not self._identity.has(news):
+                raise ProtocolError(f"a failure of rank {news.rank}, which does not run there")
+            self._note(at, news)
         elif isinstance(news, NodeEnded):
             self.ended_at.setdefault(peer.node_rank, time.monotonic())
         elif not isinstance(news, Beat):
@@ -311,6 +315,10 @@ class Coordinator:
 
     def _judge(self, peer: Peer, join: Join) -> None:
         rank = join.node_rank
+        seals = self._identity.seals(peer.nonce)
+        is_ours = join.protocol == PROTOCOL and is_proven(join, self._identity, nonce=peer.nonce)
+        if seals is not None and is_ours:
+            peer.seal, peer.decoder.seal = seals.down, seals.up
         refusal = refusal_of(
             join,
             self._identity,

@@ -63,6 +63,9 @@ def _answer_to(
     nonce, is_proven = _challenge(line, identity, welcome)
     shows_hosts = is_proven and bool(identity.token)
     line.send(identity.join(node_rank, nonce=nonce, heartbeat_s=heartbeat_s, shows_hosts=shows_hosts))
+    seals = identity.seals(nonce) if is_proven and welcome.protocol == PROTOCOL else None
+    if seals is not None:
+        line.seal(sent=seals.up, received=seals.down)
     answer = line.next(HANDSHAKE_S)
     if isinstance(answer, Refused):
         is_about_hosts = answer.message.startswith("hostfile") and not shows_hosts

@@ -11,6 +11,7 @@ import time
 
 from ..wire.frames import ProtocolError
 from .messages import News, NewsDecoder, encode_news
+from .seal import Seal
 
 ATTEMPT_S = 2.0  # for one connection, or one write
 READ_BYTES = 1 << 14
@@ -27,7 +28,7 @@ class NewsLine:
         self.heard_at = 0.0  # when the connection began or news came last
         self._sock: socket.socket | None = None
         self._decoder = NewsDecoder()
-        self._inbox: list[News] = []
+        self._seal: Seal | None = None  # for what is sent
         self._wake_read, self._wake_write = socket.socketpair()
 
     def connect(self, address: str, port: int) -> None:
@@ -43,7 +44,11 @@ class NewsLine:
         """End the connection, if there is one; another may follow."""
         if self._sock is not None:
             self._sock.close()
-        self._sock, self._decoder, self._inbox = None, NewsDecoder(), []
+        self._sock, self._decoder, self._seal = None, NewsDecoder(), None
+
+    def seal(self, *, sent: Seal, received: Seal) -> None:
+        """From now on each frame has its code, what has come and is not taken yet as well."""
+        self._seal, self._decoder.seal = sent, received
 
     def close(self) -> None:
         """For good, once no thread uses it any more."""
@@ -63,22 +68,21 @@ class NewsLine:
         if self._sock is None:
             raise AssertionError("nothing can be sent before there is a connection")
         self._sock.settimeout(ATTEMPT_S)
-        self._sock.sendall(encode_news(news))
+        self._sock.sendall(encode_news(news, self._seal))
 
     def next(self, timeout_s: float) -> News:
         """The next news. Errors: ProtocolError also if none comes within this time"""
         deadline = time.monotonic() + timeout_s
-        while not self._inbox:
+        while (news := next(self._decoder.news(), None)) is None:
             if time.monotonic() > deadline:
                 raise ProtocolError("it does not answer as a coordinator does")
             self._read(TICK_S)
-        return self._inbox.pop(0)
+        return news
 
     def take(self) -> list[News]:
         """What is there after a short wait."""
         self._read(TICK_S)
-        found, self._inbox = self._inbox, []
-        return found
+        return [*self._decoder.news()]
 
     def _read(self, timeout_s: float) -> None:
         """Wait for bytes, or until this side has something to say."""
@@ -91,6 +95,4 @@ class NewsLine:
             data = self._sock.recv(READ_BYTES)
             if not data:
                 raise ConnectionResetError("closed by the other side")
-            found = self._decoder.feed(data)
-            self._inbox += found
-            self.heard_at = time.monotonic() if found else self.heard_at
+            self.heard_at = time.monotonic() if self._decoder.add(data) else self.heard_at

@@ -10,6 +10,8 @@ Where the nodes share a token, each side shows that it knows it before it says a
 coordinator sends a nonce (Welcome), the member sends its own (Challenge), the coordinator answers with an
 HMAC over both (Proof), and only then does the member send the names of its hosts, with an HMAC of its own
 (Join). The two are made with different words, so that neither side's answer can be sent back as the other's.
+Each frame behind these has a code of its own: seal.py. Only a refusal of one that has shown no knowledge of
+the token has none.
 Without a token no side is proven: names are told to neither side, and what such a member says ends nothing.
 """
 
@@ -19,21 +21,24 @@ import hashlib
 import hmac
 import json
 import os
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..job.mesh import Mesh
 from ..job.plan import Plan
 from ..job.verdict import Failure, HostFailure, RankFailure
-from ..wire.frames import FITS, cut, pack, table_of, unpack
+from ..wire.frames import FITS, body_of, cut, table_of, unpack, with_length
 from ..wording import cleaned
+from .seal import Seal
 
 if TYPE_CHECKING:
     from typing import Any, NamedTuple
 else:
     from ..wire.fast_tuple import Record as NamedTuple
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_FRAME_BYTES = 64 << 10
 MAX_NUMBER = 1 << 53
 MAX_TEXT = 500  # characters that are kept
@@ -143,16 +148,31 @@ class NewsDecoder:
     """Cuts a byte stream into news; like frames.Decoder, for a peer that is not trusted."""
 
     def __init__(self) -> None:
+        self.seal: Seal | None = None  # counts for each frame that is taken from then on
         self._pending = bytearray()
+        self._bodies: deque[bytes] = deque()
+
+    def add(self, data: bytes) -> bool:
+        """Take in what came; whether there is news. Errors: ProtocolError as `feed`"""
+        self._pending += data
+        self._bodies += cut(self._pending, max_bytes=MAX_FRAME_BYTES)
+        return bool(self._bodies)
+
+    def news(self) -> Iterator[News]:
+        """What is there, each one looked at when it is asked for. Errors: ProtocolError as `feed`"""
+        while self._bodies:
+            body = self._bodies.popleft()
+            yield _printable(unpack(body if self.seal is None else self.seal.open(body), _NEWS))
 
     def feed(self, data: bytes) -> list[News]:
-        """Errors: ProtocolError if the stream is anything but this protocol."""
-        self._pending += data
-        return [_printable(unpack(body, _NEWS)) for body in cut(self._pending, max_bytes=MAX_FRAME_BYTES)]
+        """Both. Errors: ProtocolError if the stream is anything but this protocol."""
+        self.add(data)
+        return [*self.news()]
 
 
-def encode_news(news: News) -> bytes:
-    return pack(news)
+def encode_news(news: News, seal: Seal | None = None) -> bytes:
+    body = body_of(news)
+    return with_length(body if seal is None else seal.close(body))
 
 
 def _printable(news: News) -> News:
@@ -166,6 +186,13 @@ def printable(text: str) -> str:
     return cleaned(text, MAX_TEXT)
 
 
+class Seals(NamedTuple):
+    """For what the coordinator says, and for what the member says."""
+
+    down: Seal
+    up: Seal
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobIdentity:
     """What all nodes of a job have in common, and tell each other apart from other jobs by."""
@@ -173,6 +200,7 @@ class JobIdentity:
     job_id: str
     token: str
     names: tuple[str, ...]  # of the hosts, by node rank
+    ranks: tuple[tuple[int, ...], ...]  # which run there, by node rank and local rank
     hosts: str  # for people
     hosts_digest: str
     program_digest: str
@@ -184,7 +212,7 @@ class JobIdentity:
             PROTOCOL,
             self.job_id,
             node_rank,
-            self.hosts if shows_hosts else "",
+            printable(self.hosts) if shows_hosts else "",
             self.hosts_digest,
             self.program_digest,
             heartbeat_s,
@@ -196,15 +224,26 @@ class JobIdentity:
         """What shows that the member who says this knows the token, without telling it;
         empty if there is none.
         """
-        return self._hmac(
-            "member", nonce, join.job_id, join.node_rank, join.hosts_digest, join.program_digest
-        )
+        return self._hmac("member", nonce, *join[:-1])
 
     def coordinator_proof(self, nonce: str) -> str:
         """The same for the coordinator."""
         return self._hmac("coordinator", nonce)
 
-    def _hmac(self, *said: str | int) -> str:
+    def seals(self, nonce: str) -> Seals | None:
+        """Of a connection with these two nonces; None without a token."""
+        if not self.token:
+            return None
+        down, up = (Seal(bytes.fromhex(self._hmac(words, nonce))) for words in ("news down", "news up"))
+        return Seals(down, up)
+
+    def has(self, failed: Failed) -> bool:
+        """Whether a failure is one of the node that tells it: its own, or of a rank that runs there."""
+        ranks = self.ranks[failed.node_rank]
+        is_local = 0 <= failed.local_rank < len(ranks) and ranks[failed.local_rank] == failed.rank
+        return failed.rank == -1 or is_local
+
+    def _hmac(self, *said: str | float) -> str:
         if not self.token:
             return ""
         return hmac.new(os.fsencode(self.token), json.dumps(said).encode(), hashlib.sha256).hexdigest()
@@ -231,6 +270,7 @@ def identify(plan: Plan, *, job_id: str, token: str) -> JobIdentity:
         job_id=printable(job_id),
         token=token,
         names=tuple(node.host.name for node in plan.nodes),
+        ranks=tuple(tuple(one.rank for one in node.ranks) for node in plan.nodes),
         hosts=f"{len(hosts)} hosts, {plan.world_size} ranks: {shown}",
         hosts_digest=_digest(hosts),
         program_digest=_digest(parts),

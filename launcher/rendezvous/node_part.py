@@ -21,13 +21,13 @@ from ..options.backend import SSH
 from ..options.start import StartOptions
 from ..output.console import Console
 from ..sync.sync_job import SyncJob
+from ..wire.job import TOKEN_VARIABLE
 from .coordinator import GOODBYE_S, Coordinator
 from .member import Doors, Member
 from .messages import JobIdentity, failure_of, identify
 from .namesake import Namesake
 from .node_rank import find_node_rank
 
-TOKEN_VARIABLE = "DSLAUNCH_TOKEN"
 # What is the same on all nodes of one job and another in every other job. mpirun says it of all it starts;
 # under srun, where each step has a name of its own, Slurm's number of the job is taken.
 MPIRUN_MARK, MPIRUN_JOB = "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"
@@ -146,8 +146,6 @@ def run_part(part: NodePart, console: Console, files: SyncJob | None = None) -> 
 
     `files` come back from its own agent.
     """
-    if os.environ.pop(TOKEN_VARIABLE, None):
-        console.debug(f"{TOKEN_VARIABLE} is for the nodes; the workers do not get it")
     member, coordinator = None, None
     if part.coordinator_port is not None:
         member = Member(

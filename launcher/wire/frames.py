@@ -427,8 +427,16 @@ def _decode(body: bytes) -> Frame:
 
 def pack(frame: tuple[Any, ...]) -> bytes:
     """Any named tuple in the form of a frame."""
+    return with_length(body_of(frame))
+
+
+def body_of(frame: tuple[Any, ...]) -> bytes:
+    """What stands behind the length of a frame."""
     text = fast_json.write([type(frame).__name__, *frame])
-    body = text.encode("utf-8", "surrogatepass")
+    return text.encode("utf-8", "surrogatepass")
+
+
+def with_length(body: bytes) -> bytes:
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 

@@ -18,6 +18,10 @@ else:
     from .fast_tuple import Record as NamedTuple
 
 
+# What the nodes of a job without SSH prove to each other that they know; no worker gets it.
+TOKEN_VARIABLE = "DSLAUNCH_TOKEN"
+
+
 class RankJob(NamedTuple):
     """One process to start."""
 

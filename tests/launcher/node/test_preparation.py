@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,16 @@ def test_the_environment_is_what_the_process_was_started_with(
     assert b"ADDED_LATER" not in prepared.env
     assert prepared.env[b"PATH"]
     assert os.getcwd() == job["cwd"]
+
+
+def test_the_token_of_the_nodes_reaches_no_worker() -> None:
+    code = (
+        "from dslaunch.launcher.node.preparation import _inherited_environment as found\n"
+        "print(b'DSLAUNCH_TOKEN' in found(), b'OTHER' in found())"
+    )
+    env = {**os.environ, "DSLAUNCH_TOKEN": "secret", "OTHER": "x"}
+    said = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["False", "True"]
 
 
 def test_a_folder_that_is_not_here_is_refused(job: dict[str, Any]) -> None:

@@ -7,7 +7,13 @@ from dataclasses import replace
 from dslaunch.launcher.rendezvous.messages import JobIdentity
 
 IDENTITY = JobIdentity(
-    job_id="", token="", names=("a", "b", "c"), hosts="3 hosts", hosts_digest="h", program_digest="p"
+    job_id="",
+    token="",
+    names=("a", "b", "c"),
+    ranks=((0, 1), (2, 3), (4, 5)),
+    hosts="3 hosts",
+    hosts_digest="h",
+    program_digest="p",
 )
 PROVEN = replace(
     IDENTITY, token="s3cret"

@@ -33,7 +33,7 @@ def test_a_node_of_the_same_job_that_is_not_there_yet_takes_part() -> None:
 @pytest.mark.parametrize(
     ("refusal", "why"),
     [
-        (judged(protocol=PROTOCOL + 1), "it speaks protocol 4, node 0 speaks 3; install"),
+        (judged(protocol=PROTOCOL + 1), "it speaks protocol 5, node 0 speaks 4; install"),
         (judged(replace(IDENTITY, token="x")), "its DSLAUNCH_TOKEN, or the scheduler's number of its job"),
         (
             judged(mine=replace(IDENTITY, token="x")),

@@ -38,6 +38,7 @@ from dslaunch.launcher.rendezvous.messages import (
     both,
     encode_news,
 )
+from dslaunch.launcher.rendezvous.seal import Seal
 from tests.launcher.rendezvous.identity import IDENTITY, PROVEN
 
 pytestmark = pytest.mark.slow
@@ -54,11 +55,12 @@ class Peer:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._decoder = NewsDecoder()
+        self._seal: Seal | None = None
         self._news: list[News] = []
         sock.settimeout(SOON_S)
 
     def send(self, *news: News) -> None:
-        self.sock.sendall(b"".join(encode_news(one) for one in news))
+        self.sock.sendall(b"".join(encode_news(one, self._seal) for one in news))
 
     def take(self, kind: type[T]) -> T:
         """The next news but beats, which must be of this kind."""
@@ -85,6 +87,9 @@ class Peer:
         assert self.take(Proof).proof == PROVEN.coordinator_proof(nonce) or not identity.token
         join = identity.join(rank, nonce=nonce, heartbeat_s=30.0)
         self.send(join._replace(**changes))  # type: ignore[arg-type]
+        seals = identity.seals(nonce)
+        if seals is not None:
+            self._seal, self._decoder.seal = seals.up, seals.down
         return self
 
     def refusal(self) -> str:
@@ -287,7 +292,7 @@ def test_those_who_do_not_come_are_named(meeting: Meeting) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"protocol": 4}, "it speaks protocol 4, node 0 speaks 3"),
+        ({"protocol": 5}, "it speaks protocol 5, node 0 speaks 4"),
         ({"job_id": "other"}, "its --job_id is 'other', and node 0's is another"),
         (
             {"proof": "00"},
@@ -312,6 +317,34 @@ def test_with_a_token_only_those_who_know_it_get_in(meeting: Meeting) -> None:
     assert "DSLAUNCH_TOKEN" in meeting.connect().join(0).refusal()
     member = meeting.connect().join(0, PROVEN)
     member.take(Joined)
+
+
+@pytest.mark.parametrize("is_again", [False, True])
+def test_what_another_program_puts_into_a_connection_is_blamed_on_no_rank(
+    is_again: bool, meeting: Meeting
+) -> None:
+    """A failure that is made up, or a frame a second time: the connection ends, and that is what is said."""
+    meeting.begin(identity=PROVEN)
+    members = meeting.members(0, 1, 2, identity=PROVEN)
+    for one in members:
+        one.take(Go)
+    seal = members[2]._seal
+    assert seal is not None
+    frame = encode_news(Beat(), seal) if is_again else b""
+    members[2].sock.sendall(frame)
+    members[2].sock.sendall(frame or encode_news(RANK_FAILURE))
+    told = members[0].take(Failed)
+    assert (told.node_rank, told.rank) == (2, -1)
+    assert "a frame that the other side did not send, or not now; who is on the way?" in told.message
+
+
+def test_a_node_tells_of_its_own_ranks_only(meeting: Meeting) -> None:
+    meeting.begin()
+    members = meeting.running()
+    members[1].send(RANK_FAILURE)  # of node 2
+    told = members[0].take(Failed)
+    assert (told.node_rank, told.rank) == (1, -1)
+    assert "a failure of rank 5, which does not run there" in told.message
 
 
 def test_an_answer_of_one_side_does_not_serve_the_other_or_another_connection(meeting: Meeting) -> None:
@@ -482,7 +515,7 @@ def test_garbage_never_harms_the_job(fuzzed: Meeting, chunks: list[bytes]) -> No
             stranger.sock.sendall(chunk)
         stranger.sock.shutdown(socket.SHUT_WR)
     assert stranger.is_closed()
-    assert fuzzed.connect().take(Welcome).protocol == 3
+    assert fuzzed.connect().take(Welcome).protocol == 4
 
 
 frames = st.sampled_from(

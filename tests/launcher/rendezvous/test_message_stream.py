@@ -11,6 +11,7 @@ import pytest
 
 from dslaunch.launcher.rendezvous.message_stream import NewsLine
 from dslaunch.launcher.rendezvous.messages import Beat, Go, Joined, NewsDecoder, NodeReady, encode_news
+from dslaunch.launcher.rendezvous.seal import Seal
 from dslaunch.launcher.wire.frames import ProtocolError
 
 SOON_S = 10.0
@@ -58,6 +59,15 @@ def test_the_other_side_s_end_is_an_error(pair: Pair) -> None:
     line, theirs = pair
     theirs.close()
     with pytest.raises(ConnectionResetError, match="closed by the other side"):
+        line.take()
+
+
+def test_what_came_before_a_seal_was_agreed_needs_it_too(pair: Pair) -> None:
+    line, theirs = pair
+    theirs.sendall(encode_news(Joined(1.0)) + encode_news(Go()))
+    assert line.next(SOON_S) == Joined(1.0)
+    line.seal(sent=Seal(b"up"), received=Seal(b"down"))
+    with pytest.raises(ProtocolError, match="did not send, or not now"):
         line.take()
 
 
