@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Container, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -33,11 +33,8 @@ class InitContext(Protocol):
     def unshard_for(self, tensors: Iterable[Any], *, is_use: bool) -> None:
         """Have the early parameters among these here."""
 
-    def begin_edit(self) -> None:
-        """One rank alone may run from now on."""
-
-    def end_edit(self) -> None:
-        """All ranks run the same again."""
+    def edited_by(self, rank: int) -> AbstractContextManager[None]:
+        """Let this rank run alone meanwhile."""
 
     def note(self, param: nn.Parameter, name: str) -> None:
         """Shard this parameter soon."""
@@ -142,10 +139,10 @@ class EarlyParameter:
         return param._version != self._version or not torch.equal(self._own_part(param), self._unpadded())
 
     @torch.no_grad()
-    def keep_shard(self) -> None:
-        """Keep this rank's part of rank 0's values."""
+    def keep_shard(self, *, source: int = 0) -> None:
+        """Keep this rank's part of the values of rank `source`."""
         param, axis = self.param, self.init.comm.mesh.shard
-        self._broadcast(0)
+        self._broadcast(source)
         if not axis.is_alone:
             self.shard = param.new_zeros(-(-param.numel() // axis.size))
             self._unpadded().copy_(self._own_part(param))
@@ -207,18 +204,14 @@ class EarlyParameter:
                 values.become(self.param.detach())
 
     @contextmanager
-    def held(self, *, is_edited: bool = False) -> Iterator[None]:
-        """Have the values here, to be read; `is_edited`: one rank may write to them, alone."""
+    def held(self) -> Iterator[None]:
+        """Have the values here, to be read."""
         param = self.param  # it lives until the end, on every rank
         self._show()
         self._num_holds += 1
-        if is_edited:
-            self.init.begin_edit()
         try:
             yield
         finally:
-            if is_edited:
-                self.init.end_edit()
             self._num_holds -= 1
             if not self.is_held:
                 self._hide()

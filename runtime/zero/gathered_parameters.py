@@ -54,6 +54,9 @@ class GatheredParameters:
         self._versions: list[int] = []
         self._is_open_ended = False
         self._open = ExitStack()
+        self._edits = (
+            ExitStack()
+        )  # of models that no engine has yet; it ends before the values are taken over
         self._whole = WholeParameters(
             (location.sub_buffer, location.member_index) for location in _unique(self._locations)
         )
@@ -66,7 +69,10 @@ class GatheredParameters:
             if not self._is_open_ended:
                 self._open.enter_context(model.saved_values())
         for early in self._early:
-            self._open.enter_context(early.held(is_edited=self._modifier_rank is not None))
+            self._open.enter_context(early.held())
+        if self._modifier_rank is not None:
+            for init in self._inits:
+                self._edits.enter_context(init.edited_by(self._modifier_rank))
         for sub_buffer in self._sharded_sub_buffers:
             sub_buffer.take_writes()  # those of a forward that has just ended
         self._whole.open()
@@ -80,6 +86,7 @@ class GatheredParameters:
     ) -> None:
         with self._open:
             try:
+                self._edits.__exit__(kind, error, trace)
                 if kind is None:
                     self._end(self._modifier_rank)
             finally:
@@ -88,14 +95,22 @@ class GatheredParameters:
 
     def _check_modifier(self) -> None:
         rank = self._modifier_rank
-        for model in [] if rank is None else _unique(location.model for location in self._locations):
-            ranks = model.domains.holder_ranks
+        models = _unique(location.model for location in self._locations)
+        holders = [
+            *(model.domains.holder_ranks for model in models),
+            *(tuple(range(init.job.size)) for init in self._inits),
+        ]
+        for ranks in [] if rank is None else holders:
             if not isinstance(rank, int) or not 0 <= rank < len(ranks):
                 raise ConfigError(
                     f"GatheredParameters(modifier_rank={rank!r}): must be a whole number from 0 to "
                     f"{len(ranks) - 1}; it counts the ranks that hold these layers, here "
                     f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} of the job"
                 )
+
+    @property
+    def _inits(self) -> list[InitContext]:
+        return _unique(early.init for early in self._early)
 
     def open(self) -> None:
         """Enter, to leave by `close`, whatever is entered and left meanwhile."""
@@ -135,9 +150,7 @@ class GatheredParameters:
 
     @property
     def _owners(self) -> list[ShardedModel | InitContext]:
-        return _unique(
-            [*(location.model for location in self._locations), *(early.init for early in self._early)]
-        )
+        return _unique([*(location.model for location in self._locations), *self._inits])
 
     @property
     def _loses_writes(self) -> bool:

@@ -28,7 +28,8 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from types import TracebackType
 from typing import Any
@@ -49,6 +50,7 @@ from ..mesh.mpu import read_mpu
 from ..placement.stage_policy import Placement, policy_for_stage
 from . import ds_attributes
 from .early_parameter import EarlyParameter, InitContext, early_of
+from .edit import Edit
 from .flat_buffer import num_users
 from .param_location import location_of
 
@@ -116,7 +118,7 @@ class Init:
         self._whole: dict[EarlyParameter, nn.Parameter | None] = {}
         self._num_made = 0
         self._made: weakref.WeakSet[EarlyParameter] = weakref.WeakSet()
-        self._num_edits = 0  # GatheredParameters with a modifier_rank that are open
+        self._edits: list[Edit] = []  # GatheredParameters with a modifier_rank that are open
         self._outer: InitContext | None = None  # the context around this one,
         self._made_for_outer: weakref.WeakSet[EarlyParameter] = (
             weakref.WeakSet()
@@ -201,28 +203,38 @@ class Init:
             other.note_owner(owner)
 
     def unshard_for(self, tensors: Iterable[Any], *, is_use: bool) -> None:
-        """Have those among these here that this context has sharded, if it is open; after it only for a use,
-        and not while one rank may run alone.
+        """Have those among these here that this context has sharded, if it is open; after it, and while one
+        rank may run alone, only for a use.
 
         Order: a collective if it is
         """
-        if self._depth == 0 and (not is_use or self._num_edits):
+        if not is_use and (self._depth == 0 or self._edits):
             return
         known = [early_of(one) for one in tensors if isinstance(one, Tensor)]
         wanted = dict.fromkeys(one for one in known if one is not None and one.init is self)
+        if self._edits:
+            self._edits[-1].use(wanted)
+            return
         self._shard([early for early in self._whole if early not in wanted])
         for early in wanted:
             if not early.is_whole:
                 early.use()
                 self._whole[early] = early.param
 
-    def begin_edit(self) -> None:
-        """One rank alone may run from now on."""
-        self._num_edits += 1
+    @contextmanager
+    def edited_by(self, rank: int) -> Iterator[None]:
+        """Let this rank run alone meanwhile: see edit.py.
 
-    def end_edit(self) -> None:
-        """All ranks run the same again."""
-        self._num_edits -= 1
+        Order: a collective at the end
+        """
+        edit = Edit(rank, self.job, device=self.device, find=self._of_serial, is_idle=self._is_idle)
+        self._edits.append(edit)
+        try:
+            yield
+            for early in edit.end():
+                self._whole[early] = early.param
+        finally:
+            self._edits.remove(edit)
 
     def shard_among(self, made: Container[EarlyParameter]) -> None:
         """Shard those among these that are whole and not in use.
@@ -333,8 +345,14 @@ class Init:
     def _fate(self, early: EarlyParameter) -> _Fate:
         if early.is_dead or early.is_replaced:
             return _Fate.LEFT
-        is_used = num_users(early.param) > self._num_users
-        return _Fate.STAYS if is_used else _Fate.SHARDED
+        return _Fate.SHARDED if self._is_idle(early) else _Fate.STAYS
+
+    def _is_idle(self, early: EarlyParameter) -> bool:
+        """Whether nothing else lies in its memory."""
+        return num_users(early.param) <= self._num_users
+
+    def _of_serial(self, serial: int) -> EarlyParameter:
+        return next(early for early in self._made if early.serial == serial)
 
 
 def _zero_section(*configs: _ConfigSource | None) -> Mapping[str, Any] | None:

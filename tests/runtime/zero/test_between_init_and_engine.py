@@ -124,7 +124,7 @@ def test_one_model_is_read_into_another_of_another_context(ranks: Ranks) -> None
         assert_same_bits(values, {name: value.detach() for name, value in expected.items()})
 
 
-def _alone(rank: int) -> tuple[str, str, str]:
+def _alone(rank: int) -> tuple[str, str]:
     """One rank looks at shapes; what would need the others is refused where it may be alone."""
     with zero.Init():
         model = Small()
@@ -133,22 +133,73 @@ def _alone(rank: int) -> tuple[str, str, str]:
         assert {name: value.shape for name, value in model.state_dict().items()} == {
             name: value.shape for name, value in Small().state_dict().items()
         }
-    with (
-        pytest.raises(ConfigError) as edited,
-        zero.GatheredParameters(model.embed.weight, modifier_rank=0),
-    ):
-        model.head.weight.data.fill_(1.0)
     with pytest.raises(ConfigError) as pickled:
         copy.copy(model.head.weight)
     dslaunch.initialize(model=model, config=make_config(stage=3))
     with pytest.raises(ConfigError) as late:
         model.head.weight.data.fill_(1.0)
     assert all(type(param) is FreedParameter for param in model.parameters())
-    return str(edited.value), str(pickled.value), str(late.value)
+    return str(pickled.value), str(late.value)
 
 
 def test_what_one_rank_may_do_alone_is_described_or_refused_by_name(ranks: Ranks) -> None:
-    for edited, pickled, late in ranks(_alone, world_size=2):
-        assert edited.startswith("parameter 'Linear.weight' was asked for fill_, but its values are sharded")
+    for pickled, late in ranks(_alone, world_size=2):
         assert pickled.startswith("parameter 'Linear.weight' was asked for pickling")
         assert late.startswith("parameter 'head.weight' was asked for fill_")
+
+
+def _write_beside(model: Small) -> None:
+    """Change more than what was gathered, and read it."""
+    model.embed.weight.data.fill_(1.0)
+    model.head.bias.data.copy_(model.blocks[0].weight.sum(1).repeat(2)[:9])
+    for block in model.blocks:
+        nn.init.constant_(block.weight, float(model.head.weight.detach().sum()))
+
+
+def _beside(rank: int, editor: int, is_alone: bool) -> tuple[dict[str, Tensor], int]:
+    """Rank `editor` uses parameters that were not gathered, alone or with the others; return how many of
+    these are whole when it is done.
+    """
+    torch.manual_seed(0)
+    with zero.Init():
+        model = Small()
+    with zero.GatheredParameters(model.embed.weight, modifier_rank=editor):
+        if rank == editor or not is_alone:
+            _write_beside(model)
+        num_whole = sum(type(param) is not FreedParameter for param in model.parameters())
+    return snapshot(model.named_parameters()), num_whole
+
+
+@pytest.mark.parametrize(("editor", "is_alone"), [(0, True), (1, True), (0, False), (1, False)])
+def test_the_rank_whose_values_count_may_use_what_was_not_gathered(
+    ranks: Ranks, editor: int, is_alone: bool
+) -> None:
+    torch.manual_seed(0)
+    plain = Small()
+    with torch.no_grad():
+        _write_beside(plain)
+    expected = {name: param.detach() for name, param in plain.named_parameters()}
+    results = ranks(_beside, editor, is_alone, world_size=2)
+    for values, _ in results:
+        assert_same_bits(values, expected)
+    _, num_whole = results[editor]
+    assert num_whole <= 3  # what was gathered, and what the last operation has used
+
+
+def _other_alone(rank: int) -> str:
+    """The other rank uses something alone."""
+    with zero.Init():
+        model = Small()
+    said = ""
+    with zero.GatheredParameters(model.embed.weight, modifier_rank=0):
+        if rank == 1:
+            with pytest.raises(ConfigError) as caught:
+                model.head.weight.norm()
+            said = str(caught.value)
+    snapshot(model.named_parameters())  # the ranks are together still
+    return said
+
+
+def test_what_another_rank_uses_alone_there_is_refused_by_name(ranks: Ranks) -> None:
+    _, said = ranks(_other_alone, world_size=2)
+    assert said.startswith("parameter 'Linear.weight' was asked for norm, but its values are sharded")
