@@ -8,7 +8,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..checkpoint.export.export import FILE_NAMES, ExportOptions, export, select
 from ..checkpoint.export.output_plan import DEFAULT_SHARD_SIZE, OutputPlan, Spec
 from ..checkpoint.export.source import Source, open_source
 from ..errors import CheckpointError, UserError
+from ..zero.take_out import engines_of, is_kept, is_sharded, take_out
 
 _LISTED = 5  # names in one message
 _DTYPES = {
@@ -140,15 +141,15 @@ def load_state_dict_from_zero_checkpoint(
 ) -> nn.Module:
     """Move the model to host memory, load the float32 weights of a checkpoint into it, and return it.
 
-    Names that only one of the two has are no error, but a warning.
-    Errors: CheckpointError if there is no checkpoint, it is damaged, or a shape differs
+    A model whose parameters are sharded is plain and whole afterwards, with the float32 values, and its
+    engine has ended. Names that only one of the two has are no error, but a warning. Each rank may call it
+    alone.
+    Errors: CheckpointError if there is no checkpoint, it is damaged, a shape differs, or it lacks
+            a parameter of which this rank has a shard
     """
-    if any(hasattr(param, "ds_id") for param in model.parameters()):
-        raise CheckpointError(
-            "load_state_dict_from_zero_checkpoint() was given a model that is divided over ranks; give a "
-            "plain one, or call engine.load_checkpoint()"
-        )
     state = get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag)
+    if any(map(is_sharded, model.parameters())):
+        _take_out(model, state, checkpoint_dir)
     model = model.cpu()
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
@@ -159,6 +160,35 @@ def load_state_dict_from_zero_checkpoint(
             more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
             _log.warning("%s: %s %s%s", checkpoint_dir, where, ", ".join(names[:_LISTED]), more)
     return model
+
+
+def _take_out(model: nn.Module, state: Mapping[str, Tensor], checkpoint_dir: str | os.PathLike[str]) -> None:
+    """Let parameters that an engine or zero.Init has be plain ones with the values of a checkpoint."""
+    kept = {name: param for name, param in model.named_parameters() if is_kept(param)}
+    own = set(map(id, kept.values()))
+    for engine in engines_of(model):
+        for sub_buffer in (sub_buffer for unit in engine.units for sub_buffer in unit.sub_buffers):
+            for member in sub_buffer.members:
+                if id(member.param) not in own and is_sharded(member.param):
+                    raise CheckpointError(
+                        "load_state_dict_from_zero_checkpoint() was given a part of an engine's module, "
+                        f"without '{member.name}': give it engine.module, or call engine.load_checkpoint()"
+                    )
+    for name, param in kept.items():
+        if name in state and state[name].shape != param.shape:
+            raise CheckpointError(
+                f"{checkpoint_dir}: size mismatch for {name}: the checkpoint has {tuple(state[name].shape)}, "
+                f"and the model {tuple(param.shape)}"
+            )
+        if name not in state and is_sharded(param):
+            raise CheckpointError(
+                f"{checkpoint_dir}: the checkpoint lacks {name}, of which each rank has a shard; save with "
+                "all parameters, or call engine.load_checkpoint()"
+            )
+    take_out(
+        {param: state[name] for name, param in kept.items() if name in state},
+        by="load_state_dict_from_zero_checkpoint()",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -448,6 +448,14 @@ def _refuse(param: Tensor, what: str) -> NoReturn:
     raise ConfigError(f"parameter '{_name_of(param)}' was asked for {what}, but {why}")
 
 
+def give_values(param: nn.Parameter, values: Tensor) -> None:
+    """Let a parameter, which may be a placeholder, be a plain one with these values from elsewhere."""
+    _PLACEHOLDERS.pop(param, None)
+    if type(param) is FreedParameter:
+        param.__class__ = nn.Parameter  # type: ignore[assignment]
+    param.data = values
+
+
 def check_kept(param: Tensor, name: str) -> None:
     """Errors: ConfigError if what had the values of a freed parameter is gone"""
     if _keeper_of(param) is None:

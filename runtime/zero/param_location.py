@@ -40,10 +40,10 @@ def note_locations(model: ShardedModel) -> None:
 
 
 def location_of(param: Tensor) -> ParamLocation | None:
-    """Where it lives; None if no engine has it."""
+    """Where it lives; None if no engine has it, or has it any more."""
     reference, unit_index, sub_buffer_index, index = _LOCATIONS.get(param, (lambda: None, 0, 0, 0))
     model = reference()
-    if model is None or not model.units:
+    if model is None or not model.units or model.parked_states.is_over:
         return None
     unit = model.units[unit_index]
     return ParamLocation(model, unit, unit.sub_buffers[sub_buffer_index], index)

@@ -140,6 +140,11 @@ class ParamShard:
             self._is_giving = False
             self.values.free_unless_referred_to()
         if len(self._given) == len(self._plan.members):
+            self.drop()
+
+    def drop(self) -> None:
+        """Have nothing of the parameters any more, if they are sharded."""
+        if self._plan.is_sharded:
             nothing = FlatLayout(slots=(), numel=0, num_shards=1)
             self.values = FlatBuffer(nothing, dtype=self._plan.dtype, device=self._plan.device)
             self.kept, self.spill, self.is_covered = self.values.flat, None, False

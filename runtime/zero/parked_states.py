@@ -73,6 +73,12 @@ class ParkedStates:
         self.is_given_up = False  # the engine has ended
         self.is_taken = False  # another engine has the parameters
         self.is_lost = False  # that one was never finished
+        self.taken_out_by: str | None = None  # what has made the parameters plain again
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no parameter is this engine's any more, and those that no other has are plain."""
+        return self.is_taken and not self.is_lost
 
     def check_kept(self, what: str) -> None:
         """`what` needs gradients, masters or states.
@@ -108,6 +114,12 @@ class ParkedStates:
                 f"{what} came after another initialize() had taken over parameters of this engine, and "
                 "failed: what this engine had of them is lost; call initialize() once more, and load a "
                 "checkpoint"
+            )
+        if self.taken_out_by is not None:
+            raise ConfigError(
+                f"{what} came after {self.taken_out_by} had given the engine's module the weights of a "
+                "checkpoint, as plain parameters: give the module to initialize() again to train it, or use "
+                "engine.load_checkpoint(), with which the engine goes on"
             )
         if self.is_taken:
             raise ConfigError(

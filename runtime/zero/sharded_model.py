@@ -418,6 +418,23 @@ class ShardedModel:
         """
         if self.parked_states.is_taken or self.parked_states.is_given_up:
             return
+        self._end_training()
+        for sub_buffer in (sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers):
+            sub_buffer.param_shard.give_back(self._asked_for)
+
+    def take_out(self, by: str) -> None:
+        """Let go of all parameters, whose values come from elsewhere: `by` gives them. Not a collective."""
+        self.reload()
+        self.before_change()
+        self.parked_states.taken_out_by = by
+        self._end_training()
+        for sub_buffer in (sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers):
+            for member in sub_buffer.members:
+                detach(member.param)
+            sub_buffer.param_shard.drop()
+
+    def _end_training(self) -> None:
+        """Have no hook and no net around the module any more, nor what only training needs."""
         self.parked_states.is_taken = True
         self._reducer.release()
         if self._access is not None:
@@ -427,8 +444,6 @@ class ShardedModel:
         for sub_buffer in self.trained:
             sub_buffer.release()
         self.trained = ()
-        for sub_buffer in (sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers):
-            sub_buffer.param_shard.give_back(self._asked_for)
 
     def _adopt_gradients(self) -> None:
         for sub_buffer in self.trained:

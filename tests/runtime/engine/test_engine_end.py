@@ -288,6 +288,8 @@ def _hand_on_a_part(rank: int) -> dict[str, Tensor]:
         {name: param.detach() for name, param in rest.items()}, {name: before[name] for name in rest}
     )
     assert {type(param) for param in rest.values()} == {nn.Parameter}
+    with dslaunch.zero.GatheredParameters(model.parameters(), modifier_rank=0):
+        pass
     assert not any(hasattr(param, "ds_id") for param in rest.values())
     assert all(hasattr(param, "ds_id") for param in part.parameters())
     return _values(engine)

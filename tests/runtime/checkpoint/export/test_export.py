@@ -21,14 +21,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch import CheckpointError
+from dslaunch import CheckpointError, ConfigError
 from dslaunch.runtime.checkpoint.export.export import ExportOptions, export
 from dslaunch.runtime.checkpoint.export.output_plan import Spec, plan_output, shard_bytes
 from dslaunch.runtime.checkpoint.export.progress_bar import Meter
 from dslaunch.runtime.checkpoint.export.source import Source, open_source
 from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from dslaunch.utils import zero_to_fp32, zero_to_torch
-from tests.runtime.models import assert_same_bits, make_config
+from tests.runtime.models import assert_same_bits, batch, make_config, make_model, train_engine
 from tests.runtime.ranks import Ranks
 
 HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"
@@ -297,6 +297,40 @@ def test_weights_are_loaded_into_a_plain_model(saved: Saved, caplog: pytest.LogC
     assert caplog.records == []
     with pytest.raises(CheckpointError, match=r"size mismatch for model\.norm\.weight"):
         zero_to_fp32.load_state_dict_from_zero_checkpoint(Other(5), saved.checkpoints)
+
+
+def _load_into_engine(rank: int, folder: str) -> None:
+    """The recipe of DeepSpeed's and Hugging Face's documents, after training; rank 1 does it alone."""
+    model = make_model()
+    config = make_config(stage=3, bf16={"enabled": True})
+    engine = dslaunch.initialize(model=model, config=config)[0]
+    train_engine(engine, steps=1, dtype=torch.bfloat16)
+    engine.save_checkpoint(folder)
+    train_engine(engine, steps=1, dtype=torch.bfloat16)
+    part = next(iter(model.children()))
+    with pytest.raises(CheckpointError, match="was given a part of an engine's module, without 'blocks"):
+        zero_to_fp32.load_state_dict_from_zero_checkpoint(part, folder)
+    saved = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(folder)
+    if rank == 1:
+        assert zero_to_fp32.load_state_dict_from_zero_checkpoint(engine.module, folder) is model
+        assert_same_bits({name: param.detach() for name, param in model.named_parameters()}, saved)
+        assert {type(param) for param in model.parameters()} == {nn.Parameter}
+        assert not any(hasattr(param, "ds_id") for param in model.parameters())
+        assert torch.isfinite(model(batch(0))).all()
+        with pytest.raises(ConfigError, match=r"came after load_state_dict_from_zero_checkpoint\(\)"):
+            engine(batch(0))
+    torch.distributed.barrier()
+    if rank == 0:
+        zero_to_fp32.load_state_dict_from_zero_checkpoint(engine.module, folder)
+    again = dslaunch.initialize(model=model, config=make_config(stage=3))[0]
+    assert_same_bits(again.state_dict(), saved)
+    train_engine(again, steps=1)
+
+
+def test_the_module_of_an_engine_at_stage_3_is_whole_again_with_a_checkpoints_weights(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    ranks(_load_into_engine, str(tmp_path), world_size=2)
 
 
 @pytest.mark.slow
