@@ -317,6 +317,8 @@ def _write_trace(
             write_trace(options.trace, plan, files.trace, console, verdict, path=path)
         except LaunchError as error:
             console.error(str(error))
+        except Exception as error:  # the job has ended as it has, whatever its trace is
+            console.error(f"--trace: there is no file: {type(error).__name__}: {error}")
     if not signals:
         return None
     console.warn(f"--trace: {signal_name(signals[0].number)} while it was written, so there is no file")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..inputs.rank_set import format_ranks
 from ..sync.host_clock import HostClock
+from .intervals import union, without
 
 KINDS = (
     *("forward", "backward", "optimizer", "data", "evaluation", "checkpoint", "unit", "update"),
@@ -154,14 +154,16 @@ class _Reading:
 
     def look_for_missing(self, wanted: tuple[int, int], how_it_ended: str) -> None:
         first, last = wanted
-        missing = set(range(first, last + 1)) - {one.number for one in self.steps}
+        there = union((one.number, one.number + 1) for one in self.steps)
+        missing = without([(first, last + 1)], there)  # runs, for the range may be of any length
         if missing:
             end = str(self.end.get("end") or "it was ended in the middle")
             if end == "whole" and self.steps:  # the program began, or went on after a checkpoint, behind them
                 end = f"step {self.steps[0].number} was the first that could be traced"
             why = how_it_ended or end
-            word = "step" if len(missing) == 1 else "steps"
-            self.problems.append(f"without {word} {format_ranks(missing)}: {why}")
+            word = "step" if [end - begin for begin, end in missing] == [1] else "steps"
+            runs = ",".join(f"{low}" if high == low + 1 else f"{low}-{high - 1}" for low, high in missing)
+            self.problems.append(f"without {word} {runs}: {why}")
         if self.end.get("problem"):
             self.problems.append(str(self.end["problem"]))
         if self.end.get("num_dropped"):

@@ -106,6 +106,8 @@ class Tracer:
         """This step, counted from 1, has ended."""
         if self._step:
             self._end_window()
+            if SPANS.num_dropped:
+                self._close("they are more than a trace can hold")
         self.enter(step + 1)
 
     def mark(self, step: int) -> None:

@@ -138,6 +138,13 @@ def test_a_killed_ranks_steps_are_there_and_what_is_missing_is_named(tmp_path: P
     )
 
 
+def test_steps_of_any_range_are_named_where_they_are_missing(tmp_path: Path) -> None:
+    """They are never counted out one by one."""
+    write_rank(tmp_path, 0, [(2, 0, 10, []), (3, 10, 20, []), (5, 20, 30, [])], torch=None)
+    trace = read_rank(tmp_path, rank=0, host="a", clock=clock(), wanted=(1, 10**12 - 1), how_it_ended="why")
+    assert trace.problems[0] == "without steps 1,4,6-999999999999: why"
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -222,6 +222,22 @@ def test_a_run_that_goes_on_in_the_middle_of_the_steps_says_with_which(tmp_path:
     assert trace.problems == ("without step 2: step 3 was the first that could be traced",)
 
 
+def test_a_trace_ends_where_no_more_can_be_kept(tmp_path: Path) -> None:
+    """Torch's profile in memory ends with it, however many steps were asked for."""
+    try:
+        began = begin(0, str(tmp_path), first=1, last=10**12 - 1)
+        for step in (1, 2):
+            began.enter(step)
+            SPANS._num_left = 2 - step
+            SPANS.add("data", "data", 1)
+            began.end_step(step)
+        assert not began.is_armed
+    finally:
+        forget()
+    problems = read(tmp_path, 0, first=1, last=10**12 - 1).problems
+    assert problems[0] == "without steps 3-999999999999: they are more than a trace can hold"
+
+
 def test_the_first_step_is_traced_where_step_0_is_told_before_it(tmp_path: Path) -> None:
     try:
         begin(0, str(tmp_path), first=1, last=2)
