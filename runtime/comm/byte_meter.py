@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zlib import crc32
 
-from .flight_recorder import NUM_LANES
+from .flight_recorder import DATA_LANE, NUM_LANES, Line
 
 
 class Meter:
@@ -17,14 +17,28 @@ class Meter:
     def __init__(self) -> None:
         self._bytes: dict[str, int] = {}
         self._hashes = [0] * NUM_LANES
+        self._data_hashes: dict[Line, int] = {}
 
     @property
     def order_hash(self) -> int:
-        """Equal on all ranks that issued the same collectives in the same order, in each lane."""
+        """Equal on all ranks that issued the same collectives in the same order, in each lane but that of
+        data.
+        """
         return crc32(repr(self._hashes).encode()) if any(self._hashes) else 0
 
+    def data_hash(self, line: Line) -> int:
+        """Return the like of what these ranks have sent each other because of their data."""
+        return self._data_hashes.get(line, 0)
+
     def record(
-        self, kind: str, what: str, *, nbytes: int, sent_bytes: int | None = None, lane: int = 0
+        self,
+        kind: str,
+        what: str,
+        *,
+        nbytes: int,
+        sent_bytes: int | None = None,
+        lane: int = 0,
+        line: Line = Line(),  # noqa: B008  (it cannot change)
     ) -> None:
         """Note one collective of `what`, over `nbytes`, of which this rank sends `sent_bytes`;
         None: that is unknown.
@@ -33,7 +47,11 @@ class Meter:
         """
         if sent_bytes is not None:
             self._bytes[kind] = self._bytes.get(kind, 0) + sent_bytes
-        self._hashes[lane] = crc32(f"{kind} {what} {nbytes}".encode(), self._hashes[lane])
+        done = f"{kind} {what} {nbytes}".encode()
+        if lane == DATA_LANE:
+            self._data_hashes[line] = crc32(done, self._data_hashes.get(line, 0))
+        else:
+            self._hashes[lane] = crc32(done, self._hashes[lane])
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Return the bytes sent so far, by kind of collective."""

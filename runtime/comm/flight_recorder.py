@@ -6,7 +6,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -21,7 +21,7 @@ from .messages import Messages
 from .phases import COMM, Phases
 
 T = TypeVar("T")
-NUM_LANES = 5  # a lane is a communicator of its own: what two of them send may pass each other in any way
+NUM_LANES = 6  # a lane is a communicator of its own: what two of them send may pass each other in any way
 PARAMETER_LANE = 1
 JOB_LANE = (
     2  # of all ranks, where not all hold the same model: its numbers alone are then those of every rank
@@ -29,6 +29,9 @@ JOB_LANE = (
 SEND_LANE = 3  # from this rank to another one, in a pipeline; and what comes from others, which begins
 RECEIVE_LANE = 4  # before or after a send, as the shapes of this rank's samples are known or not
 MESSAGE_LANES = (SEND_LANE, RECEIVE_LANE)
+# Activations, along tp, sp or ep: what the samples of a few ranks make them send each other. Ranks with other
+# samples may send more or less, and more or less often. Each collective has the `ranks` that do it.
+DATA_LANE = 5
 _NUM_RECENT = 64  # more than two ranks can be apart
 
 
@@ -52,8 +55,29 @@ class Collective(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, str, int]:
-        """What must be the same on all ranks."""
+        """Return what must be the same on all ranks of its stream."""
         return self.op, self.what, self.nbytes
+
+    @property
+    def place(self) -> int:
+        """Return its number in its stream, from 1."""
+        return self.turn if self.lane == DATA_LANE else self.number
+
+    def stream(self, peers: Sequence[int]) -> Stream:
+        """Return the stream that it is in, on a rank that trains the same as these `peers`."""
+        if self.lane == DATA_LANE:
+            return Stream(self.lane, self.axis, tuple(self.ranks))
+        return Stream(self.lane, "", tuple(peers))
+
+
+class Stream(NamedTuple):
+    """Collectives that the same ranks do in the same order: those that train the same parameters; in
+    DATA_LANE, those that compute with the same samples, or send each other tokens.
+    """
+
+    lane: int
+    axis: str  # in DATA_LANE
+    ranks: tuple[int, ...]
 
 
 class Line(NamedTuple):

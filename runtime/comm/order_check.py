@@ -1,8 +1,14 @@
 """Whether all ranks did the same collectives in the same order.
 
-Ranks that gather units of one size in different orders get each other's values, and nothing stops them. So a
-fingerprint of the order travels with the gradient norm, before a step changes anything; forwards without
-gradients send it beside the next forward. DSLAUNCH_DEBUG=collectives also asks after every step.
+Ranks that gather units of one size in different orders get each other's values, and nothing stops them. So
+fingerprints of the order travel with the gradient norm, before a step changes anything; forwards without
+gradients send them beside the next forward. DSLAUNCH_DEBUG=collectives also asks after every step.
+
+[Note: who is compared with whom]
+A fingerprint is of a stream (flight_recorder.py), and compared among the ranks that do the same in it, no
+others. What moves parameters, gradients and numbers of the job is the same on all ranks that train the same
+parameters. What moves activations along tp, sp or ep depends on the samples of those few ranks: others may
+have longer sequences, more samples, or none for some layer.
 
 The ranks agree on what to say through the job's store, not by a collective: of ranks that went apart, none
 need ever meet in one again.
@@ -22,7 +28,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import CollectiveError
-from .flight_recorder import NUM_LANES, Collective
+from .flight_recorder import DATA_LANE, NUM_LANES, Collective, Line, Stream
+from .mesh import Lines
 from .pending import Pending
 from .rank_group import Job, RankGroup
 from .rank_names import RankNames
@@ -37,15 +44,29 @@ class OrderCheck:
     """Of one engine."""
 
     def __init__(
-        self, job: Job, *, holders: RankGroup | None = None, timeout: timedelta, grace: timedelta = _GRACE
+        self,
+        job: Job,
+        *,
+        holders: RankGroup | None = None,
+        data_lines: Mapping[str, Lines] | None = None,
+        timeout: timedelta,
+        grace: timedelta = _GRACE,
     ) -> None:
-        """`holders` are the ranks that hold the same model, or parts of it; default all of the job. A rank
-        that is known to have gone another way is waited for no longer than `grace`.
+        """`holders` are the ranks that hold the same model, or parts of it; default all of the job.
+        `data_lines` are, by axis, those that send each other activations. A rank that is known to have gone
+        another way is waited for no longer than `grace`.
 
         Order: every rank must construct its checks in the same order
         """
         self._job, self._holders, self._recorder = job, holders or job, job.wire.recorder
         self._grace = grace
+        # By fingerprint and rank: whose is to be the same.
+        self._firsts = [job.leaders]
+        self._own_lines: list[Line] = []
+        for axis, lines in (data_lines or {}).items():
+            first = {rank: line[0] for line in lines for rank in line}
+            self._firsts.append(tuple(first[rank] for rank in range(job.size)))
+            self._own_lines.append(Line(axis, tuple(next(line for line in lines if job.index in line))))
         store: Any = dist.distributed_c10d._get_default_store()
         is_fake = dist.get_backend() == "fake"  # one process plays a rank of many; its store keeps nothing
         number = 0 if is_fake else store.add(f"dslaunch/orders/{job.index}", 1)
@@ -61,20 +82,31 @@ class OrderCheck:
         self._recorder.remember(_NUM_REMEMBERED)
 
     @property
-    def fingerprint(self) -> float:
-        """Of the order so far."""
-        return float(self._job.wire.meter.order_hash)
+    def num_fingerprints(self) -> int:
+        """Return how many each rank has; the same on all ranks."""
+        return len(self._firsts)
 
-    def check(self, fingerprints: Sequence[float]) -> None:
-        """See that those of ranks that train the same, taken at the same place of the program, are equal.
+    @property
+    def fingerprints(self) -> list[float]:
+        """Return those of the order so far; see [Note: who is compared with whom]."""
+        meter = self._job.wire.meter
+        return [float(meter.order_hash), *(float(meter.data_hash(line)) for line in self._own_lines)]
 
-        `fingerprints` are those of all ranks.
+    def check(self, told: Sequence[Sequence[float]]) -> None:
+        """See that the fingerprints of all ranks, taken at the same place of the program, are as they should.
 
         Errors: CollectiveError, on every rank, that names the first collective that was not the same
         """
         before, self._num_compared = self._num_compared, self._recorder.issued
-        if self._job.first_difference(fingerprints) is not None:
+        if self._are_different(dict(enumerate(told))):
             raise CollectiveError(self._describe(before, self._of_job))
+
+    def _are_different(self, told: Mapping[int, Sequence[float]]) -> bool:
+        return any(
+            one != told[firsts[rank]][place]
+            for rank, row in told.items()
+            for place, (one, firsts) in enumerate(zip(row, self._firsts, strict=True))
+        )
 
     def end_forward(self, device: torch.device) -> None:
         """A forward without gradients has ended: no step will tell whether it was the same on all ranks.
@@ -84,7 +116,7 @@ class OrderCheck:
         Errors: as `check`, for the forward before, on the holders alone
         """
         self.finish()
-        own = torch.tensor(self.fingerprint, dtype=torch.float64, device=device)
+        own = torch.tensor(self.fingerprints, dtype=torch.float64, device=device)
         self._sent = self._holders.start_all_gather_float64(own, what="the order of collectives")
 
     def finish(self) -> None:
@@ -97,7 +129,7 @@ class OrderCheck:
             sent[1].wait()
             before, self._num_compared = self._num_compared, self._recorder.issued
             said = dict(zip(self._of_holders.ranks, sent[0].tolist(), strict=True))
-            if any(one != said[self._job.leaders[rank]] for rank, one in said.items()):
+            if self._are_different(said):
                 raise CollectiveError(self._describe(before, self._of_holders))
 
     def compare(self) -> None:
@@ -108,12 +140,12 @@ class OrderCheck:
                 or a rank that did not come
         """
         before, self._num_compared = self._num_compared, self._recorder.issued
-        order_hash = str(self._job.wire.meter.order_hash)
-        if self._of_job.agree(order_hash, self._whether_different):
+        if self._of_job.agree(json.dumps(self.fingerprints), self._whether_different):
             raise CollectiveError(self._describe(before, self._of_job))
 
-    def _whether_different(self, hashes: Mapping[int, str]) -> str:
-        return "" if self._job.first_difference(list(hashes.values())) is None else "different"
+    def _whether_different(self, texts: Mapping[int, str]) -> str:
+        told = {rank: json.loads(text) for rank, text in texts.items()}
+        return "different" if self._are_different(told) else ""
 
     def _describe(self, before: tuple[int, ...], talk: _Talk) -> str:
         recent = [one for one in self._recorder.recent() if one.number > before[one.lane]]
@@ -181,43 +213,46 @@ class _Talk:
         return str(self._store.get(key).decode())
 
 
-_BRANCH = "in the same order; look for a branch that depends on the rank or its data"
+_BRANCH = "in the same order; look for a branch that depends on the rank"
 
 
-def _advice(leaders: Sequence[int]) -> str:
+def _advice(stream: Stream | None, leaders: Sequence[int]) -> str:
+    if stream is not None and stream.lane == DATA_LANE:
+        return (
+            f"ranks along {stream.axis} compute together and must use the same layers, {_BRANCH}, or on "
+            "values that differ along that axis"
+        )
     if len(set(leaders)) == 1:
-        return f"every rank must use the same units of the model, {_BRANCH}"
-    return f"the ranks that train the same layers must use the same units, {_BRANCH}"
+        return f"every rank must use the same units of the model, {_BRANCH} or its data"
+    return f"the ranks that train the same layers must use the same units, {_BRANCH} or its data"
 
 
 def _first_difference(
     told: Mapping[int, list[Any] | None], step: int, leaders: Sequence[int], names: RankNames
 ) -> str:
-    """Name it, as seen by the first rank that did other collectives than its leader, and by that one.
+    """Name it, as seen by the first rank that did other collectives than the first rank of its stream, and
+    by that one.
 
     Each told its collectives since the last step, by rank; None: it has not come to tell.
     """
-    advice = _advice(leaders)
     orders = {
         rank: None if one is None else [Collective(*label) for label in one] for rank, one in told.items()
     }
+    streams = _streams(orders, leaders)
     for rank, order in orders.items():
-        leader = leaders[rank]
-        first = orders[leader]
-        if order is None or first is None or rank == leader:
-            continue
-        for lane in range(NUM_LANES):
-            pairs = zip_longest(
-                (one for one in order if one.lane == lane), (one for one in first if one.lane == lane)
-            )
+        for stream, done in streams.items():
+            first = next((one for one in stream.ranks if one in orders), rank)
+            if order is None or orders[first] is None or rank == first or rank not in stream.ranks:
+                continue
+            pairs = zip_longest(done.get(rank, ()), done.get(first, ()))
             for place, (theirs, ours) in enumerate(pairs, start=1):
                 if theirs is None or ours is None or theirs.identity != ours.identity:
-                    others = [one for one in orders if leaders[one] == leader and one not in (rank, leader)]
-                    did = {one: _at(orders[one], lane, place) for one in others if orders[one] is not None}
+                    others = [one for one in stream.ranks if one in orders and one not in (rank, first)]
+                    did = {one: _at(done.get(one, ()), place) for one in others if orders[one] is not None}
                     return (
                         f"{names.of(rank)}'s collective {place} of step {step} was {_named(theirs, ours)}, "
-                        f"{names.of(leader)}'s was {_named(ours, theirs)}"
-                        f"{_who_did_as(rank, theirs, leader, ours, did, names)}: {advice}"
+                        f"{names.of(first)}'s was {_named(ours, theirs)}"
+                        f"{_who_did_as(rank, theirs, first, ours, did, names)}: {_advice(stream, leaders)}"
                     )
     silent = next((rank for rank, order in orders.items() if order is None), None)
     talker = next(iter(orders))  # who compares
@@ -226,16 +261,30 @@ def _first_difference(
         last = ", ".join(map(str, (orders[known] or [])[-_NUM_NAMED:])) or "none at all"
         return (
             f"{names.of(silent)} did other collectives than {names.of(known)} in step {step} and has not "
-            f"come to tell which; {names.of(known)}'s last were {last}: {advice}"
+            f"come to tell which; {names.of(known)}'s last were {last}: {_advice(None, leaders)}"
         )
     num_compared = len(orders[talker] or ())
     return f"the ranks' collectives differ, but not in the last {num_compared} of step {step}"
 
 
-def _at(order: Sequence[Collective] | None, lane: int, place: int) -> Collective | None:
-    """Return the collective number `place` of a lane, None if there were fewer."""
-    of_lane = [one for one in order or () if one.lane == lane]
-    return of_lane[place - 1] if place <= len(of_lane) else None
+def _streams(
+    orders: Mapping[int, list[Collective] | None], leaders: Sequence[int]
+) -> dict[Stream, dict[int, list[Collective]]]:
+    """Return what each rank did, by stream, those of data last."""
+    peers: dict[int, list[int]] = {}
+    for rank, leader in enumerate(leaders):
+        peers.setdefault(leader, []).append(rank)
+    found: dict[Stream, dict[int, list[Collective]]] = {}
+    for rank, order in orders.items():
+        for one in order or ():
+            of_ranks = found.setdefault(one.stream(peers[leaders[rank]]), {})
+            of_ranks.setdefault(rank, []).append(one)
+    return dict(sorted(found.items()))
+
+
+def _at(done: Sequence[Collective], place: int) -> Collective | None:
+    """Return the collective number `place`, None if there were fewer."""
+    return done[place - 1] if place <= len(done) else None
 
 
 def _who_did_as(

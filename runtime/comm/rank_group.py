@@ -29,11 +29,11 @@ class RankGroup:
     Order: all of them must call the same methods in the same order
     """
 
-    lane = 0  # see flight_recorder.py
-
-    def __init__(self, axis: Axis, wire: Wire, *, line: Line | None = None) -> None:
-        """`line` tells of ranks that do not have the same model which they are."""
-        self.axis, self.wire, self._line = axis, wire, line or Line()
+    def __init__(self, axis: Axis, wire: Wire, *, line: Line | None = None, lane: int = 0) -> None:
+        """`line` tells of ranks that do not have the same model which they are; `lane`: see
+        flight_recorder.py.
+        """
+        self.axis, self.wire, self._line, self.lane = axis, wire, line or Line(), lane
 
     @property
     def index(self) -> int:

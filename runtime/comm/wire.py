@@ -34,7 +34,7 @@ class Wire:
     ) -> Flight:
         """Every collective passes here before it is sent; objects that torch pickles are no `tensor`."""
         nbytes = 0 if tensor is None else tensor.nbytes
-        self.meter.record(counted_as or op, what, nbytes=nbytes, sent_bytes=sent_bytes, lane=lane)
+        self.meter.record(counted_as or op, what, nbytes=nbytes, sent_bytes=sent_bytes, lane=lane, line=line)
         stopwatch = None
         if self._log.is_on:
             whole = None if tensor is None else nbytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 
 import torch
@@ -102,7 +103,7 @@ def make_components(
     job = domains.job
     timeout = group_timeout() or worker.timeout
     watchdog = watch(job, limit_s=worker.watchdog_s, timeout=timeout)
-    order_check = None if job.is_alone else OrderCheck(job, holders=domains.holders, timeout=timeout)
+    order_check = None if job.is_alone else _order_check(domains, timeout)
     offload = _offload(policy, config, optimizer, device=device, job=job)
     mark_configured(module, config.zero.leaf_module)
     model = _model(module, policy, config, optimizer, device=device, domains=domains, offload=offload)
@@ -274,6 +275,10 @@ def _offload(
     trained = [one for group in groups for one in group["params"] if one.requires_grad]
     num_trained = sum(param.numel() for param in trained if not is_lazy(param))  # which is an error soon
     return make_offload(plan, config.zero, config.aio, num_trained=num_trained, job=job)
+
+
+def _order_check(domains: Domains, timeout: timedelta) -> OrderCheck:
+    return OrderCheck(domains.job, holders=domains.holders, data_lines=domains.data_lines, timeout=timeout)
 
 
 def _model(

@@ -105,7 +105,7 @@ class OptimizerStep:
         note: list[float | Tensor] = [self._note]
         if check is not None:
             check.finish()
-            note += [check.fingerprint, float(self._model.is_behind)]
+            note += [float(self._model.is_behind), *check.fingerprints]
         if self._inputs is not None:
             note.append(self._inputs.note)
         norm, notes = global_grad_norm(trained, self._domains, device=self._model.device, note=note)
@@ -116,8 +116,8 @@ class OptimizerStep:
         if self._inputs is not None:
             self._inputs.settle([one[-1] for one in notes], self._domains.axes.lines(("tp",)))
         if check is not None:
-            check.check([one[1] for one in notes])
-            if any(one[2] for one in notes):
+            check.check([one[2 : 2 + check.num_fingerprints] for one in notes])
+            if any(one[1] for one in notes):
                 self._model.catch_up()
                 norm, _ = global_grad_norm(trained, self._domains, device=self._model.device)
         return norm

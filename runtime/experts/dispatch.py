@@ -60,9 +60,7 @@ class ExpertAxis:
             return number
         value = torch.tensor(number, dtype=torch.int64, device=device)
         sent_bytes = 2 * value.nbytes * (self.size - 1) // self.size
-        flight = self.group.wire.begin(
-            "all_reduce", value, f"the capacity of {self.name}", sent_bytes=sent_bytes
-        )
+        flight = self.group.begin("all_reduce", value, f"the capacity of {self.name}", sent_bytes=sent_bytes)
         send = partial(dist.all_reduce, value, op=dist.ReduceOp.MAX, async_op=True)
         flight.start(partial(send, group=self.group.axis.group)).wait()
         return int(value)
@@ -86,7 +84,7 @@ class ExpertAxis:
         arrived = rows.new_empty(sum(received), *rows.shape[1:])
         group = self.group
         # None: each rank's size is another
-        flight = group.wire.begin("all_to_all", None, f"{what} of {self.name}", sent_bytes=sent_bytes)
+        flight = group.begin("all_to_all", None, f"{what} of {self.name}", sent_bytes=sent_bytes)
         send = partial(dist.all_to_all_single, arrived, rows, list(received), list(sent))
         flight.start(partial(send, group=group.axis.group, async_op=True)).wait()
         return arrived

@@ -99,7 +99,7 @@ class PlacedExperts:
         axes, dense = self._axes, domains.dense.comm.mesh
         for size, is_divided in self._kinds:
             together, alike = expert_lines(axes, size, is_strided=self._is_strided)
-            group = domains.add_group(together)
+            group = domains.add_group(together, axis=f"ep_size_{size}")
             parts, names = None, None
             if is_divided:
                 self._divided.join(group)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
-from ..comm.flight_recorder import Line
+from ..comm.flight_recorder import DATA_LANE, Line
 from ..comm.mesh import ALONE, Axis, Lines, make_axis, make_mesh, make_shard_axis
 from ..comm.rank_group import Job, RankGroup
 from ..comm.wire import Wire
@@ -71,6 +71,10 @@ class Domains:
         self.job = Job(self.wire, leaders=axes.leaders, places=axes.places)
         self._all: list[Domain] = []
         self._groups: list[RankGroup] = []
+        # by the name of an axis, all ranks in lines, along which they send each other activations
+        self.data_lines: dict[str, Lines] = {
+            name: axes.lines((name,)) for name in ("sp", "tp") if getattr(axes, name) > 1
+        }
         # by DeepSpeed's name: the ranks that hold all experts together, and those that hold the same ones
         self.of_experts: dict[str, tuple[Axis, Axis]] = {}
         self._of: dict[int, Domain] = {}  # by id of a parameter or buffer; the others are dense
@@ -136,12 +140,16 @@ class Domains:
             return Line()
         return Line("", tuple(next(line for line in sharers if self.job.index in line)))
 
-    def add_group(self, lines: Lines) -> RankGroup:
-        """Make a process group of each line, for what its ranks tell each other beside all domains.
+    def add_group(self, lines: Lines, *, axis: str) -> RankGroup:
+        """Make a process group of each line, for activations that its ranks send each other. `axis` is what
+        the lines are called.
 
         Order: every rank must call this in the same order: it may create process groups
         """
-        group = RankGroup(make_shard_axis(shard_size=len(lines[0]), sharers=lines), self.wire)
+        self.data_lines[axis] = lines
+        line = Line(axis, tuple(next(line for line in lines if self.job.index in line)))
+        made = make_shard_axis(shard_size=len(lines[0]), sharers=lines)
+        group = RankGroup(made, self.wire, line=line, lane=DATA_LANE)
         self._groups.append(group)
         return group
 
@@ -216,7 +224,7 @@ class Domains:
     def copies_group(self) -> RankGroup:
         """Return the ranks that hold copies of dense parameters: this one's axis tp."""
         line = Line("tp", self.axes.line_of(self.job.index, ("tp",)))
-        return RankGroup(self.dense.comm.mesh.copies, self.wire, line=line)
+        return RankGroup(self.dense.comm.mesh.copies, self.wire, line=line, lane=DATA_LANE)
 
     @property
     def summands(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from ..comm.flight_recorder import DATA_LANE, Line
 from ..errors import ConfigError
 from ..mesh.current import current_wire
 from ..zero.uncompiled import uncompiled
@@ -49,12 +50,14 @@ class SequenceRanks:
     made: weakref.ref[Any] = field(repr=False, compare=False)  # that group
     size: int
     index: int  # of this rank
+    line: Line  # they, as ranks of the job
 
     @classmethod
     def of(cls, group: Any) -> SequenceRanks:
         """Return those of a process group."""
         size, index = dist.get_world_size(group), dist.get_rank(group)
-        return cls(name=group.group_name, made=weakref.ref(group), size=size, index=index)
+        line = Line("sp", tuple(dist.get_process_group_ranks(group)))
+        return cls(name=group.group_name, made=weakref.ref(group), size=size, index=index, line=line)
 
     @property
     def group(self) -> Any:
@@ -89,8 +92,7 @@ class SequenceRanks:
         sent = value.detach().contiguous()
         received = [torch.empty_like(sent) for _ in range(self.size)]
         sent_bytes = sent.nbytes * (self.size - 1)
-        # None: the ranks that have other samples may have longer sequences
-        self._send("all_gather", None, what, sent_bytes, partial(dist.all_gather, received, sent))
+        self._send("all_gather", sent, what, sent_bytes, partial(dist.all_gather, received, sent))
         return received
 
     def gather_objects(self, value: object, what: str) -> list[Any]:
@@ -101,7 +103,7 @@ class SequenceRanks:
         if wire is None:
             send()
         else:
-            wire.begin("all_gather", None, what).run(send)
+            wire.begin("all_gather", None, what, lane=DATA_LANE, line=self.line).run(send)
         return received
 
     def send_parts(
@@ -151,7 +153,8 @@ class SequenceRanks:
         TRAFFIC.num_sent += 1
         wire, start = current_wire(), partial(send, group=self.group, async_op=True)
         if wire is not None:
-            wire.begin(op, tensor, what, sent_bytes=sent_bytes).start(start).wait()
+            flight = wire.begin(op, tensor, what, sent_bytes=sent_bytes, lane=DATA_LANE, line=self.line)
+            flight.start(start).wait()
         elif (work := start()) is not None:
             work.wait()
 

@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from ...table import table
-from ..flight_recorder import JOB_LANE, MESSAGE_LANES, NUM_LANES, RECEIVE_LANE, SEND_LANE, Collective
+from ..flight_recorder import (
+    JOB_LANE,
+    MESSAGE_LANES,
+    NUM_LANES,
+    RECEIVE_LANE,
+    SEND_LANE,
+    Collective,
+    Stream,
+)
 from ..rank_names import RankNames, folded
 from .position import Position, Wait
 
@@ -173,13 +181,15 @@ def _cause(stuck: _Stuck, positions: Mapping[int, Position], leaders: Sequence[i
 
 def _different_paths(positions: Mapping[int, Position], leaders: Sequence[int], names: RankNames) -> str:
     """The first collective, as far as the ranks remember, in which ranks with one model differed."""
+    everyone = tuple(range(len(leaders)))
+    peers = {rank: tuple(one for one in everyone if leaders[one] == leaders[rank]) for rank in positions}
     for lane in range(NUM_LANES):
-        seen: dict[tuple[int, int], dict[tuple[str, str, int], list[tuple[int, Collective]]]] = {}
+        seen: dict[tuple[int, Stream], dict[tuple[str, str, int], list[tuple[int, Collective]]]] = {}
         for rank, position in sorted(positions.items()):
-            together = 0 if lane == JOB_LANE else leaders[rank]
             for one in position.recent:
                 if one.lane == lane:
-                    known = seen.setdefault((one.number, together), {})
+                    stream = one.stream(everyone if lane == JOB_LANE else peers[rank])
+                    known = seen.setdefault((one.place, stream), {})
                     known.setdefault(one.identity, []).append((rank, one))
         for _, by_identity in sorted(seen.items()):
             if len(by_identity) > 1:

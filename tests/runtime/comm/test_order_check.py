@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dslaunch
-from dslaunch.runtime.comm.flight_recorder import Collective
+from dslaunch.runtime.comm.flight_recorder import DATA_LANE, Collective, Line
 from dslaunch.runtime.comm.order_check import OrderCheck, _first_difference
 from dslaunch.runtime.comm.rank_group import Job
 from dslaunch.runtime.comm.rank_names import RankNames
@@ -142,6 +142,39 @@ def test_the_first_difference_is_named(
     assert ranks(_compare, orders, world_size=3) == [expected] * 3
 
 
+def _compare_data(rank: int, whats: tuple[str, ...]) -> str:
+    """Pairs of ranks have samples of their own, and send each other activations; then all compare."""
+    job = Job(Wire())
+    lines = [(0, 1), (2, 3)]
+    check = OrderCheck(job, data_lines={"tp": lines}, timeout=timedelta(seconds=20))
+    for what in whats[rank]:
+        send = job.wire.begin(
+            "all_reduce",
+            torch.empty(1 + rank // 2),
+            f"layer '{what}'",
+            lane=DATA_LANE,
+            line=Line("tp", lines[rank // 2]),
+        )
+        send.run(lambda: None)
+    told = job.all_gather_float64(torch.tensor(check.fingerprints, dtype=torch.float64), what="fingerprints")
+    try:
+        check.check(told.tolist())
+    except CollectiveError as error:
+        return str(error)
+    return ""
+
+
+def test_what_depends_on_data_is_compared_among_ranks_with_the_same_data(ranks: Ranks) -> None:
+    """The pairs differ in sizes, number and order, and that is right; rank 3 differs from rank 2."""
+    assert ranks(_compare_data, ("ab", "ab", "b", "b"), world_size=4) == [""] * 4
+    results = ranks(_compare_data, ("ab", "ab", "cd", "dc"), world_size=4)
+    assert results == [results[0]] * 4
+    assert results[0].startswith(
+        "rank 3's collective 1 of step 1 was all_reduce of layer 'd' over tp, rank 2's was all_reduce of "
+        "layer 'c' over tp: ranks along tp compute together and must use the same layers, in the same order"
+    )
+
+
 def _alone(rank: int) -> str:
     check = OrderCheck(Job(Wire()), timeout=timedelta(seconds=1))
     if rank == 1:
@@ -158,7 +191,7 @@ def _apart(rank: int) -> str:
     if rank == 2:
         return ""
     with pytest.raises(CollectiveError) as caught:
-        check.check([1.0, 1.0, 2.0])
+        check.check([[1.0], [1.0], [2.0]])
     return str(caught.value)
 
 

@@ -247,7 +247,7 @@ def _rows(rank: int, num_tokens: tuple[int, int]) -> tuple[bool, dict[str, int],
     """Expert e multiplies by e + 1; rank 1 has no tokens, or other ones."""
     domains = Domains(Axes(dp=2), shard_size=1)
     axis = ExpertAxis(size=2)
-    axis.join(domains.add_group([(0, 1)]))
+    axis.join(domains.add_group([(0, 1)], axis="ep_size_2"))
     draw = torch.Generator().manual_seed(rank)
     tokens = torch.randn(num_tokens[rank], 3, generator=draw).requires_grad_()
     chosen = torch.randint(0, 4, (num_tokens[rank], 2), generator=draw)

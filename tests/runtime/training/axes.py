@@ -50,6 +50,9 @@ class Layout:
     zero: Mapping[str, Any] = field(default_factory=dict)  # more of that section
     has_mesh: bool = False  # the section mesh says all sizes, and no key beside it
     order: tuple[str, ...] = ORDER  # of the axes with more than one rank, the outermost first
+    # What every second copy of the model has less of than the others: "length" of its sequences, samples in a
+    # "batch", or "layers": those of its shorter sequences leave some out.
+    differs: str = ""
 
     @property
     def axes(self) -> Axes:
@@ -61,6 +64,7 @@ class Layout:
         more = [self.schedule] if self.pp > 1 else []
         more += [self.gradient] if self.gradient != "mean" else []
         more += ["mesh"] if self.has_mesh else []
+        more += [f"other-{self.differs}"] if self.differs else []
         more += ["-over-".join(self.order)] if self.order != ORDER else []
         said = [*(f"{name}{size}" for name, size in sizes.items() if size > 1), f"stage{self.stage}"]
         return "-".join([*said, *more, *self.zero])
@@ -97,24 +101,27 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class Mlp(nn.Module):
-    """What axis tp divides."""
+    """What axis tp divides. Sequences, or parts of them, that are shorter than `least` do without it."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = 0) -> None:
         super().__init__()
+        self.least = least
         self.norm = nn.LayerNorm(WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH, bias=False)
 
     def forward(self, pair: Pair) -> Pair:
         x, aux = pair
+        if x.shape[1] < self.least:
+            return pair
         return x + self.down(torch.tanh(self.up(self.norm(x)))), aux
 
 
 class Experts(nn.Module):
-    """A layer of experts, each of which has no room for some of its tokens. `parts`: a forward takes so many
-    parts of sequences after each other, as ranks do that have one each.
+    """A layer of experts, each of which has `room` for so many times its even share of tokens. `parts`: a
+    forward takes so many parts of sequences after each other, as ranks do that have one each.
     """
 
-    def __init__(self, ep: int = 1, parts: int = 1, seed: int = 0) -> None:
+    def __init__(self, ep: int = 1, parts: int = 1, seed: int = 0, room: float = 0.6) -> None:
         super().__init__()
         expert = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH))
         self.moe = MoE(
@@ -123,7 +130,7 @@ class Experts(nn.Module):
             num_experts=EXPERTS,
             ep_size=ep,
             k=2,
-            capacity_factor=0.6,
+            capacity_factor=room,
             min_capacity=0,
             top2_2nd_expert_sampling=False,
         )
@@ -146,23 +153,26 @@ class Head(nn.Linear):
 
 def specs(layout: Layout, *, parts: int = 1) -> list[LayerSpec]:
     """Two stages of a pipeline have a layer of each kind; of four, the outer ones have no experts."""
-    attention, experts = LayerSpec(Attention, layout.sp), LayerSpec(Experts, layout.ep, parts)
+    # Ranks that exchange tokens have the room of the one with most, which one process does not know of.
+    room = 2.0 * EXPERTS if layout.differs else 0.6
+    attention, experts = LayerSpec(Attention, layout.sp), LayerSpec(Experts, layout.ep, parts, room=room)
+    mlp = LayerSpec(Mlp, LENGTH // layout.sp if layout.differs == "layers" else 0)
     return [
         LayerSpec(Embed),
         attention,
         experts,
-        LayerSpec(Mlp),
+        mlp,
         attention,
         experts,
-        LayerSpec(Mlp),
+        mlp,
         LayerSpec(Head),
     ]
 
 
-def make_judge(parts: int = 1) -> nn.Sequential:
+def make_judge(parts: int = 1, differs: str = "") -> nn.Sequential:
     """All layers in one process, with all experts, each with values of its own."""
     torch.manual_seed(5)
-    judge = nn.Sequential(*(spec.build() for spec in specs(Layout(), parts=parts)))
+    judge = nn.Sequential(*(spec.build() for spec in specs(Layout(differs=differs), parts=parts)))
     with torch.no_grad():
         for name, param in judge.named_parameters():
             if "deepspeed_experts" in name:
@@ -194,6 +204,13 @@ def data(step: int, *, size: int) -> Pair:
     return tokens[:, :-1].contiguous(), labels
 
 
+def _less(layout: Layout, copy: int, micro_batch: Tensor) -> Tensor:
+    """Return what this copy of the model has of it."""
+    if not (layout.differs and copy % 2):
+        return micro_batch
+    return micro_batch[: SIZE - 1] if layout.differs == "batch" else micro_batch[:, : LENGTH - 2]
+
+
 def loss_of(layout: Layout, outputs: Pair, labels: Tensor) -> Tensor:
     """The mean over labelled tokens, and the loss of the gates; of the latter each rank has a part's, which
     count as much together as that of a whole.
@@ -208,7 +225,7 @@ def loss_of(layout: Layout, outputs: Pair, labels: Tensor) -> Tensor:
 
 def train_alone(layout: Layout) -> Trained:
     """Return losses, norms before clipping, and the parameters after SGD in one process."""
-    judge = make_judge(layout.sp)
+    judge = make_judge(layout.sp, layout.differs)
     optimizer = torch.optim.SGD(judge.parameters(), lr=0.5, momentum=0.9)
     losses, norms = [], []
     for step in range(STEPS):
@@ -216,7 +233,8 @@ def train_alone(layout: Layout) -> Trained:
         total = 0.0
         tokens, labels = data(step, size=SIZE * MICRO * layout.dp)
         number = MICRO * layout.dp
-        for one, its in zip(tokens.chunk(number), labels.chunk(number), strict=True):
+        for place, (one, its) in enumerate(zip(tokens.chunk(number), labels.chunk(number), strict=True)):
+            one, its = _less(layout, place // MICRO, one), _less(layout, place // MICRO, its)
             logits, aux = judge(one)
             loss = F.cross_entropy(logits.flatten(0, 1), its.flatten(), ignore_index=-100) + AUX * aux
             (loss / number).backward()
@@ -284,8 +302,11 @@ def batches(layout: Layout, step: int) -> Iterator[Pair]:
     """This rank's part of its micro batches of a step."""
     place = layout.axes.coordinates(dist.get_rank())
     own = [one.chunk(layout.dp)[place["dp"]] for one in data(step, size=SIZE * MICRO * layout.dp)]
-    tokens, labels = (one.chunk(layout.sp, dim=1)[place["sp"]] for one in own)
-    yield from zip(tokens.chunk(MICRO), labels.chunk(MICRO), strict=True)
+    for pair in zip(*(one.chunk(MICRO) for one in own), strict=True):
+        tokens, labels = (
+            _less(layout, place["dp"], one).chunk(layout.sp, dim=1)[place["sp"]] for one in pair
+        )
+        yield tokens, labels
 
 
 def train(engine: Any, layout: Layout, *, steps: int = STEPS) -> tuple[list[float], list[float]]:

@@ -200,6 +200,40 @@ def test_what_a_rank_writes_reaches_those_that_hold_the_same(
         assert found == {number: int(number) == held for number in found}
 
 
+DIFFERENT_DATA = [
+    Layout(differs=differs, stage=stage, **sizes)
+    for sizes in (
+        {"dp": 2},
+        {"dp": 2, "tp": 2},
+        {"dp": 2, "sp": 2},
+        {"dp": 2, "pp": 2},
+        {"dp": 4, "ep": 2},
+        {"dp": 2, "sp": 2, "tp": 2},
+        {"dp": 2, "pp": 2, "tp": 2},
+        {"dp": 2, "pp": 2, "sp": 2},
+        {"dp": 2, "tp": 2, "ep": 2},
+        {"dp": 2, "sp": 2, "ep": 2},
+        {"dp": 2, "pp": 2, "ep": 2},
+    )
+    for differs in ("length", "batch", "layers")
+    for stage in (0, 1, 2, 3)
+    if (differs, stage) != ("layers", 3)  # where parameters are gathered, all ranks use the same units
+]
+_FEW_DIFFERENT = (
+    Layout(dp=2, tp=2, stage=3, differs="length"),
+    Layout(dp=2, tp=2, stage=1, differs="layers"),
+    Layout(dp=2, sp=2, ep=2, stage=2, differs="batch"),
+)
+
+
+@pytest.mark.parametrize("layout", few(DIFFERENT_DATA, lambda one: one in _FEW_DIFFERENT), ids=str)
+def test_copies_of_the_model_may_have_other_data(ranks: Ranks, layout: Layout) -> None:
+    """Of other lengths, in batches of other sizes, and so that some layers are not used; see
+    docs/design/comparisons.md.
+    """
+    _check(ranks, layout)
+
+
 HOST = {"device": "cpu"}
 OFFLOADED = [
     *(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dslaunch.runtime.comm.flight_recorder import (
+    DATA_LANE,
     JOB_LANE,
     NUM_LANES,
     PARAMETER_LANE,
@@ -102,6 +103,20 @@ WAITING = tuple(position(rank, A, waits=B) for rank in range(3))
 )
 def test_the_first_line_says_who_and_what(last: Position, expected: str) -> None:
     assert first_line(*WAITING, last) == expected
+
+
+def test_ranks_with_other_data_have_not_taken_other_paths() -> None:
+    """Along tp ranks 0 and 1 send each other other sizes than ranks 2 and 3 do; rank 3 is late."""
+    small, large = (
+        Collective(DATA_LANE, 1, 17, "all_reduce", "the output of 'up'", nbytes, "tp", line, turn=1)
+        for nbytes, line in ((8, (0, 1)), (16, (2, 3)))
+    )
+    norm = Collective(0, 1, 17, "all_gather", "the gradient norm", 8)
+    there = [position(0, small, waits=norm), position(1, small, waits=norm), position(2, waits=large)]
+    assert first_line(*there, position(3)) == (
+        "rank 3 has not come to all_reduce of the output of 'up' over tp (step 17), for which rank 2 has "
+        "waited 300 s; in its own code for 300 s, before any collective"
+    )
 
 
 def test_a_position_says_what_another_engine_of_the_program_waits_for() -> None:
