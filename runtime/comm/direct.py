@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,10 @@ from torch import Tensor
 from .mesh import Axis
 from .messages import Messages
 
-_FIRST_TAG, _NUM_TAGS = 2**30, 2**26  # of an int of 32 bits; the lower ones are left to programs
+# Of an int of 32 bits; the lower ones are left to programs. A tag tells kind, number and size of a message:
+# gloo ends the process where one of another size arrives. One that nothing waits for stays where it
+# is, and the watchdog finds ranks that do not send each other the same.
+_FIRST_TAG, _NUM_KINDS, _NUM_TAGS, _NUM_SIZES = 2**30, 2**4, 2**12, 2**14
 _counts: WeakKeyDictionary[Any, Counter[int]] = WeakKeyDictionary()  # by group: how many of each kind so far
 
 
@@ -64,7 +68,7 @@ def send_to_all(own: Tensor, flat: Tensor, axis: Axis, *, lane: int) -> Messages
     if chunks[axis.index].data_ptr() != own.data_ptr():
         chunks[axis.index].copy_(own)
     received = [(place, chunk) for place, chunk in enumerate(chunks) if place != axis.index]
-    return _start(lambda place: own, received, axis, tag=_next_tag(axis, 2 * lane))
+    return _start(lambda place: own, received, axis, tag=_next_tag(axis, 2 * lane, flat.nbytes))
 
 
 def send_chunks(flat: Tensor, received: Tensor, axis: Axis, *, lane: int) -> Messages:
@@ -76,17 +80,19 @@ def send_chunks(flat: Tensor, received: Tensor, axis: Axis, *, lane: int) -> Mes
     """
     chunks, places = flat.chunk(axis.size), [place for place in range(axis.size) if place != axis.index]
     into = list(zip(places, received.chunk(axis.size - 1), strict=True))
-    return _start(lambda place: chunks[place], into, axis, tag=_next_tag(axis, 2 * lane + 1))
+    return _start(lambda place: chunks[place], into, axis, tag=_next_tag(axis, 2 * lane + 1, flat.nbytes))
 
 
-def _next_tag(axis: Axis, kind: int) -> int:
+def _next_tag(axis: Axis, kind: int, nbytes: int) -> int:
     """Return what tells these messages from others that are under way in the group, on all ranks alike.
 
     Ranks of one group may have other models, and so have done other things in other groups meanwhile.
     """
     counts = _counts.setdefault(axis.group or dist.group.WORLD, Counter())
     counts[kind] += 1
-    return _FIRST_TAG + 16 * (counts[kind] % _NUM_TAGS) + kind
+    number = counts[kind] % _NUM_TAGS
+    size = crc32(str(nbytes).encode()) % _NUM_SIZES
+    return _FIRST_TAG + (size * _NUM_TAGS + number) * _NUM_KINDS + kind
 
 
 def _start(

@@ -153,6 +153,11 @@ class Domains:
         self._groups.append(group)
         return group
 
+    @property
+    def exchanges_tokens(self) -> bool:
+        """Whether ranks with other samples send each other tokens in the middle of a backward."""
+        return bool(self._groups)
+
     def of(self, tensor: Tensor) -> Domain:
         """Return the domain of a parameter or buffer of the model."""
         return self._of.get(id(tensor), self.dense)

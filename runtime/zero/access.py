@@ -35,6 +35,7 @@ from .prefetch import Prefetcher, in_backward
 from .saved_hooks import Pack, Unpack, top_hooks
 from .sub_buffer import SubBuffer
 from .unit import Unit
+from .unit_uses import UnitUse
 
 _PLAIN = (Tensor, nn.Parameter)
 _CHECKPOINTS = "torch.utils.checkpoint"  # whose hooks keep nothing, and compute it again
@@ -48,6 +49,7 @@ class _SavedView(NamedTuple):
     sub_buffer: SubBuffer
     member: int  # the index of the parameter in `sub_buffer`
     num_changes: int | None  # of that parameter until then; None: later ones do not matter
+    use: UnitUse | None
     # Its size, stride and offset; None if it is the parameter as it is, of which there is a view already.
     place: tuple[torch.Size, tuple[int, ...], int | torch.SymInt] | None
 
@@ -102,7 +104,7 @@ class Access:
         self._modules = tuple(_modules_of(units))
         self._hooks = self._make_hooks()
         # Of the unit whose module ran last, the output that will tell that a backward comes to it.
-        self._last_output: tuple[Unit, Any] | None = None
+        self._last_output: tuple[Unit, list[Tensor], UnitUse | None] | None = None
         for one, unit, is_top in self._modules:
             if unit is not self._root and not unit.is_sharded:
                 continue  # it stays whole
@@ -156,7 +158,7 @@ class Access:
         finally:
             unit.num_forwards -= 1
         if torch.is_grad_enabled() and unit is not self._root:
-            self._last_output = unit, output
+            self._note_output(unit, output)
         return output
 
     def _call_first(self, unit: Unit, is_top: bool, forward: _Forward, args: Any, kwargs: Any) -> Any:
@@ -182,7 +184,7 @@ class Access:
         # What the root returns, another unit has returned just before, and that one's
         # values are needed first.
         if torch.is_grad_enabled() and not is_part_of_checkpoint and unit is not self._root:
-            self._last_output = unit, output
+            self._note_output(unit, output)
         if not self._prefetcher.num_forwards:
             self._watch_last_output()
             self._prefetcher.end_forward()
@@ -190,20 +192,25 @@ class Access:
 
     # ---- 2: outputs
 
-    def _watch_last_output(self) -> None:
+    def _note_output(self, unit: Unit, output: Any) -> None:
         """Modules of one unit that come one after the other have one output for all of them."""
+        leaves = (output,) if isinstance(output, Tensor) else tree_leaves(output)
+        of_graph = [one for one in leaves if isinstance(one, Tensor) and one.grad_fn is not None]
+        use = self._prefetcher.note_use(unit, is_output=True) if of_graph and unit.is_sharded else None
+        self._last_output = unit, of_graph, use
+
+    def _watch_last_output(self) -> None:
         if self._last_output is None:
             return
-        (unit, output), self._last_output = self._last_output, None
+        (unit, of_graph, use), self._last_output = self._last_output, None
 
         def enter_backward(grad: Tensor) -> None:
             if torch.is_grad_enabled():
                 self._prefetcher.hold_all()  # a graph is made
-            self._prefetcher.enter_backward(unit)
+            self._prefetcher.enter_backward(unit, use)
 
-        for one in (output,) if isinstance(output, Tensor) else tree_leaves(output):
-            if isinstance(one, Tensor) and one.grad_fn is not None:
-                one.register_hook(enter_backward)  # type: ignore[no-untyped-call]
+        for one in of_graph:
+            one.register_hook(enter_backward)  # type: ignore[no-untyped-call]
 
     # ---- 3: saved values
 
@@ -221,18 +228,19 @@ class Access:
         """They run for every saved tensor, and most of those lie elsewhere:
         hence nothing but one look for these.
         """
-        sub_buffer_at = self._sub_buffer_at
+        sub_buffer_at, note_use = self._sub_buffer_at, self._prefetcher.note_use
 
         def pack(tensor: Tensor) -> Any:
             try:
                 found = sub_buffer_at.get(address_of(tensor))
             except NotImplementedError:  # it has no storage; what it consists of keeps its own memory
                 return tensor
+            use = None if found is None else note_use(found[0], is_output=False)
             if type(tensor) in _PLAIN:
-                return tensor if found is None else _saved_in(*found, tensor)
+                return tensor if found is None else _saved_in(*found, tensor, use)
             with torch._C.DisableTorchFunctionSubclass():  # a class may refuse to describe itself
                 if found is not None:
-                    return _saved_in(*found, tensor)
+                    return _saved_in(*found, tensor, use)
                 parts = _pack_parts(tensor, pack)
                 return tensor if parts is None else parts
 
@@ -267,13 +275,13 @@ class Access:
         return pack, unpack
 
     def _read(self, saved: _SavedView) -> Tensor:
-        unit, sub_buffer, member, num_changes, place = saved
+        unit, sub_buffer, member, num_changes, use, place = saved
         params = sub_buffer.param_shard
         if num_changes is not None and params.num_changes[member] != num_changes:
             raise _out_of_date(sub_buffer.members[member].name)
         if torch.is_grad_enabled():
             self._prefetcher.hold_all()  # a graph is made
-        self._prefetcher.unshard_values(unit)
+        self._prefetcher.unshard_values(unit, use)
         values = params.values
         return values.views[member] if place is None else values.flat.as_strided(*place)
 
@@ -353,7 +361,7 @@ def _is_ours(hooks: tuple[Pack, Unpack] | None) -> bool:
     return hooks is not None and getattr(hooks[0], "_is_dslaunch", False)
 
 
-def _saved_in(unit: Unit, sub_buffer: SubBuffer, tensor: Tensor) -> _SavedView | Tensor:
+def _saved_in(unit: Unit, sub_buffer: SubBuffer, tensor: Tensor, use: UnitUse | None) -> _SavedView | Tensor:
     """What autograd is to save of a tensor in a unit's memory."""
     params = sub_buffer.param_shard
     values = params.values
@@ -366,7 +374,7 @@ def _saved_in(unit: Unit, sub_buffer: SubBuffer, tensor: Tensor) -> _SavedView |
     member = params.index_at(int(offset))
     is_whole = tensor.is_set_to(values.views[member])
     place = None if is_whole else (tensor.size(), tensor.stride(), offset)
-    return _SavedView(unit, sub_buffer, member, params.num_changes[member], place)
+    return _SavedView(unit, sub_buffer, member, params.num_changes[member], use, place)
 
 
 def _pack_parts(tensor: Any, pack: Pack) -> _SavedParts | None:

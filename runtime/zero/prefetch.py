@@ -6,7 +6,7 @@ anyway. The order in which units were unsharded last time tells which is next: t
 present one computes. A wrong guess costs one gather and nothing else.
 
 Every rank must use the same units in the same order, for to unshard one is a collective. What a rank's data
-changes inside a unit does not matter.
+changes inside a unit does not matter, nor which units its loss reaches: see unit_uses.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from contextlib import contextmanager
 import torch
 
 from .unit import Unit, UnitState
+from .unit_uses import UnitUse, UnitUses
 
 _LET_GO_S = 0.01
 _AHEAD = 2  # units that are kept if they come next; the first of them is gathered
@@ -78,6 +79,9 @@ class Prefetcher:
         self._until_end: set[Unit] = (
             set()
         )  # for a use outside its module, until the forward or the backward ends
+        # What the forward uses, and where in what a forward has used the backward is.
+        self._uses = UnitUses()
+        self._walk: UnitUse | None = None
         self._is_engines = False  # the engine runs this backward, and calls end_backward
         self._is_end_awaited = False
 
@@ -100,8 +104,16 @@ class Prefetcher:
             self._has_gathered = False
             self._current = None
             self._is_engines = self._is_end_awaited = False  # of a backward that failed
+            self._walk = None
+            if unit is self._units[-1] or self._uses.is_walked or unit in self._uses:
+                self._uses = UnitUses()
         unit.num_forwards += 1
         self.num_forwards += 1
+        if is_again and self._walk is not None:
+            uses, index = self._walk
+            place = uses.find(unit, index) if index < len(uses) else index
+            self._pass(uses, index, place, keeps=True)
+            self._walk = uses, place
         # An operation of the backward that computes this again may have values of any unit at hand.
         self._unshard(unit, may_reshard=not is_again)
         unit.wait_for_unshard()
@@ -123,25 +135,34 @@ class Prefetcher:
         if self._has_gathered and not (self.num_forwards or in_backward() or torch.is_grad_enabled()):
             self.after_evaluation()
 
+    def note_use(self, unit: Unit, *, is_output: bool) -> UnitUse | None:
+        """A forward has used the unit, so that a backward will; None in a backward, as of a forward that is
+        computed again.
+        """
+        if in_backward():
+            return None
+        return self._uses, self._uses.add(unit, is_output=is_output)
+
     # ---- backward
 
     def begin_backward(self) -> None:
         """A backward of the engine's is about to run."""
         self._is_engines = True
 
-    def enter_backward(self, unit: Unit) -> None:
-        """A backward is about to go through this unit."""
+    def enter_backward(self, unit: Unit, use: UnitUse | None) -> None:
+        """A backward is about to go through this unit, at this place of the forward."""
         self._watch_end()
-        self._unshard(unit, may_reshard=True)
+        self._unshard(unit, may_reshard=self._walk_to(use))
 
-    def unshard_values(self, unit: Unit) -> None:
-        """Some operation is about to use values of this unit where they lie;
-        others that it uses stay, too.
+    def unshard_values(self, unit: Unit, use: UnitUse | None = None) -> None:
+        """Some operation is about to use values of this unit where they lie, of which a forward noted this
+        use; others that it uses stay, too.
         """
         if unit is self._current and unit.is_here:
             return
         if in_backward():
             self._watch_end()
+            self._walk_to(use)
         self._unshard(unit, may_reshard=False)
 
     def unshard_until_end(self, unit: Unit) -> None:
@@ -151,7 +172,10 @@ class Prefetcher:
         self._until_end.add(unit)
 
     def end_backward(self) -> None:
-        """It has run, or failed."""
+        """It has run."""
+        if self._walk is None and self._is_engines and not self._uses.is_walked:
+            self._walk = self._uses, len(self._uses)  # the loss has reached none of them
+        self._end_walk()
         self._is_engines = self._is_end_awaited = False
         self._until_end.clear()
         self._current = None
@@ -202,7 +226,7 @@ class Prefetcher:
         if unit is not self._current:
             self._current = unit
             self._route.add(unit)
-        ahead = self._route.ahead()
+        ahead = self._route.ahead() if self._walk is None else self._walk[0].before(self._walk[1], _AHEAD)
         if may_reshard:
             self._reshard_but((unit, *ahead))
         self._has_gathered = self._has_gathered or unit.state is UnitState.FREED
@@ -212,6 +236,36 @@ class Prefetcher:
         for later in ahead[1:]:
             later.start_read()
         unit.wait_for_values()
+
+    def _walk_to(self, use: UnitUse | None) -> bool:
+        """Come to this use from the last one, and return whether it is not behind it; see [Note: the order of
+        a backward].
+        """
+        if use is None:
+            return True
+        uses, index = use
+        if self._walk is None or self._walk[0] is not uses:
+            self._end_walk()
+            self._walk = uses, len(uses)
+        before = self._walk[1]
+        self._pass(uses, before, index + 1)
+        self._walk = uses, min(index, before)
+        return index <= before
+
+    def _end_walk(self) -> None:
+        """The backward has come through what one forward used."""
+        if self._walk is not None:
+            uses, index = self._walk
+            uses.is_walked = True
+            self._pass(uses, index, 0)
+            self._walk = None
+
+    def _pass(self, uses: UnitUses, since: int, until: int, *, keeps: bool = False) -> None:
+        """Gather what lies between two places: `keeps`, for a use of all of it, else to drop it again."""
+        for index in range(since - 1, until - 1, -1):
+            unit, is_output = uses.at(index)
+            self._walk = uses, index
+            self._unshard(unit, may_reshard=is_output and not keeps)
 
     def _reshard_all(self) -> None:
         """Reshard what is not in use."""

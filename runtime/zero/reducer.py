@@ -41,7 +41,7 @@ class Reducer(ABC):
         self._sub_buffers = tuple(sub_buffers)
         self._flats = tuple(_flat(sub_buffer) for sub_buffer in sub_buffers)
         self._domains, self._job = domains, domains.job
-        self._queue = _Queue()
+        self._queue = _Queue(IN_FLIGHT)
         self._schedule = Schedule(len(self._sub_buffers))
         self._is_engines = False  # the engine runs this backward, and calls end_backward
         self._is_under_way = False  # a backward whose gradients are averaged in it has given one
@@ -206,6 +206,11 @@ class StepReducer(Reducer):
     What is left then is asked for when that backward ends, or, on a rank that has run none, before the step.
     So all ranks ask for all of it in one order, however many backwards each of them runs. What comes later
     is averaged before the step, see [Note: averages before the step].
+
+    [Note: ranks that wait for each other's tokens]
+    A rank that does not use some layer asks for its place only when its backward ends. In the middle of a
+    backward another rank must not wait for that, if the two exchange tokens there: each would wait for the
+    other. So all is asked for as it is finished, and waited for at the end: the memory is there in any case.
     """
 
     def __init__(
@@ -213,6 +218,8 @@ class StepReducer(Reducer):
     ) -> None:
         super().__init__(sub_buffers, domains)
         self._gradients = tuple(_replicated(sub_buffer) for sub_buffer in sub_buffers)
+        if domains.exchanges_tokens:  # see [Note: ranks that wait for each other's tokens]
+            self._queue = _Queue(None)
         self._ends_step = ends_step  # whether a backward that begins now is the last of a step
         self._rest: tuple[int, ...] | None = None  # what was on no list, when all is asked for
         self._is_taught = False
@@ -457,9 +464,10 @@ def is_reached(param: nn.Parameter) -> bool:
 
 
 class _Queue:
-    """Collectives under way, at most IN_FLIGHT."""
+    """Collectives under way, fewer than `limit` after each that is begun; None: any number."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
         self._under_way: deque[tuple[SubBuffer, Pending]] = deque()
         self._comms: set[Collectives] = set()
 
@@ -471,7 +479,7 @@ class _Queue:
                 sub_buffer.comm.reduce_scatter_or_all_reduce(_flat(sub_buffer).flat, what=sub_buffer.label),
             )
         )
-        if len(self._under_way) == IN_FLIGHT:
+        if len(self._under_way) == self._limit:
             self._finish_first()
 
     def drain(self) -> None:

@@ -133,7 +133,7 @@ def _is_in_line(one: Collective, other: Collective) -> bool:
 
 
 def _cause(stuck: _Stuck, positions: Mapping[int, Position], leaders: Sequence[int], names: RankNames) -> str:
-    paths = _different_paths(positions, leaders, names)
+    paths = different_paths(positions, leaders, names)
     if paths:
         return paths
     label, came = stuck.label, f"{names.of(*stuck.came)} {_have(stuck.came)}"
@@ -179,8 +179,10 @@ def _cause(stuck: _Stuck, positions: Mapping[int, Position], leaders: Sequence[i
     )
 
 
-def _different_paths(positions: Mapping[int, Position], leaders: Sequence[int], names: RankNames) -> str:
-    """The first collective, as far as the ranks remember, in which ranks with one model differed."""
+def different_paths(positions: Mapping[int, Position], leaders: Sequence[int], names: RankNames) -> str:
+    """Name the first collective, as far as the ranks remember, in which ranks that do the same differed, and
+    where in its program each of them is; "" if there is none.
+    """
     everyone = tuple(range(len(leaders)))
     peers = {rank: tuple(one for one in everyone if leaders[one] == leaders[rank]) for rank in positions}
     for lane in range(NUM_LANES):

@@ -18,9 +18,12 @@ _NUM_FRAMES = 5
 _NUM_RECENT = 64  # collectives, more than two ranks can be apart
 _LEFT_OUT = (
     __name__.partition(".")[0] + ".runtime",
-    "torch.nn.modules.module",
+    "torch.nn.modules",
     "torch._compile",
     "torch._dynamo",
+    "torch._tensor",
+    "torch.autograd",
+    "torch.utils.checkpoint",
 )  # modules; it is others who went wrong
 
 

@@ -7,12 +7,19 @@ Who has waited too long rings: it leaves a note on the board. The others look fo
 then every rank leaves its position. The lowest rank that did so reads all of them and prints one report. The
 ranks do not touch the board otherwise, and each number of a round is used once. The program is not disturbed:
 it goes on waiting until torch ends it.
+
+Other paths
+-----------
+Ranks that did not do the same collectives never meet again. So a rank that waits for more than some seconds
+leaves its position, and compares it with that of the first rank that it should do the same as. If they
+differ, that is written on the board, and each rank that waits ends with it as its error.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 import threading
 import time
@@ -22,18 +29,19 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ...errors import ConfigError
+from ...errors import CollectiveError, ConfigError
 from ..flight_recorder import NUM_LANES, Flight, FlightRecorder
 from ..rank_group import Job
 from ..rank_names import RankNames
 from .board import Board, BoardLost
-from .hang_report import describe_hang
+from .hang_report import describe_hang, different_paths
 from .position import Position, take_position
 
 _DEFAULT_PART = 6  # of the timeout: 5 minutes of 30
 _LONGEST_POLL_S = 5.0
 _SHORTEST_GRACE_S = 2.0
 _END_S = 2.0  # for the thread to end, when the program does
+_APART = "apart"  # the note of what ranks have done differently
 _log = logging.getLogger("dslaunch")
 
 
@@ -59,7 +67,8 @@ class Watchdog:
         self._poll_s = min(_LONGEST_POLL_S, limit_s / 4)
         self._grace_s = max(_SHORTEST_GRACE_S, 3 * self._poll_s)  # for others to notice, and to answer
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
-        self._leaders, self._names = leaders, names or RankNames()
+        self._leaders = tuple(leaders or (0,) * self._world_size)
+        self._names = names or RankNames()
         self._group = weakref.ref(dist.distributed_c10d._get_default_group())
         self._round = 0
         self._reported = [0] * NUM_LANES  # numbers of the last collectives that a report has seen
@@ -83,6 +92,7 @@ class Watchdog:
         while not self._stopped.wait(self._poll_s) and self._is_of_this_group():
             overdue = self._overdue()
             try:
+                self._compare_paths()
                 self._look(overdue)
             except BoardLost as lost:
                 if overdue is not None and dist.is_initialized():
@@ -108,6 +118,45 @@ class Watchdog:
         if self._is_reporter():
             self._report()
         self._round += 1
+
+    def _compare_paths(self) -> None:
+        """See "Other paths" above."""
+        now = time.monotonic()
+        waits = [one.label for one in self._recorder.under_way() if now - one.began > self._poll_s]
+        if not waits:
+            return
+        if self._board.has(_APART):
+            self._end_program(self._board.get(_APART).decode())
+        own = take_position(self._recorder, rank=self._rank)
+        self._board.set(f"path/{self._rank}", own.to_json())
+        firsts = {self._leaders[self._rank], *(label.ranks[0] for label in waits if label.ranks)}
+        for first in firsts - {self._rank}:
+            if self._board.has(f"path/{first}"):
+                other = Position.from_json(self._board.get(f"path/{first}"))
+                text = different_paths({first: other, self._rank: own}, self._leaders, self._names)
+                if text:
+                    where = (
+                        f"{self._names.of(one.rank)} is at {one.stack[-1]}"
+                        for one in (other, own)
+                        if one.stack
+                    )
+                    text = "; ".join((text, *where))
+                    self._board.set(_APART, text)
+                    self._end_program(text)
+
+    def _end_program(self, text: str) -> None:
+        """The program's own thread stands still in torch, where no exception reaches it."""
+        self._say(f"dslaunch: {text}; every rank must use the same units of the model, in the same order\n")
+        sys.stdout.flush()
+        # Not before all have said it: who ends takes connections of others away, and rank 0 the board.
+        try:
+            self._board.set(f"{_APART}/{self._rank}", "")
+            self._wait_for(*(f"{_APART}/{rank}" for rank in range(self._world_size)))
+            if self._rank == 0:
+                self._stopped.wait(self._poll_s)
+        except BoardLost:
+            _log.debug("the board is gone")
+        os._exit(CollectiveError.exit_code)
 
     def _overdue(self) -> Flight | None:
         """A collective that has taken too long, unless a report has seen it."""

@@ -59,7 +59,9 @@ def _fails_with_one(rank: int, folder: str) -> list[float]:
     axis, flat = Axis(size=3, index=rank, group=group), torch.full((3,), 7.0)
     if rank == 1:
         wait_until(failed.exists)
-        tag = direct._next_tag(axis, 0)  # that of rank 0's, of which this is the part that is late
+        tag = direct._next_tag(
+            axis, 0, flat.nbytes
+        )  # that of rank 0's, of which this is the part that is late
         late = dist.isend(torch.full((1,), 2.0).view(torch.uint8), group=group, group_dst=0, tag=tag)
         wait_until(lambda: len(list(Path(folder).iterdir())) == 3)
         del late

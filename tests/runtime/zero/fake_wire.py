@@ -157,7 +157,7 @@ class FakeDomains(Domains):
     def __init__(self, wire: Wire, rank: int) -> None:
         self.job: FakeJob = FakeJob(wire, rank)
         self.wire = self.job.wire
-        self._of = {}
+        self._of, self._groups = {}, []
         self.dense = Domain(name=DENSE, comm=FakeCollectives(self.job), sharers=[range(wire.num_ranks)])
 
 

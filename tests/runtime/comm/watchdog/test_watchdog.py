@@ -258,38 +258,64 @@ def test_without_rank_0_which_serves_the_store_each_rank_says_what_it_waits_for(
 # ---- different paths
 
 
-def _parted(rank: int, folder: str) -> str:
-    path = Path(folder)
-    with (
-        tcp_group(rank, path, timeout=timedelta(seconds=12)),
-        watched_into(path / f"stderr-{rank}"),
-    ):
-        engine = make_engine(3)
-        train_step(engine)
-        model = engine.module
-        assert isinstance(model, Blocks)
-        if rank == 2:
-            model.order = (0, 1, 3, 4, 5)
-        with impatient(engine), pytest.raises(RuntimeError):
-            train_step(engine)
-    return (path / f"stderr-{rank}").read_text()
+PARTED = """
+import os, torch, dslaunch
+from dslaunch.runtime.comm.watchdog import watchdog
+from tests.runtime.comm.watchdog.test_watchdog import make_engine, train_step
+watchdog._LONGEST_POLL_S = 0.3
+engine = make_engine(3)
+train_step(engine)
+if os.environ["RANK"] == "2":
+    engine.module.order = (0, 1, 3, 4, 5)
+train_step(engine)
+train_step(engine)
+"""
 
 
-def test_ranks_that_use_other_units_are_told_where_they_parted_and_what_torch_gave_up(
-    ranks: Ranks, tmp_path: Path
-) -> None:
-    report, other, parted = ranks(_parted, str(tmp_path), world_size=3)
-    assert re.match(
-        r"dslaunch: it hangs: ranks 0-1 came to (\w+) of unit 'blocks\.\d' where rank 2 came to (\w+) of "
-        r"unit 'blocks\.\d' \(step 2\): the ranks took different paths\n",
-        report,
-    )
-    assert "hangs" not in other + parted
-    for rank, text in enumerate((report, other, parted)):
-        assert re.fullmatch(
-            rf"dslaunch: rank {rank}: \w+ of unit 'blocks\.\d' \(step 2\) failed after \d+\.\d s:",
-            text.splitlines()[-1],
+def _run_job(program: str, *args: str, after_rank_0: Callable[[], object] = bool) -> list[tuple[str, int]]:
+    """Return what each of 3 processes printed, and its exit code; their store is rank 0's."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    job = {
+        "WORLD_SIZE": "3",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "PYTHONPATH": str(Path(__file__).parents[4]),
+        "DSLAUNCH_WATCHDOG_S": str(DEADLINE_S),
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, *args],
+            env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
+        for rank in range(3)
+    ]
+    try:
+        texts = [processes[0].communicate(timeout=DEADLINE_S)[0]]
+        after_rank_0()
+        texts += [one.communicate(timeout=DEADLINE_S)[0] for one in processes[1:]]
+    finally:
+        for one in processes:
+            one.kill()
+            one.wait()
+    return [(text, one.returncode) for text, one in zip(texts, processes, strict=True)]
+
+
+def test_ranks_that_use_other_units_end_with_an_error_that_says_where_they_parted() -> None:
+    """Before torch's and the watchdog's own limits, which are a minute and more."""
+    for text, code in _run_job(PARTED):
+        assert code == 1
+        at = r'is at File "\S+/test_watchdog\.py", line \d+, in train_step'
+        assert re.search(
+            r"dslaunch: rank 0 came to (\w+) of unit 'blocks\.\d' where rank \d came to (\w+) of unit "
+            rf"'blocks\.\d' \(step 2\): the ranks took different paths; rank 0 {at}; rank \d {at}; every "
+            r"rank must use the same units of the model, in the same order\n",
+            text,
+        ), text
 
 
 # ---- nothing happens
@@ -324,36 +350,8 @@ if rank == 1:  # rank 0 ends first, and the store with it
 def test_a_job_without_a_hang_prints_nothing_even_if_rank_0_ends_long_before_the_others(
     tmp_path: Path,
 ) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    root = str(Path(__file__).parents[4])
-    job = {
-        "WORLD_SIZE": "3",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "PYTHONPATH": root,
-        "DSLAUNCH_WATCHDOG_S": str(DEADLINE_S),
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", QUIET, str(tmp_path)],
-            env={**os.environ, **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    try:
-        texts = [processes[0].communicate(timeout=DEADLINE_S)[0]]
-        (tmp_path / "ended").touch()
-        texts += [one.communicate(timeout=DEADLINE_S)[0] for one in processes[1:]]
-    finally:
-        for one in processes:
-            one.kill()
-            one.wait()
-    assert (texts, [one.returncode for one in processes]) == (["", "", ""], [0, 0, 0])
+    done = _run_job(QUIET, str(tmp_path), after_rank_0=(tmp_path / "ended").touch)
+    assert done == [("", 0)] * 3
 
 
 # ---- limits
