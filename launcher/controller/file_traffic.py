@@ -63,7 +63,11 @@ class FileTraffic:
             from ..sync.sender import Sender  # here: most jobs send none
 
             self._sender = Sender(
-                job.manifest, num_hosts=len(plan.nodes), fail=self._fail, is_forced=job.is_forced
+                job.manifest,
+                num_hosts=len(plan.nodes),
+                limit_s=plan.prepare_timeout_s,
+                fail=self._fail,
+                is_forced=job.is_forced,
             )
         self._stop = stop
         self._failures = failures
@@ -103,11 +107,15 @@ class FileTraffic:
     def look(self, now: float) -> None:
         """Give up what stands still: a file system that hangs stops a thread there, but not its heartbeat."""
         sender = self._sender
+        hint = "look at its file systems, or give it more time"
         for host in self._prepare:
-            if sender is not None and not host.is_over and sender.is_stuck(host, now - self._limit_s):
+            if sender is not None and not host.is_over and sender.is_stuck(host, now):
                 why = f"--sync: nothing has moved there for --prepare_timeout={self._limit_s:g} s"
-                hint = "look at its file systems, or give it more time"
                 self._fail(f"{why}; {hint}", host.name, EXIT_HOST)
+        stuck_file = "" if sender is None or not self._prepare else sender.stuck_file(now)
+        if stuck_file:
+            why = f"--sync: {stuck_file} could not be read for --prepare_timeout={self._limit_s:g} s"
+            self._fail(f"{why}; {hint}")
         for host in self._started:
             if self.is_asked(host) and not host.is_over and self._heard_at[host] < now - self._limit_s:
                 self._console.warn(

@@ -1,6 +1,9 @@
 """What has to be done so that a folder is as it was offered, and what stands against it.
 
 Sent to the nodes: standard library only. Nothing is changed here.
+
+Only what this sender wrote is changed or removed: what was found there, equal or not, is the host's, and what
+another sender wrote is that one's.
 """
 
 from __future__ import annotations
@@ -9,32 +12,51 @@ import os
 
 from ..wire.manifest import FILE, FOLDER, LINK, OWN_FOLDER, Entry
 from .sync_folder import Folder, kind_of
+from .sync_place import Trust
 from .sync_record import Sent
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from typing import NamedTuple
+else:
+    from ..wire.fast_tuple import Record as NamedTuple
+
+
+class Rules(NamedTuple):
+    """Who sends, and what may be changed: with `is_forced` also what this sender did not write."""
+
+    sender: str
+    is_forced: bool
+    trust: Trust
 
 
 class Comparison:
-    """`refused` are names that stand there and are not ours to change; the rest is work, in the order of the
-    list. `same`: what is right already, with what will be known of it; `place_of`: where a content is there.
+    """`refused` are names that stand there and are not ours to change, each with its owner (`Sent.sender`);
+    `foreign` are those of other users, each with a clause. The rest is work, in the order of the list.
+
+    `known`: what is right already, or another sender's, with what will be known of it; `place_of`: where a
+    content is there.
     """
 
-    def __init__(
-        self, folder: Folder, entries: list[Entry], sent: dict[bytes, Sent], *, is_forced: bool
-    ) -> None:
+    def __init__(self, folder: Folder, entries: list[Entry], sent: dict[bytes, Sent], rules: Rules) -> None:
         """Errors: OSError"""
         self._folder = folder
         self._sent = sent
-        self._is_forced = is_forced
-        self.refused: list[bytes] = []
+        self._rules = rules
+        self.refused: list[tuple[bytes, str]] = []
+        self.foreign: list[tuple[bytes, str]] = []
         self.kept: list[bytes] = []  # removed here, changed there
+        self.kept_modes: list[bytes] = []  # equal there, but for the mode
         self.folders: list[Entry] = []
         self.writes: list[Entry] = []
         self.modes: list[Entry] = []
         self.removals: list[bytes] = []  # a folder after what is in it
-        self.same: dict[bytes, Sent] = {}
+        self.known: dict[bytes, Sent] = {}
         self.place_of: dict[bytes, bytes] = {}
         for one in entries:
             self._compare(one)
         self._remove_others({one.path for one in entries})
+        self._keep_of_others()
         self._find_moved()
 
     @property
@@ -47,32 +69,51 @@ class Comparison:
             (self.folders if entry.kind == FOLDER else self.writes).append(entry)
             return
         kind = kind_of(found)
-        if kind != entry.kind:
+        why_foreign = self._why_foreign(entry, found)
+        if kind == FOLDER and why_foreign:
+            self.foreign.append((entry.path, why_foreign))
+        elif kind != entry.kind:
             self._replace(entry, found)
-            return
-        old = self._sent.get(entry.path)
-        if kind == FOLDER:
-            self.same[entry.path] = Sent(FOLDER, b"")
-            if old is not None and found.st_mode & 0o777 != entry.mode:
-                self.modes.append(entry)
-            return
-        content = self._content(entry.path, found, old, size=entry.size)
-        if content == entry.digest:
-            self._keep(entry, found, kind)
-        elif self._is_forced or _is_ours(kind, content, old):
-            self.writes.append(entry)
+        elif kind == FOLDER:
+            self._keep_folder(entry, found)
         else:
-            self.refused.append(entry.path)
+            old = self._sent.get(entry.path)
+            content = self._content(entry.path, found, old, size=entry.size)
+            writer = old.sender if old is not None and _is_as_sent(kind, content, old) else ""
+            if content == entry.digest and not why_foreign:
+                self._keep(entry, found, writer)
+            elif writer == self._rules.sender or self._rules.is_forced:
+                self.writes.append(entry)
+            else:
+                self.refused.append((entry.path, writer))
 
-    def _keep(self, entry: Entry, found: os.stat_result, kind: str) -> None:
-        self.same[entry.path] = sent_as(entry, found)
-        if kind == FILE:
-            self.place_of.setdefault(entry.digest, entry.path)
+    def _why_foreign(self, entry: Entry, found: os.stat_result) -> str:
+        """A clause if it is another user's, or a folder that others may write to though here they may not."""
+        allowed = entry.mode if kind_of(found) == FOLDER else 0o777
+        return self._rules.trust.why_not(found, allowed=allowed)
+
+    def _is_mine(self, old: Sent | None) -> bool:
+        return old is not None and old.sender == self._rules.sender
+
+    def _keep_folder(self, entry: Entry, found: os.stat_result) -> None:
+        old = self._sent.get(entry.path)
+        if old is not None and old.kind == FOLDER and self._is_mine(old):
+            self.known[entry.path] = old
             if found.st_mode & 0o777 != entry.mode:
                 self.modes.append(entry)
 
+    def _keep(self, entry: Entry, found: os.stat_result, writer: str) -> None:
+        self.known[entry.path] = sent_as(entry, found, writer)
+        if entry.kind == FILE:
+            self.place_of.setdefault(entry.digest, entry.path)
+            if found.st_mode & 0o777 != entry.mode:
+                if writer == self._rules.sender or self._rules.is_forced:
+                    self.modes.append(entry)
+                else:
+                    self.kept_modes.append(entry.path)
+
     def _content(self, path: bytes, found: os.stat_result, old: Sent | None, *, size: int) -> bytes:
-        """Empty if it is neither what we sent nor what we would send."""
+        """Empty if it is neither what was sent nor what we would send."""
         if kind_of(found) == LINK:
             return self._folder.link_target(path)
         if old is not None and old.kind == FILE:
@@ -87,11 +128,11 @@ class Comparison:
         if kind_of(found) == FOLDER:
             inner = self._all_ours_in(entry.path)
             if inner is None:
-                self.refused.append(entry.path)
+                self.refused.append((entry.path, ""))
                 return
             self.removals += [*inner, entry.path]
-        elif not self._is_forced and not self._is_unchanged(entry.path, found):
-            self.refused.append(entry.path)
+        elif not self._rules.is_forced and not self._is_unchanged(entry.path, found):
+            self.refused.append((entry.path, ""))
             return
         else:
             self.removals.append(entry.path)
@@ -100,7 +141,7 @@ class Comparison:
     def _all_ours_in(self, path: bytes) -> list[bytes] | None:
         """All that is in a folder, what is deepest first; None if anything is not ours."""
         all_names: list[bytes] = []
-        if path not in self._sent:
+        if not self._is_mine(self._sent.get(path)):
             return None
         for name in self._folder.list(path):
             inner = path + b"/" + name
@@ -116,27 +157,31 @@ class Comparison:
         return all_names
 
     def _is_unchanged(self, path: bytes, found: os.stat_result) -> bool:
+        """Whether it is as this sender wrote it."""
         old = self._sent.get(path)
         kind = kind_of(found)
-        if old is None or old.kind != kind:
+        if old is None or old.kind != kind or not self._is_mine(old):
             return False
-        return _is_ours(kind, self._content(path, found, old, size=-1), old)
+        return kind == FOLDER or _is_as_sent(kind, self._content(path, found, old, size=-1), old)
 
     def _remove_others(self, wanted: set[bytes]) -> None:
-        """What was sent once, and is not in the list any more."""
-        known = set(self.removals)
-        for path in sorted(self._sent.keys() - wanted - known, reverse=True):
+        """What this sender sent once, and has not in its list any more."""
+        mine = {path for path, old in self._sent.items() if self._is_mine(old)}
+        for path in sorted(mine - wanted - set(self.removals), reverse=True):
             found = self._folder.stat(path)
             if found is None or path.split(b"/", 1)[0] == OWN_FOLDER:
                 continue
-            if kind_of(found) == FOLDER:
-                is_ours = self._sent[path].kind == FOLDER
-            else:
-                is_ours = self._is_unchanged(path, found)
-            if is_ours:
+            if self._is_unchanged(path, found):
                 self.removals.append(path)
             else:
                 self.kept.append(path)
+
+    def _keep_of_others(self) -> None:
+        """What other senders wrote stays known as theirs, unless it is overwritten."""
+        changed = {one.path for one in (*self.folders, *self.writes)} | set(self.removals)
+        for path, old in self._sent.items():
+            if old.sender and not self._is_mine(old) and path not in changed:
+                self.known.setdefault(path, old)
 
     def _find_moved(self) -> None:
         """Contents that are there under other names need not be sent."""
@@ -148,12 +193,14 @@ class Comparison:
                     self.place_of.setdefault(old.digest, path)
 
 
-def sent_as(entry: Entry, found: os.stat_result) -> Sent:
+def sent_as(entry: Entry, found: os.stat_result, sender: str) -> Sent:
     """What is to be remembered of something that is as the list says."""
     if entry.kind != FILE:
-        return Sent(entry.kind, entry.digest if entry.kind == LINK else b"")
-    return Sent(FILE, entry.digest, b"", found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+        return Sent(entry.kind, entry.digest if entry.kind == LINK else b"", sender=sender)
+    return Sent(
+        FILE, entry.digest, b"", found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, sender
+    )
 
 
-def _is_ours(kind: str, content: bytes, old: Sent | None) -> bool:
+def _is_as_sent(kind: str, content: bytes, old: Sent | None) -> bool:
     return old is not None and old.kind == kind and bool(content) and content in (old.digest, old.planned)

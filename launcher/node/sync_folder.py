@@ -25,11 +25,11 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 class Folder:
     """Names below one folder. The folders that were used last stay open."""
 
-    def __init__(self, root: bytes) -> None:
-        """Errors: OSError if it is no folder"""
+    def __init__(self, root: bytes, fd: int) -> None:
+        """`fd` is an open descriptor of it, which `close` closes."""
         self.root = root
         self.beat: Callable[[], None] = lambda: None  # called while work goes on that may take long
-        self.fd = os.open(root, _FOLDER_FLAGS)
+        self.fd = fd
         self._open: dict[bytes, int] = {}
 
     def at(self, path: bytes) -> tuple[bytes, int]:
@@ -37,6 +37,7 @@ class Folder:
 
         Errors: OSError, ENOTDIR or ELOOP if something on the way is no folder
         """
+        self.beat()
         parent, _, name = path.rpartition(b"/")
         if not parent:
             return name, self.fd
@@ -148,10 +149,13 @@ def digest_of(fd: int, beat: Callable[[], None] = lambda: None) -> bytes:
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Errors: OSError"""
+    """Errors: OSError, also if nothing is written"""
     view = memoryview(data)
     while view:
-        view = view[os.write(fd, view) :]
+        num_bytes = os.write(fd, view)
+        if not num_bytes:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        view = view[num_bytes:]
 
 
 def write_whole(folder: Folder, path: bytes, data: bytes) -> None:

@@ -10,6 +10,7 @@ import hmac
 import os
 import socket
 import threading
+import time
 
 from .lean_stdlib import suppress
 from .listener import listen_on_all
@@ -18,13 +19,18 @@ from .sync_contents import Contents
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import NamedTuple
 
+    from ..wire.frames import SyncFrom
     from ..wire.manifest import Entry
+else:
+    from ..wire.fast_tuple import Record as NamedTuple
 
 MAX_CONNECTIONS = 64
-GREETING_WITHIN_S = 10.0
-SILENT_S = 30.0  # of a peer that has nothing more to give, or takes nothing more
-CONNECT_WITHIN_S = 5.0
+GREETING_S = 10.0
+SILENT_S = 30.0
+CONNECT_S = 5.0
+ACCEPT_AGAIN_S = 0.1
 _TOKEN_BYTES = 32
 _DIGEST_BYTES = 20
 _YES, _NO = b"\1", b"\0"
@@ -32,11 +38,28 @@ _BUFFER_BYTES = 1 << 20
 _SMALL_BYTES = 1 << 18
 
 
+class PeerTimes(NamedTuple):
+    """Limits of what hosts wait for each other. Together they are shorter than the silence after which the
+    launcher gives up a host: who waits in vain for another one has asked the launcher by then.
+    """
+
+    connect_s: float  # at all addresses together
+    greeting_s: float
+    silent_s: float  # of a peer that has nothing more to give, or takes nothing more
+
+    @classmethod
+    def within(cls, limit_s: float) -> PeerTimes:
+        """Those that fit into `limit_s`."""
+        part_s = limit_s / 4
+        return cls(part_s, min(GREETING_S, part_s), min(SILENT_S, part_s))
+
+
 class PeerServer:
     """Listens in threads until it is closed."""
 
-    def __init__(self, token: str, contents: Contents) -> None:
+    def __init__(self, token: str, contents: Contents, times: PeerTimes) -> None:
         """Errors: OSError if it cannot listen"""
+        self._times = times
         self._token = token.encode()
         self._contents = contents
         self._server = listen_on_all(0)
@@ -59,6 +82,7 @@ class PeerServer:
             except OSError:
                 if self._is_closed:
                     return
+                time.sleep(ACCEPT_AGAIN_S)  # there are too many open files
                 continue
             connection = socket.socket(fileno=fd)
             if self._places.acquire(blocking=False):
@@ -68,35 +92,47 @@ class PeerServer:
 
     def _serve(self, connection: socket.socket) -> None:
         with suppress(OSError), connection:
-            connection.settimeout(GREETING_WITHIN_S)
+            connection.settimeout(self._times.greeting_s)
             greeting = _read(connection, _TOKEN_BYTES + 4)
             if hmac.compare_digest(greeting[:_TOKEN_BYTES], self._token):
                 num_wanted = int.from_bytes(greeting[_TOKEN_BYTES:], "big")
                 num_bytes = _DIGEST_BYTES * min(num_wanted, self._contents.num_known)
                 wanted = _read(connection, num_bytes)
-                connection.settimeout(SILENT_S)
+                connection.settimeout(self._times.silent_s)
                 for place in range(0, num_bytes, _DIGEST_BYTES):
                     if not self._send(connection, wanted[place : place + _DIGEST_BYTES]):
                         break
         self._places.release()
 
     def _send(self, connection: socket.socket, digest: bytes) -> bool:
-        fd = self._contents.open(digest, SILENT_S)
+        silent_s = self._times.silent_s
+        fd = self._contents.open(digest, silent_s)
         if fd is None:
             connection.sendall(_NO)
             return False
         try:
             done, size = 0, self._contents.size(digest)
-            if size <= _SMALL_BYTES and self._contents.wait_beyond(digest, size - 1, SILENT_S) == size:
-                connection.sendall(_YES + os.pread(fd, size, 0))  # sendfile() of Python takes longer
-                return True
+            if size <= _SMALL_BYTES and self._contents.wait_beyond(digest, size - 1, silent_s) == size:
+                data = os.pread(fd, size, 0)  # sendfile() of Python takes longer
+                if len(data) == size:
+                    connection.sendall(_YES + data)
+                    return True
             connection.sendall(_YES)
             while done < size:
-                there = self._contents.wait_beyond(digest, done, SILENT_S)
+                there = self._contents.wait_beyond(digest, done, silent_s)
                 if there == done or self._is_closed:
                     return False
-                while done < there:
-                    done += connection.sendfile(_Piece(fd), done, there - done)
+                num_sent = connection.sendfile(_Piece(fd), done, there - done)
+                if not num_sent:  # begun anew under the same name, if its peer was lost
+                    newer = self._contents.open(digest, silent_s)
+                    if newer is None:
+                        return False
+                    os.close(fd)
+                    fd = newer
+                    num_sent = connection.sendfile(_Piece(fd), done, there - done)
+                if not num_sent:
+                    return False
+                done += num_sent
         finally:
             os.close(fd)
         return True
@@ -120,11 +156,12 @@ class _Piece:
 
 
 def pull(
-    addresses: list[str],
-    port: int,
+    source: SyncFrom,
     token: str,
     wanted: list[Entry],
     contents: Contents,
+    *,
+    times: PeerTimes,
     is_over: Callable[[], bool],
 ) -> tuple[int, str]:
     """Take contents from a peer, in this order. Returns how many came, and why not all did.
@@ -132,9 +169,10 @@ def pull(
     Errors: OSError of the disk
     """
     try:
-        connection = _connect(addresses, port)
+        connection = _connect(source, times)
     except OSError as error:
-        return 0, f"cannot be reached at {', '.join(addresses)}, port {port}: {error.strerror or error}"
+        at = f"{', '.join(source.addresses)}, port {source.port}"
+        return 0, f"cannot be reached at {at}: {error.strerror or error}"
     num_done = 0
     with connection:
         asked = b"".join(one.digest for one in wanted)
@@ -186,16 +224,17 @@ def _pieces(connection: socket.socket, size: int) -> Iterator[memoryview]:
         raise _PeerError(f"is silent: {error.strerror or error}") from None
 
 
-def _connect(addresses: list[str], port: int) -> socket.socket:
+def _connect(source: SyncFrom, times: PeerTimes) -> socket.socket:
     """Errors: OSError of the last address"""
     failure = OSError("it has no address")
-    for address in addresses:
+    for address in source.addresses:
+        limit_s = min(CONNECT_S, times.connect_s / len(source.addresses))
         try:
-            connection = socket.create_connection((address, port), timeout=CONNECT_WITHIN_S)
+            connection = socket.create_connection((address, source.port), timeout=limit_s)
         except OSError as error:
             failure = error
         else:
-            connection.settimeout(SILENT_S)
+            connection.settimeout(times.silent_s)
             return connection
     raise failure
 

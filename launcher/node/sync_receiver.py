@@ -6,6 +6,7 @@ goes on with its heartbeats.
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import threading
@@ -15,11 +16,12 @@ from ..wire.frames import Problem, Synced, SyncFrom, SyncOffer, SyncWant, Took, 
 from ..wire.manifest import FILE, Entry, WrongList, contents_of, read_list, unpack_piece
 from .lean_stdlib import suppress
 from .own_addresses import own_addresses
-from .sync_commit import commit
-from .sync_compare import Comparison
+from .sync_commit import Commit
+from .sync_compare import Comparison, Rules
 from .sync_contents import Contents
-from .sync_folder import Folder, digest_of
-from .sync_peer import PeerServer, pull
+from .sync_folder import Folder, digest_of, kind_of
+from .sync_peer import PeerServer, PeerTimes, pull
+from .sync_place import Trust, Untrusted, open_place
 from .sync_record import LockedOut, Record, coming
 
 TYPE_CHECKING = False  # typing is slow to import
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from ..wire.frames import Frame
 
 MAX_NAMED = 3
+# Of --prepare_timeout. The launcher names a host of this job that stands still before those that wait for it.
+BEYOND_LIMIT = 1.25
 TAKE_EVERY_S = 0.5
 BEAT_EVERY_S = 1.0
 
@@ -51,9 +55,11 @@ class Receiver:
         self._is_over = False
         self._server: PeerServer | None = None
         self._root = _in_home(bytes_of(offer.root))
+        self._times = PeerTimes.within(offer.within_s)
         self._is_changing = False
         self._beat_at = 0.0
         self._rest = b""
+        self._record: Record | None = None
         threading.Thread(target=self._run, daemon=True).start()
 
     def take(self, item: bytes | SyncFrom) -> None:
@@ -71,7 +77,7 @@ class Receiver:
             self._post(self._receive())
         except _Abandoned:
             pass
-        except (_Refused, WrongList, LockedOut) as error:
+        except (_Refused, WrongList, LockedOut, Untrusted) as error:
             self._post(Problem(f"--sync to {self._shown}: {error}", 3))
         except OSError as error:
             self._post(Problem(f"--sync to {self._shown}: {self._why(error)}", 3))
@@ -87,6 +93,8 @@ class Receiver:
         if now > self._beat_at + BEAT_EVERY_S:
             self._beat_at = now
             self._post(Took(0))
+            if self._record is not None:
+                self._record.touch()
 
     @property
     def _shown(self) -> str:
@@ -106,48 +114,67 @@ class Receiver:
             raise _Refused("it must be the absolute path of a folder, and neither / nor a home")
         if os.path.exists(os.path.join(self._root, bytes_of(self._offer.marker))):
             return Synced(True, 0, 0, [])
-        os.makedirs(self._root, exist_ok=True)
-        folder = Folder(self._root)
+        trust = Trust()
+        folder = Folder(self._root, open_place(self._root, trust))
         folder.beat = self._beat
         try:
-            return self._fill(folder, entries)
+            return self._fill(folder, entries, trust)
         finally:
             folder.close()
 
-    def _fill(self, folder: Folder, entries: list[Entry]) -> Frame:
+    def _fill(self, folder: Folder, entries: list[Entry], trust: Trust) -> Frame:
         record, why_no_record = None, OSError()
+        silent_s = BEYOND_LIMIT * self._offer.within_s
         try:
-            record = Record(folder)
+            record = self._record = Record(folder, trust, silent_s=silent_s)
         except OSError as error:  # where all is as it should be, nothing has to be written
             why_no_record = error
         try:
-            sent = {} if record is None else record.sent
-            work = Comparison(folder, entries, sent, is_forced=self._offer.is_forced)
-            if work.refused:
-                raise _Refused(_why_refused(work.refused))
+            sent, doubt = ({}, "") if record is None else (record.sent, record.doubt)
+            rules = Rules(self._offer.sender, self._offer.is_forced, trust)
+            work = Comparison(folder, entries, sent, rules)
+            if record is None and (work.refused or not work.is_empty):
+                raise why_no_record
+            _refuse(work, {} if record is None else record.senders, doubt)
             contents = Contents(folder, {one.digest: one.size for one in entries if one.kind == FILE})
             for digest, path in work.place_of.items():
                 contents.add(digest, path)
             self._serve(contents)
-            if record is None:
-                if not work.is_empty:
-                    raise why_no_record
-                self._want([], "")
-            else:
-                self._take_contents(folder, entries, work, contents)
-                if not work.is_empty or work.same != sent:
-                    self._is_changing = True
-                    commit(folder, record, work, contents, entries)
-            notes = [f"stays, for it was changed there: {os.fsdecode(one)}" for one in work.kept]
-            return Synced(False, len(work.writes), len(work.removals), notes)
-        finally:
             if record is not None:
+                record.clear(one.digest for one in work.writes if one.kind == FILE)
+                self._take_contents(folder, entries, work, contents)
+                if not work.is_empty or work.known != sent:
+                    self._commit(folder, record, work, contents, entries)
+            else:
+                self._want([], "")
+            return Synced(False, len(work.writes), len(work.removals), _notes(work, doubt))
+        except OSError as error:
+            if record is not None and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                with suppress(OSError):  # others need space on that disk as well
+                    record.clear()
+            raise
+        finally:
+            self._record = None
+            if record is not None:
+                with suppress(OSError):  # whole contents stay for the next time
+                    record.clear(None)
                 record.unlock()
+
+    def _commit(
+        self, folder: Folder, record: Record, work: Comparison, contents: Contents, entries: list[Entry]
+    ) -> None:
+        sender = self._offer.sender
+        senders = {**record.senders, sender: self._offer.sent_from}
+        all_of_it = Commit(folder, record, work, sender=sender, senders=senders)
+        all_of_it.stage()
+        all_of_it.begin(entries)
+        self._is_changing = True
+        all_of_it.end(contents)
 
     def _serve(self, contents: Contents) -> None:
         if self._offer.peer_token:
             with suppress(OSError):  # then the others are sent everything by the launcher
-                self._server = PeerServer(self._offer.peer_token, contents)
+                self._server = PeerServer(self._offer.peer_token, contents, self._times)
 
     def _want(self, contents: list[int], problem: str, num_bytes: int = 0) -> None:
         port = 0 if self._server is None else self._server.port
@@ -173,7 +200,7 @@ class Receiver:
                 wanted = [one for _, one in missing]
                 token = self._offer.peer_token
                 num_done, problem = pull(
-                    first.addresses, first.port, token, wanted, contents, lambda: self._is_over
+                    first, token, wanted, contents, times=self._times, is_over=lambda: self._is_over
                 )
                 if self._is_over:
                     raise _Abandoned
@@ -198,8 +225,9 @@ class Receiver:
             return True
         path = coming(entry.digest)
         found = folder.stat(path)
-        if found is None or found.st_size != entry.size:
+        if found is None or kind_of(found) != FILE or found.st_size != entry.size:
             return False
+        folder.set_mode(path, 0o600)  # that sync may have come as far as to the mode that it is to have
         fd = folder.open(path)
         try:
             if digest_of(fd, folder.beat) != entry.digest:
@@ -232,6 +260,8 @@ class Receiver:
         while not self._is_over:
             with suppress(queue.Empty):
                 return self._came.get(timeout=TAKE_EVERY_S)
+            if self._record is not None:
+                self._record.touch()
         raise _Abandoned
 
     def _next_bytes(self, num_bytes: int) -> bytes:
@@ -252,14 +282,59 @@ class Receiver:
         return b"".join(parts)
 
 
-def _why_refused(paths: list[bytes]) -> str:
-    named = ", ".join(os.fsdecode(one) for one in paths[:MAX_NAMED])
-    more = f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else ""
+def _refuse(work: Comparison, senders: dict[str, str], doubt: str) -> None:
+    """Errors: _Refused if anything stands there that may not be changed"""
+    if work.foreign:
+        raise _Refused(_why_foreign(work.foreign))
+    if work.refused:
+        raise _Refused(_why_refused(work.refused, senders, doubt))
+
+
+def _why_refused(refused: list[tuple[bytes, str]], senders: dict[str, str], doubt: str) -> str:
+    clauses = []
+    for sender in dict.fromkeys(sender for _, sender in refused):
+        paths = [path for path, whose in refused if whose == sender]
+        words = senders.get(sender, "")
+        if sender and words:
+            clauses.append(f"{_named(paths)} sent from {words}, not from here")
+        else:
+            clauses.append(f"{_named(paths)} not sent from here, or changed there since")
+    is_of_another = any(sender for _, sender in refused)
+    hint = "give each sender a folder of its own, as with cwd= in the hostfile, or " if is_of_another else ""
     return (
-        f"{named}{more} there {'was' if len(paths) == 1 else 'were'} not sent from here, or changed there "
-        "since; save what is needed, then remove it there, or overwrite it with --sync_force (never a folder "
-        "with such files in it)"
+        f"{'; '.join(clauses)}{f' ({doubt})' if doubt else ''}; {hint}save what is needed, then remove it "
+        "there, or overwrite it with --sync_force (never a folder with such files in it)"
     )
+
+
+def _named(paths: list[bytes]) -> str:
+    return f"{_some(paths)} there {'was' if len(paths) == 1 else 'were'}"
+
+
+def _some(paths: list[bytes]) -> str:
+    named = ", ".join(os.fsdecode(one) for one in paths[:MAX_NAMED])
+    return named + (f" and {len(paths) - MAX_NAMED} more" if len(paths) > MAX_NAMED else "")
+
+
+def _why_foreign(foreign: list[tuple[bytes, str]]) -> str:
+    path, why = foreign[0]
+    more = f" ({len(foreign) - 1} more such folders)" if len(foreign) > 1 else ""
+    return (
+        f"the folder {os.fsdecode(path)} there {why}{more}, so it is not filled, and nothing runs from it; "
+        "let it be this user's or root's, and writable for no other (chmod go-w), or remove it"
+    )
+
+
+def _notes(work: Comparison, doubt: str) -> list[str]:
+    notes = [f"stays, for it was changed there: {os.fsdecode(one)}" for one in work.kept]
+    if work.kept_modes:
+        which = f"{_some(work.kept_modes)}, which {'was' if len(work.kept_modes) == 1 else 'were'}"
+        notes.append(
+            f"the mode there stays another one than here: {which} not sent from here (--sync_force sets it)"
+        )
+    if doubt:
+        notes.append(f"{doubt}: what was sent before counts as the host's, and is not removed or changed")
+    return notes
 
 
 def _home() -> bytes:

@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from ..errors import LaunchError
@@ -20,6 +21,7 @@ from ..wire.frames import Chunk, Synced, SyncFrom, SyncOffer, SyncWant, text_of
 from ..wire.manifest import PIECE_BYTES, WINDOW_BYTES, Entry, contents_of, pack_piece, write_list
 from ..wording import count, shown_size
 from .manifest import Manifest, changed
+from .origin import origin_of
 from .target import Marker, Target
 
 DIRECT_HOSTS = 4  # so few hosts are all sent everything from here
@@ -51,6 +53,7 @@ class _Progress:
         self.num_bytes = 0  # that it lacks
         self.moved_at = time.monotonic()
         self.done: Synced | None = None
+        self.num_ours = 0  # threads of ours that have something to send it
         self._allowed = WINDOW_BYTES
         self._changed = threading.Condition()
 
@@ -68,7 +71,13 @@ class _Progress:
                     return False
                 self._changed.wait(LOOK_EVERY_S)
             self._allowed -= num_bytes
+            self.moved_at = time.monotonic()
         return not is_over()
+
+    @property
+    def waits_for_us(self) -> bool:
+        """Whether it has dealt with all that was sent, and more is to come."""
+        return self.num_ours > 0 and self._allowed >= WINDOW_BYTES
 
 
 class Sender:
@@ -79,11 +88,15 @@ class Sender:
         manifest: Manifest,
         *,
         num_hosts: int,
+        limit_s: float,
         fail: Callable[[str], None],
         is_forced: bool = False,
         tree: Tree = DEFAULT_TREE,
     ) -> None:
+        """`limit_s`: without a sign for so long a host counts as stuck."""
         self._manifest = manifest
+        self._origin = origin_of(manifest.root)
+        self._limit_s = limit_s
         self._list = write_list(manifest.entries)
         self._contents = contents_of(manifest.entries)
         self._fail = fail
@@ -94,13 +107,25 @@ class Sender:
         self._hosts: dict[Target, _Progress] = {}
         self._places = threading.BoundedSemaphore(MAX_SENDING)
         self._lock = threading.Lock()
+        self._reading: dict[int, tuple[bytes, float]] = {}  # by thread: what it reads now, and since when
         self._num_sent = 0
 
     def offer(self, host: Target, root: str, addresses: Sequence[str]) -> None:
         """The other hosts may reach it at these addresses, besides those that it names itself."""
         progress = self._hosts[host] = _Progress(addresses)
         marker = text_of(self._marker.path)
-        host.send(SyncOffer(root, marker, self._is_forced, len(self._list), self._token))
+        host.send(
+            SyncOffer(
+                root=root,
+                marker=marker,
+                is_forced=self._is_forced,
+                num_bytes=len(self._list),
+                peer_token=self._token,
+                sender=self._origin.key,
+                sent_from=self._origin.words,
+                within_s=self._limit_s,
+            )
+        )
         pieces = (self._list[at : at + PIECE_BYTES] for at in range(0, len(self._list), PIECE_BYTES))
         if len(self._list) <= WINDOW_BYTES:
             for piece in pieces:
@@ -142,9 +167,17 @@ class Sender:
         """Whether it may say something about files."""
         return host in self._hosts and self._hosts[host].done is None
 
-    def is_stuck(self, host: Target, since: float) -> bool:
-        """Whether nothing has moved there since then."""
-        return self.is_asked(host) and self._hosts[host].moved_at < since
+    def is_stuck(self, host: Target, now: float) -> bool:
+        """Whether nothing has moved there for too long, though it was not for us to send something."""
+        progress = self._hosts.get(host)
+        if progress is None or progress.done is not None or progress.waits_for_us:
+            return False
+        return progress.moved_at < now - self._limit_s
+
+    def stuck_file(self, now: float) -> str:
+        """A file here that could not be read for too long; empty if there is none."""
+        late = (path for path, since in list(self._reading.values()) if since < now - self._limit_s)
+        return os.fsdecode(next(late, b""))
 
     def is_done(self, host: Target) -> bool:
         return host not in self._hosts or self._hosts[host].done is not None
@@ -225,7 +258,12 @@ class Sender:
                             return
             except LaunchError as error:
                 self._fail(str(error))
+            finally:
+                with self._lock:
+                    progress.num_ours -= 1
 
+        with self._lock:
+            progress.num_ours += 1
         threading.Thread(target=work, name=f"files to {host.name}", daemon=True).start()
 
     def _send(self, host: Target, progress: _Progress, piece: bytes) -> bool:
@@ -248,14 +286,25 @@ class Sender:
         if waiting:
             yield pack_piece(bytes(waiting))
 
+    @contextmanager
+    def _reads(self, path: bytes) -> Iterator[None]:
+        me = threading.get_ident()
+        self._reading[me] = path, time.monotonic()
+        try:
+            yield
+        finally:
+            del self._reading[me]
+
     def _read(self, entry: Entry) -> Iterator[bytes]:
         path = os.path.join(self._manifest.root, entry.path)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            with self._reads(path):
+                fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             with os.fdopen(fd, "rb", buffering=0) as file:
                 left = entry.size
                 while left:
-                    data = file.read(min(left, PIECE_BYTES))
+                    with self._reads(path):
+                        data = file.read(min(left, PIECE_BYTES))
                     if not data:
                         break
                     left -= len(data)

@@ -69,12 +69,18 @@ def sync(
     is_forced: bool = False,
     tree: Tree = DEFAULT_TREE,
     hosts: type[HostHere] = HostHere,
+    limit_s: float = WITHIN_S,
 ) -> list[HostHere]:
     """Bring a folder to others; what became of each host is its `end`: Synced or Problem."""
     said: queue.SimpleQueue[tuple[HostHere, Frame]] = queue.SimpleQueue()
     failures: list[str] = []
     sender = Sender(
-        walk(bytes(source)), num_hosts=len(targets), fail=failures.append, is_forced=is_forced, tree=tree
+        walk(bytes(source)),
+        num_hosts=len(targets),
+        limit_s=limit_s,
+        fail=failures.append,
+        is_forced=is_forced,
+        tree=tree,
     )
     there = [hosts(f"n{number}", said) for number in range(len(targets))]
     try:

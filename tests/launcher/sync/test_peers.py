@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import threading
@@ -11,8 +12,13 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.node import sync_peer
+from dslaunch.launcher.node.sync_contents import Contents
+from dslaunch.launcher.node.sync_folder import Folder
+from dslaunch.launcher.node.sync_peer import PeerServer, PeerTimes
 from dslaunch.launcher.sync.sender import Tree
 from dslaunch.launcher.wire.frames import Frame, Synced, SyncFrom, SyncWant
+from dslaunch.launcher.wire.manifest import FILE, Entry, new_digest
+from tests.exhaustive import few
 from tests.launcher.sync.pair import HostHere, sync, tree_of
 
 ALWAYS = Tree(above_hosts=0, above_bytes=0)
@@ -196,3 +202,94 @@ def test_the_launchers_own_folder_is_left_alone(here: Path) -> None:
     assert host.end == Synced(True, 0, 0, [])
     assert tree_of(here) == before
     assert not (here / ".dslaunch").exists()
+
+
+class Serving:
+    """One connection that is served, from contents that this test writes."""
+
+    def __init__(self, there: Path, size: int, silent_s: float) -> None:
+        self.data = random.Random(1).randbytes(size)
+        digest = new_digest()
+        digest.update(self.data)
+        self.entry = Entry(b"a", FILE, 0o644, size, 0, digest.digest())
+        (there / ".dslaunch/coming").mkdir(parents=True)
+        self.folder = Folder(bytes(there), os.open(there, os.O_RDONLY))
+        self.contents = Contents(self.folder, {self.entry.digest: size})
+        self.server = PeerServer("t" * 32, self.contents, PeerTimes(1.0, 5.0, silent_s))
+        self.client = socket.create_connection(("127.0.0.1", self.server.port))
+        self.client.settimeout(20)
+        self.client.sendall(b"t" * 32 + (1).to_bytes(4, "big") + self.entry.digest)
+
+    def take(self, num_bytes: int) -> bytes:
+        taken = b""
+        while len(taken) < num_bytes and (piece := self.client.recv(num_bytes - len(taken))):
+            taken += piece
+        return taken
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.close()
+        self.contents.give_up_current()
+        self.folder.close()
+
+
+def test_a_content_that_is_begun_anew_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Its own source was lost: the file that was sent from has no name any more and does not grow."""
+    one = Serving(tmp_path, 1_000_000, silent_s=20)
+    one.contents.begin(one.entry)
+    one.contents.write(one.data[:300_000])
+    assert one.take(300_001) == b"\1" + one.data[:300_000]
+    one.contents.give_up_current()
+    one.contents.begin(one.entry)
+    one.contents.write(one.data[:300_000])
+    one.contents.write(one.data[300_000:])
+    assert one.contents.end()
+    assert one.take(700_000) == one.data[300_000:]
+    one.close()
+
+
+def test_a_content_that_is_gone_ends_the_connection(tmp_path: Path) -> None:
+    """Whatever is said of it: without an end, two hosts computed for nothing until the job ended."""
+    one = Serving(tmp_path, 1_000_000, silent_s=20)
+    one.contents.begin(one.entry)
+    one.contents.write(one.data[:300_000])
+    assert one.take(300_001) == b"\1" + one.data[:300_000]
+    (part,) = (tmp_path / ".dslaunch/coming").iterdir()
+    part.unlink()
+    one.contents.write(one.data[300_000:600_000])
+    part.touch()  # empty
+    assert one.take(700_000) in (b"", one.data[300_000:600_000])
+    one.close()
+
+
+@pytest.mark.parametrize("limit_s", [1.0, 10.0, 60.0, 600.0])
+def test_what_a_host_waits_for_its_peer_ends_before_the_launcher_gives_it_up(limit_s: float) -> None:
+    assert sum(PeerTimes.within(limit_s)) < limit_s
+
+
+@pytest.mark.parametrize("serve", few([be_silent, stop_in_the_middle], lambda serve: serve is be_silent))
+def test_a_silent_peer_is_given_up_within_the_limit_of_the_job(
+    here: Path, many: list[Path], serve: Callable[[socket.socket], None]
+) -> None:
+    hosts = sync(here, *many[:3], tree=ALWAYS, hosts=Liar(serve).instead(), limit_s=2.0)
+    assert_all_there(hosts, here, many[:3])
+
+
+def test_a_server_without_descriptors_does_not_compute_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Serving(tmp_path, 10, silent_s=20)
+    paused: list[float] = []
+
+    class NoDescriptors:
+        def _accept(self) -> tuple[int, object]:
+            if len(paused) > 1:
+                one.server._is_closed = True
+            raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sync_peer.time, "sleep", paused.append)
+        patch.setattr(one.server, "_server", NoDescriptors())
+        one.server._accept()
+    assert paused == [sync_peer.ACCEPT_AGAIN_S] * 2
+    one.close()
