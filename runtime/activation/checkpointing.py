@@ -72,6 +72,8 @@ def _make_clock(config: ActivationConfig) -> Clock:
 
 
 _PROCESS = _Process()  # DeepSpeed's functions below have no object that could hold it
+# Programs read these two by DeepSpeed's names.
+_CUDA_RNG_STATE_TRACKER, _MODEL_PARALLEL_RNG_TRACKER_NAME = _PROCESS.tracker, DEFAULT_NAME
 
 
 # ---- DeepSpeed's functions

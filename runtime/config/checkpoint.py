@@ -25,5 +25,7 @@ class CheckpointConfig(Section):
     """Return when the values are safe from the next step, and write while training goes on."""
     keep_last: Positive | None = None
     """So many checkpoints stay in the folder; older ones are removed when a new one is there."""
+    use_node_local_storage: Bool = False
+    """Whether the program asks that each host keep its own ranks' files, which is so on one host."""
     preemption_save_dir: Annotated[str | None, BeforeValidator(_text_or_none)] = None
     """On SIGTERM, the next step saves here, and ends."""

@@ -32,7 +32,6 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
     ("no use of memory is printed; call torch.cuda.memory_summary()", "memory_breakdown"),
     ("a monitor gets them, see docs/train/monitors.md", "losses summary_events"),
     ("call gc.collect()", "collect_python_gc"),
-    ("set the level of the logger dslaunch", "log_level"),
     (
         "the ranks that train on other data are those of the axis dp of the mesh: see "
         "deepspeed.utils.groups and get_data_parallel_world_size()",
@@ -58,7 +57,7 @@ _BY_REASON: tuple[tuple[str, str], ...] = (
         "checkpoint_engine checkpoint_mp_rank checkpoint_serialization_enabled "
         "checkpoint_tag_validation_enabled checkpoint_tag_validation_fail checkpoint_writer_enabled "
         "load_universal_checkpoint loaded_checkpoint_dp_world_size loaded_checkpoint_mp_world_size "
-        "param_names save_non_zero_checkpoint save_zero_checkpoint use_node_local_storage",
+        "param_names save_non_zero_checkpoint save_zero_checkpoint",
     ),
     (
         "the ds_config's section is not available here",

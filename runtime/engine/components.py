@@ -18,6 +18,7 @@ from ..comm.process_group import group_timeout
 from ..comm.rank_group import Job
 from ..comm.watchdog.watchdog import Watchdog, watch
 from ..config import Config
+from ..config.precision import Fp16Config
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError
 from ..experts.placed import PlacedExperts
@@ -93,6 +94,7 @@ def make_components(
     """
     policy = _policy(config, optimizer)
     domains = _domains(module, axes, policy, config)
+    job = domains.job
     note(domains)
     if divided is not None:
         divided.join(domains, device)
@@ -100,7 +102,7 @@ def make_components(
     if experts is not None:
         experts.join(domains)
     write_place(worker, domains)
-    job = domains.job
+    _tell_of_storage(config, worker, job)
     timeout = group_timeout() or worker.timeout
     watchdog = watch(job, limit_s=worker.watchdog_s, timeout=timeout)
     order_check = None if job.is_alone else _order_check(domains, timeout)
@@ -109,7 +111,7 @@ def make_components(
     model = _model(module, policy, config, optimizer, device=device, domains=domains, offload=offload)
     if policy.parameters is Placement.SHARDED:  # all ranks make a group, for they are seen to agree
         domains.gather_beside()
-    scaler = LossScaler(config.loss_scaling)
+    scaler = LossScaler(_loss_scaling(config, policy))
     accumulation = Accumulation(
         config.gradient_accumulation_steps,
         is_managed=config.managed_gradient_accumulation,
@@ -214,6 +216,25 @@ def _divided_sequences(module: nn.Module, domains: Domains, config: Config) -> D
             domains.axes.sp,
         )
     return DividedSequences(module, domains.axes, domains.sequence.group)
+
+
+def _tell_of_storage(config: Config, worker: WorkerEnvironment, job: Job) -> None:
+    if config.checkpoint.use_node_local_storage and worker.local_world_size < job.size and job.is_first:
+        _log.warning(
+            "checkpoint.use_node_local_storage true is not done where ranks are on several hosts: every host "
+            "must see the folder that save_checkpoint() is given, or nothing is saved and an error says so; "
+            "give a shared folder or a URL, or leave the key out (TrainingArguments: save_on_each_node)"
+        )
+
+
+def _loss_scaling(config: Config, policy: Policy) -> Fp16Config:
+    """How the loss is scaled; of a program written for DeepSpeed without hysteresis where nothing is sharded,
+    as there.
+    """
+    found = config.loss_scaling
+    if config.origin.is_lenient and not policy.is_sharded:
+        return found.model_copy(update={"hysteresis": 1})
+    return found
 
 
 def _never() -> bool:

@@ -31,12 +31,21 @@ _FIELDS: Mapping[str, Callable[[Config], Any]] = {
     "float16_config": lambda config: view_of(config.fp16),
     "flops_profiler_config": lambda config: view_of(config.flops_profiler),
     "grad_accum_dtype": lambda config: config.data_types.grad_accum_dtype,
+    "gradient_allreduce_op": lambda config: config.gradient_allreduce_op,
     "gradient_accumulation_steps": lambda config: config.gradient_accumulation_steps,
     "gradient_clipping": lambda config: config.gradient_clipping,
+    "keep_in_fp32_modules": lambda config: (
+        "auto"
+        if config.data_types.keep_in_fp32_modules is None
+        else list(config.data_types.keep_in_fp32_modules)
+    ),
+    "log_level": lambda config: config.origin.given.get("log_level"),
+    "managed_gradient_accumulation": lambda config: config.managed_gradient_accumulation,
     "optimizer_name": lambda config: None if config.optimizer is None else config.optimizer.type.lower(),
     "optimizer_params": lambda config: (
         None if config.optimizer is None else config.optimizer.params.model_dump()
     ),
+    "param_dtype": lambda config: config.data_types.param_dtype,
     "scheduler_name": lambda config: None if config.scheduler is None else config.scheduler.type,
     "scheduler_params": lambda config: (
         None if config.scheduler is None else config.scheduler.params.model_dump()
@@ -47,6 +56,7 @@ _FIELDS: Mapping[str, Callable[[Config], Any]] = {
     "torch_autocast_enabled": lambda config: config.torch_autocast.enabled,
     "train_batch_size": lambda config: config.train_batch_size,
     "train_micro_batch_size_per_gpu": lambda config: config.micro_batch_size,
+    "use_node_local_storage": lambda config: config.checkpoint.use_node_local_storage,
     "wall_clock_breakdown": lambda config: config.wall_clock_breakdown,
     "world_size": lambda config: config.world_size,
     "zero_config": lambda config: view_of(config.zero),

@@ -160,11 +160,7 @@ class Engine(Getters, nn.Module):
         `scale_wrt_gas` False: the loss is such a part already.
         """
         self._checkpoints.end_if_saved()
-        if not isinstance(loss, Tensor) or not loss.requires_grad:
-            raise ConfigError(
-                f"engine.backward() was given {type(loss).__name__} without a gradient; give it the loss "
-                "that the model computed, outside torch.no_grad()"
-            )
+        _check_loss(loss, "backward")
         if scale_wrt_gas:
             loss = self._share(loss)
         self._begin_backward(loss)
@@ -185,7 +181,9 @@ class Engine(Getters, nn.Module):
 
         `engine.scale(loss).backward()` does what `engine.backward(loss)` does,
         for code that calls backward by itself.
+        Errors: ConfigError for what is not one number with a gradient
         """
+        _check_loss(loss, "scale")
         loss = self._share(loss)
         self._begin_backward(loss)
         return self._direct_backward.known_from(self._enlarged(loss))
@@ -490,9 +488,13 @@ class Engine(Getters, nn.Module):
         checkpoint: Mapping[str, Any],
         strict: bool = True,
         custom_load_fn: Callable[..., object] | None = None,
+        fetch_z3_params: bool = False,
+        z3_params_to_fetch: Iterable[nn.Parameter] | None = None,
+        allowed_missing_keys: Iterable[str] | None = None,
     ) -> None:
         """Load `checkpoint["module"]`; `custom_load_fn(src=state, dst=module)` does it in place of
-        load_state_dict().
+        load_state_dict(). A strict load may leave out the `allowed_missing_keys`. Sharded parameters are
+        always fetched, whatever is said of that.
 
         Order:  a collective where parameters are sharded; every rank gives the same weights
         Errors: CheckpointError if there is no "module" in it
@@ -504,7 +506,7 @@ class Engine(Getters, nn.Module):
                 'under "module"; for a plain state_dict call engine.load_state_dict()'
             )
         if custom_load_fn is None:
-            self.load_state_dict(checkpoint["module"], strict)
+            self._weights.load_state_dict(checkpoint["module"], strict, may_miss=allowed_missing_keys or ())
         else:
             self._weights.load_by(custom_load_fn, checkpoint["module"])
 
@@ -710,3 +712,17 @@ def _records_graphs(compile_kwargs: Mapping[str, Any]) -> bool:
 
 def _to_half(value: Any) -> Any:
     return value.half() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _check_loss(loss: object, call: str) -> None:
+    """Errors: ConfigError for what no backward can begin with"""
+    if not isinstance(loss, Tensor) or not loss.requires_grad:
+        raise ConfigError(
+            f"engine.{call}() was given {type(loss).__name__} without a gradient; give it the loss "
+            "that the model computed, outside torch.no_grad()"
+        )
+    if loss.numel() != 1:
+        raise ConfigError(
+            f"engine.{call}() was given a tensor of shape {list(loss.shape)}; a loss is one number: give its "
+            "mean, or call tensor.backward(gradient) of what is none"
+        )

@@ -161,6 +161,14 @@ class Getters:
         """Return the micro batches of one optimizer step."""
         return self.settings.gradient_accumulation_steps
 
+    def log_level(self) -> str | None:
+        """Return what the ds_config says; the level is that of the logger dslaunch."""
+        return self.settings.origin.given.get("log_level")
+
+    def use_node_local_storage(self) -> bool:
+        """Return what the ds_config says of checkpoints."""
+        return self.settings.checkpoint.use_node_local_storage
+
     def managed_gradient_accumulation(self) -> bool:
         """Whether step() counts micro batches; False: each step() updates."""
         return self.settings.managed_gradient_accumulation

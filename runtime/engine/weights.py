@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -60,20 +60,26 @@ class Weights:
                 found |= {prefix + name: value for name, value in named}
         return {name: value for name, value in found.items() if name not in state}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool, *, may_miss: Iterable[str] = ()
+    ) -> Any:
         """Load weights into the module, and into the optimizer's float32 masters where there are any.
+        Names in `may_miss` need not be there.
 
         Order:  a collective
         Errors: torch's on its rank, CheckpointError on others; then nothing is loaded on any
         """
         self._model.parked_states.check_here("load_state_dict()")
         with self._model.gathered():
-            result = self._load(state_dict, strict)
+            result = self._load(state_dict, strict, frozenset(may_miss))
             self._model.take_edits()
         return result
 
-    def _load(self, state_dict: Mapping[str, Any], strict: bool) -> Any:
+    def _load(self, state_dict: Mapping[str, Any], strict: bool, may_miss: frozenset[str]) -> Any:
         with whole_parameters(self._model.units):
+            if strict and may_miss:  # torch knows none that may: give it what is here
+                own = self._module.state_dict(keep_vars=True)
+                state_dict = {name: own[name] for name in may_miss & own.keys()} | dict(state_dict)
             # torch has written what fits when it raises for what does not;
             # and one rank's file may be another's
             self._check_together("load_state_dict()", lambda: self._try_load_state_dict(state_dict, strict))

@@ -135,6 +135,10 @@ class DeepSpeedNames(torch.optim.Optimizer):
     def dynamic_loss_scale(self) -> bool:
         return self._scaler is not None and self._scaler.is_dynamic
 
+    def needs_scaler(self) -> bool:
+        """Return whether the loss is scaled by a number that follows the gradients."""
+        return self.dynamic_loss_scale
+
     @property
     def bit16_groups(self) -> list[list[Tensor]]:
         """The parameters that are trained, by group."""

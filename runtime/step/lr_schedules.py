@@ -346,6 +346,11 @@ class OneCycle(_Schedule):
             )
         super().__init__(optimizer, last_batch_iteration=params.last_batch_iteration)
 
+    @property
+    def step_ratio(self) -> float:
+        """Return which part of a cycle goes up."""
+        return self.first_size / (self.first_size + self.second_size)
+
     def _height(self, b: int) -> float:
         """Where in the cycle step b is: 0 at its ends, 1 at its top.
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 ACCUMULATED, CLIP = 2, 0.05
+FREE = {"gradient_clip_val": 1e3}  # above every norm
 
 
 def _any_device(parallel_devices: list[torch.device]) -> None:
@@ -61,10 +62,13 @@ class Rows(torch.utils.data.Dataset[Any]):
 
 
 class Module(pl.LightningModule):
-    """A tiny Llama. `is_late`: it is made in configure_model, which is where a strategy can shard it."""
+    """A tiny Llama. `is_late`: it is made in configure_model, where a strategy can shard it. `share`:
+    what Lightning gets of each loss.
+    """
 
-    def __init__(self, *, is_late: bool = False) -> None:
+    def __init__(self, *, is_late: bool = False, share: float = 1.0) -> None:
         super().__init__()
+        self.share = share
         self.losses: list[float] = []
         self.evaluated: list[float] = []
         self.is_late = is_late
@@ -83,7 +87,7 @@ class Module(pl.LightningModule):
     def training_step(self, batch: Tensor) -> Tensor:
         loss: Tensor = self.model(input_ids=batch, labels=batch).loss
         self.losses.append(loss.item())
-        return loss
+        return loss * self.share
 
     def validation_step(self, batch: Tensor) -> None:
         self.evaluated.append(self.model(input_ids=batch, labels=batch).loss.item())
@@ -152,11 +156,12 @@ def fit(
     stage: int | None,
     is_late: bool = False,
     resumes: str | None = None,
+    share: float = 1.0,
     **more: Any,
 ) -> dict[str, Any]:
     pl.seed_everything(0)
     path = folder / name
-    module = Module(is_late=is_late)
+    module = Module(is_late=is_late, share=share)
     runs = trainer(path, stage, callbacks=[SaveHalf(path / "half.ckpt")], **more)
     last = folder / resumes / "half.ckpt" if resumes else None
     runs.fit(module, loader(), ckpt_path=last)
@@ -293,6 +298,10 @@ CASES = {
     "stage 2": partial(fit, name="two", stage=2),
     "stage 3": partial(fit, name="three", stage=3),
     "stage 3, made sharded": partial(fit, name="late", stage=3, is_late=True),
+    "ddp, divided twice": partial(fit, name="ddp free", stage=None, share=1 / ACCUMULATED, **FREE),
+    "stage 2, not clipped": partial(fit, name="two free", stage=2, **FREE),
+    "ddp, not clipped": partial(fit, name="ddp once", stage=None, **FREE),
+    "stage 2, made up for": partial(fit, name="two once", stage=2, share=ACCUMULATED, **FREE),
     "ddp, resumed": partial(fit, name="ddp again", stage=None, resumes="ddp"),
     "stage 2, resumed": partial(fit, name="two again", stage=2, resumes="two"),
     "stage 3, resumed": partial(fit, name="three again", stage=3, is_late=True, resumes="late"),

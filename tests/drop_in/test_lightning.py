@@ -39,6 +39,21 @@ def test_fit_accumulates_clips_and_steps_as_with_ddp(found: Found, world_size: i
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize(
+    ("case", "reference"),
+    [("stage 2, not clipped", "ddp, divided twice"), ("stage 2, made up for", "ddp, not clipped")],
+)
+def test_lightning_and_the_engine_both_divide_by_the_batches_that_are_accumulated(
+    found: Found, world_size: int, case: str, reference: str
+) -> None:
+    """As with DeepSpeed. A norm that is clipped hides it: what is clipped does not depend on a factor."""
+    pairs = zip(of_case(found, world_size, case), of_case(found, world_size, reference), strict=True)
+    for result, expected in pairs:
+        assert_close(result["losses"], expected["losses"], relative=LOSS_RELATIVE)
+        assert_same_weights(result["weights"], expected["weights"], absolute=WEIGHT_ABSOLUTE)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("case", TRAINED)
 def test_a_checkpoint_becomes_lightnings_single_file(found: Found, world_size: int, case: str) -> None:
     for result, expected in zip(

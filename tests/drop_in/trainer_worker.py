@@ -141,6 +141,7 @@ def make_arguments(
         "report_to": [],
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
+        "save_on_each_node": case.is_resumed,  # on one host the files are where they are without it
     }
     return kind(str(folder), **place, **{**options, **more})
 

@@ -30,9 +30,9 @@ STORAGE = (
     hint("checkpoint.load_universal", BOOL, "any checkpoint loads at any world size"),
     hint("checkpoint.parallel_write.pipeline_stage", BOOL, "all ranks write, each its own part"),
     hint("checkpoint.writer", OBJECT, "there is one way to write, and async_save"),
-    refused(
+    used(
         "checkpoint.use_node_local_storage",
-        note="all ranks must see the folder: save to a shared one or to a URL, with checkpoint.async_save",
+        "on one host any folder will do; where ranks are on several, a warning says that all must see it",
     ),
     refused("nebula.enabled", note="checkpoint.async_save writes while training goes on"),
     *details(

@@ -222,6 +222,7 @@ def drawn(rank: int) -> tuple[Tensor, Tensor, Tensor]:
     checkpointing.configure(Group(rank))
     checkpointing.model_parallel_cuda_manual_seed(1234)
     tracker = checkpointing.get_cuda_rng_tracker()
+    assert checkpointing._CUDA_RNG_STATE_TRACKER is tracker
     with tracker.fork():
         own = torch.rand(3)
     with tracker.fork():
@@ -258,6 +259,7 @@ def test_the_recomputation_draws_from_the_tracker_what_the_forward_drew() -> Non
 
 def test_random_states_go_by_their_names() -> None:
     tracker = checkpointing.get_cuda_rng_tracker()
+    assert checkpointing._CUDA_RNG_STATE_TRACKER is tracker
     tracker.add("one", 1)
     with pytest.raises(ConfigError, match="random state 'one' is there already"):
         tracker.add("one", 2)

@@ -531,6 +531,9 @@ def _misuse(rank: int) -> list[str]:
     with pytest.raises(ConfigError) as not_a_loss:
         engine.backward(torch.zeros(()))
     messages.append(str(not_a_loss.value))
+    with pytest.raises(ConfigError) as not_one_number:
+        engine.scale(engine(batch(0)))
+    messages.append(str(not_one_number.value))
     config["zero_optimization"]["stage"] = 1
     with pytest.raises(ConfigError) as nothing_to_shard:
         _engine(make_model(), config=config)
@@ -556,6 +559,7 @@ def test_misuse_is_refused_by_name(ranks: Ranks) -> None:
     expected = (
         "engine.step() without an optimizer",
         "engine.backward() was given Tensor without a gradient",
+        "engine.scale() was given a tensor of shape [12, 1]; a loss is one number",
         "zero_optimization.stage 1 shards an optimizer's states",
         "optimizer.step() was called directly; call engine.step()",
         "add_param_group() after initialize()",

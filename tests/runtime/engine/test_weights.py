@@ -164,6 +164,13 @@ def _loaded(rank: int, stage: int, is_custom: bool) -> dict[str, Tensor]:
         assert torch.equal(sub_buffer.optimizer_shard.master.bfloat16(), sub_buffer.param_shard.own)
     with pytest.raises(CheckpointError, match=r"call engine\.load_state_dict"):
         engine.load_module_state_dict(weights)
+    part = {"module": {name: torch.zeros_like(value) for name, value in weights.items()}}
+    (left_out,) = (part["module"].pop(name) is None or name for name in list(part["module"])[:1])
+    with pytest.raises(RuntimeError, match="Missing key"):
+        engine.load_module_state_dict(part, allowed_missing_keys=["another"])
+    engine.load_module_state_dict(part, fetch_z3_params=True, allowed_missing_keys=[left_out])
+    for name, value in snapshot(engine.named_parameters()).items():
+        assert torch.equal(value, found[name]) if name == left_out else not value.any()
     return found
 
 

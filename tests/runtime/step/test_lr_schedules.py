@@ -109,6 +109,13 @@ def test_a_program_may_make_them_itself(kind: str, params: dict[str, Any], expec
     assert trace == pytest.approx(expected, abs=PRINTED)
 
 
+def test_the_part_of_a_cycle_that_goes_up_can_be_asked() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    cycle = OneCycle(optimizer, 0.1, 1.0, cycle_first_step_size=1, cycle_second_step_size=3)
+    assert cycle.step_ratio == 0.25
+    assert OneCycle(optimizer, 0.1, 1.0, cycle_second_step_size=0).step_ratio == 1.0
+
+
 def test_the_order_of_arguments_is_deepspeeds() -> None:
     signatures = {kind: list(signature(getattr(lr_schedules, kind)).parameters) for kind in PARAMS_OF}
     for kind, names in signatures.items():

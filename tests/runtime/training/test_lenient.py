@@ -4,7 +4,10 @@ programs for DeepSpeed may.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -83,3 +86,47 @@ def test_not_at_stage_0_where_deepspeed_does_not_either(ranks: Ranks) -> None:
         "is torch.float16; trained parameters are float32 or bfloat16"
         in ranks(_refused_in_half, world_size=1)[0]
     )
+
+
+def _scales(rank: int, stage: int, is_lenient: bool) -> list[float]:
+    fp16 = {"enabled": True, "initial_scale_power": 8, "hysteresis": 2}
+    engine, optimizer, *_ = dslaunch.initialize(
+        model=make_model(), config=make_config(stage=stage, fp16=fp16), is_lenient=is_lenient
+    )
+    scales = []
+    for _ in range(3):
+        loss = engine(torch.full((2, 7), 3e4, dtype=torch.float16)).float().sum() * float("inf")
+        engine.backward(loss)
+        engine.step()
+        scales.append(optimizer.loss_scale)  # type: ignore[union-attr]
+    assert optimizer.needs_scaler()  # type: ignore[union-attr]
+    return scales
+
+
+@pytest.mark.parametrize(
+    ("stage", "is_lenient", "scales"),
+    [(0, True, [128, 64, 32]), (0, False, [256, 128, 64]), (2, True, [256, 128, 64])],
+)
+def test_without_zero_deepspeed_knows_no_hysteresis(
+    ranks: Ranks, stage: int, is_lenient: bool, scales: list[float]
+) -> None:
+    assert ranks(_scales, stage, is_lenient, world_size=1)[0] == scales
+
+
+def _saved_on_each_node(rank: int, folder: str, hosts: int) -> list[str]:
+    config = make_config(stage=2, checkpoint={"use_node_local_storage": True})
+    with patch.dict(os.environ, {"LOCAL_WORLD_SIZE": str(2 // hosts)}), kept_warnings() as said:
+        engine, *_ = dslaunch.initialize(model=make_model(), config=config, is_lenient=True)
+    engine.save_checkpoint(folder)
+    assert engine.load_checkpoint(folder)[0] is not None
+    return said
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_files_of_each_host_s_own_are_one_folder_that_all_see(
+    ranks: Ranks, tmp_path: Path, hosts: int
+) -> None:
+    first, second = ranks(_saved_on_each_node, str(tmp_path), hosts, world_size=2)
+    said = [line for line in first if "use_node_local_storage true is not done" in line]
+    assert len(said) == hosts - 1
+    assert not second

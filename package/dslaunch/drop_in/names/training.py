@@ -26,7 +26,7 @@ _CHECKPOINTING = (
     works(
         "dslaunch.runtime.activation.checkpointing",
         "checkpoint non_reentrant_checkpoint configure is_configured reset get_cuda_rng_tracker "
-        "model_parallel_cuda_manual_seed",
+        "model_parallel_cuda_manual_seed _CUDA_RNG_STATE_TRACKER _MODEL_PARALLEL_RNG_TRACKER_NAME",
     ),
     inside(
         "deepspeed_checkpointing_enabled mpu mp_rank mp_size mp_group num_layers contiguous_data_buffers "
