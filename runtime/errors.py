@@ -81,6 +81,8 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     # Not sys.stderr: torch.distributed's own hook, which calls this one,
     # holds that back and loses it at SystemExit.
     print(f"dslaunch: {error}", file=sys.__stderr__, flush=True)
+    if hasattr(sys, "ps1") or sys.flags.inspect:  # a person goes on typing
+        return
     raise SystemExit(error.exit_code)  # an exception hook that raises SystemExit sets the exit code
 
 
@@ -94,5 +96,7 @@ def _tell(text: Callable[[], str]) -> None:
 
 
 def report_user_errors_in_one_line() -> None:
-    """Make an uncaught UserError end the program with its line and exit code instead of a traceback."""
+    """Make an uncaught UserError end the program with its line and exit code instead of a traceback; an
+    interactive session of Python gets the line and goes on.
+    """
     sys.excepthook = _report

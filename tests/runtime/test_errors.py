@@ -1,0 +1,48 @@
+"""Mistakes of users that nothing catches: one line each; a program ends by them, a session of Python does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+MISTAKE = """\
+from dslaunch.runtime.errors import ConfigError, report_user_errors_in_one_line
+report_user_errors_in_one_line()
+raise ConfigError("lr=-1: must be above 0")
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [(["-"], 2, ""), (["-i", "-q"], 0, "still here\n"), (["-m", "code", "-q"], 0, "still here\n")],
+)
+def test_a_mistake_is_one_line_and_leaves_a_session_alive(words: list[str], code: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *words],
+        input=f"{MISTAKE}\nprint('still here')\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code
+    assert done.stdout.replace(">>> ", "").strip("\n") == said.strip("\n")
+    lines = done.stderr.replace(">>> ", "").splitlines()
+    assert [line for line in lines if "lr=" in line] == ["dslaunch: lr=-1: must be above 0"]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_before_a_session_leaves_it_alive() -> None:
+    done = subprocess.run(
+        [sys.executable, "-i", "-q", "-c", MISTAKE],
+        input="print('still here')\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "still here\n")
+    assert "dslaunch: lr=-1: must be above 0" in done.stderr
+    assert "Traceback" not in done.stderr
