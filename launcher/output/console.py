@@ -284,6 +284,9 @@ class Console:
             self.error(f"its traceback stands above: {last_error(lines)}")
             return
         if not lines:
+            if self._ranks.has_said(culprit.last_lines):
+                self.error("what it said of its error stands above")
+                return
             lines, title = culprit.last_lines, "last lines"
             if culprit.last_lines_of != "stderr":
                 title = f"last lines ({culprit.last_lines_of})"

@@ -3,7 +3,8 @@
 When a rank fails, its peers end in whatever collective they are in: one failure would read as many. The
 traceback of an error that gloo, NCCL or torch's store makes of a lost connection is held back until the job
 has a failure; then it is one line. Any other traceback goes on at once, and this one too if nothing fails:
-the program has caught it. Log files hold all.
+the program has caught it. A line of the runtime's that another rank has written is shown once. Log files
+hold all.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from ..node.evidence import NUM_KEPT_LINES, TRACEBACK, is_link, unmarked
 from ..wire.frames import bytes_of, text_of
 
 HELD_S = 3.0  # after which an error that ends nothing is shown
-_BEGINS = (TRACEBACK.encode(), b" failed after ")  # either of them is in a line that begins a failure
+_OURS = b"dslaunch: "  # begins what the runtime says of an error
+_BEGINS = (TRACEBACK.encode(), _OURS)  # either of them is in a line that may be one of a failure
+_MAX_SAID = 1000
 _PREFACE = re.compile(r"dslaunch: rank [0-9]+: (.* failed after [0-9.]+ s):")  # of comm/flight_recorder.py
 _OF_COLLECTIVES = re.compile(
     r"gloo|nccl|c10d|ProcessGroup|TCPStore|torch[./]distributed|runtime/comm/", re.IGNORECASE
@@ -100,6 +103,7 @@ class FailureFolding:
         self._held: dict[int, _Rank] = {}
         self._has_failed = False
         self._shown: dict[int, deque[str]] = {}  # lines of each rank's tracebacks
+        self._said: dict[bytes, int] = {}  # lines of the runtime's, and the rank that wrote each first
 
     def begin(self) -> None:
         """An attempt starts."""
@@ -107,6 +111,7 @@ class FailureFolding:
             self._release(is_all=True)
             self._has_failed = False
             self._shown.clear()
+            self._said.clear()
 
     def put(self, rank: int, body: bytes) -> bool:
         """Whether these lines were taken; else they are to be shown, and nothing of the rank is held."""
@@ -121,6 +126,10 @@ class FailureFolding:
         """Whether all of this traceback of the rank was shown here."""
         lines = set(_without_messages(traceback))
         return bool(lines) and lines <= set(self._shown.get(rank, ()))
+
+    def has_said(self, line: str) -> bool:
+        """Whether this line of the runtime's was shown here, from whichever rank."""
+        return bytes_of(f"{line}\n") in self._said
 
     def failed(self) -> None:
         """Some rank or host has failed: what was held follows from it, and what comes does."""
@@ -154,8 +163,10 @@ class FailureFolding:
             self._show_held(rank)
         if unmarked(text).rstrip() == TRACEBACK or _PREFACE.fullmatch(text):
             self._held[rank] = _Rank(Trace((text,)), held_at=time.monotonic())
-        else:
+        elif not line.startswith(_OURS) or self._said.setdefault(line, rank) == rank:
             self._show(rank, line)
+            if len(self._said) > _MAX_SAID:
+                self._said.clear()
 
     def _release(self, *, is_all: bool) -> None:
         until = time.monotonic() - HELD_S

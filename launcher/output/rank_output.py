@@ -97,6 +97,10 @@ class RankOutput:
         """Whether this traceback of a rank was shown as the rank wrote it, and so need not be shown again."""
         return self._failures is not None and self._failures.has_shown(rank, traceback)
 
+    def has_said(self, last_lines: Sequence[str]) -> bool:
+        """Whether the last line is one of the runtime's that was shown, be it from another rank."""
+        return self._failures is not None and bool(last_lines) and self._failures.has_said(last_lines[-1])
+
     def flush(self) -> None:
         """Let no line wait for others that are the same."""
         if self._folding is not None:

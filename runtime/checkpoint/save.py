@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -82,17 +83,25 @@ class Prepared:
     def _write(self) -> str | None:
         """Return what went wrong on any rank, and on which."""
         notes = self.notes
+        problem: str | None
         if self.rank == 0:
-            problem: str | None = self._told(self.store.begin, self.tag)[1]
-            notes.tell("begun", problem)
+            mark, problem = self._told(self.store.begin, self.tag)
+            begun = _Begun(problem, mark or "", socket.gethostname())
+            notes.tell("begun", begun)
         else:
-            problem = notes.hear("begun", 0)
+            begun = _Begun(*notes.hear("begun", 0))
+            problem = begun.problem
         if problem is None:
-            written, own_problem = self._told(self._write_own)
+            written, own_problem = self._told(self._write_own, begun)
             problem = self._finish(notes, written or [], own_problem)
         return problem
 
-    def _write_own(self) -> list[Written]:
+    def _write_own(self, begun: _Begun) -> list[Written]:
+        if self.rank != 0 and not self.store.sees(self.tag, begun.mark):
+            raise FileNotFoundError(
+                f"{socket.gethostname()} does not see the folder that rank 0 has made on {begun.host}; give "
+                "all ranks one folder that their hosts share, or a URL"
+            )
         return write_runs(self.store, self.store.partial_of(self.tag), self.all_runs, rank=self.rank)
 
     def _finish(self, notes: RankNotes, written: list[Written], problem: str | None) -> str | None:
@@ -310,6 +319,14 @@ def _manifest(training: Training, tag: str) -> Manifest:
         global_steps=training.progress.global_steps,
         files={},
     )
+
+
+class _Begun(NamedTuple):
+    """Rank 0's note that the folder is there."""
+
+    problem: str | None
+    mark: str
+    host: str
 
 
 class _Outline(NamedTuple):

@@ -16,6 +16,7 @@ from .store import LATEST, MANIFEST, PARTIAL, REMOVED, REPLACED, Store, hidden, 
 from .stream import DirectStream, Stream, naming
 
 _OUTPUT = "export-"
+_MARK = ".begun-"  # and a random number: a file by which ranks see that they have one folder
 _REPLACED_FILES = "replaced"
 
 
@@ -46,13 +47,35 @@ class FolderStore(Store):
     def partial_of(self, tag: str) -> str:
         return hidden(tag, PARTIAL)
 
-    def begin(self, tag: str) -> None:
+    def begin(self, tag: str) -> str:
         partial = self.root / self.partial_of(tag)
         self.root.mkdir(parents=True, exist_ok=True)
         self._sweep()
         if partial.exists():
             shutil.rmtree(partial)
         self._own(partial)
+        mark = f"{_MARK}{secrets.token_hex(4)}"
+        (partial / mark).touch()
+        return mark
+
+    def sees(self, tag: str, mark: str) -> bool:
+        # mkdir asks the server of an NFS, where a host may still believe that a folder is not there
+        made: list[Path] = []
+        for folder in (self.root, self.root / self.partial_of(tag)):
+            try:
+                folder.mkdir()
+                made.append(folder)
+            except FileExistsError:
+                pass
+            except OSError:
+                break
+        is_seen = not made and (self.root / self.partial_of(tag) / mark).exists()
+        for folder in reversed(made):
+            with suppress(OSError):  # another rank of this host has looked as well
+                folder.rmdir()
+        if not is_seen and self.root.is_dir():
+            self._sweep()
+        return is_seen
 
     def _own(self, folder: Path) -> None:
         """Make a folder that no sweep removes."""
@@ -81,6 +104,8 @@ class FolderStore(Store):
 
     def publish(self, folder: str, tag: str, *, is_latest: bool) -> None:
         final, replaced = self.root / tag, self.root / hidden(tag, REPLACED)
+        for mark in (self.root / folder).glob(f"{_MARK}*"):
+            mark.unlink()
         _sync(self.root / folder)
         with ExitStack() as undo:
             if final.exists():

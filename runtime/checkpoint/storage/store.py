@@ -61,11 +61,15 @@ class Store(ABC):
         """Return the folder that a checkpoint is written into."""
 
     @abstractmethod
-    def begin(self, tag: str) -> None:
-        """Have that folder, empty. For one rank.
+    def begin(self, tag: str) -> str:
+        """Have that folder, empty; return what `sees` knows it by on other ranks. For one rank.
 
         Errors: OSError
         """
+
+    def sees(self, tag: str, mark: str) -> bool:
+        """Whether the folder that another rank has begun is there for this one. Nothing is left if not."""
+        return True
 
     @abstractmethod
     def publish(self, folder: str, tag: str, *, is_latest: bool) -> None:

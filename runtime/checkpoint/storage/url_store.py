@@ -60,12 +60,13 @@ class UrlStore(Store):
     def _is_there(self, folder: str) -> bool:
         return self.size(f"{folder}/{MANIFEST}") is not None
 
-    def begin(self, tag: str) -> None:
+    def begin(self, tag: str) -> str:
         if self.folder_of(tag) != tag:  # the end of a save that was killed
             self._copy(hidden(tag, PARTIAL), tag)
         partial = self.partial_of(tag)
         self._remove(partial)
         self._fs.makedirs(self._path(partial), exist_ok=True)
+        return ""  # what is there is seen by all
 
     def publish(self, folder: str, tag: str, *, is_latest: bool) -> None:
         if folder != tag:

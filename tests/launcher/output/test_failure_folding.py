@@ -67,6 +67,15 @@ def test_a_second_failure_of_its_own_is_shown_whole(shown: Shown) -> None:
         assert shown.of[rank] == text.format(rank)
 
 
+def test_what_the_runtime_says_on_all_ranks_is_shown_once(shown: Shown) -> None:
+    for rank in range(3):
+        shown.put(rank, "dslaunch: checkpoint a cannot be written\na line of the program\n")
+    assert shown.of[0] == "dslaunch: checkpoint a cannot be written\na line of the program\n"
+    assert shown.of[1] == shown.of[2] == "a line of the program\n"
+    assert shown.folding.has_said("dslaunch: checkpoint a cannot be written")
+    assert not shown.folding.has_said("a line of the program")
+
+
 def test_a_lost_connection_that_ends_nothing_is_shown(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     shown.put(1, LOST + "again\n")
     shown.folding.look()

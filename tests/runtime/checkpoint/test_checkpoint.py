@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import random
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -187,17 +188,28 @@ def test_all_ranks_learn_that_rank_0_could_not_write(ranks: Ranks, tmp_path: Pat
         assert message.startswith(f"checkpoint {tmp_path}/file/global_step0 cannot be written on rank 0: ")
 
 
-def _into_other_folders(rank: int, folder: str) -> str:
+def _into_other_folders(rank: int, folder: str) -> list[str]:
     engine = make(1, False)
-    with pytest.raises(CheckpointError) as caught:
-        engine.save_checkpoint(Path(folder) / str(rank))
-    return str(caught.value)
+    said = []
+    for _ in range(2):
+        with pytest.raises(CheckpointError) as failed:
+            engine.save_checkpoint(f"{folder}/{rank}/of/the/job")
+        said.append(str(failed.value))
+    return said
 
 
-def test_a_folder_that_is_another_on_each_rank_is_no_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
-    for message in ranks(_into_other_folders, str(tmp_path), world_size=2):
-        assert "another rank has written __1_0.distcp, which is not in " in message
-    assert not (tmp_path / "0" / "latest").exists()
+def test_ranks_without_a_common_folder_are_told_so_each_time_and_leave_nothing(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    host = socket.gethostname()
+    (tmp_path / "1/of/the").mkdir(parents=True)
+    for said in ranks(_into_other_folders, str(tmp_path), world_size=2):
+        for one in said:
+            assert (
+                f" on rank 1: {host} does not see the folder that rank 0 has made on {host}; give all" in one
+            )
+    assert [*(tmp_path / "1/of/the").iterdir()] == []
+    assert [*(tmp_path / "0/of/the/job").iterdir()] == []
 
 
 def _outlived(rank: int, folder: str) -> None:
