@@ -119,7 +119,9 @@ class Fixed:
         self._name = name
 
     def __get__(self, engine: object, owner: type) -> object:
-        return self._value(engine) if callable(self._value) and engine is not None else self._value
+        if not callable(self._value):
+            return self._value
+        return self if engine is None else self._value(engine)
 
     def __set__(self, engine: object, value: object) -> None:
         """Errors: ConfigError for another value"""

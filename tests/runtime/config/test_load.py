@@ -803,6 +803,7 @@ WHOLE: dict[str, Any] = {
         "tag_validation": "Fail",
         "async_save": True,
         "keep_last": 3,
+        "use_node_local_storage": True,
         "preemption_save_dir": "/last",
     },
     "tensorboard": {"enabled": True, "output_path": "logs", "job_name": "first"},
