@@ -42,7 +42,7 @@ class Comparison:
             ("steps", [shown_steps(run) for run in self._runs]),
             ("steps a second, mean", [shown(mean_rate(run), 4) for run in self._runs]),
             ("seconds a step, mean", [_step_s(run) for run in self._runs]),
-            ("last loss", [_last(run, "loss") for run in self._runs]),
+            ("last loss", [_last_loss(run) for run in self._runs]),
             ("least loss", [_least(run) for run in self._runs]),
             ("memory, most of a rank (GiB)", [_memory(run) for run in self._runs]),
         )
@@ -136,11 +136,9 @@ def _hosts(run: Run) -> str:
     return folded(run.last_attempt.hosts) if run.last_attempt else ""
 
 
-def _last(run: Run, name: str) -> str:
-    if not run.curves.get(name):
-        return ""
-    last = run.curves[name].last
-    return shown(last, 6) if math.isfinite(last) else said(last)
+def _last_loss(run: Run) -> str:
+    last = run.last_loss
+    return "" if last is None else shown(last, 6) if math.isfinite(last) else said(last)
 
 
 def _least(run: Run) -> str:

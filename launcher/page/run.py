@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..run_state.values import mapping, number
 from .series import Curve, Shares, Spread, single
 
 PHASES = ("forward_s", "backward_s", "optimizer_s", "comm_s", "data_s", "paused_s")
 MEMORY_KINDS = ("mem_parameters", "mem_gradients", "mem_optimizer", "mem_activations", "mem_other")
+RATES = {"step": "rate", "samples": "samples", "tokens": "tokens"}  # counters, and the curves of their rates
+RATE_S, RATE_STEPS = 10.0, 10.0  # until a rate is made of a counter alone, whose ends are rough
+LOST_S = 60.0  # after which another rank's counter is taken
 KNOWN = ("loss", "lr", "grad_norm", "loss_scale", "skipped", "mem_used", "mem_peak")
 _NO_CURVES = frozenset(("step", "total_steps", "samples", "tokens", "steps", "mem_total", *MEMORY_KINDS))
 HOST_CURVES = ("cpu", "load1", "mem_used", "net_in", "net_out", "net_wait", "disk_read", "disk_write")
@@ -95,6 +98,7 @@ class Run:
     hosts: dict[str, HostFacts] = field(default_factory=dict)
     step: float = math.nan
     total_steps: float = math.nan  # as the program says
+    last_loss: float | None = None
     stepped: float = 0.0  # steps between the first time that one was told and the last, and how long that was
     stepped_s: float = 0.0
     num_lines: int = 0
@@ -131,18 +135,30 @@ class Run:
         return any(name != "lines" for name in self.curves)
 
 
+class _Counted(NamedTuple):
+    """A counter of one rank when a rate was last made of it."""
+
+    key: str
+    at: float
+    value: float
+    step: float
+
+
 class Numbers:
     """Puts the numbers of one event after the other into a run."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._before: dict[str, tuple[float, float]] = {}  # of counters: when, and what
+        self._counted: dict[str, _Counted] = {}
+        self._loss_of = ""  # the rank whose loss is the last one
         self._custom: set[str] = set()
         self._doing: dict[str, int] = {}  # by rank that does not train: which of the run's states that is
 
     def begin_attempt(self) -> None:
         """Counters may go back, and no rank does anything yet."""
         self._before.clear()
+        self._counted.clear()
         self._doing.clear()
 
     def add(self, at: float, attempt: int, event: Row) -> None:
@@ -157,6 +173,9 @@ class Numbers:
                 one = _spread(key, value, weight)
                 if one is not None:
                     spreads.setdefault(str(name), []).append(one)
+            loss = _spread(key, row.get("loss"), 1.0)
+            if loss is not None and (key == "0" or self._loss_of in ("", key)):
+                self._run.last_loss, self._loss_of = loss.mean, key  # as the console's last line says it
             self._add_state(at, key, row.get("state"))
             self._add_totals(key, row, weight, seconds)
         if seconds.get("steps", 0.0) > 0:
@@ -241,27 +260,51 @@ class Numbers:
 
     def _add_counters(self, at: float, attempt: int, spreads: Mapping[str, list[Spread]]) -> float:
         """Rates of what counts up; returns the step."""
-        for name, rate in (("step", "rate"), ("samples", "samples"), ("tokens", "tokens")):
-            told = [one.high for one in spreads.get(name, ()) if math.isfinite(one.high)]
-            if not told:
-                continue
-            now = max(told)
-            before = self._before.get(name)
-            self._before[name] = at, now
-            if name == "step":
-                self._run.step = now
-            if before is not None and at > before[0] and now >= before[1]:
-                passed_s = at - before[0]
-                value = (now - before[1]) / passed_s
-                self._curve(rate).add(at, attempt, [Spread("", value, value, value, "", "", passed_s)])
-                if name == "step":
-                    self._run.stepped += now - before[1]
-                    self._run.stepped_s += passed_s
+        self._add_rates(at, attempt, spreads)
         total = [one.high for one in spreads.get("total_steps", ()) if math.isfinite(one.high)]
         if total:
             self._run.total_steps = max(total)
         told = [one.high for one in spreads.get("step", ()) if math.isfinite(one.high)]
-        return max(told) if told else math.nan
+        if not told:
+            return math.nan
+        now, before = max(told), self._before.get("step")
+        self._run.step, self._before["step"] = now, (at, now)
+        if before is not None and at > before[0] and now >= before[1]:
+            self._run.stepped += now - before[1]
+            self._run.stepped_s += at - before[0]
+        return now
+
+    def _add_rates(self, at: float, attempt: int, spreads: Mapping[str, list[Spread]]) -> None:
+        """Steps, samples and tokens per second, each of one rank's own numbers: ranks tell at other moments,
+        and a step may be longer than the time between two.
+        """
+        seconds = {one.key: one.mean for one in spreads.get("step_s", ()) if one.mean > 0}
+        timed = [(one, seconds[one.key]) for one in spreads.get("steps", ()) if one.key in seconds]
+        timed_s = sum(passed_s for _, passed_s in timed)
+        steps_per_s = sum(one.mean for one, _ in timed) / timed_s if timed else 0.0
+        if steps_per_s > 0:
+            self._add_rate("rate", at, attempt, steps_per_s, timed_s)
+        steps = {one.key: one.high for one in spreads.get("step", ())}
+        for name, rate in RATES.items():
+            for one in spreads.get(name, ()):
+                step = steps.get(one.key, 0.0)
+                counted = self._counted.setdefault(name, _Counted(one.key, at, one.high, step))
+                if one.key != counted.key and at - counted.at < LOST_S:
+                    continue
+                passed_s, more, more_steps = at - counted.at, one.high - counted.value, step - counted.step
+                if one.key != counted.key or more < 0:
+                    self._counted[name] = _Counted(one.key, at, one.high, step)
+                elif steps_per_s > 0 and more_steps > 0:
+                    self._counted[name] = _Counted(one.key, at, one.high, step)
+                    if name != "step":
+                        self._add_rate(rate, at, attempt, more / more_steps * steps_per_s, passed_s)
+                elif steps_per_s <= 0 and more > 0 and (passed_s >= RATE_S or more_steps >= RATE_STEPS):
+                    self._counted[name] = _Counted(one.key, at, one.high, step)
+                    self._add_rate(rate, at, attempt, more / passed_s, passed_s)
+
+    def _add_rate(self, name: str, at: float, attempt: int, value: float, passed_s: float) -> None:
+        if math.isfinite(value):
+            self._curve(name).add(at, attempt, [Spread("", value, value, value, "", "", passed_s)])
 
     def _add_curves(self, at: float, attempt: int, spreads: Mapping[str, list[Spread]], step: float) -> None:
         for name, told in spreads.items():

@@ -52,7 +52,7 @@ def facts(run: Run) -> str:
         ("attempts", str(len(run.attempts) or "")),
         ("steps", shown_steps(run)),
         ("rate", _rate(run)),
-        ("last loss", said(run.curves["loss"].last) if run.curves.get("loss") else ""),
+        ("last loss", "" if run.last_loss is None else said(run.last_loss)),
     ]
     cells = "".join(
         element("div", element("dt", escaped(name)) + element("dd", escaped(value)))

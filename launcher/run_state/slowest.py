@@ -72,7 +72,11 @@ def _cause(times: StepTimes, others: list[StepTimes]) -> str:
 
 
 def _shown(share: float, cause: str) -> str:
-    words = {"data": "its data come late", "compute": "it computes longer", "link": "its network is slow"}
+    words = {
+        "data": "it is late between two steps (its data, or its own code there)",
+        "compute": "it computes longer",
+        "link": "its network is slow",
+    }
     return f"others wait {share * 100:.0f} % of a step for it: {words.get(cause, cause)}"
 
 

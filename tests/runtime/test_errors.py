@@ -1,4 +1,4 @@
-"""Mistakes of users that nothing catches: one line each; a program ends by them, a session of Python does not."""
+"""What nothing catches of mistakes of users: a program ends by one line, a session of Python goes on."""
 
 from __future__ import annotations
 

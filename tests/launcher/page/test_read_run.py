@@ -11,7 +11,7 @@ import pytest
 
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.page.read_run import Source, find_source, read_run
-from dslaunch.launcher.page.run import Run
+from dslaunch.launcher.page.run import Numbers, Run
 from tests.launcher.page.made_events import BEGAN_AT, GIB, MadeRun, as_lines, write_run
 
 
@@ -23,6 +23,32 @@ def run_of(path: Path) -> Run:
 
 def small(**given: Any) -> MadeRun:
     return MadeRun(**{"num_hosts": 2, "per_host": 2, "num_steps": 200, "slow_rank": 1, **given})
+
+
+@pytest.mark.parametrize("has_engine", [True, False])
+def test_the_rates_of_a_steady_run_are_steady(has_engine: bool) -> None:
+    """Steps of 1.3 s of two ranks, told once a second by whichever has made one since."""
+    run = Run(label="steady")
+    numbers = Numbers(run)
+    numbers.begin_attempt()
+    told = [0, 0]
+    for second in range(1, 121):
+        ranks = {}
+        for rank in range(2):
+            step = int((second - 0.4 * rank) / 1.3)
+            if step > told[rank]:
+                row = {"step": step, "samples": 64 * step, "loss": 1.0 + rank + 1 / step}
+                timed = {"steps": step - told[rank], "step_s": 1.3 * (step - told[rank])}
+                ranks[str(rank)] = row | (timed if has_engine else {})
+                told[rank] = step
+        numbers.add(float(second), 0, {"ranks": ranks})
+    near = pytest.approx(1 / 1.3, rel=0.01 if has_engine else 0.15)
+    points = run.curves["rate"].points()
+    assert len(points) >= 8
+    assert [one.mean for one in points] == [near] * len(points)
+    samples = [one.mean / 64 for one in run.curves["samples"].points()]
+    assert samples == [near] * len(samples)
+    assert run.last_loss == 1.0 + 1 / told[0], "rank 0's, as the console says"
 
 
 def test_all_of_a_run_is_there(tmp_path: Path) -> None:
