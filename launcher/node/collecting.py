@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 import threading
 
 from ..wire.frames import Chunk, Collect, Collected, Found, bytes_of, text_of
@@ -60,14 +61,22 @@ class Collecting:
 
     def _names(self, pattern: bytes) -> Iterator[bytes]:
         """The files that match, in order, with those in folders that match; links to files count as such."""
-        for name in sorted(_matches(pattern)):
+        for name in sorted(_matches(pattern, self._note)):
             path = os.path.normpath(name)
             if os.path.isdir(path) and not os.path.islink(name):  # latest/ is the folder that it leads to
-                inner = (os.path.join(folder, one) for folder, _, files in os.walk(path) for one in files)
+                walked = _walk(path, self._note)
+                inner = (os.path.join(folder, one) for folder, _, files in walked for one in files)
                 found = [os.path.normpath(one) for one in sorted(inner)]  # the job's folder itself is a dot
             else:
                 found = [path]
             yield from (one for one in found if self._is_meant(one) and self._is_file(one))
+
+    def _note(self, error: OSError) -> None:
+        """A folder that cannot be looked into."""
+        name = error.filename if isinstance(error.filename, bytes) else b""
+        problem = f"what is in {os.fsdecode(name)}: {os.strerror(error.errno or 0)}"
+        if problem not in self._problems:
+            self._problems.append(problem)
 
     def _is_file(self, path: bytes) -> bool:
         """If not: what is neither a file nor a folder is named."""
@@ -87,6 +96,9 @@ class Collecting:
             return
         try:
             found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):  # it was one a moment ago
+                self._problems.append(f"{os.fsdecode(name)} is no file")
+                return
             self._post(Found(text_of(name[len(self._top) :]), found.st_mode & 0o777, found.st_mtime_ns))
             left = found.st_size  # what is written after this is left there
             while left:
@@ -107,7 +119,7 @@ class Collecting:
         self._post(Chunk(piece))
 
 
-def _matches(pattern: bytes) -> Iterator[bytes]:
+def _matches(pattern: bytes, on_error: Callable[[OSError], None]) -> Iterator[bytes]:
     """As `glob.glob(pattern, recursive=True)`, but `**` follows no links: they may lead in a circle, or to
     all data of the site."""
     parts = pattern.split(b"/")
@@ -120,9 +132,33 @@ def _matches(pattern: bytes) -> Iterator[bytes]:
         if not below:
             yield from [top] if top else glob.glob(b"*")
             continue
-        for folder, inner, _ in os.walk(top or b"."):
+        for folder, inner, _ in _walk(top or b".", on_error):
             inner[:] = [one for one in inner if not one.startswith(b".")]
-            yield from _matches(os.path.join(glob.escape(folder), below))
+            yield from _matches(os.path.join(glob.escape(folder), below), on_error)
+
+
+def _walk(
+    top: bytes, on_error: Callable[[OSError], None]
+) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
+    """As os.walk, also for folders that are deeper than calls of functions may be."""
+    waiting = [top]
+    while waiting:
+        folder = waiting.pop()
+        inner: list[bytes] = []
+        files: list[bytes] = []
+        links: set[bytes] = set()
+        try:
+            with os.scandir(folder) as found:
+                for one in found:
+                    (inner if one.is_dir() else files).append(one.name)
+                    if one.is_symlink():
+                        links.add(one.name)
+        except OSError as error:
+            error.filename = folder
+            on_error(error)
+            continue
+        yield folder, inner, files
+        waiting += [os.path.join(folder, one) for one in inner if one not in links]
 
 
 def _is_in(path: bytes, folder: bytes) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import LaunchError
@@ -93,10 +94,15 @@ def _refuse_place(place: str) -> None:
 def _walk(root: bytes, options: Options, console: Console) -> Manifest:
     manifest = walk(root, besides=_besides(options))
     if manifest.skipped:
-        named = ", ".join(manifest.skipped[:MAX_NAMED])
-        more = len(manifest.skipped) - MAX_NAMED
-        console.say(f"--sync: not sent: {named}{f' and {more} more' if more > 0 else ''}")
+        console.say(f"--sync: not sent: {_some(manifest.skipped)}")
+    if manifest.unread_rules:
+        console.warn(f"--sync: what is ignored does not stand in {_some(manifest.unread_rules)}, as for git")
     return manifest
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def describe_sync(options: Options, plan: Plan) -> str:

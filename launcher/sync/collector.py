@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 from collections.abc import Sequence
 from typing import BinaryIO
 
+from ..node.kernel_file import read_text
 from ..wire.frames import Collect, Collected, Found, ProtocolError, bytes_of, text_of
 from ..wire.manifest import unpack_piece
 from ..wording import count, shown_size
@@ -15,6 +17,8 @@ from .ignore import OUR_FILE
 from .target import Target
 
 MAX_SAME_NAMES = 1000
+MAX_PATH_BYTES = 4095  # as the kernel's
+MAX_BASE_BYTES = 255
 _PART = b".dslaunch-part"
 _KEPT_HERE = b"""\
 # Brought from hosts by dslaunch --collect; --sync sends nothing of this folder as long as this file is here.
@@ -32,6 +36,12 @@ class _Arriving:
         self.end: Collected | None = None
         self.is_lost = False
         self.lock = threading.Lock()
+
+    @property
+    def part(self) -> bytes:
+        """Where it is until all of it has come."""
+        folder, name = os.path.split(self.path)
+        return os.path.join(folder, name[: MAX_BASE_BYTES - len(_PART)] + _PART)
 
 
 class Collector:
@@ -61,7 +71,8 @@ class Collector:
         """Errors: ProtocolError for a name that leads out of the host's folder"""
         arriving = self._arriving[host]
         name = bytes_of(found.name).lstrip(b"/")
-        if not name or b"\0" in name or any(one in (b"", b".", b"..") for one in name.split(b"/")):
+        parts = name.split(b"/")
+        if b"\0" in name or any(one in (b"", b".", b"..") for one in parts) or len(name) > MAX_PATH_BYTES:
             raise ProtocolError(
                 f"its agent sent the file {found.name[:200]!r}, which is no name below a folder"
             )
@@ -75,11 +86,11 @@ class Collector:
     def _open(self, arriving: _Arriving) -> None:
         try:
             self._make_place()
-            os.makedirs(os.path.dirname(arriving.path), exist_ok=True)
+            _make_folders(os.path.dirname(arriving.path))
             with contextlib.suppress(FileNotFoundError):  # of a job that was killed
-                os.unlink(arriving.path + _PART)
+                os.unlink(arriving.part)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            fd = os.open(arriving.path + _PART, flags | os.O_NOFOLLOW, 0o600)
+            fd = os.open(arriving.part, flags | os.O_NOFOLLOW, 0o600)
             arriving.file = os.fdopen(fd, "wb")
         except OSError as error:
             self._lose(arriving, error)
@@ -89,7 +100,7 @@ class Collector:
 
         Errors: OSError
         """
-        os.makedirs(os.path.dirname(self._place), exist_ok=True)
+        _make_folders(os.path.dirname(self._place))
         try:
             os.mkdir(self._place)
         except FileExistsError:
@@ -130,7 +141,7 @@ class Collector:
             if arriving.file is not None:
                 arriving.file.close()
                 with contextlib.suppress(OSError):
-                    os.unlink(arriving.path + _PART)
+                    os.unlink(arriving.part)
                 arriving.file = None
         self.problems.append(f"{host.name}: what had not come when it was lost")
 
@@ -158,22 +169,24 @@ class Collector:
     def _finish(self, arriving: _Arriving) -> None:
         if arriving.file is None or arriving.found is None:
             return
-        part = arriving.path + _PART
+        part = arriving.part
         try:
             arriving.file.close()
-            os.chmod(part, arriving.found.mode)
-            os.utime(part, ns=(arriving.found.mtime_ns, arriving.found.mtime_ns))
-            self._put(part, arriving.path)
+            with contextlib.suppress(OSError, OverflowError):  # a time that no file here can have
+                os.utime(part, ns=(arriving.found.mtime_ns, arriving.found.mtime_ns))
+            # As what is made here: the host says which of these bits, but none that runs as another user.
+            self._put(part, arriving.path, arriving.found.mode & 0o777 & ~_umask())
             self.num_files += 1
         except OSError as error:
             self._lose(arriving, error)
         arriving.file = None
 
-    def _put(self, part: bytes, path: bytes) -> None:
+    def _put(self, part: bytes, path: bytes, mode: int) -> None:
         """Under its name, or, where another file has that, with a number behind it."""
         for number in range(MAX_SAME_NAMES):
             name = path + (b".%d" % number if number else b"")
             if name in self._own or not os.path.lexists(name):
+                os.chmod(part, mode)
                 os.replace(part, name)
                 self._own.add(name)
                 if number:
@@ -191,8 +204,29 @@ class Collector:
             with contextlib.suppress(OSError):
                 arriving.file.close()
         with contextlib.suppress(OSError):
-            os.unlink(arriving.path + _PART)
+            os.unlink(arriving.part)
         arriving.file = None
+
+
+def _make_folders(path: bytes) -> None:
+    """As os.makedirs, for folders as deep as they may be. Errors: OSError"""
+    missing = []
+    if len(path) > MAX_PATH_BYTES:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
+    while not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for one in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(one)
+
+
+def _umask() -> int:
+    """Read without setting it, which threads would see. A system that does not say it has a usual one."""
+    for line in read_text("/proc/self/status").splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o022
 
 
 def _are_equal(one: bytes, other: bytes) -> bool:

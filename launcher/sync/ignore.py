@@ -8,13 +8,18 @@ Source: git, dir.c and wildmatch.c; tested against `git check-ignore`
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ..wording import shown_size
+
 GIT_FILE, OUR_FILE = b".gitignore", b".dslaunchignore"
-MAX_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES = 100 << 20  # as git's
+Note = Callable[[bytes, str], None]  # of a file of rules that holds none, and why
 _CLASSES: dict[bytes, Callable[[bytes], bool]] = {
     b"alnum": bytes.isalnum,
     b"alpha": bytes.isalpha,
@@ -90,7 +95,7 @@ def _with(files: tuple[RuleFile, ...], base: bytes, text: bytes) -> tuple[RuleFi
     return (*files, RuleFile(base, rules)) if rules else files
 
 
-def rules_above(root: bytes) -> Ignored:
+def rules_above(root: bytes, note: Note) -> Ignored:
     """What holds in this folder because of the repository that it stands in."""
     top, names = root, list[bytes]()
     while not os.path.lexists(os.path.join(top, b".git")):
@@ -99,29 +104,42 @@ def rules_above(root: bytes) -> Ignored:
             return Ignored()
         names.insert(0, name)
     ignored = Ignored(prefix=b"".join(name + b"/" for name in names))
-    exclude = read_file(os.path.join(top, b".git/info/exclude"))
+    exclude = read_rule_file(os.path.join(top, b".git/info/exclude"), note, follows=True)
     of_git = _with((), b"", exclude)
     for depth in range(len(names)):  # the files of the folder itself are read when it is walked through
         base = b"".join(name + b"/" for name in names[:depth])
-        of_git = _with(of_git, base, read_file(os.path.join(top, base + GIT_FILE)))
+        of_git = _with(of_git, base, read_rule_file(os.path.join(top, base + GIT_FILE), note))
     return ignored._replace(of_git=of_git)
 
 
-def read_file(path: bytes) -> bytes:
-    """Empty if there is none; a link is none, as for git.
+def read_rule_file(path: bytes, note: Note, *, follows: bool = False) -> bytes:
+    """Empty if there is none. What is no file holds no rules, as for git, and is noted; so is a link, unless
+    it is followed.
 
     Errors: OSError if it cannot be read
     """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = os.open(path, flags if follows else flags | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         return b""
-    except OSError:
-        if os.path.islink(path):
+    except OSError as error:
+        if error.errno == errno.ENXIO or os.path.islink(path):
+            note(path, "a link, which git does not follow" if os.path.islink(path) else "no file")
             return b""
         raise
-    with os.fdopen(fd, "rb") as file:
-        return file.read(MAX_FILE_BYTES)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            note(path, "a folder" if stat.S_ISDIR(found.st_mode) else "no file")
+            return b""
+        if found.st_size > MAX_FILE_BYTES:
+            note(path, f"more than {shown_size(MAX_FILE_BYTES)}")
+            return b""
+        with os.fdopen(os.dup(fd), "rb") as file:
+            return file.read(MAX_FILE_BYTES)
+    finally:
+        os.close(fd)
 
 
 def read_rules(text: bytes) -> tuple[Rule, ...]:

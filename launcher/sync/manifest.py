@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..errors import LaunchError
 from ..wire.manifest import FILE, FOLDER, LINK, OWN_FOLDER, Entry, new_digest
 from .digest_cache import DigestCache, Identity, now
-from .ignore import GIT_FILE, OUR_FILE, Ignored, read_file, rules_above
+from .ignore import GIT_FILE, OUR_FILE, Ignored, read_rule_file, rules_above
 
 READ_BYTES = 1 << 20
 MAX_READS = 3  # of a file that changes meanwhile
@@ -18,11 +18,14 @@ _KINDS = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", stat.S_IFBLK: "device",
 
 
 class Manifest(NamedTuple):
-    """`skipped` are names that are neither files nor folders nor links, each with what it is."""
+    """`skipped` are names that are neither files nor folders nor links, each with what it is. `unread_rules`
+    are those of files of rules that hold none, each with why.
+    """
 
     root: bytes
     entries: tuple[Entry, ...]
     skipped: tuple[str, ...]
+    unread_rules: tuple[str, ...]
 
     @property
     def num_files(self) -> int:
@@ -41,15 +44,15 @@ def walk(root: bytes, *, besides: Sequence[bytes] = (), reads: bool = True) -> M
     """
     walker = _Walker(root, besides, DigestCache(root) if reads else None)
     try:
-        walker.enter(b"", rules_above(root))
+        walker.walk(rules_above(root, walker.note_rules))
     except OSError as error:
-        name = os.fsdecode(error.filename) if error.filename is not None else os.fsdecode(root)
+        name = os.fsdecode(error.filename if isinstance(error.filename, (bytes, str)) else root)
         raise LaunchError(
             f"--sync: {name} cannot be read: {error.strerror}; let it be read, or name it in .dslaunchignore"
         ) from None
     if walker.cache is not None:
         walker.cache.write()
-    return Manifest(root, tuple(walker.entries), tuple(walker.skipped))
+    return Manifest(root, tuple(walker.entries), tuple(walker.skipped), tuple(walker.unread_rules))
 
 
 class _Walker:
@@ -59,15 +62,31 @@ class _Walker:
         self.cache = cache
         self.entries: list[Entry] = []
         self.skipped: list[str] = []
+        self.unread_rules: list[str] = []
 
-    def enter(self, path: bytes, ignored: Ignored) -> None:
-        """Errors: OSError, LaunchError"""
+    def note_rules(self, path: bytes, why: str) -> None:
+        """A file of rules holds none, as for git."""
+        self.unread_rules.append(f"{os.fsdecode(path)} ({why})")
+
+    def walk(self, ignored: Ignored) -> None:
+        """All that is in the folder, each folder before what is in it. Errors: OSError, LaunchError"""
+        waiting = [self._enter(b"", ignored)]  # not by recursion: folders may be deeper than that
+        while waiting:
+            inner = next(waiting[-1], None)
+            if inner is None:
+                waiting.pop()
+            else:
+                waiting.append(self._enter(*inner))
+
+    def _enter(self, path: bytes, ignored: Ignored) -> Iterator[tuple[bytes, Ignored]]:
+        """Adds what is in a folder; yields each folder that is to be entered."""
         folder = os.path.join(self._root, path)
         with os.scandir(folder) as found:
             names = sorted(found, key=lambda one: one.name)
         listed = {one.name for one in names}
         git, ours = (
-            read_file(os.path.join(folder, name)) if name in listed else b"" for name in (GIT_FILE, OUR_FILE)
+            read_rule_file(os.path.join(folder, name), self.note_rules) if name in listed else b""
+            for name in (GIT_FILE, OUR_FILE)
         )
         ignored = ignored.inside(path, git, ours)
         for one in names:
@@ -78,7 +97,7 @@ class _Walker:
             if not ignored.matches(inner, is_folder=is_folder):
                 self._add(inner, one.stat(follow_symlinks=False))
                 if is_folder:
-                    self.enter(inner, ignored)
+                    yield inner, ignored
 
     def _add(self, path: bytes, found: os.stat_result) -> None:
         mode, whole = found.st_mode, os.path.join(self._root, path)

@@ -74,8 +74,8 @@ class SyncOffer(NamedTuple):
     """What the folder `root` is to have: the list follows in Chunks, `num_bytes` in all (manifest.py).
 
     `marker` is a file there if the folder is the launcher's own. With a `peer_token` the host serves others.
-    `sender` is the same for two offers only if one sender makes both, `sent_from` says it in words. A host that
-    gives no sign for `within_s` seconds is given up.
+    `sender` is the same for two offers only if one sender makes both; `sent_from` says it in words. A host
+    that gives no sign for `within_s` seconds is given up.
     """
 
     root: str

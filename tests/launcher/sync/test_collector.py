@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import subprocess
 import time
 from pathlib import Path
 
@@ -172,13 +174,105 @@ def test_files_may_come_into_the_folder_of_the_job(job: Path) -> None:
     assert names_in(job) == ["a.txt", "node1/a.txt"]
 
 
-@pytest.mark.parametrize("name", ["../out", "a/../../out", "/", "", ".", "a//b", "a\0b", "/../etc/passwd"])
+@pytest.mark.parametrize(
+    "name", ["../out", "a/../../out", "/", "", ".", "a//b", "a\0b", "/../etc/passwd", "a/" * 3000 + "a"]
+)
 def test_a_name_that_leads_out_of_its_folder_is_refused(tmp_path: Path, name: str) -> None:
     collector, host = Collector(["*"], bytes(tmp_path / "back")), Host()
     collector.ask(host)
     with pytest.raises(ProtocolError, match="no name below a folder"):
         collector.receive_name(host, Found(name, 0o644, 0))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "umask", "expected"),
+    [
+        (0o106777, 0o022, 0o755),
+        (0o4755, 0o077, 0o700),
+        (-1, 0o022, 0o755),
+        (0o640, 0o027, 0o640),
+        (1 << 70, 0, 0),
+    ],
+)
+def test_a_mode_from_a_host_is_one_that_is_made_here(
+    tmp_path: Path, mode: int, umask: int, expected: int
+) -> None:
+    """A host that lies leaves no file here that runs as its user, and none that others may write to."""
+    collector, host = Collector(["*"], bytes(tmp_path / "back")), Host()
+    collector.ask(host)
+    before = os.umask(umask)
+    try:
+        collector.receive_name(host, Found("a", mode, 0))
+        collector.end(host, Collected([1], []))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "back/node1/a").stat().st_mode & 0o7777 == expected
+    assert collector.problems == []
+
+
+@pytest.mark.parametrize("mtime_ns", [10**30, -(10**30), 1 << 62])
+def test_a_time_that_no_file_can_have_is_left_out(tmp_path: Path, mtime_ns: int) -> None:
+    collector, host = Collector(["*"], bytes(tmp_path / "back")), Host()
+    collector.ask(host)
+    collector.receive_name(host, Found("a", 0o644, mtime_ns))
+    collector.receive_piece(host, pack_piece(b"data"))
+    collector.end(host, Collected([1], []))
+    assert (tmp_path / "back/node1/a").read_bytes() == b"data"
+    assert collector.problems == []
+
+
+def remove(folder: Path) -> None:
+    """Also one that is too deep for Python."""
+    subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("name", ["a/" * 1900 + "a", "b" * 300, "c/" + "d" * 255])
+def test_a_name_that_is_too_deep_or_too_long_here_ends_nothing(tmp_path: Path, name: str) -> None:
+    collector, host = Collector(["*"], bytes(tmp_path / "back")), Host()
+    collector.ask(host)
+    for one in (name, "after"):
+        collector.receive_name(host, Found(one, 0o644, 0))
+        collector.receive_piece(host, pack_piece(b"data"))
+    collector.end(host, Collected([2], []))
+    assert (tmp_path / "back/node1/after").read_bytes() == b"data"
+    if "b" not in name:
+        assert (tmp_path / "back/node1" / name).read_bytes() == b"data"
+    else:
+        assert len(collector.problems) == 1
+        assert "File name too long" in collector.problems[0]
+    left = subprocess.run(["find", str(tmp_path), "-name", "*-part"], check=True, capture_output=True)
+    assert left.stdout == b""
+    remove(tmp_path / "back")
+
+
+def test_what_lies_deep_in_a_host_comes_and_what_cannot_be_read_is_named(job: Path, tmp_path: Path) -> None:
+    deep = "out/" + "d/" * 1200
+    os.makedirs("out")
+    os.chdir("out")
+    for _ in range(1200):
+        os.mkdir("d")
+        os.chdir("d")
+    Path("a.txt").write_text("deep")
+    os.chdir(job)
+    for patterns in (["out"], ["**/a.txt"], ["out/**"]):
+        place = tmp_path / f"back{len(patterns[0])}"
+        end = collect(Collector(patterns, bytes(place)), Host())
+        assert (place / "node1" / deep / "a.txt").read_text() == "deep", end
+        remove(place)
+    remove(job / "out/d/d")
+    with contextlib.ExitStack() as stack:
+        scandir = os.scandir
+
+        def closed(path: object) -> object:
+            if path == b"out/d":
+                raise PermissionError(13, "Permission denied", path)
+            return scandir(path)  # type: ignore[call-overload]
+
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(os, "scandir", closed)
+        end = collect(Collector(["out"], bytes(tmp_path / "closed")), Host())
+    assert end.problems == ["what is in out/d: Permission denied"]
 
 
 def test_a_disk_that_is_full_here_is_named(tmp_path: Path) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from dslaunch.launcher.sync.ignore import MAX_FILE_BYTES
 from dslaunch.launcher.sync.manifest import walk
+from dslaunch.launcher.wire.manifest import FOLDER
 from tests.exhaustive import few
 
 NAMES = (b"a", b"b", b"ab", b"a.b", b"c[x]", b"#d", b"!e", b"f ", b"\xc3\xa4", b"log.txt", b"build")
@@ -174,3 +177,79 @@ def test_git_itself_stays_here_unless_it_is_asked_for(tmp_path: Path) -> None:
     assert left_in(bytes(tmp_path)) == set()
     (tmp_path / ".dslaunchignore").write_text("!.git\n")
     assert left_in(bytes(tmp_path)) == {b".dslaunchignore", b".git", b".git/HEAD"}
+
+
+def no_rules(path: Path, kind: str) -> None:
+    """Something of this kind in place of a file of rules."""
+    if kind == "folder":
+        path.mkdir()
+        (path / "inside.log").touch()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(os.path.relpath(path))
+    elif kind == "dangling link":
+        path.symlink_to("nowhere")
+    elif kind == "link":
+        path.symlink_to(path.parent.parent / "rules")
+    elif kind == "huge":
+        with path.open("wb") as file:
+            file.truncate(MAX_FILE_BYTES + 1)
+
+
+@pytest.mark.parametrize("file", [".gitignore", ".dslaunchignore", ".git/info/exclude"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "socket", "dangling link", "link", "huge"])
+def test_what_is_no_file_of_rules_holds_none_and_is_named(
+    tmp_path: Path, file: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for git, where that does not wait for the pipe's other end, or end."""
+    top = tmp_path / "top"
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["git", "init", "-q", top], check=True)
+    (top / ".git/info/exclude").unlink()
+    (tmp_path / "rules").write_text("*.log\n")
+    for name in ("a.log", "b"):
+        (top / name).touch()
+    path = top / file
+    no_rules(path, kind)
+    if kind == "link" and file == ".git/info/exclude":
+        path.unlink()
+        path.symlink_to(tmp_path / "rules")
+    found = walk(bytes(top), reads=False)
+    is_followed = file == ".git/info/exclude" and kind == "link"
+    is_none = file == ".git/info/exclude" and kind == "dangling link"
+    assert (b"a.log" in {one.path for one in found.entries}) == (not is_followed)
+    assert [one.rpartition(" (")[0] for one in found.unread_rules] == (
+        [] if is_followed or is_none else [str(path)]
+    )
+    if (file, kind) in ((".gitignore", "folder"), (".gitignore", "link"), (".git/info/exclude", "link")):
+        files = {one.path for one in found.entries if one.kind != FOLDER}
+        assert files == not_ignored_by_git(bytes(top)) - {b"top"} - folders_in(top)
+
+
+def folders_in(top: Path) -> set[bytes]:
+    return {bytes(one.relative_to(top)) for one in top.rglob("*") if one.is_dir() and not one.is_symlink()}
+
+
+def test_a_long_file_of_rules_counts_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "a.log").touch()
+    (tmp_path / ".gitignore").write_bytes(b"# as git reads it\n" * 100_000 + b"*.log\n")
+    assert left_in(bytes(tmp_path)) == {b".gitignore"}
+
+
+def test_a_folder_that_its_repository_ignores_is_sent_when_it_is_named(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    (tmp_path / ".gitignore").write_text("build/\n*.o\n")
+    (tmp_path / "build/inner").mkdir(parents=True)
+    for name in ("build/program", "build/inner/a.o"):
+        (tmp_path / name).touch()
+    assert left_in(bytes(tmp_path / "build")) == {b"inner", b"program"}
+
+
+def test_folders_may_be_deeper_than_calls_of_functions(tmp_path: Path) -> None:
+    path = bytes(tmp_path) + b"/d" * 1200
+    os.makedirs(bytes(tmp_path) + b"/d" * 600)
+    os.makedirs(path)
+    assert len(walk(bytes(tmp_path), reads=False).entries) == 1200
+    subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)
