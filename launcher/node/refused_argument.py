@@ -1,4 +1,5 @@
-"""Whether a program failed because it does not know the argument --local_rank=N, which dslaunch adds.
+"""Whether a program does not know the argument --local_rank=N, which dslaunch adds: before it runs, from its
+text, and when it has failed, from what it says.
 
 Sent to the nodes: standard library only.
 """
@@ -17,6 +18,21 @@ _SUGGESTION = re.compile("did you mean|you meant|possible options|similar")  # n
 _HARMLESS = re.compile("warn|ignor")  # the program went on
 _NAME = re.compile(r"(?:(?<![\w-])--?|flag ')local[_-]rank(?![\w-])")
 _SHOWN_LENGTH = 80
+
+
+# The second word of the command line is read by its number: that is --local_rank=N, and the third is meant.
+_READS_BY_NUMBER = re.compile(rb"^[^#\n]*\bargv\s*\[\s*[1-9][0-9]*\s*\]", re.MULTILINE)
+_KNOWS = re.compile(rb"--local[_-]rank")
+
+
+def why_misread(source: bytes) -> str:
+    """The sentence about a script that counts its arguments and does not know of this one; else empty."""
+    if _KNOWS.search(source) or not _READS_BY_NUMBER.search(source):
+        return ""
+    return (
+        "the script reads sys.argv by number, and sys.argv[1] is --local_rank=N, which dslaunch adds as "
+        "DeepSpeed does; give dslaunch --no_local_rank, and let the script read the variable LOCAL_RANK"
+    )
 
 
 def why_refused(lines: list[str]) -> str:

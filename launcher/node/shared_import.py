@@ -48,7 +48,7 @@ def shared_import(
     """What the workers of one host are to share. `script` is None for a module or a program."""
     if num_workers < 2 or script is None:
         return SharedImport([])
-    source = _source_of(script)
+    source = source_of(script)
     if _MENTIONS not in source and b"dslaunch" not in source:
         return SharedImport([])
     if num_devices:
@@ -64,7 +64,8 @@ def shared_import(
     return SharedImport([SHARED]) if why_not is None else SharedImport([], why_not)
 
 
-def _source_of(script: str) -> bytes:
+def source_of(script: str) -> bytes:
+    """The beginning of a script of Python's; empty for what is none."""
     with suppress(OSError):
         if script.endswith(".py") and os.path.isfile(script):
             with open(script, "rb", 0) as file:

@@ -63,6 +63,8 @@ class Starter:
         self._hook = None
         if job.has_stacks or (self.milestones is not None and self._preloader is None):
             self._hook = _installed_hook(folder.file("hook"), has_timings=self._pipe is not None)
+        if job.adds_local_rank and job.script is not None and job.master_port is not None:  # on one host
+            self._look_for_misread(job.script)
         # After the preloader was started, which is to have the limits of this host, as the workers are.
         self._open_files = self._raise_open_files(len(job.ranks))
 
@@ -162,6 +164,15 @@ class Starter:
                 f"its workers cannot be asked to save: {self._resize_file}: {os.strerror(error.errno or 0)}"
             )
         return ""
+
+    def _look_for_misread(self, script: str) -> None:
+        from .shared_import import source_of
+
+        source = source_of(script)
+        if b"argv" in source:
+            from .refused_argument import why_misread
+
+            self.notes += filter(None, [why_misread(source)])
 
     # What only some jobs ask for is loaded when one does.
 
