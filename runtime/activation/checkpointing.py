@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,9 +27,9 @@ from ..config.section import read_section
 from ..environment import read_environment
 from ..errors import ConfigError
 from ..mesh.mpu import tensor_place
-from ..strided import is_strided
 from ..zero.param_location import ParamLocation, location_of
 from ..zero.uncompiled import uncompiled
+from .host_inputs import inputs_on_host
 from .rng_tracker import DEFAULT_NAME, Replay, RngTracker, device_random
 
 __all__ = [
@@ -244,37 +244,6 @@ class _Boundary:
         self._open.close()
         if self._must_wait:
             torch.cuda.synchronize()
-
-
-class HostCopy(NamedTuple):
-    """An input that waits for the backward.
-
-    The copy is made on a CPU too, where the tensor's own memory may go.
-    """
-
-    values: Tensor  # in host memory, pinned where the device is a GPU
-    device: torch.device
-
-
-def inputs_on_host() -> AbstractContextManager[object]:
-    """Inside, autograd keeps copies in host memory of floating-point tensors."""
-
-    def pack(tensor: Tensor) -> Tensor | HostCopy:
-        with torch._C.DisableTorchFunctionSubclass():  # a class may refuse to be copied
-            if not is_strided(tensor) or not tensor.is_floating_point():
-                return tensor
-            # torch's pinned memory, though it rounds up to a power of two: inputs come and go in every micro
-            # batch, as long as its texts are, and offload/pinned_memory.py would page-lock anew for each
-            # length.
-            values = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-            return HostCopy(values.copy_(tensor), tensor.device)
-
-    def unpack(saved: Tensor | HostCopy) -> Tensor:
-        if isinstance(saved, HostCopy):
-            return saved.values.to(saved.device, non_blocking=True)
-        return saved
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 # ---- settings

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import ConfigError
-from dslaunch.runtime.activation.checkpointing import HostCopy
+from dslaunch.runtime.activation.host_inputs import HostCopy
 from tests.runtime.models import (
     Uneven,
     assert_same_bits,

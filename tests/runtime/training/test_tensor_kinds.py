@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dslaunch
-from dslaunch.runtime.activation.checkpointing import inputs_on_host
+from dslaunch.runtime.activation.host_inputs import inputs_on_host
 from tests.exhaustive import few
 from tests.runtime.models import batch, make_model, snapshot, worst_difference
 from tests.runtime.ranks import Ranks

@@ -120,7 +120,7 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
         "is a part of how DeepSpeed works inside",
         "compat git_version_info_installed runtime.config_utils runtime.keep_in_fp32 "
         "runtime.precision_config runtime.python_gc runtime.sparse_tensor runtime.torch_autocast "
-        "runtime.activation_checkpointing.config runtime.activation_checkpointing.offload_activations "
+        "runtime.activation_checkpointing.config "
         "runtime.zero.contiguous_memory_allocator runtime.zero.leaf_module_config runtime.zero.linear "
         "runtime.zero.offload_states runtime.zero.parameter_offload "
         "runtime.zero.partitioned_param_coordinator runtime.zero.partitioned_param_profiler "

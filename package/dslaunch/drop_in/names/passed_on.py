@@ -110,6 +110,9 @@ PASSED_ON: dict[str, dict[str, str]] = {
         "deepspeed.accelerator": "get_accelerator",
         "deepspeed.utils": "logger",
     },
+    "deepspeed.runtime.activation_checkpointing.offload_activations": {
+        "deepspeed.accelerator": "get_accelerator",
+    },
     "deepspeed.runtime.base_optimizer": {
         "deepspeed.runtime.utils": "bwc_tensor_model_parallel_rank maybe_loss_for_backward see_memory_usage",
         "deepspeed.runtime.torch_autocast": "get_comm_dtype is_autocast_initialized",

@@ -336,4 +336,14 @@ TRAINING: tuple[Module, ...] = (
     Module("deepspeed.checkpointing", _CHECKPOINTING),
     Module("deepspeed.runtime.activation_checkpointing"),
     Module("deepspeed.runtime.activation_checkpointing.checkpointing", _CHECKPOINTING),
+    Module(
+        "deepspeed.runtime.activation_checkpointing.offload_activations",
+        (
+            works(
+                "dslaunch.runtime.compat.checkpoint_inputs",
+                "CheckpointHiddenStatesOffload get_checkpoint_hidden_states_offloading_ctx_manager",
+            ),
+            inside("CheckpointActivationOffloadStats patch_gradient_checkpointing_layer_marker"),
+        ),
+    ),
 )

@@ -1,0 +1,45 @@
+"""Inputs that wait in host memory for the backward."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..strided import is_strided
+
+
+class HostCopy(NamedTuple):
+    """An input that waits for the backward.
+
+    The copy is made on a CPU too, where the tensor's own memory may go.
+    """
+
+    values: Tensor  # in host memory, pinned where the device is a GPU
+    device: torch.device
+
+
+def to_host(tensor: Tensor, *, is_pinned: bool = True) -> Tensor | HostCopy:
+    """Return a copy of it in host memory; what is not floating point or cannot be copied, as it is."""
+    with torch._C.DisableTorchFunctionSubclass():  # a class may refuse to be copied
+        if not is_strided(tensor) or not tensor.is_floating_point():
+            return tensor
+        # torch's pinned memory, though it rounds up to a power of two: inputs come and go in every micro
+        # batch, as long as its texts are, and offload/pinned_memory.py would page-lock anew for each
+        # length.
+        values = torch.empty_like(tensor, device="cpu", pin_memory=is_pinned and tensor.is_cuda)
+        return HostCopy(values.copy_(tensor), tensor.device)
+
+
+def to_device(saved: Tensor | HostCopy) -> Tensor:
+    """Return what `to_host` took."""
+    if isinstance(saved, HostCopy):
+        return saved.values.to(saved.device, non_blocking=True)
+    return saved
+
+
+def inputs_on_host() -> AbstractContextManager[object]:
+    """Inside, autograd keeps copies in host memory of floating-point tensors."""
+    return torch.autograd.graph.saved_tensors_hooks(to_host, to_device)
