@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from .param_status import detach
 
 # parameter that no model has yet -> what zero.Init keeps of it; it keeps no parameter alive
 _EARLY: Any = WeakTensorKeyDictionary()
+_SERIALS = count()  # in the order in which they are made, so the same on every rank
 
 
 class InitContext(Protocol):
@@ -35,6 +37,12 @@ class InitContext(Protocol):
 
     def edited_by(self, rank: int) -> AbstractContextManager[None]:
         """Let this rank run alone meanwhile."""
+
+    def use_in_edit(self, params: Sequence[EarlyParameter], rank: int | None) -> bool:
+        """Have these here, if one rank may run alone already; False if not."""
+
+    def spread_in_edit(self, params: Sequence[EarlyParameter]) -> None:
+        """Take what that rank has written to these."""
 
     def note(self, param: nn.Parameter, name: str) -> None:
         """Shard this parameter soon."""
@@ -64,14 +72,10 @@ class EarlyParameter:
     A rank that is alone keeps everything WHOLE. Every method is a collective, except where it says otherwise.
     """
 
-    def __init__(
-        self, param: nn.Parameter, name: str, init: InitContext, owner: nn.Module | None, *, serial: int
-    ) -> None:
-        """`owner` is the module that has registered it, if that is known; `serial` is its number among those
-        of this zero.Init, the same on every rank.
-        """
+    def __init__(self, param: nn.Parameter, name: str, init: InitContext, owner: nn.Module | None) -> None:
+        """`owner` is the module that has registered it, if that is known."""
         self.name = name
-        self.serial = serial
+        self.serial = next(_SERIALS)
         self.init = init
         self._owners: list[weakref.ref[nn.Module]] = []
         if owner is not None:

@@ -1,27 +1,35 @@
 """What a rank uses beside, inside GatheredParameters(modifier_rank=...) of a model that no engine has yet.
 
 There one rank may run alone, as transformers has rank 0 initialize each module, and a use of a parameter that
-was not gathered brings it on all ranks together. So the rank whose values count says what it uses, and the
-others listen: where they use something themselves, and at the end.
+was not gathered brings it on all ranks together; so does another GatheredParameters. Hence the rank whose
+values count says what it does, and the others listen: where they do the same, and at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
 
 import torch
 
 from ..comm.rank_group import Job
 from .early_parameter import EarlyParameter
 
-_END = -1  # a message that is not negative brings the parameter with this serial,
-_FIRST_PUT_AWAY = -2  # from here down: it puts one away
+
+class _Act(IntEnum):
+    """What all ranks do next, with one parameter."""
+
+    END = 0
+    BRING = 1
+    PUT_AWAY = 2
+    SPREAD = 3  # the values of the rank that speaks
 
 
 class Edit:
     """One such context. It may be inside another, and all ranks enter and leave both.
 
-    Order: a collective where it brings or puts away, and at the end
+    Order: a collective where it does one of the acts, and at the end
     """
 
     def __init__(
@@ -34,53 +42,73 @@ class Edit:
         is_idle: Callable[[EarlyParameter], bool],
     ) -> None:
         """`find` gives the parameter with a serial, `is_idle` says whether nothing uses its memory."""
-        self._rank, self._job, self._device = rank, job, device
+        self.rank = rank
+        self._job, self._device = job, device
         self._find, self._is_idle = find, is_idle
         self._brought: dict[EarlyParameter, None] = {}
+        self._num_spread: Counter[EarlyParameter] = Counter()
+        self._num_awaited: Counter[EarlyParameter] = Counter()
         self._has_ended = False
+
+    @property
+    def _speaks(self) -> bool:
+        return self._job.index == self.rank
 
     def use(self, wanted: Iterable[EarlyParameter]) -> None:
         """Have these here, if the rank that speaks uses them, too."""
         away = [early for early in wanted if not early.is_whole]
-        if self._job.index != self._rank:
-            while not self._has_ended and not all(early.is_whole for early in away):
-                self._listen()
-            return
-        for early in [early for early in self._brought if early not in wanted and self._is_idle(early)]:
-            self._say(_FIRST_PUT_AWAY - early.serial)
-        for early in away:
-            self._say(early.serial)
+        if self._speaks:
+            for early in [early for early in self._brought if early not in wanted and not early.is_held]:
+                if self._is_idle(early):
+                    self._say(_Act.PUT_AWAY, early)
+            for early in away:
+                self._say(_Act.BRING, early)
+        while not self._has_ended and not all(early.is_whole for early in away):
+            self._listen()
+
+    def spread(self, params: Sequence[EarlyParameter]) -> None:
+        """Take what the rank that speaks has written to these, where it has done so, too."""
+        self._num_awaited.update(params)
+        for early in params if self._speaks else ():
+            self._say(_Act.SPREAD, early)
+        while not self._has_ended and any(
+            self._num_spread[early] < self._num_awaited[early] for early in params
+        ):
+            self._listen()
 
     def end(self) -> list[EarlyParameter]:
         """Return what is here still, with the values of the rank that spoke."""
-        if self._job.index == self._rank:
-            self._say(_END)
+        if self._speaks:
+            self._say(_Act.END, None)
         while not self._has_ended:
             self._listen()
         for early in self._brought:
-            early.spread(self._rank)
+            early.spread(self.rank)
         return list(self._brought)
 
-    def _say(self, message: int) -> None:
-        self._send(message)
-        self._obey(message)
+    def _say(self, act: _Act, early: EarlyParameter | None) -> None:
+        self._send(act, 0 if early is None else early.serial)
+        self._do(act, early)
 
     def _listen(self) -> None:
-        self._obey(self._send(0))
+        act, serial = self._send(0, 0)
+        self._do(_Act(act), None if act == _Act.END else self._find(serial))
 
-    def _send(self, message: int) -> int:
-        sent = torch.tensor([message], device=self._device)
-        self._job.broadcast(sent, what=f"what rank {self._rank} uses", source=self._rank)
-        return int(sent)
+    def _send(self, act: int, serial: int) -> tuple[int, int]:
+        sent = torch.tensor([act, serial], device=self._device)
+        self._job.broadcast(sent, what=f"what rank {self.rank} uses", source=self.rank)
+        heard_act, heard_serial = sent.tolist()
+        return heard_act, heard_serial
 
-    def _obey(self, message: int) -> None:
-        if message == _END:
+    def _do(self, act: _Act, early: EarlyParameter | None) -> None:
+        if early is None:
             self._has_ended = True
-        elif message <= _FIRST_PUT_AWAY:
-            early = self._find(_FIRST_PUT_AWAY - message)
-            del self._brought[early]
-            early.keep_shard(source=self._rank)
-        else:
-            early = self._find(message)
+        elif act is _Act.BRING:
             early.use()
             self._brought[early] = None
+        elif act is _Act.PUT_AWAY:
+            del self._brought[early]
+            early.keep_shard(source=self.rank)
+        else:
+            early.spread(self.rank)
+            self._num_spread[early] += 1

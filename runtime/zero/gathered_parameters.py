@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..comm.rank_group import RankGroup
 from ..errors import ConfigError
 from ..log import logger
-from .early_parameter import InitContext, early_of
+from .early_parameter import EarlyParameter, InitContext, early_of
 from .param_location import ParamLocation, location_of
 from .sharded_model import ShardedModel
 from .sub_buffer import SubBuffer
@@ -46,17 +46,19 @@ class GatheredParameters:
         """`fwd_module` is not needed here: what a forward uses is brought by its use."""
         given = [params] if isinstance(params, Tensor) or not isinstance(params, Iterable) else list(params)
         wanted = [one for one in given if isinstance(one, Tensor)] if enabled else []
-        locations = [location_of(param) for param in wanted]
-        early = [early_of(param) for param in wanted]
-        self._locations = [location for location in locations if location is not None]
-        self._early = _unique(one for one in early if one is not None)
+        # In an order that is the same on every rank: programs give sets, too, whose order is each rank's own.
+        locations = [location for param in wanted if (location := location_of(param)) is not None]
+        self._locations = sorted(locations, key=lambda location: location.place)
+        early = {early for param in wanted if (early := early_of(param)) is not None}
+        self._early = sorted(early, key=lambda one: one.serial)
         self._modifier_rank = modifier_rank
         self._versions: list[int] = []
         self._is_open_ended = False
         self._open = ExitStack()
-        self._edits = (
-            ExitStack()
-        )  # of models that no engine has yet; it ends before the values are taken over
+        # of models that no engine has yet; it ends before what was written is taken over
+        self._edits = ExitStack()
+        # those of which one rank may run alone already, whatever is entered in here
+        self._inner: list[InitContext] = []
         self._whole = WholeParameters(
             (location.sub_buffer, location.member_index) for location in _unique(self._locations)
         )
@@ -68,10 +70,12 @@ class GatheredParameters:
             self._open.enter_context(model.gathered([unit for unit in model.units if unit in units]))
             if not self._is_open_ended:
                 self._open.enter_context(model.saved_values())
-        for early in self._early:
-            self._open.enter_context(early.held())
-        if self._modifier_rank is not None:
-            for init in self._inits:
+        for init, params in self._by_init().items():
+            if init.use_in_edit(params, self._modifier_rank):
+                self._inner.append(init)
+            for early in params:
+                self._open.enter_context(early.held())
+            if self._modifier_rank is not None and init not in self._inner:
                 self._edits.enter_context(init.edited_by(self._modifier_rank))
         for sub_buffer in self._sharded_sub_buffers:
             sub_buffer.take_writes()  # those of a forward that has just ended
@@ -111,6 +115,14 @@ class GatheredParameters:
     @property
     def _inits(self) -> list[InitContext]:
         return _unique(early.init for early in self._early)
+
+    def _by_init(self) -> dict[InitContext, list[EarlyParameter]]:
+        return {init: [early for early in self._early if early.init is init] for init in self._inits}
+
+    @property
+    def _outer_early(self) -> list[EarlyParameter]:
+        """Those of which this is the outermost edit, or reading."""
+        return [early for early in self._early if early.init not in self._inner]
 
     def open(self) -> None:
         """Enter, to leave by `close`, whatever is entered and left meanwhile."""
@@ -170,7 +182,7 @@ class GatheredParameters:
                 or location.sub_buffer.param_shard.is_edited
             )
         ]
-        return written + [early.name for early in self._early if early.is_edited]
+        return written + [early.name for early in self._outer_early if early.is_edited]
 
     def _warn_of_writes(self) -> None:
         """Once for each owner: to compare all values each time would cost."""
@@ -196,7 +208,7 @@ class GatheredParameters:
             for location in self._locations
             if location.sub_buffer.is_sharded
         }
-        groups |= {early.init.job: early.init.device for early in self._early}
+        groups |= {early.init.job: early.init.device for early in self._outer_early}
         flags = [
             group.all_gather_float64(
                 torch.tensor(float(bool(written)), dtype=torch.float64, device=device),
@@ -241,8 +253,11 @@ class GatheredParameters:
                 sub_buffer.param_shard.note_change(
                     location.member_index for location in self._locations if location.sub_buffer is sub_buffer
                 )
-        for early in self._early:
+        for early in self._outer_early:
             early.spread(rank)
+        for init, params in self._by_init().items():
+            if init in self._inner:
+                init.spread_in_edit(params)
 
 
 def _is_shared_whole(location: ParamLocation) -> bool:

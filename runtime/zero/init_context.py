@@ -116,7 +116,6 @@ class Init:
         self._hooks: list[Any] = []
         # what is to be sharded, held so that no rank's can die; None for a moment, while that is found out
         self._whole: dict[EarlyParameter, nn.Parameter | None] = {}
-        self._num_made = 0
         self._made: weakref.WeakSet[EarlyParameter] = weakref.WeakSet()
         self._edits: list[Edit] = []  # GatheredParameters with a modifier_rank that are open
         self._outer: InitContext | None = None  # the context around this one,
@@ -195,8 +194,7 @@ class Init:
         is_known = other is not None or location_of(param) is not None
         is_plain = type(param) is nn.Parameter and not param.is_meta and param.is_floating_point()
         if is_plain and not is_known and param.numel():
-            early = EarlyParameter(param, name, self, owner, serial=self._num_made)
-            self._num_made += 1
+            early = EarlyParameter(param, name, self, owner)
             self._whole[early] = param
             self._made.add(early)
         elif other is not None and owner is not None:
@@ -235,6 +233,33 @@ class Init:
                 self._whole[early] = early.param
         finally:
             self._edits.remove(edit)
+
+    def use_in_edit(self, params: Sequence[EarlyParameter], rank: int | None) -> bool:
+        """Have these here, if one rank may run alone already, and `rank` is no other one whose values are to
+        count; False if not.
+
+        Order:  a collective if it is True; of a rank that runs alone, by its edit
+        Errors: ConfigError if this rank is alone, and another one may be
+        """
+        edit = self._edits[-1] if self._edits else None
+        if edit is None or rank not in (None, edit.rank):
+            return False
+        edit.use(params)
+        for early in params:
+            if not early.is_whole:
+                raise ConfigError(
+                    f"parameter '{early.name}' is gathered on this rank alone, inside "
+                    f"GatheredParameters(modifier_rank={edit.rank}): gather it there on rank {edit.rank}, or "
+                    "outside"
+                )
+        return True
+
+    def spread_in_edit(self, params: Sequence[EarlyParameter]) -> None:
+        """Take what the rank that may run alone has written to these.
+
+        Order: a collective, by its edit
+        """
+        self._edits[-1].spread(params)
 
     def shard_among(self, made: Container[EarlyParameter]) -> None:
         """Shard those among these that are whole and not in use.

@@ -148,12 +148,16 @@ def test_what_one_rank_may_do_alone_is_described_or_refused_by_name(ranks: Ranks
         assert late.startswith("parameter 'head.weight' was asked for fill_")
 
 
-def _write_beside(model: Small) -> None:
-    """Change more than what was gathered, and read it."""
+def _write_beside(model: Small, editor: int) -> None:
+    """Change more than what was gathered, and read it; gather more."""
     model.embed.weight.data.fill_(1.0)
     model.head.bias.data.copy_(model.blocks[0].weight.sum(1).repeat(2)[:9])
     for block in model.blocks:
         nn.init.constant_(block.weight, float(model.head.weight.detach().sum()))
+    with zero.GatheredParameters({model.embed.weight, model.blocks[1].bias}, modifier_rank=editor):
+        model.embed.weight.data[0] = 2.0
+        with zero.GatheredParameters([model.blocks[0].bias]):
+            model.blocks[1].bias.data.copy_(model.blocks[0].bias)
 
 
 def _beside(rank: int, editor: int, is_alone: bool) -> tuple[dict[str, Tensor], int]:
@@ -165,7 +169,7 @@ def _beside(rank: int, editor: int, is_alone: bool) -> tuple[dict[str, Tensor], 
         model = Small()
     with zero.GatheredParameters(model.embed.weight, modifier_rank=editor):
         if rank == editor or not is_alone:
-            _write_beside(model)
+            _write_beside(model, editor)
         num_whole = sum(type(param) is not FreedParameter for param in model.parameters())
     return snapshot(model.named_parameters()), num_whole
 
@@ -177,7 +181,7 @@ def test_the_rank_whose_values_count_may_use_what_was_not_gathered(
     torch.manual_seed(0)
     plain = Small()
     with torch.no_grad():
-        _write_beside(plain)
+        _write_beside(plain, editor)
     expected = {name: param.detach() for name, param in plain.named_parameters()}
     results = ranks(_beside, editor, is_alone, world_size=2)
     for values, _ in results:
@@ -203,3 +207,25 @@ def _other_alone(rank: int) -> str:
 def test_what_another_rank_uses_alone_there_is_refused_by_name(ranks: Ranks) -> None:
     _, said = ranks(_other_alone, world_size=2)
     assert said.startswith("parameter 'Linear.weight' was asked for norm, but its values are sharded")
+
+
+def _in_any_order(rank: int, has_engine: bool) -> dict[str, Tensor]:
+    """Each rank gives the parameters in an order of its own, as in a set."""
+    torch.manual_seed(0)
+    with zero.Init():
+        model = Small()
+    if has_engine:
+        dslaunch.initialize(model=model, config=make_config(stage=3))
+    params = list(model.parameters())
+    with zero.GatheredParameters(params if rank else reversed(params), modifier_rank=0):
+        for param in params:
+            param.data.add_(rank + 1.0)
+    return snapshot(model.named_parameters())
+
+
+@pytest.mark.parametrize("has_engine", [False, True])
+def test_parameters_may_be_given_in_another_order_on_each_rank(ranks: Ranks, has_engine: bool) -> None:
+    torch.manual_seed(0)
+    expected = {name: param.detach() + 1.0 for name, param in Small().named_parameters()}
+    for values in ranks(_in_any_order, has_engine, world_size=2):
+        assert_same_bits(values, expected)
