@@ -15,7 +15,7 @@ from ..registry.known_jobs import LOST, KnownJob
 from ..registry.replay import Choice, Replay
 from ..registry.stopping import Stopping
 from ..wording import count
-from .job_choice import chosen_job, how_it_ended, refuse_elsewhere
+from .job_choice import chosen_or_only_job, how_it_ended, refuse_elsewhere
 from .logs import refuse_foreground
 from .prefix_command import SETTINGS, PrefixCommand
 
@@ -45,7 +45,7 @@ _QUESTION = "dslaunch: d detach, s stop, k kill now, g go on? "
 )
 def command(**given: Any) -> int:
     """Show what the detached job JOB shows, until it ends."""
-    job = chosen_job(given["job"], "attach")
+    job = chosen_or_only_job(given["job"], "attach")
     refuse_elsewhere(job, "attach")
     refuse_foreground(job, "attach")
     return follow(job, tail=given["tail"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import click
@@ -55,4 +56,6 @@ def command(**given: Any) -> int:
 
 
 command.params[:0] = [one for one in dslaunch.params[:-2] if one.name not in NOT_OURS]
-command.params += dslaunch.params[-2:]
+_script = copy(dslaunch.params[-2])
+_script.metavar = "SCRIPT"  # it is needed, as it is not where it stands for a command
+command.params += [_script, dslaunch.params[-1]]

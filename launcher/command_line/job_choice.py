@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -12,14 +13,10 @@ from ..output.table import screen_text, table, terminal_columns
 from ..registry.known_jobs import ELSEWHERE, LOST, AmbiguousError, KnownJob, find_job, known_jobs
 from ..wording import cleaned
 
+OF_RUNNING = ("stop", "stacks")  # commands that mean nothing to a job that has ended
 
-def chosen_job(word: str | None, command: str) -> KnownJob:
-    """The job that `dslaunch COMMAND WORD` means. Where a name means several, a table on stderr says which.
 
-    Errors: LaunchError if there is none, or several
-    """
-    if word is None:
-        raise LaunchError(f"which job? Write: dslaunch {command} JOB; `dslaunch jobs` lists them")
+def _chosen_job(word: str) -> KnownJob:
     try:
         return find_job(word)
     except AmbiguousError as error:
@@ -28,19 +25,29 @@ def chosen_job(word: str | None, command: str) -> KnownJob:
 
 
 def chosen_or_only_job(word: str | None, command: str) -> KnownJob:
-    """The same; without a word the one job that runs here. Where several run, a table on stderr says which.
+    """The job that `dslaunch COMMAND WORD` means; without a word the one job that runs here. Where there are
+    several, a table on stderr says which.
 
     Errors: LaunchError if there is none, or several
     """
     if word is not None:
-        return chosen_job(word, command)
+        return _chosen_job(word)
     live = [one for one in known_jobs() if one.is_live and one.state != ELSEWHERE]
     if not live:
-        raise LaunchError(f"no job runs here; dslaunch {command} JOB takes one that has ended, too")
+        ended = "" if command in OF_RUNNING else f"; dslaunch {command} JOB takes one that has ended, too"
+        raise LaunchError(f"no job runs here{ended}")
     if len(live) > 1:
         _show(live)
         raise LaunchError(f"{len(live)} jobs run here; write: dslaunch {command} JOB")
     return live[0]
+
+
+def next_of_name(job: KnownJob, command: str) -> str:
+    """What to write for jobs that run by the next names, as train-2, where `job` has ended; else empty."""
+    name = re.compile(re.escape(job.record.name) + "-[0-9]+")
+    live = [one.record.name for one in known_jobs() if one.is_live and name.fullmatch(one.record.name)]
+    commands = " or ".join(f"dslaunch {command} {one}" for one in live[:3])
+    return f"; {' and '.join(live[:3])} {'runs' if len(live) == 1 else 'run'}: {commands}" if live else ""
 
 
 def _show(jobs: Sequence[KnownJob]) -> None:

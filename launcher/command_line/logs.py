@@ -13,7 +13,7 @@ from ..options.number import Whole
 from ..registry.following import Following, log_files_of
 from ..registry.known_jobs import KnownJob
 from ..registry.replay import Choice, Replay
-from .job_choice import chosen_job, how_it_ended
+from .job_choice import chosen_or_only_job, how_it_ended
 from .prefix_command import SETTINGS, PrefixCommand
 
 EPILOG = """
@@ -36,7 +36,7 @@ What a job shows is kept up to 32 MiB, the newest of it; --log_dir keeps all, of
 @click.option("--timestamps", is_flag=True, help="Show when each line arrived.")
 def command(**given: Any) -> int:
     """Print what the detached job JOB has shown."""
-    job = chosen_job(given["job"], "logs")
+    job = chosen_or_only_job(given["job"], "logs")
     refuse_foreground(job, "logs")
     ranks = _ranks(given["rank"], job)
     replay = Replay(Choice(ranks=ranks, has_timestamps=given["timestamps"]))

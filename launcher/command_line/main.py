@@ -46,8 +46,14 @@ def run() -> NoReturn:
     gc.set_threshold(GARBAGE_THRESHOLD)
     code: int | str | None = 1
     try:
-        from .cli import main  # here: it loads much
-
+        try:
+            from .cli import main  # here: it loads much
+        except ImportError as error:
+            if sys.platform == "linux":
+                raise
+            sys.exit(
+                f"dslaunch: on {sys.platform} it cannot start ({error}); start jobs from a Linux machine"
+            )
         if _signal.getsignal(_signal.SIGINT) is _end_at_once:
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         main()
@@ -59,4 +65,6 @@ def run() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never there
             stream.flush()
-    os._exit(code if isinstance(code, int) else 0)
+    if isinstance(code, str):
+        os.write(2, f"{code}\n".encode())
+    os._exit(code if isinstance(code, int) else int(code is not None))

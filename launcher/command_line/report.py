@@ -40,7 +40,12 @@ It is drawn by Bokeh: pip install "dslaunch[report]"
 @click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
 @click.argument("run", required=False, metavar="RUN")
 @click.argument("other", required=False, metavar="[RUN]")
-@click.option("-o", "--output", metavar="FILE", help="Where to write the page.  [default: ./NAME.html]")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Where to write the page.  [default: ./NAME.html, with a job's exact name]",
+)
 @click.option("--open", "is_opened", is_flag=True, help="Show it in the browser of this desktop.")
 def command(**given: Any) -> int:
     """Write a page on a run for a browser: how it went, its curves, where its time went, and why it ended.

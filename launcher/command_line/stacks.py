@@ -17,7 +17,7 @@ from ..registry.journal_reader import JournalReader
 from ..registry.known_jobs import KnownJob
 from ..registry.replay import Choice, Replay
 from ..registry.stacks_request import ask_stacks
-from .job_choice import chosen_job, how_it_ended, refuse_elsewhere
+from .job_choice import chosen_or_only_job, how_it_ended, next_of_name, refuse_elsewhere
 from .prefix_command import SETTINGS, PrefixCommand
 
 EPILOG = """
@@ -41,13 +41,11 @@ def command(**given: Any) -> int:
     goes on.
     """
     word: str | None = given["job"]
-    if word is None:
-        raise LaunchError("which job? Write: dslaunch stacks JOB; `dslaunch jobs` lists them")
-    is_pid = re.fullmatch("[1-9][0-9]{0,9}", word) is not None
+    is_pid = word is not None and re.fullmatch("[1-9][0-9]{0,9}", word) is not None
     try:
-        job = chosen_job(word, "stacks")
+        job = chosen_or_only_job(word, "stacks")
     except LaunchError:
-        if not is_pid:
+        if word is None or not is_pid:
             raise
         return _ask_process(int(word))  # one that keeps no record
     return _ask_job(job)
@@ -82,7 +80,7 @@ def _ask_job(job: KnownJob) -> int:
     refuse_elsewhere(job, "stacks")
     record = job.record
     if not job.is_live:
-        raise LaunchError(how_it_ended(job))
+        raise LaunchError(f"{how_it_ended(job)}{next_of_name(job, 'stacks')}")
     reader = JournalReader(job.folder)
     for _ in reader.entries():
         pass

@@ -13,7 +13,7 @@ from ..registry.following import REMOVED, now_of
 from ..registry.known_jobs import KnownJob
 from ..registry.stopping import Stopping
 from ..wording import shown_time
-from .job_choice import chosen_job, how_it_ended, refuse_elsewhere
+from .job_choice import chosen_or_only_job, how_it_ended, next_of_name, refuse_elsewhere
 from .prefix_command import SETTINGS, PrefixCommand
 
 EPILOG = """
@@ -30,10 +30,13 @@ PROGRESS_EVERY_S = 5.0
 @click.option("--now", is_flag=True, help="Kill the workers at once.")
 def command(**given: Any) -> int:
     """End the job JOB in order, and wait until it has ended."""
-    job = chosen_job(given["job"], "stop")
+    job = chosen_or_only_job(given["job"], "stop")
     refuse_elsewhere(job, "stop")
     if not job.is_live:
-        click.echo(f"dslaunch: {how_it_ended(job)}{'' if job.why else ' before'}", err=True)
+        click.echo(
+            f"dslaunch: {how_it_ended(job)}{'' if job.why else ' before'}{next_of_name(job, 'stop')}",
+            err=True,
+        )
         return 0
     console = Console(log_level="info")
     try:

@@ -231,16 +231,16 @@ def _check_program(python: str | None, script: str | None) -> None:
             "python= in the hostfile",
             exit_code=3,
         )
-    why_not = "" if script is None else _why_no_script(script)
+    why_not = "" if script is None else why_no_script(script)
     if why_not:
         raise Unprepared(why_not, exit_code=2)
 
 
-def _why_no_script(script: str) -> str:
+def why_no_script(script: str) -> str:
     """Why Python cannot run it; empty if it can, as far as that can be told."""
     path = bytes_of(script)
     if not os.path.exists(path):
-        return f"no script {script} in {os.getcwd()}"
+        return f"no script {script}" + ("" if os.path.isabs(path) else f" in {os.getcwd()}")
     if os.path.isdir(path):
         has_main = any(os.path.exists(os.path.join(path, name)) for name in (b"__main__.py", b"__main__.pyc"))
         why = f"{script} is a folder without a __main__.py; give a script, or a package with --module"

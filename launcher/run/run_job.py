@@ -226,9 +226,23 @@ def _show_plan(plan: Plan, text: str, console: Console) -> int:
     return 0
 
 
+def _why_no_script(plan: Plan) -> str:
+    """Why the script cannot be run, where that is known without a look at a host; else empty."""
+    script = plan.program.script
+    hosts = [node.host for node in plan.nodes if node.is_local]
+    is_here = len(hosts) == len(plan.nodes) and not any(one.cwd or one.exec_prefix for one in hosts)
+    if script is None or not is_here or plan.cwd != os.getcwd():
+        return ""
+    from ..node.preparation import why_no_script  # here: only --dry_run asks before the start
+
+    return why_no_script(script)
+
+
 def _warn_of_plan(plan: Plan, console: Console) -> None:
     if unread := lost_input(plan):
         console.warn(unread)
+    if why_not := _why_no_script(plan):
+        console.warn(why_not)
     for line in () if plan.mesh is None else warnings_of(plan.mesh, plan.host_slots):
         console.warn(line)
     for entry in overruled(plan):

@@ -660,8 +660,9 @@ class Engine(Getters, nn.Module):
             return getattr(self.module, name)
         except AttributeError as error:
             why = why_absent(name)
-            if why is None:
-                raise
+            if why is None:  # Python adds the nearest name where it shows this
+                text = f"neither the engine nor its module, a {type(self.module).__name__}, has {name!r}"
+                raise AttributeError(text, name=name, obj=self) from error
             raise AttributeError(f"engine.{name}, which DeepSpeed has, is not here: {why}") from error
 
     def __deepcopy__(self, memo: object) -> NoReturn:

@@ -294,7 +294,7 @@ def test_stacks_of_a_detached_job_are_shown_by_the_command(
 ) -> None:
     name = name_of(detach("def here(): wait()\nsay('up')\nhere()", "--num_gpus=2"))
     wait_for_line(tmp_path, name, "localhost:1 | up")
-    told = tell(tmp_path, "stacks", name)
+    told = tell(tmp_path, "stacks")  # the only job that runs
     assert told.code == 0, told
     assert "what 2 ranks do" in told.err
     assert " in here\n" in told.err
@@ -461,6 +461,16 @@ def test_twenty_jobs_at_once_are_listed_right(start_words: Start, tmp_path: Path
     table = tell(tmp_path, "jobs").out.splitlines()
     assert len(table) == 1 + num_jobs
     assert all(line.split()[1] == "running" for line in table[1:])
+
+
+def test_of_a_job_that_has_ended_the_next_of_its_name_is_told(
+    detach: Callable[..., Job], tmp_path: Path
+) -> None:
+    assert detach("sys.exit(3)", "--name=fail").wait() == 0
+    poll(lambda: "ended" in tell(tmp_path, "stop", "fail").err, "the end of the first")
+    name = name_of(detach(WAIT, "--name=fail-2"))
+    for command in ("stacks", "stop"):
+        assert f"; {name} runs: dslaunch {command} {name}" in tell(tmp_path, command, "fail").err
 
 
 def test_one_name_for_several_is_a_table_with_exact_names(detach: Callable[..., Job], tmp_path: Path) -> None:

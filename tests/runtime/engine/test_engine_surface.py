@@ -112,7 +112,7 @@ def _absent(rank: int) -> tuple[str, str, str]:
 def test_an_absent_name_says_what_to_do_unless_the_module_has_it(ranks: Ranks) -> None:
     absent, unknown, of_module = ranks(_absent, world_size=1)[0]
     assert absent == "engine.save_fp16_model, which DeepSpeed has, is not here: call save_16bit_model()"
-    assert unknown == "'WithTimers' object has no attribute 'nonsense'"
+    assert unknown == "neither the engine nor its module, a WithTimers, has 'nonsense'"
     assert of_module == "the module's"
     assert why_absent("nonsense") is None
 
