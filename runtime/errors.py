@@ -11,9 +11,25 @@ Source: DeepSpeed 0.19.8 runtime/config.py, runtime/engine.py, runtime/zero/part
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from types import TracebackType
+
+# In a URL: what stands before the host's @, and what follows `?`, as signatures do.
+_CREDENTIALS = (
+    (re.compile(r"""://[^/\s'"]*@"""), "://***@"),
+    (re.compile(r"""(://[^\s'"?]*\?)(?!\*{3})[^\s'";,)]+"""), r"\1***"),
+)
+
+
+def without_credentials(text: str) -> str:
+    """Return the text with what may be a secret in its URLs left out, as messages show them."""
+    if "://" not in text:
+        return text
+    for pattern, instead in _CREDENTIALS:
+        text = pattern.sub(instead, text)
+    return text
 
 
 class UserError(Exception):
@@ -32,6 +48,9 @@ class PipelineError(ConfigError):
 
 class CheckpointError(UserError, ValueError, AssertionError, RuntimeError):
     """A checkpoint cannot be written, found or read."""
+
+    def __str__(self) -> str:
+        return without_credentials(super().__str__())
 
 
 class NoCheckpointError(CheckpointError, FileNotFoundError):

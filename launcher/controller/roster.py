@@ -17,12 +17,15 @@ from ..backends.channel import Channel
 from ..job.plan import NodePlan
 from ..options.start import CONNECT_WINDOW
 from ..wire.frames import Frame, Hello, Ping, Ready, encode
+from ..wording import cleaned
 from .link import Link, LinkEnd
 from .pulse import Pulse
 
 MAX_PING_EVERY_S = 5.0
 LOOK_EVERY_S = 0.2  # for silence
 MAX_NAMED = 4
+MAX_NOTES = 16  # of one host; an agent of ours has a few
+MAX_NOTE_LINES = 200
 
 
 @dataclass(slots=True, eq=False)
@@ -267,9 +270,15 @@ class Roster:
         """What the agents want a person to know, each once, with the hosts it comes from."""
         hosts_of: dict[str, list[str]] = {}
         for host in self.hosts:
-            for note in host.ready.notes if host.ready else ():
-                hosts_of.setdefault(note, []).append(host.name)
-        return [f"{_names(hosts)}: {note}" for note, hosts in hosts_of.items()]
+            found = host.ready.notes if host.ready else []
+            left_out = (
+                [f"{len(found) - MAX_NOTES} more notes are not shown"] if len(found) > MAX_NOTES else []
+            )
+            for note in (*found[:MAX_NOTES], *left_out):
+                hosts_of.setdefault(cleaned(note), []).append(host.name)
+        lines = [f"{_names(hosts)}: {note}" for note, hosts in hosts_of.items()]
+        more = len(lines) - MAX_NOTE_LINES
+        return lines if more <= 0 else [*lines[:MAX_NOTE_LINES], f"{more} more notes of hosts are not shown"]
 
 
 def _names(hosts: Sequence[str]) -> str:

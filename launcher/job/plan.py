@@ -5,6 +5,7 @@ Pure arithmetic; `--dry_run` prints it, the controller does it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -148,6 +149,7 @@ def plan_nodes(
             so logs can be compared.
     """
     world_size = sum(len(one.devices) for one in selected)
+    of_local_rank = functools.cache(functools.partial(_plan_local_rank, program=program))
     nodes = []
     first_rank = 0
     for node_rank, one in enumerate(selected):
@@ -164,8 +166,9 @@ def plan_nodes(
             "CROSS_RANK": node_rank,
             "CROSS_SIZE": len(selected),
         }
+        of_node = tuple((name, str(value)) for name, value in node_env.items())
         ranks = tuple(
-            _plan_rank(rank, rank % num_local, node_env, program)
+            _plan_rank(rank, of_local_rank(rank % num_local), of_node)
             for rank in range(first_rank, first_rank + num_local)
         )
         is_local = is_this_machine(one.host, local_names)
@@ -212,15 +215,24 @@ def overruled(plan: Plan) -> tuple[EnvEntry, ...]:
     return tuple(dict.fromkeys(entry for entry in entries if entry.name in ours))
 
 
-def _plan_rank(rank: int, local_rank: int, node_env: Mapping[str, str | int], program: Program) -> RankPlan:
-    env: dict[str, str | int] = {"RANK": rank, "LOCAL_RANK": local_rank, "ROLE_RANK": rank, **node_env}
+class _LocalRankPlan(NamedTuple):
+    """What is the same for a local rank on all hosts: made once, or a million ranks take gigabytes."""
+
+    local_rank: int
+    variable: tuple[str, str]
+    arguments: tuple[str, ...]
+
+
+def _plan_local_rank(local_rank: int, *, program: Program) -> _LocalRankPlan:
     option = (f"--local_rank={local_rank}",) if program.takes_local_rank else ()
-    return RankPlan(
-        rank=rank,
-        local_rank=local_rank,
-        env=tuple((name, str(value)) for name, value in env.items()),
-        arguments=program.head + option + program.arguments,
-    )
+    variable = ("LOCAL_RANK", str(local_rank))
+    return _LocalRankPlan(local_rank, variable, program.head + option + program.arguments)
+
+
+def _plan_rank(rank: int, local: _LocalRankPlan, of_node: tuple[tuple[str, str], ...]) -> RankPlan:
+    number = str(rank)
+    env = (("RANK", number), local.variable, ("ROLE_RANK", number), *of_node)
+    return RankPlan(rank=rank, local_rank=local.local_rank, env=env, arguments=local.arguments)
 
 
 def origins_of(plan: Plan) -> tuple[Origin, ...]:

@@ -33,6 +33,20 @@ def open_plain(path: str, flags: int, mode: int = 0o600) -> int:
     return fd
 
 
+def refuse_foreign(found: os.stat_result, path: str) -> None:
+    """A file that is there already and that is to be written: another user may own it, who could read and
+    change what is written. It may be root's, or of who owns its folder and could do that anyhow.
+
+    Errors: OSError whose `strerror` is a clause that follows the path
+    """
+    owner = found.st_uid
+    if owner in (0, os.geteuid()):
+        return
+    folder = os.stat(os.path.dirname(path) or ".")
+    if folder.st_uid != owner or folder.st_mode & stat.S_IWOTH:
+        raise OSError(errno.EPERM, f"it belongs to the user with number {owner}; give another name", path)
+
+
 def read_plain(path: str, *, max_bytes: int, start: int = 0) -> bytes:
     """What the regular file holds from `start` on, at most `max_bytes` of it. Errors: as open_plain()"""
     fd = open_plain(path, os.O_RDONLY)
@@ -46,7 +60,8 @@ def mode_in(folder: str) -> int:
     """Who may read what we write there: this user only, unless the folder was made for others too.
 
     It was if it has a default ACL, which decides then, or if its group may write to it or is
-    handed on (setgid).
+    handed on (setgid). One where all may write, and remove their own files only, was made for no
+    group: /tmp and its like.
     """
     try:
         os.getxattr(folder, "system.posix_acl_default")
@@ -54,7 +69,9 @@ def mode_in(folder: str) -> int:
     except OSError:  # none, or a file system without
         pass
     try:
-        is_shared = bool(os.stat(folder).st_mode & (stat.S_IWGRP | stat.S_ISGID))
+        mode = os.stat(folder).st_mode
+        is_like_tmp = bool(mode & stat.S_ISVTX and mode & stat.S_IWOTH)
+        is_shared = bool(mode & stat.S_ISGID) or (bool(mode & stat.S_IWGRP) and not is_like_tmp)
     except OSError:
         return 0o600
     return 0o640 if is_shared else 0o600

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import LaunchError
-from ..node.plain_file import mode_in, open_plain
+from ..node.plain_file import mode_in, open_plain, refuse_foreign
 from ..telemetry.telemetry import Telemetry, as_line
 from ..telemetry.thinning import Thinned
 from .job_report import check_place, is_of_system
@@ -48,7 +48,12 @@ def _event_file(path: Path, option: str, *, mode: int, on_problem: Callable[[str
         if not is_own:
             return _open_of_others(path)
         fd = open_plain(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
-        os.ftruncate(fd, 0)
+        try:
+            refuse_foreign(os.fstat(fd), str(path))
+            os.ftruncate(fd, 0)
+        except OSError:
+            os.close(fd)
+            raise
         return fd
 
     try:

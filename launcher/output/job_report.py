@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..errors import LaunchError
 from ..job.verdict import Verdict, signal_name
-from ..node.plain_file import mode_in, open_plain
+from ..node.plain_file import mode_in, open_plain, refuse_foreign
 
 _NO_NEW_NAME = (errno.EACCES, errno.EPERM, errno.EROFS)  # in a folder whose files one may write all the same
 
@@ -100,6 +100,11 @@ def check_place(path: Path, *, option: str, may_be_pipe: bool = False) -> None:
         raise LaunchError(f"{option}={path} is no regular file; give the name of a file")
     if not folder.is_dir():
         raise LaunchError(f"{option}={path}: there is no folder {folder}; make it, or give another place")
+    if is_fit and not is_of_system(folder) and path.is_file():
+        try:
+            refuse_foreign(path.stat(), str(path))
+        except OSError as error:
+            raise LaunchError(f"{option}={path}: cannot be written: {error.strerror}") from None
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise LaunchError(f"{option}={path}: you may not write there; give another place")
 
@@ -129,6 +134,8 @@ def put_file(path: Path, data: bytes) -> None:
     Errors: OSError whose `strerror` is a clause that follows the path
     """
     old = _stat_plain(path)
+    if old is not None:
+        refuse_foreign(old, str(path))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     mode = mode_in(str(path.parent)) if old is None else stat.S_IMODE(old.st_mode)
     try:

@@ -49,6 +49,8 @@ def shown(value: float, digits: int = 4) -> str:
     """A number in few characters; empty for none."""
     if math.isnan(value):
         return ""
+    if math.isinf(value):  # as a difference of two numbers may be
+        return str(value)
     if value == int(value) and abs(value) < 1e7:
         return str(int(value))
     return f"{value:.{digits}g}"
@@ -56,7 +58,7 @@ def shown(value: float, digits: int = 4) -> str:
 
 def said(value: float) -> str:
     """A number that was told: where it is none, that is what was told."""
-    return "NaN" if math.isnan(value) else str(value) if math.isinf(value) else shown(value)
+    return "NaN" if math.isnan(value) else shown(value)
 
 
 def some_of(rows: Sequence[tuple[str, ...]], limit: int = MAX_ROWS) -> tuple[tuple[str, ...], ...]:

@@ -320,7 +320,7 @@ class Numbers:
 
     def _add_lines(self, at: float, attempt: int, lines: Row) -> None:
         told = sum(value for value in map(number, lines.values()) if value and math.isfinite(value))
-        self._run.num_lines += int(told)
+        self._run.num_lines += int(told) if math.isfinite(told) else 0
         before = self._before.get("lines")
         self._before["lines"] = at, 0.0
         if before is not None and at > before[0]:

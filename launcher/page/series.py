@@ -10,6 +10,8 @@ from typing import NamedTuple
 MAX_POINTS = 600  # of a curve; a chart is about as many pixels wide
 MAX_LINES = 8  # curves beside each other; of more there are the least, the mean and the greatest
 MAX_MARKS = 200
+MAX_VALUE = 1e300  # of what can be drawn: differences and sums of numbers beyond are infinite
+MAX_AT = float(1 << 53)  # of a time or a step; what is told beyond that is none
 
 
 class Spread(NamedTuple):
@@ -90,7 +92,7 @@ class Curve:
     """One quantity over time or steps. `width` is the least distance of two points that are kept apart;
     it doubles whenever they become too many.
 
-    `gaps` are places where a number was no number: NaN or infinite.
+    `gaps` are places where a number was no number that can be drawn: NaN, infinite, or beyond MAX_VALUE.
     """
 
     def __init__(self, *, width: float = 0.05, max_points: int = MAX_POINTS) -> None:
@@ -106,15 +108,16 @@ class Curve:
     def add(self, at: float, attempt: int, spreads: Iterable[Spread]) -> None:
         """What all told at one time."""
         given = list(spreads)
-        finite = [one for one in given if math.isfinite(one.low) and math.isfinite(one.high)]
+        has_place = abs(at) <= MAX_AT  # which no NaN is
+        finite = [one for one in given if one.low >= -MAX_VALUE and one.high <= MAX_VALUE]
         weight = sum(one.weight for one in given)
-        if weight and math.isfinite(at):
+        if weight and has_place:
             self.last = sum(one.mean * one.weight for one in given) / weight
         if len(finite) < len(given):
             self.num_gaps += 1
             if len(self.gaps) < MAX_MARKS:
                 self.gaps.append(at)
-        if not finite or not math.isfinite(at):
+        if not finite or not has_place:
             return
         self.num_told += 1
         if self._is_each_kept:
@@ -159,6 +162,8 @@ class Shares:
 
     def add(self, at: float, attempt: int, seconds: Mapping[str, float]) -> None:
         """`seconds` has `steps`, too."""
+        if not abs(at) <= MAX_AT:
+            return
         _add_to(self._buckets.setdefault((attempt, math.floor(at / self._width)), {}), seconds)
         while len(self._buckets) > self._max_points and self._width < 1e12:
             self._width *= 2

@@ -324,7 +324,7 @@ def _host_row(found: HostFacts) -> tuple[str, ...]:
         return found.sums[name] / found.num if name in found.sums and found.num else None
 
     def size(value: float | None, ending: str = "") -> str:
-        return "" if value is None else shown_size(int(value)) + ending
+        return "" if value is None or not math.isfinite(value) else shown_size(int(value)) + ending
 
     def share(value: float | None) -> str:
         return "" if value is None else f"{100 * value:.0f} %"

@@ -63,6 +63,7 @@ def writable_folder() -> Path:
         if not os.environ.get(VARIABLE):
             _refuse_foreign_home(Path(os.environ["HOME"]))
         os.makedirs(top, mode=0o700, exist_ok=True)
+        _refuse_open_parents(top)
         for one in (folder.parent, folder):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(one, 0o700)
@@ -84,6 +85,20 @@ def _refuse_foreign_home(home: Path) -> None:
         raise LaunchError(
             f"HOME={home} belongs to the user with id {owner}, not to root; set HOME, {_INSTEAD}"
         )
+
+
+def _refuse_open_parents(folder: Path) -> None:
+    """Where others may rename what we make, our folder may become theirs. In a sticky one, as /tmp is, they
+    may not.
+    """
+    real = folder.resolve()
+    for one in (real, *real.parents):
+        mode = os.stat(one).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise LaunchError(
+                f"{one} may be written to by every user (mode {stat.S_IMODE(mode):o}), who could replace the "
+                f"records of your jobs; write: chmod o-w {one}, {_INSTEAD}"
+            )
 
 
 def _refuse_foreign(path: Path, found: os.stat_result) -> None:

@@ -105,7 +105,7 @@ def load_checkpoint(
         load = _Load(training, store, candidate, plan, names, take_module)
         problem = load.run()
         if problem is None:
-            return load.reader.where, load.client_state
+            return load.reader.place, load.client_state
         text, is_damage = problem
         if not is_damage or number + 1 == len(candidates):
             raise CheckpointError(text) from load.cause

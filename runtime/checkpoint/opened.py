@@ -27,7 +27,8 @@ class OpenCheckpoint(Protocol):
     """
 
     tag: str
-    where: str  # for messages: its folder or URL
+    place: str  # its folder or URL
+    where: str  # the same for messages
 
     def training(self) -> dict[str, Any]:
         """Return what is no tensor of the model or the optimizer. See "One checkpoint" in format.py."""

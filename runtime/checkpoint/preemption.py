@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..comm.rank_group import Job
+from ..errors import without_credentials
 
 EXIT_CODE = 128 + signal.SIGTERM
 CHANGE_CODE = os.EX_TEMPFAIL  # 75: the launcher starts the job again, with other hosts
@@ -66,6 +67,7 @@ class Preemption:
 
 def last_words(where: str, code: int) -> str:
     """Return what is said before the end."""
+    where = without_credentials(where)
     if code == CHANGE_CODE:
         return f"the hosts change: training is saved in {where}, and ends to go on from there with others"
     return (

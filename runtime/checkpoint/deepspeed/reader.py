@@ -42,7 +42,8 @@ class DeepSpeedReader:
     """
 
     def __init__(self, path: Path, *, groups: Sequence[Sequence[str]] = ()) -> None:
-        self.tag, self.where = path.name, str(path)
+        self.tag = path.name
+        self.place = self.where = str(path)
         self._folder = DeepSpeedFolder(path)
         self._model = self._folder.model(0)
         for key in ("ds_autoep_layers", "autoep_layers"):

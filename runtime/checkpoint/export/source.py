@@ -90,8 +90,8 @@ def locate(where: str | os.PathLike[str], tag: str | None) -> tuple[Store, str]:
     if found is not None:
         return store, found
     if is_checkpoint(store):
-        parent, _, name = store.where.rstrip("/").rpartition("/")
-        return open_store(parent or ("/" if store.where.startswith("/") else ".")), name
+        parent, _, name = store.place.rstrip("/").rpartition("/")
+        return open_store(parent or ("/" if store.place.startswith("/") else ".")), name
     raise NoCheckpointError(
         f"{store.where}/{LATEST} does not exist; give the folder that save_checkpoint() wrote to, or a tag: "
         f"the folder holds {', '.join(store.tags()) or 'no checkpoint'}"

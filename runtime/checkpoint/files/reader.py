@@ -71,7 +71,7 @@ class CheckpointReader:
         self.manifest = read_manifest(store, tag)
         self._store, self._folder = store, store.folder_of(tag)
         self._reader = SpanReader()
-        self.where = f"{store.where}/{self._folder}"
+        self.place, self.where = (f"{one}/{self._folder}" for one in (store.place, store.where))
         self._spans = {
             (name, span.offset): span for name, spans in self.manifest.files.items() for span in spans
         }

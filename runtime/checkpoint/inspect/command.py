@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...errors import CheckpointError, UserError
+from ...errors import CheckpointError, UserError, without_credentials
 from ..export.export import FILE_NAMES, ExportOptions, export
 from ..export.output_plan import shard_bytes, size_text
 from ..export.progress_bar import Meter
@@ -96,7 +96,7 @@ def _export(given: dict[str, Any]) -> int:
     source = open_source(given["folder"], given["tag"])
     plan = export(source, given["out"], options)
     name = plan.index_name or plan.files[0].name
-    print(f"{given['out'].rstrip('/')}/{name}: {plan.summary()}, from {source.where}")
+    print(f"{without_credentials(given['out']).rstrip('/')}/{name}: {plan.summary()}, from {source.where}")
     return 0
 
 

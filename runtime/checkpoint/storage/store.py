@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import IO
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, without_credentials
 from .stream import Stream
 
 MANIFEST = "manifest.json"
@@ -42,7 +42,8 @@ class Store(ABC):
     """Files by names relative to the folder: `global_step4/manifest.json`."""
 
     def __init__(self, where: str) -> None:
-        self.where = where  # for messages
+        self.place = where
+        self.where = without_credentials(where)  # for messages
 
     @abstractmethod
     def tags(self) -> list[str]:

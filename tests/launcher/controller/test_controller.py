@@ -234,6 +234,15 @@ def test_an_answer_that_was_not_asked_for_changes_nothing() -> None:
     assert verdict.culprit is None
 
 
+def test_a_host_that_has_very_much_to_say_is_cut_off() -> None:
+    notes = [f"note {number} {'x' * 5000}" for number in range(5000)]
+    verdict, said = run(MemoryHost((0, 1), after(Prepare, Ready(29500, notes))))
+    assert verdict.exit_code == 0
+    assert "n0: note 0 x" in said
+    assert "n0: 4984 more notes are not shown" in said
+    assert len(said) < 100_000
+
+
 def test_evidence_of_another_form_says_nothing_and_the_rest_is_told() -> None:
     evidence = {"evidence": ["it was the disk", 7], "last_lines": "x", "host": "n9", "message": "out of luck"}
     verdict, said = run(

@@ -90,6 +90,15 @@ def test_ranks_count_through_the_hosts_and_local_ranks_are_rank_modulo_slots(
     assert [node.node_rank for node in nodes] == list(range(len(num_slots)))
 
 
+def test_what_ranks_have_in_common_is_there_once() -> None:
+    """Or the ranks of a large job take gigabytes."""
+    first, second = planned(4, 4)
+    for one, other in zip(first.ranks, second.ranks, strict=True):
+        assert one.arguments is other.arguments
+        assert one.env[1] is other.env[1]
+    assert len({id(one.env[-1]) for one in first.ranks}) == 1
+
+
 @given(num_slots=st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_every_rank_and_every_local_rank_is_there_once(num_slots: list[int]) -> None:
     nodes = planned(*num_slots)

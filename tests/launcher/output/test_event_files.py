@@ -37,6 +37,17 @@ def test_every_event_is_a_line(tmp_path: Path) -> None:
     assert problems == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_a_file_of_another_user_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    path.write_text("of another user\n")
+    os.chown(path, 1234, -1)
+    why = "--events=.*: it belongs to the user with number 1234; give another name"
+    with pytest.raises(LaunchError, match=why):
+        write_events(Telemetry(), path, on_problem=pytest.fail)
+    assert path.read_text() == "of another user\n"
+
+
 def test_a_full_ring_keeps_the_latest_and_what_they_are_about(tmp_path: Path) -> None:
     telemetry = Telemetry()
     telemetry.begin({"name": "train"}, interval_s=1.0)

@@ -128,7 +128,7 @@ def test_a_place_that_cannot_take_a_report_is_refused_before_the_job(
 
 
 def test_only_this_user_reads_the_report_unless_its_folder_was_made_for_others(tmp_path: Path) -> None:
-    for mode, expected in ((0o755, 0o600), (0o777, 0o640)):
+    for mode, expected in ((0o755, 0o600), (0o777, 0o640), (0o1777, 0o600)):
         tmp_path.chmod(mode)
         path = tmp_path / f"{mode:o}.json"
         write_report(path, (SECOND,), option="--report")
@@ -192,11 +192,29 @@ def test_a_report_keeps_the_owner_and_the_permissions_of_the_file_before(tmp_pat
     path.chmod(0o604)
     if os.geteuid() == 0:
         os.chown(path, 1234, 1235)
+        os.chown(tmp_path, 1234, -1)
     before = path.stat()
     write_report(path, (FIRST,), option="--report")
     found = path.stat()
     assert (found.st_mode, found.st_uid, found.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
     assert json.loads(path.read_text()) == report_of((FIRST,))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_a_report_is_not_written_into_a_file_of_another_user(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("{}")
+    os.chown(path, 1234, -1)
+    why = f"--report={path}: .*it belongs to the user with number 1234; give another name"
+    with pytest.raises(LaunchError, match=why):
+        check_place(path, option="--report")
+    with pytest.raises(LaunchError, match=why):
+        write_report(path, (FIRST,), option="--report")
+    os.chown(tmp_path, 1234, -1)
+    tmp_path.chmod(0o1777)
+    with pytest.raises(LaunchError, match=why):
+        write_report(path, (FIRST,), option="--report")
+    assert path.read_text() == "{}"
 
 
 def test_a_report_may_replace_a_file_in_a_folder_that_takes_no_other(

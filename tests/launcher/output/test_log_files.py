@@ -215,7 +215,8 @@ def modes(folder: Path) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("of_folder", "of_files"), [(0o755, 0o600), (0o777, 0o640), (0o2750, 0o640), (0o700, 0o600)]
+    ("of_folder", "of_files"),
+    [(0o755, 0o600), (0o777, 0o640), (0o1777, 0o600), (0o2750, 0o640), (0o700, 0o600)],
 )
 def test_only_this_user_reads_the_files_unless_the_folder_was_made_for_others(
     of_folder: int, of_files: int, tmp_path: Path

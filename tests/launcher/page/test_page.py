@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -31,6 +33,63 @@ def run_of(path: Path) -> Run:
     source = find_source(str(path))
     assert source is not None
     return read_run(source)
+
+
+ODD = (
+    1e308,
+    -1e308,
+    math.inf,
+    -math.inf,
+    math.nan,
+    5e-324,
+    -0.0,
+    2**63,
+    -(2**70),
+    10**400,
+    "x",
+    None,
+    [],
+    True,
+)
+
+
+def with_odd_numbers(value: Any, dice: random.Random, share: float) -> Any:
+    """The same with some numbers replaced by what a program may tell, or another program may write."""
+    if isinstance(value, dict):
+        return {key: with_odd_numbers(one, dice, share) for key, one in value.items()}
+    if isinstance(value, list):
+        return [with_odd_numbers(one, dice, share) for one in value]
+    return dice.choice(ODD) if type(value) in (int, float) and dice.random() < share else value
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 60))]
+)
+def test_numbers_of_every_size_and_kind_make_a_page(seed: int, tmp_path: Path) -> None:
+    dice = random.Random(seed)
+    made = MadeRun(num_hosts=2, per_host=2, num_steps=30, is_plain=bool(seed % 2), interval_s=0.5)
+    share = dice.choice((0.01, 0.05, 0.3))
+    events = [with_odd_numbers(one, dice, share) for one in made.events()]
+    (tmp_path / "events.jsonl").write_bytes(as_lines(events))
+    run = run_of(tmp_path)
+    page_of(run)
+    comparison_page(run, run)
+
+
+@pytest.mark.parametrize("losses", [(1e308, -1e308), (1e308, 1e308), (math.inf, 1e-320), (5e-324, -0.0)])
+def test_losses_at_the_ends_of_what_a_number_can_be_are_shown(
+    losses: tuple[float, float], tmp_path: Path
+) -> None:
+    runs = []
+    for name, loss in zip("ab", losses, strict=True):
+        events = [*MadeRun(num_hosts=1, per_host=2, num_steps=30, is_plain=True, num_attempts=1).events()]
+        for row in (row for one in events for row in one.get("ranks", {}).values() if isinstance(row, dict)):
+            row["loss"] = loss
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "events.jsonl").write_bytes(as_lines(events))
+        runs.append(run_of(tmp_path / name))
+    page_of(runs[0])
+    comparison_page(*runs)
 
 
 class Read(HTMLParser):

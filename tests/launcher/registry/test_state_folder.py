@@ -59,6 +59,18 @@ def test_a_folder_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
                 look()
 
 
+def test_a_place_below_a_folder_where_all_may_rename_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "open" / "mine"))
+    with pytest.raises(LaunchError, match=r"/open may be written to by every user \(mode 777\), who could "):
+        writable_folder()
+    (tmp_path / "open").chmod(0o1777)
+    assert writable_folder() == tmp_path / "open" / "mine" / "dslaunch" / "jobs"
+
+
 def test_a_file_in_its_place_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (tmp_path / "dslaunch").write_text("")

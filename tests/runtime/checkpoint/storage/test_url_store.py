@@ -15,9 +15,12 @@ import pytest
 
 import dslaunch
 from dslaunch import CheckpointError
+from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
+from dslaunch.runtime.checkpoint.preemption import last_words
 from dslaunch.runtime.checkpoint.storage.folder_store import FolderStore
 from dslaunch.runtime.checkpoint.storage.store import LATEST, MANIFEST, Store
 from dslaunch.runtime.checkpoint.storage.url_store import UrlStore, open_store
+from dslaunch.runtime.errors import without_credentials
 from tests.runtime.models import assert_same_bits, make_config, make_model, snapshot, train_engine
 from tests.runtime.ranks import Ranks
 
@@ -44,6 +47,22 @@ def _round_trip(rank: int, url: str) -> None:
 @pytest.mark.parametrize("scheme", ["memory", "file"])
 def test_a_checkpoint_at_a_url_is_read_back(ranks: Ranks, tmp_path: Path, scheme: str) -> None:
     ranks(_round_trip, f"{scheme}://{tmp_path}/run", world_size=1)
+
+
+URL = "memory://key:se@cret@bucket/run?signature=secret"
+
+
+def test_what_may_be_a_secret_in_a_url_is_in_no_message() -> None:
+    store = open_store(URL)
+    assert (store.place, store.where) == (URL, "memory://***@bucket/run?***")
+    with pytest.raises(CheckpointError) as caught:
+        CheckpointReader(store, "a")
+    assert "memory://***@bucket/run?***/a is no checkpoint" in str(caught.value)
+    with pytest.raises(CheckpointError, match=r"^nosuch://\*\*\*@bucket/x: "):
+        open_store("nosuch://key:secret@bucket/x")
+    assert "secret" not in last_words(URL, 143)
+    plain = "give a path, or s3://bucket/run@2, see https://a.b/c#d; what?"
+    assert without_credentials(plain) == plain
 
 
 def test_a_url_of_files_is_the_folder(tmp_path: Path) -> None:
