@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import re
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -222,7 +224,6 @@ def drawn(rank: int) -> tuple[Tensor, Tensor, Tensor]:
     checkpointing.configure(Group(rank))
     checkpointing.model_parallel_cuda_manual_seed(1234)
     tracker = checkpointing.get_cuda_rng_tracker()
-    assert checkpointing._CUDA_RNG_STATE_TRACKER is tracker
     with tracker.fork():
         own = torch.rand(3)
     with tracker.fork():
@@ -257,9 +258,18 @@ def test_the_recomputation_draws_from_the_tracker_what_the_forward_drew() -> Non
         assert torch.equal(plain, again)  # type: ignore[arg-type]
 
 
+def test_the_tracker_of_the_process_has_deepspeed_s_name() -> None:
+    script = (
+        "from dslaunch import checkpointing as one\n"
+        "assert one._CUDA_RNG_STATE_TRACKER is one.get_cuda_rng_tracker()\n"
+        "one.model_parallel_cuda_manual_seed(5)\n"
+        "assert list(one._CUDA_RNG_STATE_TRACKER.get_states()) == [one._MODEL_PARALLEL_RNG_TRACKER_NAME]\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_random_states_go_by_their_names() -> None:
     tracker = checkpointing.get_cuda_rng_tracker()
-    assert checkpointing._CUDA_RNG_STATE_TRACKER is tracker
     tracker.add("one", 1)
     with pytest.raises(ConfigError, match="random state 'one' is there already"):
         tracker.add("one", 2)
