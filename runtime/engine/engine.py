@@ -136,11 +136,19 @@ class Engine(Getters, nn.Module):
             self._divided.inputs.look(args, kwargs)
         if self._divided_sequences is not None:
             args, kwargs = self._divided_sequences.begin_forward(args, kwargs)
-        with self._instruments.forward(args, kwargs), self._autocast(), self._schedule.forward():
+        with (
+            self._instruments.forward(args, kwargs),
+            self._autocast(),
+            self._schedule.forward(),
+            self._naming_misfits(),
+        ):
             output = self.module(*args, **kwargs)
         if self._divided_sequences is not None:
             self._divided_sequences.end_forward()
         return output
+
+    def _naming_misfits(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._divided is None else self._divided.naming_misfits()
 
     def _autocast(self) -> AbstractContextManager[object]:
         """What `torch_autocast` asks for.

@@ -16,6 +16,7 @@ from ..comm.order_check import OrderCheck
 from ..comm.pending import Pending
 from ..config import Config
 from ..mesh.domain import Domains
+from ..step.copied_gradients import CopiedGradients
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.grad_norm import clip_factor, global_grad_norm
 from ..step.loss_scale import LossScaler
@@ -56,6 +57,7 @@ class OptimizerStep:
         self._schedule, self._saver, self._order_check = schedule, saver, order_check
         self._checks_order_each_step, self._inputs = checks_order_each_step, inputs
         self._hyper_parameters = HyperParameters(optimizer, domains.job)
+        self._copied = CopiedGradients(model.trained, domains)
         self._has_told_of_zero = False
 
     def run(self, config: Config, progress: Progress, *, num_samples: int) -> tuple[float, bool]:
@@ -72,8 +74,11 @@ class OptimizerStep:
         model.finish_gradients()
         self._saver.before_change()
         scale = self._scaler.scale  # that of the backwards: it changes between steps only
-        grad_norm = self._agree_on_norm() / scale
+        norm = self._agree_on_norm()
+        grad_norm = norm / scale
         is_finite = isfinite(grad_norm)
+        if is_finite:
+            self._copied.check(norm)
         is_applied = is_finite or not config.checks_overflow
         optimizer.overflow = not is_applied
         model.take_writes()

@@ -154,7 +154,7 @@ class PipelineEngine(Engine):
 
     @contextmanager
     def _around_forward(self) -> Iterator[None]:
-        with self._instruments.forward(), self._autocast():
+        with self._instruments.forward(), self._autocast(), self._naming_misfits():
             yield
 
     @contextmanager

@@ -265,6 +265,7 @@ def _part(param: nn.Parameter, cut: Cut, holders: Axis, device: torch.device) ->
 
 def _install(module: nn.Module, plan: Plan, axis: TensorAxis, division: Division) -> None:
     named: dict[str, Any] = dict(module.named_modules())
+    division.names = {id(param): name for name, param in module.named_parameters()}
     for name, style in plan.modules.items():
         if style.forward is None:
             continue

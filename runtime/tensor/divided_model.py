@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from ..mesh.parts import Parts
 from .exchange import TensorAxis
 from .inputs import InputCheck
 from .lower import Division
+from .misfit import naming_misfits
 
 
 class DividedModel:
@@ -26,11 +29,17 @@ class DividedModel:
     ) -> None:
         self._axis, self._division, self._settings = axis, division, settings
         self.inputs = InputCheck(axis)
+        self._module = weakref.ref(module)
         cuts = {id(param): cut for param, cut in division.cuts}
         for one in module.modules():
             own = {name: cuts[id(param)] for name, param in one._parameters.items() if id(param) in cuts}
             if own:
                 one.register_state_dict_pre_hook(_RefuseParts(self, own))  # type: ignore[no-untyped-call]
+
+    def naming_misfits(self) -> AbstractContextManager[object]:
+        """Around a forward, see misfit.py."""
+        module = self._module()
+        return nullcontext() if module is None else naming_misfits(module, self._division)
 
     def has(self, module: nn.Module) -> bool:
         """Whether the divided parameters of a module are this model's, and no copies of them."""

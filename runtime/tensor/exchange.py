@@ -159,3 +159,13 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         return ctx.axis.parts(grad, ctx.size, f"the gradient of {ctx.what}"), None, None
+
+
+def begins_parts(node: Any) -> bool:
+    """Whether at this node of a graph ranks begin to compute each with its part of a value."""
+    return isinstance(node, (_Enter._backward_cls, _Split._backward_cls))
+
+
+def is_put_together(node: Any) -> bool:
+    """Whether what this node of a graph gives is the same on all ranks, made of the parts of each."""
+    return isinstance(node, (_Leave._backward_cls, _Gather._backward_cls))

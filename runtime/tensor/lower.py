@@ -9,6 +9,7 @@ Source: torch 2.13 distributed/tensor/_api.py, `DTensor.from_local`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,6 +32,10 @@ class Division:
     cuts: list[tuple[nn.Parameter, Cut]] = field(default_factory=list)  # of those that are divided
     successors: dict[int, nn.Parameter] = field(default_factory=dict)  # by id of what was there before
     kept: list[Any] = field(default_factory=list)  # what was there before, so that no id is used again
+    # By id: whole parameters whose gradients are added for their uses, and names; see part_gradients.py
+    added: dict[int, nn.Parameter] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    num_forwards: Counter[str] = field(default_factory=Counter)  # by the name of a layer
 
     def is_whole(self) -> bool:
         """Whether all ranks' parts are together now, as inside of GatheredParameters."""

@@ -25,6 +25,7 @@ from ..zero.module_parameters import parameters_of
 from ..zero.uncompiled import uncompiled
 from .exchange import TensorAxis
 from .lower import Division
+from .part_gradients import add_over_ranks
 
 Packs = int | tuple[int, ...]  # put together along a dimension: so many equal tensors, or of these sizes
 # Of a parameter's shape: the dimension that is cut, and what was put together along it; None: it stays whole.
@@ -88,6 +89,7 @@ class GatheredColumn(Column):
     @uncompiled
     def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
         output = super().__call__(input, *args, **kwargs)
+        add_over_ranks(output, self.axis, self.name, self.division)
         return self.axis.gather(output, self.module.out_features, f"the output of '{self.name}'")
 
 
@@ -104,6 +106,7 @@ class Row(Divided):
                 "divide by columns the layer that makes its input, or leave it whole"
             )
         output = F.linear(input, weight)
+        add_over_ranks(output, self.axis, self.name, self.division)
         output = self.axis.leave(output, f"the output of '{self.name}'")
         bias = self.module.bias
         return output if bias is None else output + bias
@@ -157,6 +160,7 @@ class Experts(Divided):
             chosen, weights, *rest = routing
             routing = (chosen, self.axis.enter(weights, f"the weights of '{self.name}'"), *rest)
         output = self.forward(hidden, *routing, **kwargs)
+        add_over_ranks(output, self.axis, self.name, self.division)
         return self.axis.leave(output, f"the output of '{self.name}'")
 
 

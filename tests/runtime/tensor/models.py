@@ -45,7 +45,7 @@ def make_hugging_face(kind: str, *, seed: int = 0, is_tied: bool = False, **chan
     config = getattr(transformers, f"{kind}Config")(
         **{**SIZES, **more, "tie_word_embeddings": is_tied, **changes}
     )
-    return getattr(transformers, f"{kind}ForCausalLM")(config)
+    return getattr(transformers, f"{kind}ForCausalLM")(config).float()  # Apertus has some in bfloat16
 
 
 class Block(nn.Module):

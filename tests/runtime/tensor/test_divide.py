@@ -103,6 +103,8 @@ VOCABULARY = {"tensor_parallel": {"autotp_size": 2, "vocab_parallel_lm_head": Tr
         ("Mixtral", 3, 2, False, {}),
         ("Gemma", 1, 2, True, {}),  # its embedding scales what it finds
         ("DeepseekV2", 2, 4, False, {}),  # all heads have one rotated key
+        ("Apertus", 3, 2, False, {}),  # its plan leaves out parameters of the activations
+        pytest.param("Apertus", 1, 4, False, {}, marks=pytest.mark.exhaustive),
         pytest.param("Qwen3", 2, 4, True, {}, marks=pytest.mark.exhaustive),
         pytest.param("Llama", 2, 2, True, {}, marks=pytest.mark.exhaustive),
         pytest.param("Mixtral", 1, 2, True, VOCABULARY, marks=pytest.mark.exhaustive),
@@ -224,6 +226,30 @@ def _shared_by_heads(rank: int, stage: int) -> tuple[Numbers, Numbers]:
 def test_a_rule_that_skips_a_weight_may_have_its_gradients_added(ranks: Ranks) -> None:
     for got, expected in ranks(_shared_by_heads, 2, world_size=2):
         check(got, expected)
+
+
+def _with_gradients_of_its_own(rank: int, stage: int) -> str:
+    model = make_net()
+    model.blocks[1].norm.weight.register_hook(lambda grad: grad * (1 + rank))
+    rules = [
+        {"patterns": [r".*\.up\."], "partition_type": "column"},
+        {"patterns": [r".*\.down\."], "partition_type": "row"},
+    ]
+    divided = {"autotp_size": 2, "partition_config": {"layer_specs": rules}}
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage, tensor_parallel=divided))
+    with pytest.raises(ConfigError) as caught:
+        train(engine, loss_of_numbers, number_batches(), tp=2)
+    engine.destroy()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.exhaustive)])
+def test_whole_parameters_whose_gradients_differ_are_named(ranks: Ranks, stage: int) -> None:
+    for said in ranks(_with_gradients_of_its_own, stage, world_size=2):
+        assert said.startswith(
+            "ranks 0 and 1 compute the same layers together, and have made different gradients of parameter "
+            "'blocks.1.norm.weight', which each of them has whole: they differ by 50% of the larger one."
+        )
 
 
 class Tied(nn.Module):
@@ -742,6 +768,21 @@ def _error(rank: int, what: str | int) -> str:
 def test_what_cannot_be_divided_is_refused_by_name(ranks: Ranks, what: str | int, text: str) -> None:
     for error in ranks(_error, what, world_size=2):
         assert text in error
+
+
+def _of_parts_that_do_not_fit(rank: int) -> str:
+    """Doge's plan puts the parts of dt_proj together, and its masks meet the heads of each rank."""
+    engine, *_ = dslaunch.initialize(model=make_hugging_face("Doge"), config=make_config(1, tp=2))
+    with pytest.raises(ConfigError) as caught:
+        engine(input_ids=tokens()[:2])
+    engine.destroy()
+    return str(caught.value)
+
+
+def test_layers_whose_parts_do_not_fit_together_are_named(ranks: Ranks) -> None:
+    for said in ranks(_of_parts_that_do_not_fit, world_size=2):
+        assert said.startswith("'model.layers.0.self_attn' cannot compute with the parts of its parameters")
+        assert "'dt_proj.weight', 'o_proj.weight' and leaves 'A', 'q_norm.weight'" in said
 
 
 def _launched(rank: int) -> str:

@@ -1,0 +1,63 @@
+"""Names the layers where a plan's parts do not fit together: torch's own error says sizes alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from torch import nn
+
+from ..errors import ConfigError, UserError
+from .lower import Division
+
+_OF_SHAPES = re.compile(
+    r"must match|cannot be multiplied|is invalid for input of size|[Ee]xpected size|normalized_shape|"
+    r"not broadcastable|shape mismatch|to have size|split_with_sizes|exceeds dimension"
+)
+_LISTED = 6
+
+
+@contextmanager
+def naming_misfits(module: nn.Module, division: Division) -> Iterator[None]:
+    """Around a forward: an error of shapes inside of a module that is divided names its layers.
+
+    Errors: ConfigError
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = "" if isinstance(error, UserError) else str(error).splitlines()[0]
+        found = _divided_module(module, division, error.__traceback__) if _OF_SHAPES.search(text) else ""
+        if not found:
+            raise
+        divided = {id(param) for param, _ in division.cuts}
+        names: tuple[list[str], list[str]] = ([], [])
+        for name, param in module.get_submodule(found).named_parameters():
+            names[id(param) in divided].append(name)
+        whole, parts = (_listed(one) for one in names)
+        raise ConfigError(
+            f"'{found}' cannot compute with the parts of its parameters that tensor_parallel gives each rank "
+            f"({text}): the plan divides {parts} and leaves {whole} whole. If what they make meets, divide "
+            "both, put the parts together with the rule gather_output, or leave both whole: name its layers "
+            "in tensor_parallel.partition_config"
+        ) from error
+
+
+def _divided_module(module: nn.Module, division: Division, trace: TracebackType | None) -> str:
+    """Return the innermost module that was computing and of which something is divided; "" if none was."""
+    names = {id(one): name for name, one in module.named_modules()}
+    divided = {id(param) for param, _ in division.cuts}
+    found = ""
+    while trace is not None:
+        one = trace.tb_frame.f_locals.get("self")
+        if isinstance(one, nn.Module) and any(id(param) in divided for param in one.parameters()):
+            found = names.get(id(one)) or found
+        trace = trace.tb_next
+    return found
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:_LISTED]) or "nothing"
+    return shown + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")

@@ -1,0 +1,71 @@
+"""Gradients of whole parameters that each rank uses for its own part of a layer.
+
+Between a layer that is divided by columns and one that is divided by rows, each rank computes with its part
+alone. A parameter that is whole there, as that of an activation, gets on each rank the gradient of this part;
+the gradient is their sum. A plan may say so by the style replicated_with_grad_allreduce. Where it does not,
+the graph of a forward tells: what leads from the parts of an output to a parameter, and not through a value
+that has entered (see exchange.py), is part of the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..log import logger
+from .exchange import TensorAxis, begins_parts, is_put_together
+from .lower import Division
+
+
+def add_over_ranks(output: Tensor, axis: TensorAxis, name: str, division: Division) -> None:
+    """From now on add the gradients of whole parameters that this rank's part of an output comes from, in
+    forwards 1, 2, 4, 8 and so on of the layer of this name.
+    """
+    if output.grad_fn is None:
+        return
+    division.num_forwards[name] += 1
+    if division.num_forwards[name].bit_count() != 1:
+        return
+    divided = {id(param) for param, _ in division.cuts}
+    for param in _parameters_of(output):
+        if id(param) not in divided and id(param) not in division.added:
+            division.added[id(param)] = param
+            what = f"parameter '{division.names.get(id(param), name)}'"
+            logger.info("%s is whole, and its gradients are added over tp: '%s' divides its uses", what, name)
+            param.register_hook(_Sum(axis, f"the gradient of {what}"))  # type: ignore[no-untyped-call]
+
+
+class _Sum:
+    """The hook of a parameter."""
+
+    def __init__(self, axis: TensorAxis, what: str) -> None:
+        self._axis, self._what = axis, what
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        return self._axis.sum(gradient, self._what)
+
+
+def _parameters_of(output: Tensor) -> list[nn.Parameter]:
+    """Return the parameters that it comes from as a part. None if a value that is the same on all ranks is
+    used in it without having entered: then more than the parameters is incomplete.
+    """
+    found = []
+    for node in _nodes_of(output):
+        if is_put_together(node):
+            return []
+        if isinstance(leaf := getattr(node, "variable", None), nn.Parameter):
+            found.append(leaf)
+    return found
+
+
+def _nodes_of(output: Tensor) -> Iterator[Any]:
+    seen, left = set(), [output.grad_fn]
+    while left:
+        node: Any = left.pop()
+        if node is None or node in seen or begins_parts(node):
+            continue
+        seen.add(node)
+        yield node
+        left += [one for one, _ in node.next_functions]
