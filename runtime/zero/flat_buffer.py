@@ -39,7 +39,23 @@ class FlatBuffer:
 
     def free(self) -> None:
         """Give the memory back; the views stay, and must not be read before `allocate`."""
+        if not self._can_be_resized:
+            self._renew()
         self.flat.untyped_storage().resize_(0)
+
+    @property
+    def _can_be_resized(self) -> bool:
+        """Whether a program has had the memory neither as a numpy array nor shared; else it is left to who
+        has it, and ours is new.
+        """
+        storage = self.flat.untyped_storage()
+        return storage.resizable() and not (self.flat.is_cpu and storage.is_shared())
+
+    def _renew(self) -> None:
+        was = self.address
+        with torch.inference_mode(False):  # a tensor that is made in it refuses every later write
+            self._place(torch.empty_like(self.flat))
+        self.on_new_memory(was)
 
     def free_unless_referred_to(self) -> bool:
         """Give the memory back, unless tensors other than ours lie in it; return whether it is gone.
@@ -58,11 +74,8 @@ class FlatBuffer:
         A tensor of the program's that lies in what could not be given back keeps that memory and its
         values: ours is new then.
         """
-        if num_users(self.flat) > self._num_references:
-            was = self.address
-            with torch.inference_mode(False):  # a tensor that is made in it refuses every later write
-                self._place(torch.empty_like(self.flat))
-            self.on_new_memory(was)
+        if num_users(self.flat) > self._num_references or not self._can_be_resized:
+            self._renew()
         self.flat.untyped_storage().resize_(self._nbytes)
 
     def shard(self, index: int, *, num_shards: int) -> Tensor:

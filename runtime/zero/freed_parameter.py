@@ -19,6 +19,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -27,6 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..errors import ConfigError
 from ..log import logger
+from .freed_storage import FreedStorage
 from .param_status import ZeroParamStatus
 
 _PROPERTIES = (
@@ -65,6 +67,9 @@ _METHODS = (
     "element_size",
     "is_floating_point",
     "is_complex",
+    "is_signed",
+    "is_same_size",
+    "get_device",
     "__len__",
     "register_hook",
     "register_post_accumulate_grad_hook",
@@ -86,6 +91,8 @@ def _descriptions() -> frozenset[Callable[..., Any]]:
             *(getattr(torch.Tensor, name) for name in _METHODS if hasattr(torch.Tensor, name)),
             torch.is_floating_point,
             torch.is_complex,
+            torch.is_signed,
+            torch.is_same_size,
             torch.numel,
             torch._has_compatible_shallow_copy_type,
         ]
@@ -97,7 +104,7 @@ _PLACEHOLDERS: Any = WeakTensorKeyDictionary()  # parameter -> the last placehol
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _NAMES = frozenset([Tensor.detach, _GET_DATA])
 # Where values lie tells which of them are tied; the last element's place comes by two views.
-_PLACES = frozenset([Tensor.data_ptr, Tensor.storage, Tensor.untyped_storage])
+_STORAGES = frozenset([Tensor.storage, Tensor.untyped_storage])
 _VIEWS = _NAMES | {Tensor.view, Tensor.__getitem__}
 _NEVER_BROUGHT = frozenset([Tensor.__reduce_ex__])  # what one rank may do alone: torch.save(), for example
 
@@ -117,9 +124,11 @@ class FreedValues(Tensor):
         Errors: ConfigError with the parameter's name
         """
         kwargs = kwargs or {}
-        if func in _DESCRIPTIONS or func in _PLACES:
+        if func in _DESCRIPTIONS or func is Tensor.data_ptr:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
+        if func in _STORAGES and type(args[0]._param) is FreedParameter:
+            return args[0]._storage(is_typed=func is Tensor.storage)
         is_made = _makes_parameter(func, sys._getframe(1).f_code)
         if func in _VIEWS and not is_made:
             with torch._C.DisableTorchFunctionSubclass():
@@ -130,6 +139,22 @@ class FreedValues(Tensor):
                     view, args[0]._param, lambda values: func(make(values), *args[1:], **kwargs)
                 )
         return _use(func, args, kwargs, is_made=is_made)
+
+    # torch asks no class about these two.
+
+    def set_(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Be other values, if the parameter's can be had; or refuse."""
+        result: Tensor = _use(Tensor.set_, (self, *args), kwargs, is_made=False)
+        return result
+
+    def as_subclass(self, cls: Any) -> Any:
+        """Be seen as another class, if the values can be had; or refuse."""
+        return _use(Tensor.as_subclass, (self, cls), {}, is_made=False)
+
+    def _storage(self, *, is_typed: bool) -> FreedStorage:
+        param = self._param
+        nbytes = param.numel() * self.itemsize
+        return FreedStorage(self, nbytes=nbytes, is_typed=is_typed, refuse=partial(_refuse, param))
 
     def become(self, values: Tensor) -> None:
         """Be an alias of the parameter's values from now on, as `param.data` of a plain one is."""
@@ -168,6 +193,17 @@ class FreedParameter(nn.Parameter):
                 if func == _SET_DATA and _take(*args):
                     return None
         return _use(func, args, kwargs, is_made=is_made)
+
+    # torch asks no class about these two.
+
+    def set_(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Have other values, if it can be had; or refuse."""
+        result: Tensor = _use(Tensor.set_, (self, *args), kwargs, is_made=False)
+        return result
+
+    def as_subclass(self, cls: Any) -> Any:
+        """Be seen as another class, if it can be had; or refuse."""
+        return _use(Tensor.as_subclass, (self, cls), {}, is_made=False)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle it where its values are here. One rank may do it alone, so else they do not come: it is
@@ -469,7 +505,7 @@ def check_kept(param: Tensor, name: str) -> None:
 def name_values(tensor: Tensor, param: Tensor, make: Callable[[Tensor], Tensor]) -> FreedValues:
     """Return a name for values of a freed parameter, described by `tensor`; see "Names of values"."""
     with torch._C.DisableTorchFunctionSubclass():
-        values = tensor.detach().as_subclass(FreedValues)
+        values = Tensor._make_subclass(FreedValues, tensor)  # no view, which would refuse detach_()
     values._param, values._make = param, make  # type: ignore[assignment]
     keeper = _keeper_of(param)
     if keeper is not None:

@@ -18,6 +18,7 @@ from tiny import Recorded, arguments, begin_case, config, norms, numbers
 from transformers import AutoModelForCausalLM, Trainer
 
 SAVED_AT = 2
+MODULES = ["embed_tokens", "lm_head"]
 
 
 class Rows(torch.utils.data.Dataset[Any]):
@@ -50,9 +51,15 @@ def write_base(folder: Path) -> dict[str, Any]:
 
 
 def train(
-    folder: Path, *, name: str, stage: int | None, is_read_sharded: bool = False, resumes: str | None = None
+    folder: Path,
+    *,
+    name: str,
+    stage: int | None,
+    is_read_sharded: bool = False,
+    resumes: str | None = None,
+    saved_modules: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Train the adapters; `stage` None: without a ds_config, which is DDP."""
+    """Train the adapters, and copies of `saved_modules`; `stage` None: without a ds_config, which is DDP."""
     begin_case()
     prepared = partial(arguments, folder / name, stage=stage, save_strategy="steps", save_steps=SAVED_AT)
     args = prepared() if is_read_sharded else None
@@ -60,7 +67,11 @@ def train(
     is_sharded = any(getattr(param, "ds_tensor", None) is not None for param in base.parameters())
     transformers.set_seed(1)
     lora = LoraConfig(
-        r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM"
+        r=4,
+        lora_alpha=8,
+        target_modules=["q_proj", "v_proj", "down_proj"],
+        task_type="CAUSAL_LM",
+        modules_to_save=saved_modules,
     )
     model = get_peft_model(base, lora)
     trainer = LoggedTrainer(model, args or prepared(), train_dataset=Rows())
@@ -77,7 +88,10 @@ def train(
     del trainer, model, base
     begin_case()
     again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base_folder(folder)), saved)
-    adapters = {key: value for key, value in again.state_dict().items() if "lora_" in key}
+    trained_parts = ("lora_", "modules_to_save")
+    adapters = {
+        key: value for key, value in again.state_dict().items() if any(part in key for part in trained_parts)
+    }
     return {**result, "trained": trained, "weights": numbers(adapters)}
 
 
@@ -87,6 +101,9 @@ CASES = {
     "stage 2": partial(train, name="two", stage=2),
     "stage 3": partial(train, name="three", stage=3),
     "stage 3, read under zero.Init": partial(train, name="read", stage=3, is_read_sharded=True),
+    "modules, ddp": partial(train, name="ddp m", stage=None, saved_modules=MODULES),
+    "modules, stage 2": partial(train, name="two m", stage=2, saved_modules=MODULES),
+    "modules, stage 3": partial(train, name="three m", stage=3, is_read_sharded=True, saved_modules=MODULES),
     "stage 2, resumed": partial(train, name="two again", stage=2, resumes="two"),
     "stage 3, resumed": partial(train, name="three again", stage=3, is_read_sharded=True, resumes="read"),
 }

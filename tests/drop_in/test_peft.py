@@ -52,6 +52,19 @@ def test_saved_adapters_are_loaded_again_by_peft(found: Found, world_size: int, 
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("case", ["modules, stage 2", "modules, stage 3"])
+def test_whole_modules_beside_the_adapters_train_as_with_ddp(
+    found: Found, world_size: int, case: str
+) -> None:
+    pairs = zip(of_case(found, world_size, case), of_case(found, world_size, "modules, ddp"), strict=True)
+    for result, expected in pairs:
+        assert any("modules_to_save" in name for name in result["weights"])
+        assert result["trained"] == expected["trained"]
+        assert_close(result["losses"], expected["losses"], relative=LOSS_RELATIVE)
+        assert_same_weights(result["weights"], expected["weights"], absolute=WEIGHT_ABSOLUTE)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize(
     ("case", "whole"),
     [("stage 2, resumed", "stage 2"), ("stage 3, resumed", "stage 3, read under zero.Init")],
