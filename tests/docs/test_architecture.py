@@ -59,7 +59,7 @@ def test_the_stage_table_is_the_code_s() -> None:
 @pytest.mark.parametrize("package", ["launcher", "runtime"])
 def test_a_package_has_folders_and_few_files(package: str) -> None:
     files = [path.name for path in (CHECKOUT / package).glob("*.py") if path.name != "__init__.py"]
-    assert len(files) <= 5, files
+    assert len(files) <= 7, files
 
 
 def test_no_file_stands_in_a_circle_of_imports() -> None:
