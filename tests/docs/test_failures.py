@@ -19,7 +19,7 @@ from dslaunch.launcher.job.verdict import (
 from dslaunch.launcher.output.job_report import BegunAttempt, report_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-GUIDE = (CHECKOUT / "docs" / "launch" / "failures.md").read_text()
+GUIDE = "".join((CHECKOUT / "docs" / "launch" / name).read_text() for name in ("failures.md", "messages.md"))
 GAP = "\0"  # in a message, where a value stands
 
 
