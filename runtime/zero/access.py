@@ -7,8 +7,8 @@
 3. Saved values. What autograd saves of a unit's memory is noted as a place in it, and read again when it is
    needed: so the memory may go meanwhile, and operations that no output leads to (views changed in place,
    tensors in objects) find it.
-4. Attributes. `module.weight` unshards the unit of a parameter that is used outside its module,
-   while a forward runs.
+4. Uses. A parameter that is used outside its module while a forward or a backward runs unshards its unit,
+   however it came there: as `module.weight`, in a list or in a function that a checkpoint computes again.
 
 Nets 2 and 3 gather the values only: autograd reads them where they lie. A parameter that a hook of the
 backward uses has them from then on, see placeholder.py.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +29,6 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import ConfigError
 from .flat_buffer import address_of
-from .freed_parameter import FreedParameter
 from .module_parameters import parameters_of, plain_again
 from .prefetch import Prefetcher, in_backward
 from .saved_hooks import Pack, Unpack, top_hooks
@@ -48,7 +47,7 @@ class _SavedView(NamedTuple):
     unit: Unit
     sub_buffer: SubBuffer
     member: int  # the index of the parameter in `sub_buffer`
-    num_changes: int | None  # of that parameter until then; None: later ones do not matter
+    num_changes: int  # of that parameter until then
     use: UnitUse | None
     # Its size, stride and offset; None if it is the parameter as it is, of which there is a view already.
     place: tuple[torch.Size, tuple[int, ...], int | torch.SymInt] | None
@@ -89,6 +88,7 @@ class Access:
         self._is_released = False
         self._sub_buffer_at: dict[int, tuple[Unit, SubBuffer]] = {}  # by the memory of its values
         for unit in units:
+            unit.on_use = functools.partial(self._bring, unit)
             for sub_buffer in (sub_buffer for sub_buffer in unit.sub_buffers if sub_buffer.is_sharded):
                 self._sub_buffer_at[sub_buffer.param_shard.values.address] = (unit, sub_buffer)
                 sub_buffer.param_shard.values.on_new_memory = functools.partial(
@@ -100,7 +100,7 @@ class Access:
             for sub_buffer in unit.sub_buffers
             for member in sub_buffer.members
         }
-        self._root = units[-1]
+        self._units, self._root = tuple(units), units[-1]
         self._modules = tuple(_modules_of(units))
         self._hooks = self._make_hooks()
         # Of the unit whose module ran last, the output that will tell that a backward comes to it.
@@ -110,7 +110,7 @@ class Access:
                 continue  # it stays whole
             if is_top or next(one.parameters(), None) is not None:
                 one.forward = _Forward(one, functools.partial(self._call, unit, is_top), unit)
-                parameters_of(one).unshard = self._unshard_until_end
+                parameters_of(one).unshard = self._bring_attribute
 
     def _note_memory(self, unit: Unit, sub_buffer: SubBuffer, was: int) -> None:
         del self._sub_buffer_at[was]
@@ -121,6 +121,8 @@ class Access:
         if self._is_released:  # what is there now may be another engine's
             return
         self._is_released = True
+        for unit in self._units:
+            unit.on_use = unit.show
         for one in self._module.modules():
             if isinstance(one.forward, _Forward):
                 one.forward = one.forward.__wrapped__
@@ -163,16 +165,11 @@ class Access:
 
     def _call_first(self, unit: Unit, is_top: bool, forward: _Forward, args: Any, kwargs: Any) -> Any:
         """A forward that comes to the unit."""
-        # A checkpoint counts what is saved when it computes again: there must be as many of our places as the
-        # first time, when the module was called by itself, or inside a forward of its unit.
-        is_part_of_checkpoint = in_backward() and not is_top
-        forward.was_alone = forward.was_alone or not is_part_of_checkpoint
-        net = self.saved_values() if forward.was_alone else nullcontext()
         if self._last_output is not None and self._last_output[0] is not unit:
             self._watch_last_output()
         self._prefetcher.enter(unit)
         try:
-            with net:
+            with self.saved_values():
                 output = forward.inner(*args, **kwargs)
         except BaseException as error:
             self._last_output = None
@@ -183,6 +180,7 @@ class Access:
             self._prefetcher.leave(unit)
         # What the root returns, another unit has returned just before, and that one's
         # values are needed first.
+        is_part_of_checkpoint = in_backward() and not is_top
         if torch.is_grad_enabled() and not is_part_of_checkpoint and unit is not self._root:
             self._note_output(unit, output)
         if not self._prefetcher.num_forwards:
@@ -221,7 +219,12 @@ class Access:
         below = top_hooks()
         if _is_ours(below):
             return nullcontext()
-        pack, unpack = self._hooks if below is None else self._hooks_over(*below)
+        if below is None:
+            pack, unpack = self._hooks
+        elif getattr(below[0], "__module__", None) == _CHECKPOINTS:
+            pack, unpack = self._hooks_in_checkpoint(*below)
+        else:
+            pack, unpack = self._hooks_over(*below)
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
     def _make_hooks(self) -> tuple[Pack, Unpack]:
@@ -253,18 +256,12 @@ class Access:
         return pack, unpack
 
     def _hooks_over(self, pack_below: Pack, unpack_below: Unpack) -> tuple[Pack, Unpack]:
-        """What lies elsewhere is the matter of the hooks that were there.
-
-        A checkpoint computes all of it again, from the parameters that there are then.
-        """
+        """What lies elsewhere is the matter of the hooks that were there."""
         pack_own = self._hooks[0]
-        is_checkpoint = getattr(pack_below, "__module__", None) == _CHECKPOINTS
 
         def pack(tensor: Tensor) -> Any:
             saved = pack_own(tensor)
-            if type(saved) not in _OURS:
-                return (pack_below(saved),)
-            return _whatever_changes(saved) if is_checkpoint else saved
+            return saved if type(saved) in _OURS else (pack_below(saved),)
 
         def unpack(saved: Any) -> Tensor:
             if type(saved) is _SavedParts:
@@ -274,10 +271,28 @@ class Access:
         pack._is_dslaunch = True  # type: ignore[attr-defined]
         return pack, unpack
 
+    def _hooks_in_checkpoint(self, pack_below: Pack, unpack_below: Unpack) -> tuple[Pack, Unpack]:
+        """Note what is used, and leave all of it to the checkpoint.
+
+        It keeps nothing, and computes it again from the parameters that there are then. It counts what is
+        saved both times; a view that was made outside lies in a unit's memory the first time only.
+        """
+        sub_buffer_at, note_use = self._sub_buffer_at, self._prefetcher.note_use
+
+        def pack(tensor: Tensor) -> Any:
+            with suppress(NotImplementedError):  # of a tensor without storage
+                found = sub_buffer_at.get(address_of(tensor))
+                if found is not None:
+                    note_use(found[0], is_output=False, stays=not found[0].num_forwards)
+            return pack_below(tensor)
+
+        pack._is_dslaunch = True  # type: ignore[attr-defined]
+        return pack, unpack_below
+
     def _read(self, saved: _SavedView) -> Tensor:
         unit, sub_buffer, member, num_changes, use, place = saved
         params = sub_buffer.param_shard
-        if num_changes is not None and params.num_changes[member] != num_changes:
+        if params.num_changes[member] != num_changes:
             raise _out_of_date(sub_buffer.members[member].name)
         if torch.is_grad_enabled():
             self._prefetcher.hold_all()  # a graph is made
@@ -285,15 +300,18 @@ class Access:
         values = params.values
         return values.views[member] if place is None else values.flat.as_strided(*place)
 
-    # ---- 4: attributes
+    # ---- 4: uses
 
-    def _unshard_until_end(self, param: nn.Parameter) -> None:
+    def _bring_attribute(self, param: nn.Parameter) -> None:
         unit = self._unit_of.get(id(param))
-        if unit is None or torch.compiler.is_compiling():
-            return
-        unit.show()
-        if type(param) is FreedParameter and self._prefetcher.is_running:
+        if unit is not None and not torch.compiler.is_compiling():
+            self._bring(unit)
+
+    def _bring(self, unit: Unit) -> None:
+        """Let a unit's parameters have their values: a program is about to use one that is a placeholder."""
+        if not unit.is_here and self._prefetcher.is_running:
             self._prefetcher.unshard_until_end(unit)
+        unit.show()
 
 
 class _Forward:
@@ -306,7 +324,6 @@ class _Forward:
         self._call = call
         self._unit = unit
         self.inner: Callable[..., Any] = module.forward  # or compiled
-        self.was_alone = False  # when it was called last, but for what a backward computes again
         self.__wrapped__: Callable[..., Any] = module.forward
         functools.update_wrapper(self, module.forward)
 
@@ -314,7 +331,6 @@ class _Forward:
         if torch.compiler.is_dynamo_compiling():
             return self.inner(*args, **kwargs)
         if self._unit.num_forwards:
-            self.was_alone = self.was_alone and in_backward()
             return self.inner(*args, **kwargs)
         return self._call(self, args, kwargs)
 
@@ -389,13 +405,6 @@ def _pack_parts(tensor: Any, pack: Pack) -> _SavedParts | None:
     if not any(type(part) in _OURS for part in packed.values()):
         return None
     return _SavedParts(type(tensor), packed, context, tensor.size(), tensor.stride())
-
-
-def _whatever_changes(saved: Any) -> Any:
-    """Return what was saved so that it may be read after its parameter has been changed."""
-    if type(saved) is _SavedParts:
-        return saved._replace(parts={name: _whatever_changes(part) for name, part in saved.parts.items()})
-    return saved._replace(num_changes=None) if type(saved) is _SavedView else saved
 
 
 def _no_transform() -> ConfigError:

@@ -71,8 +71,8 @@ __all__ = [
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
     """Have this parameter here whenever `module` runs, which uses it without owning it.
 
-    Only needed where it is used through a reference of the program's own: `other_module.weight` is noticed by
-    itself. May be called before `initialize()`, as in an `__init__`; the module must not run between the two.
+    Not needed: a use of a parameter outside its module is noticed by itself. May be called before
+    `initialize()`, as in an `__init__`; the module must not run between the two.
     Errors: ConfigError if it is no parameter
     """
     if not isinstance(parameter, nn.Parameter):

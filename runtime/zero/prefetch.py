@@ -84,6 +84,8 @@ class Prefetcher:
         self._walk: UnitUse | None = None
         self._is_engines = False  # the engine runs this backward, and calls end_backward
         self._is_end_awaited = False
+        # The number that autograd gave the backward; in it, a checkpoint of the reentrant kind runs others.
+        self._backward: int | None = None
 
     # ---- forward
 
@@ -104,11 +106,10 @@ class Prefetcher:
             self._has_gathered = False
             self._current = None
             self._is_engines = self._is_end_awaited = False  # of a backward that failed
-            self._walk = None
+            self._walk = self._backward = None
             if unit is self._units[-1] or self._uses.is_walked or unit in self._uses:
                 self._uses = UnitUses()
-        unit.num_forwards += 1
-        self.num_forwards += 1
+        self._note_backward()
         if is_again and self._walk is not None:
             uses, index = self._walk
             place = uses.find(unit, index) if index < len(uses) else index
@@ -117,6 +118,8 @@ class Prefetcher:
         # An operation of the backward that computes this again may have values of any unit at hand.
         self._unshard(unit, may_reshard=not is_again)
         unit.wait_for_unshard()
+        unit.num_forwards += 1  # it has not begun if that has failed
+        self.num_forwards += 1
 
     def leave(self, unit: Unit) -> None:
         """It has ended."""
@@ -135,13 +138,15 @@ class Prefetcher:
         if self._has_gathered and not (self.num_forwards or in_backward() or torch.is_grad_enabled()):
             self.after_evaluation()
 
-    def note_use(self, unit: Unit, *, is_output: bool) -> UnitUse | None:
+    def note_use(self, unit: Unit, *, is_output: bool, stays: bool = False) -> UnitUse | None:
         """A forward has used the unit, so that a backward will; None in a backward, as of a forward that is
         computed again.
+
+        `stays`: the backward keeps it then.
         """
         if in_backward():
             return None
-        return self._uses, self._uses.add(unit, is_output=is_output)
+        return self._uses, self._uses.add(unit, is_output=is_output, stays=stays)
 
     # ---- backward
 
@@ -150,9 +155,15 @@ class Prefetcher:
         self._is_engines = True
 
     def enter_backward(self, unit: Unit, use: UnitUse | None) -> None:
-        """A backward is about to go through this unit, at this place of the forward."""
+        """A backward is about to go through this unit, at this place of the forward.
+
+        In a backward inside another one nothing goes: what was computed for it just before may have been
+        saved as parameters, not as places.
+        """
+        self._note_backward()
         self._watch_end()
-        self._unshard(unit, may_reshard=self._walk_to(use))
+        is_inside = torch._C._current_graph_task_id() != self._backward
+        self._unshard(unit, may_reshard=self._walk_to(use) and not is_inside)
 
     def unshard_values(self, unit: Unit, use: UnitUse | None = None) -> None:
         """Some operation is about to use values of this unit where they lie, of which a forward noted this
@@ -161,6 +172,7 @@ class Prefetcher:
         if unit is self._current and unit.is_here:
             return
         if in_backward():
+            self._note_backward()
             self._watch_end()
             self._walk_to(use)
         self._unshard(unit, may_reshard=False)
@@ -177,6 +189,7 @@ class Prefetcher:
             self._walk = self._uses, len(self._uses)  # the loss has reached none of them
         self._end_walk()
         self._is_engines = self._is_end_awaited = False
+        self._backward = None
         self._until_end.clear()
         self._current = None
         self._reshard_all()
@@ -263,9 +276,11 @@ class Prefetcher:
     def _pass(self, uses: UnitUses, since: int, until: int, *, keeps: bool = False) -> None:
         """Gather what lies between two places: `keeps`, for a use of all of it, else to drop it again."""
         for index in range(since - 1, until - 1, -1):
-            unit, is_output = uses.at(index)
+            unit, is_output, stays = uses.at(index)
             self._walk = uses, index
             self._unshard(unit, may_reshard=is_output and not keeps)
+            if stays:
+                self._until_end.add(unit)
 
     def _reshard_all(self) -> None:
         """Reshard what is not in use."""
@@ -298,6 +313,11 @@ class Prefetcher:
 
     def _note(self, unit: Unit) -> None:
         self._unsharded[unit] = None
+
+    def _note_backward(self) -> None:
+        """Note which backward runs; what comes first is never in one inside it."""
+        if self._backward is None and in_backward():
+            self._backward = torch._C._current_graph_task_id()
 
     def _watch_end(self) -> None:
         """Of a backward that the user runs without the engine, autograd tells the end."""

@@ -43,7 +43,8 @@ class Unit:
         self._has_subclasses = any(sub_buffer.param_shard.has_subclasses for sub_buffer in self._sharded)
         self.state = UnitState.FREED if self._sharded else UnitState.LIVE
         for sub_buffer in self._sharded:
-            sub_buffer.param_shard.on_use = self.show
+            sub_buffer.param_shard.on_use = self._use
+        self.on_use: Callable[[], None] = self.show  # called when a parameter that is a placeholder is used
         self.on_unshard: Callable[[Unit], None] = _nothing  # called when it is about to be unsharded
         self._gathers: list[Pending] = []
         self._referred_to: list[SubBuffer] = []  # freed, but for the memory, in which the program has tensors
@@ -107,6 +108,9 @@ class Unit:
             self.state = UnitState.LIVE
             for sub_buffer in self._sharded:
                 sub_buffer.param_shard.show()
+
+    def _use(self) -> None:
+        self.on_use()
 
     def reshard(self) -> None:
         """Keep this rank's shards only; nothing happens where nothing is sharded."""

@@ -26,6 +26,7 @@ class UnitUses:
     def __init__(self) -> None:
         self._units: list[Unit] = []
         self._is_output: list[bool] = []  # a gradient comes to it by what the unit returned
+        self._stays: list[bool] = []  # a checkpoint uses it outside its modules, see Access._bring
         self.is_walked = False  # a backward went through them
 
     def __contains__(self, unit: Unit) -> bool:
@@ -34,13 +35,15 @@ class UnitUses:
     def __len__(self) -> int:
         return len(self._units)
 
-    def add(self, unit: Unit, *, is_output: bool) -> int:
+    def add(self, unit: Unit, *, is_output: bool, stays: bool = False) -> int:
         """Note one, and return its index; those of one unit after each other are one."""
         if not self._units or self._units[-1] is not unit:
             self._units.append(unit)
             self._is_output.append(is_output)
-        elif is_output:
-            self._is_output[-1] = True
+            self._stays.append(stays)
+        else:
+            self._is_output[-1] |= is_output
+            self._stays[-1] |= stays
         return len(self._units) - 1
 
     def before(self, index: int, count: int) -> tuple[Unit, ...]:
@@ -51,9 +54,9 @@ class UnitUses:
         """Return where a backward at `index` comes to this unit next; `index` if it does not."""
         return next((one for one in range(index, -1, -1) if self._units[one] is unit), index)
 
-    def at(self, index: int) -> tuple[Unit, bool]:
-        """Return the unit, and whether it may be the only one that is kept."""
-        return self._units[index], self._is_output[index]
+    def at(self, index: int) -> tuple[Unit, bool, bool]:
+        """Return the unit, whether it may be the only one that is kept, and whether it stays to the end."""
+        return self._units[index], self._is_output[index], self._stays[index]
 
 
 UnitUse = tuple[UnitUses, int]  # one of them
