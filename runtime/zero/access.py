@@ -18,7 +18,7 @@ Nothing of this is installed where no parameter is sharded.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import ConfigError
 from .flat_buffer import address_of
+from .module_forward import ModuleForward
 from .module_parameters import parameters_of, plain_again
 from .prefetch import Prefetcher, in_backward
 from .saved_hooks import Pack, Unpack, top_hooks
@@ -102,6 +103,7 @@ class Access:
         }
         self._units, self._root = tuple(units), units[-1]
         self._modules = tuple(_modules_of(units))
+        self._forwards: list[ModuleForward] = []
         self._hooks = self._make_hooks()
         # Of the unit whose module ran last, the output that will tell that a backward comes to it.
         self._last_output: tuple[Unit, list[Tensor], UnitUse | None] | None = None
@@ -109,7 +111,9 @@ class Access:
             if unit is not self._root and not unit.is_sharded:
                 continue  # it stays whole
             if is_top or next(one.parameters(), None) is not None:
-                one.forward = _Forward(one, functools.partial(self._call, unit, is_top), unit)
+                forward = ModuleForward(one, functools.partial(self._call, unit, is_top), unit)
+                one.forward = forward
+                self._forwards.append(forward)
                 parameters_of(one).unshard = self._bring_attribute
 
     def _note_memory(self, unit: Unit, sub_buffer: SubBuffer, was: int) -> None:
@@ -123,9 +127,9 @@ class Access:
         self._is_released = True
         for unit in self._units:
             unit.on_use = unit.show
+        for forward in self._forwards:
+            forward.release()
         for one in self._module.modules():
-            if isinstance(one.forward, _Forward):
-                one.forward = one.forward.__wrapped__
             plain_again(one)
 
     def compile(self, options: Mapping[str, Any]) -> int:
@@ -141,13 +145,13 @@ class Access:
             if is_top and all(unit_of[id(below)] is unit for below in one.modules())
         ]
         for one in tops:
-            if isinstance(one.forward, _Forward):
+            if isinstance(one.forward, ModuleForward):
                 one.forward.inner = torch.compile(one.forward.__wrapped__, **options)
         return len(tops)
 
     # ---- 1: modules
 
-    def _call(self, unit: Unit, is_top: bool, forward: _Forward, args: Any, kwargs: Any) -> Any:
+    def _call(self, unit: Unit, is_top: bool, forward: ModuleForward, args: Any, kwargs: Any) -> Any:
         """A forward of the unit, where none is under way.
 
         If another one has just come to it, nothing comes, and nothing goes.
@@ -163,7 +167,7 @@ class Access:
             self._note_output(unit, output)
         return output
 
-    def _call_first(self, unit: Unit, is_top: bool, forward: _Forward, args: Any, kwargs: Any) -> Any:
+    def _call_first(self, unit: Unit, is_top: bool, forward: ModuleForward, args: Any, kwargs: Any) -> Any:
         """A forward that comes to the unit."""
         if self._last_output is not None and self._last_output[0] is not unit:
             self._watch_last_output()
@@ -312,38 +316,6 @@ class Access:
         if not unit.is_here and self._prefetcher.is_running:
             self._prefetcher.unshard_until_end(unit)
         unit.show()
-
-
-class _Forward:
-    """What a module's `forward` is: the same signature, inside `call` unless a forward of the module's
-    unit is under way.
-    """
-
-    def __init__(self, module: nn.Module, call: Callable[..., Any], unit: Unit) -> None:
-        self._module = module
-        self._call = call
-        self._unit = unit
-        self.inner: Callable[..., Any] = module.forward  # or compiled
-        self.__wrapped__: Callable[..., Any] = module.forward
-        functools.update_wrapper(self, module.forward)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            return self.inner(*args, **kwargs)
-        if self._unit.num_forwards:
-            return self.inner(*args, **kwargs)
-        return self._call(self, args, kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """The forward of the copy, which is a plain module."""
-        copy = memo[id(self._module)]
-        return functools.partial(type(copy).forward, copy)
-
-    def __reduce__(self) -> Any:
-        raise ConfigError(
-            "a module whose parameters are sharded over the ranks cannot be pickled; write "
-            "engine.state_dict(), or use engine.save_checkpoint()"
-        )
 
 
 def _check_not_compiled(module: nn.Module) -> None:
