@@ -48,6 +48,7 @@ from ..environment import read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
 from ..mesh.mpu import read_mpu
 from ..placement.stage_policy import Placement, policy_for_stage
+from ..strided import is_strided
 from . import ds_attributes
 from .early_parameter import EarlyParameter, InitContext, early_of
 from .edit import Edit
@@ -192,7 +193,7 @@ class Init:
             self._outer = other.init
             self._made_for_outer.add(other)
         is_known = other is not None or location_of(param) is not None
-        is_plain = type(param) is nn.Parameter and not param.is_meta and param.is_floating_point()
+        is_plain = type(param) is nn.Parameter and is_strided(param) and param.is_floating_point()
         if is_plain and not is_known and param.numel():
             early = EarlyParameter(param, name, self, owner)
             self._whole[early] = param

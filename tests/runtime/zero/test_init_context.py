@@ -450,3 +450,17 @@ def _with_an_alias(rank: int, holder: int) -> int:
 def test_rank_0_decides_for_all_what_stays_because_it_has_an_alias(ranks: Ranks) -> None:
     assert ranks(_with_an_alias, 0, world_size=2) == [True, True]
     assert ranks(_with_an_alias, 1, world_size=2) == [False, False]
+
+
+def _sparse(rank: int) -> str:
+    with dslaunch.zero.Init():
+        model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+        model.graph = nn.Parameter(torch.eye(3).to_sparse(), requires_grad=False)
+    with pytest.raises(ConfigError) as caught:
+        dslaunch.initialize(model=model, config=make_config(stage=3))
+    return str(caught.value)
+
+
+def test_a_sparse_parameter_stays_as_it_is_and_is_refused_by_initialize(ranks: Ranks) -> None:
+    for message in ranks(_sparse, world_size=2):
+        assert message.startswith("parameter 'graph' is a sparse tensor (torch.sparse_coo)")
