@@ -221,6 +221,8 @@ def _show_job(options: Options, first: Attempt, console: Console) -> int:
 
 def _show_plan(plan: Plan, text: str, console: Console) -> int:
     _warn_of_plan(plan, console)
+    if why_not := _why_no_script(plan):  # a start says so of each host
+        console.warn(why_not)
     console.drain(LAST_WORDS_S)
     click.echo(text.encode())  # UTF-8 whatever the locale is
     return 0
@@ -241,8 +243,6 @@ def _why_no_script(plan: Plan) -> str:
 def _warn_of_plan(plan: Plan, console: Console) -> None:
     if unread := lost_input(plan):
         console.warn(unread)
-    if why_not := _why_no_script(plan):
-        console.warn(why_not)
     for line in () if plan.mesh is None else warnings_of(plan.mesh, plan.host_slots):
         console.warn(line)
     for entry in overruled(plan):
