@@ -21,7 +21,8 @@ from .errors import CudaUnavailable
 
 SOURCES = Path(__file__).parent
 INSTALL = (
-    "python -m pip install 'dslaunch[cuda12]' (torch for CUDA 12) or 'dslaunch[cuda13]' (torch for CUDA 13)"
+    "python -m pip install '.[cuda12]' (torch for CUDA 12) or '.[cuda13]' (torch for CUDA 13) in a clone of "
+    "dslaunch"
 )
 # Without fused multiply-add a kernel has the bits of the CPU's. The step is limited by memory,
 # so it costs nothing.

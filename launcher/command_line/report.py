@@ -33,7 +33,7 @@ RUN is the folder of a run, the folder that --log_dir named (the latest run in i
 report.json, or the name of a job. The page is one file, loads nothing from any network, and can be sent to
 others. It shows what the job wrote when it failed: give it to those only who may read the logs.
 
-It is drawn by Bokeh: pip install "dslaunch[report]"
+It is drawn by Bokeh: pip install ".[report]" in a clone of dslaunch
 """
 
 
@@ -67,7 +67,8 @@ def command(**given: Any) -> int:
         if package not in ("bokeh", "numpy"):
             raise
         raise LaunchError(
-            f'dslaunch report needs the package {package}; install it: pip install "dslaunch[report]"'
+            f'dslaunch report needs the package {package}; install it: pip install ".[report]" in a clone '
+            "of dslaunch"
         ) from None
     from ..page.read_run import read_run
 

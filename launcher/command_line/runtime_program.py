@@ -26,7 +26,7 @@ def run_program(module: str, request: dict[str, Any], *, what: str) -> int:
     if missing is not None:
         raise LaunchError(
             f"{what} needs {missing}, which {sys.executable} does not find; install it with: pip "
-            "install 'dslaunch[train]'"
+            "install '.[train]' in a clone of dslaunch"
         )
     package = __package__.partition(".")[0]
     command = [sys.executable, "-m", f"{package}.runtime.{module}", json.dumps(request)]

@@ -22,8 +22,8 @@ Examples:
   dslaunch top --once train | head -3
       how far the job `train` is, once
 
-The screen needs the package textual: pip install 'dslaunch[watch]'. --once does not, and is what is printed
-where there is no terminal. `?` shows the keys; `q` ends the screen, and never the job.
+The screen needs the package textual: pip install '.[watch]' in a clone of dslaunch. --once does not, and is
+what is printed where there is no terminal. `?` shows the keys; `q` ends the screen, and never the job.
 """
 
 

@@ -41,7 +41,7 @@ def open_endpoint(telemetry: Telemetry, address: str, port: int, *, interval_s: 
     except ImportError:
         raise LaunchError(
             "--metrics_port needs the package prometheus-client, which is not installed; pip install "
-            "'dslaunch[prometheus]'"
+            "'.[prometheus]' in a clone of dslaunch"
         ) from None
     listener = _listen(address, port)
     gauges = Gauges(interval_s=interval_s)

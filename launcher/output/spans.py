@@ -18,7 +18,7 @@ from ..telemetry.telemetry import Telemetry
 CLOSE_S = 3.0
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_INSTALL = "pip install 'dslaunch[otel]'"
+_INSTALL = "pip install '.[otel]' in a clone of dslaunch"
 _AS_EVENTS = ("straggler", "hang")  # of an attempt, with those of workers that failed
 
 

@@ -9,7 +9,7 @@ import sys
 from ..errors import LaunchError
 
 PACKAGE = "textual"
-_INSTALL = "pip install 'dslaunch[watch]'"
+_INSTALL = "pip install '.[watch]' in a clone of dslaunch"
 
 
 def why_no_screen() -> str:

@@ -94,7 +94,7 @@ if not TYPE_CHECKING:  # to a type checker it would mean that there is every nam
                 raise
             raise ImportError(
                 f"dslaunch.{name} needs the package {error.name}, which is not installed; install what "
-                "training needs with: pip install 'dslaunch[train]'"
+                "training needs with: pip install '.[train]' in a clone of dslaunch"
             ) from None
         return found if name in _MODULE_OF else getattr(found, name)
 

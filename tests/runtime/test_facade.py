@@ -48,7 +48,7 @@ def test_a_package_that_training_needs_and_is_not_installed_is_named() -> None:
     )
     assert done.stderr.splitlines()[-1] == (
         "ImportError: dslaunch.initialize needs the package torch, which is not installed; install what "
-        "training needs with: pip install 'dslaunch[train]'"
+        "training needs with: pip install '.[train]' in a clone of dslaunch"
     )
 
 

@@ -18,7 +18,7 @@ dslaunch, which wrote the checkpoints, has to be installed.
 try:
     from dslaunch.utils.{name} import main
 except ImportError as error:
-    advice = "install what wrote the checkpoint: pip install 'dslaunch[train]'"
+    advice = "install what wrote the checkpoint: pip install '.[train]' in a clone of dslaunch"
     raise SystemExit(f"{name}.py: {{error}}; {{advice}}")
 
 if __name__ == "__main__":

@@ -206,7 +206,7 @@ def test_without_cuda_core_one_error_names_the_command(missing: str) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     compiler, device = done.stdout.splitlines()
     for line in (compiler, device):
-        assert "python -m pip install 'dslaunch[cuda12]' (torch for CUDA 12) or 'dslaunch[cuda13]'" in line
+        assert "python -m pip install '.[cuda12]' (torch for CUDA 12) or '.[cuda13]'" in line
     assert compiler.startswith("NVIDIA's run-time compiler cannot be loaded (")
     assert device.startswith("CUDA device 0 cannot be used through cuda-core (")
 

@@ -90,6 +90,7 @@ def test_without_the_library_of_charts_one_line_says_what_to_install(tmp_path: P
     )
     assert ended.returncode == 2
     assert ended.stderr == (
-        'dslaunch: dslaunch report needs the package bokeh; install it: pip install "dslaunch[report]"\n'
+        'dslaunch: dslaunch report needs the package bokeh; install it: pip install ".[report]" in a clone '
+        "of dslaunch\n"
     )
     assert list(tmp_path.glob("*.html")) == []

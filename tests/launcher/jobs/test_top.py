@@ -210,7 +210,7 @@ def test_without_textual_there_is_one_error_and_a_frame(
     assert screen.wait() == 2
     assert re.sub(r"\s+", " ", screen.read()).strip() == (
         "dslaunch: --watch draws with the package textual, which is not installed here; install it: "
-        "pip install 'dslaunch[watch]', or start the job with --detach"
+        "pip install '.[watch]' in a clone of dslaunch, or start the job with --detach"
     )
 
 

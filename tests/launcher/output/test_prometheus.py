@@ -199,7 +199,7 @@ def test_without_its_package_the_command_that_installs_it_is_said(monkeypatch: p
         raise ImportError(name)
 
     monkeypatch.setattr(prometheus, "import_module", gone)
-    with pytest.raises(LaunchError, match=re.escape("pip install 'dslaunch[prometheus]'")):
+    with pytest.raises(LaunchError, match=re.escape("pip install '.[prometheus]' in a clone")):
         open_endpoint(Telemetry(), "127.0.0.1", 0, interval_s=1.0)
 
 

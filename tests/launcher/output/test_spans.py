@@ -123,4 +123,6 @@ def test_without_the_packages_it_is_said_what_installs_them(monkeypatch: pytest.
 
     monkeypatch.setattr(spans_module, "import_module", gone)
     (said,) = run_job({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector"})[0]
-    assert said.endswith("the packages of OpenTelemetry are not there; pip install 'dslaunch[otel]'")
+    assert said.endswith(
+        "the packages of OpenTelemetry are not there; pip install '.[otel]' in a clone of dslaunch"
+    )
