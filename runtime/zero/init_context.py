@@ -352,7 +352,7 @@ class Init:
                 gc.collect()
                 self._drop_dead(idle)
                 pair = _sharing(idle)
-            decided.copy_(torch.tensor([*map(self._fate, idle), *(pair or (0, 0))]))
+            decided.copy_(torch.tensor([*map(self._fate, idle), *(pair or (0, 0))], device="cpu"))
         self.comm.broadcast(decided, what="parameters in use")
         *fates, one, other = decided.tolist()
         if one != other:

@@ -80,7 +80,7 @@ def _scaled(rank: int) -> None:
     assert (without_zero.cur_scale, without_zero.min_loss_scale, without_zero.scale_window) == (16.0, 1.0, 3)
     assert (without_zero.dynamic_loss_scale, without_zero.use_grad_scaling) == (True, True)
     scaler.cur_scale = 8
-    assert (optimizer.loss_scale, engine.scale(torch.tensor(1.0)).item()) == (8.0, 8.0)
+    assert (optimizer.loss_scale, engine.scale(torch.tensor(1.0, requires_grad=True)).item()) == (8.0, 8.0)
     optimizer.loss_scale = 4.0
     assert scaler.cur_scale == 4.0
     for wrong in (0, -1.0, float("inf"), float("nan"), "2", None):
