@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PAGE = (CHECKOUT / "docs" / "design" / "launcher-promises.md").read_text()
+PAGE = (CHECKOUT / "docs" / "design" / "promises.md").read_text()
 NAMED = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)
 
 
@@ -30,3 +30,17 @@ def test_every_promise_is_held_by_a_test() -> None:
     assert [line for line in rows if line not in heads and "::test_" not in line] == []
     assert len(NAMED) > len(rows) - len(heads)
     assert PAGE.count("::") == len(NAMED), "a name that was not understood"
+
+
+def test_the_words_of_a_guide_stand_there() -> None:
+    sections = re.split(r"^###? ", PAGE, flags=re.M)
+    quoted = {}
+    for section in sections:
+        if title := re.match(r"The words of `([\w./-]+)`\n", section):
+            rows = re.findall(r"^\| (.+?) \| `", section, flags=re.M)
+            quoted[title[1]] = [row.replace("\\|", "|") for row in rows]
+    assert len(quoted) == 4
+    assert min(map(len, quoted.values())) > 10
+    for page, words in quoted.items():
+        text = " ".join((CHECKOUT / page).read_text().split())
+        assert [one for one in words if one not in text] == [], page
