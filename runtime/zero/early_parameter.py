@@ -35,8 +35,8 @@ class InitContext(Protocol):
     def unshard_for(self, tensors: Iterable[Any], *, is_use: bool) -> None:
         """Have the early parameters among these here."""
 
-    def edited_by(self, rank: int) -> AbstractContextManager[None]:
-        """Let this rank run alone meanwhile."""
+    def edited_by(self, rank: int, params: Sequence[EarlyParameter]) -> AbstractContextManager[None]:
+        """Let this rank run alone meanwhile; what it writes to others than these is taken over."""
 
     def use_in_edit(self, params: Sequence[EarlyParameter], rank: int | None) -> bool:
         """Have these here, if one rank may run alone already; False if not."""

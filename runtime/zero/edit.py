@@ -77,13 +77,11 @@ class Edit:
             self._listen()
 
     def end(self) -> list[EarlyParameter]:
-        """Return what is here still, with the values of the rank that spoke."""
+        """Return what is here still."""
         if self._speaks:
             self._say(_Act.END, None)
         while not self._has_ended:
             self._listen()
-        for early in self._brought:
-            early.spread(self.rank)
         return list(self._brought)
 
     def _say(self, act: _Act, early: EarlyParameter | None) -> None:

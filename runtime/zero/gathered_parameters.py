@@ -76,7 +76,7 @@ class GatheredParameters:
             for early in params:
                 self._open.enter_context(early.held())
             if self._modifier_rank is not None and init not in self._inner:
-                self._edits.enter_context(init.edited_by(self._modifier_rank))
+                self._edits.enter_context(init.edited_by(self._modifier_rank, params))
         for sub_buffer in self._sharded_sub_buffers:
             sub_buffer.take_writes()  # those of a forward that has just ended
         self._whole.open()

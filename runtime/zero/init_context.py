@@ -221,17 +221,24 @@ class Init:
                 self._whole[early] = early.param
 
     @contextmanager
-    def edited_by(self, rank: int) -> Iterator[None]:
-        """Let this rank run alone meanwhile: see edit.py.
+    def edited_by(self, rank: int, params: Sequence[EarlyParameter]) -> Iterator[None]:
+        """Let this rank run alone meanwhile: see edit.py. Whoever has these parameters takes its values over;
+        others that are whole may be written as well, without a word.
 
-        Order: a collective at the end
+        Order: a collective at both ends
         """
+        self._shard([early for early in self._whole if early not in params])
+        for early in self._whole:
+            early.spread(0)
         edit = Edit(rank, self.job, device=self.device, find=self._of_serial, is_idle=self._is_idle)
         self._edits.append(edit)
         try:
             yield
             for early in edit.end():
                 self._whole[early] = early.param
+            for early in self._whole:
+                if early not in params:
+                    early.spread(rank)
         finally:
             self._edits.remove(edit)
 

@@ -190,6 +190,36 @@ def test_the_rank_whose_values_count_may_use_what_was_not_gathered(
     assert num_whole <= 3  # what was gathered, and what the last operation has used
 
 
+def _twice(rank: int, editor: int) -> dict[str, Tensor]:
+    """What the first edit has brought is whole in the second; an alias keeps what it lies in whole."""
+    torch.manual_seed(rank)
+    with zero.Init():
+        model = Small()
+        alias = model.blocks[0].weight.data
+        for value in (2.0, 3.0):
+            with zero.GatheredParameters(model.embed.weight, modifier_rank=editor):
+                if rank == editor:
+                    model.head.bias.data[0] = value
+                    alias[0] = value
+    with zero.GatheredParameters(model.embed.weight, modifier_rank=editor):
+        if rank == editor:
+            model.head.bias.data[1] = 4.0
+    with zero.GatheredParameters(model.embed.weight, modifier_rank=editor):
+        if rank == editor:
+            model.head.bias.data[2] = 5.0
+    return snapshot(model.named_parameters())
+
+
+@pytest.mark.parametrize("editor", [0, 1])
+def test_what_is_whole_already_may_be_written_there_too(ranks: Ranks, editor: int) -> None:
+    torch.manual_seed(0)
+    expected = {name: param.detach() for name, param in Small().named_parameters()}
+    expected["head.bias"][:3] = torch.tensor([3.0, 4.0, 5.0])
+    expected["blocks.0.weight"][0] = 3.0
+    for values in ranks(_twice, editor, world_size=2):
+        assert_same_bits(values, expected)
+
+
 def _other_alone(rank: int) -> str:
     """The other rank uses something alone."""
     with zero.Init():
