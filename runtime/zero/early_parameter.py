@@ -16,6 +16,7 @@ from ..comm.collectives import Collectives
 from ..comm.rank_group import Job
 from .freed_parameter import FreedValues, Placeholder, sharded_until
 from .param_status import detach
+from .writes import differences
 
 # parameter that no model has yet -> what zero.Init keeps of it; it keeps no parameter alive
 _EARLY: Any = WeakTensorKeyDictionary()
@@ -140,7 +141,10 @@ class EarlyParameter:
         if self.shard is None:
             return False
         param = self.param
-        return param._version != self._version or not torch.equal(self._own_part(param), self._unpadded())
+        return (
+            param._version != self._version
+            or differences(self._own_part(param), self._unpadded()) is not None
+        )
 
     @torch.no_grad()
     def keep_shard(self, *, source: int = 0) -> None:

@@ -112,6 +112,24 @@ def test_an_edit_without_a_modifier_is_an_error_on_all_ranks(
         assert "GatheredParameters(params, modifier_rank=0)" in message
 
 
+def _read(rank: int, is_early: bool) -> bool:
+    """Read parameters that hold NaN, as those of a model whose training has diverged."""
+    with zero.Init(enabled=is_early):
+        model = make_model(Model)
+    if not is_early:
+        _engine(model, 3)
+    with zero.GatheredParameters(model.parameters(), modifier_rank=0), torch.no_grad():
+        for param in model.parameters():
+            param.fill_(torch.nan)
+    with zero.GatheredParameters(model.parameters()):
+        return all(bool(param.isnan().all()) for param in model.parameters())
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_to_read_what_is_no_number_is_no_edit(ranks: Ranks, is_early: bool) -> None:
+    assert all(ranks(_read, is_early, world_size=2))
+
+
 def _written_and_lost(rank: int, is_early: bool, checks: bool) -> tuple[list[str], bool]:
     """As of a program written for DeepSpeed; each rank writes numbers of its own.
 
