@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,18 @@ def asked_for(request: pytest.FixtureRequest, name: str) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
-def run(worker: str, folder: Path, request: pytest.FixtureRequest) -> Found:
-    """Run all cases of a worker, with as many processes as tests ask for: one, and two."""
-    sizes = asked_for(request, "world_size")
+def run(
+    worker: str,
+    folder: Path,
+    request: pytest.FixtureRequest,
+    *,
+    cases: Sequence[str] = (),
+    sizes: Sequence[int] = (),
+) -> Found:
+    """Run all cases of a worker, or those that are named, with `sizes` processes, or as many as tests ask
+    for: one, and two.
+    """
+    sizes = sizes or asked_for(request, "world_size")
     env = {
         name: value for name, value in os.environ.items() if not name.startswith(("DSLAUNCH_", "ACCELERATE_"))
     }
@@ -51,7 +61,11 @@ def run(worker: str, folder: Path, request: pytest.FixtureRequest) -> Found:
     log = folder / "log"
     with log.open("w") as output:
         job = subprocess.Popen(
-            [sys.executable, str(HERE / worker), *(f"--world_size={size}" for size in sizes), str(folder)],
+            [
+                *(sys.executable, str(HERE / worker)),
+                *(f"--world_size={size}" for size in sizes),
+                *(str(folder), *cases),
+            ],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=output,
