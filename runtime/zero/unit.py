@@ -5,8 +5,11 @@ as one `SubBuffer` per (dtype, is_trained).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum
+from typing import Any
 
+import torch
 from torch import nn
 
 from ..comm.pending import Pending
@@ -63,7 +66,8 @@ class Unit:
         """
         if self.state is UnitState.FREED:
             self.on_unshard(self)
-            self._gathers = [sub_buffer.param_shard.start_unshard() for sub_buffer in self._sharded]
+            with _outside_transforms():
+                self._gathers = [sub_buffer.param_shard.start_unshard() for sub_buffer in self._sharded]
             self.state = UnitState.GATHERING
             self.num_gathers += 1
 
@@ -106,8 +110,9 @@ class Unit:
         """
         if self.state is UnitState.GATHERED:
             self.state = UnitState.LIVE
-            for sub_buffer in self._sharded:
-                sub_buffer.param_shard.show()
+            with _outside_transforms():
+                for sub_buffer in self._sharded:
+                    sub_buffer.param_shard.show()
 
     def _use(self) -> None:
         self.on_use()
@@ -124,11 +129,12 @@ class Unit:
             return
         self._finish_unshard()
         self._referred_to = []
-        for sub_buffer in self._sharded:
-            if self.state is UnitState.GATHERING:  # for nothing
-                sub_buffer.param_shard.values.free()
-            elif not sub_buffer.hide():
-                self._referred_to.append(sub_buffer)
+        with _outside_transforms():
+            for sub_buffer in self._sharded:
+                if self.state is UnitState.GATHERING:  # for nothing
+                    sub_buffer.param_shard.values.free()
+                elif not sub_buffer.hide():
+                    self._referred_to.append(sub_buffer)
         self.state = UnitState.FREED
 
     @property
@@ -142,9 +148,18 @@ class Unit:
         return self.state is UnitState.FREED and bool(self._referred_to)
 
     def _finish_unshard(self) -> None:
-        for gather in self._gathers:
-            gather.wait()
+        with _outside_transforms():
+            for gather in self._gathers:
+                gather.wait()
         self._gathers = []
+
+
+def _outside_transforms() -> AbstractContextManager[Any]:
+    """Return a context in which torch.func does not wrap what is done: it wraps the views of any
+    tensor, and a wrapper has no memory to send.
+    """
+    guard: AbstractContextManager[Any] = torch._C._DisableFuncTorch()
+    return guard
 
 
 def _nothing(unit: Unit) -> None:

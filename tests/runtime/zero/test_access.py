@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -559,6 +560,35 @@ def _with_torch_func(rank: int) -> dict[str, Tensor]:
 def test_a_derivative_of_torch_func_in_a_forward_says_what_to_write_instead(ranks: Ranks) -> None:
     expected = _reference(lambda model, x: model.loss(model, x))
     for result in ranks(_with_torch_func, world_size=2):
+        assert worst_difference(result, expected) <= DRIFT
+
+
+class _Forward(Model):
+    """The slope of every block is taken by torch.func.jvp, in which each block is gathered."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _slope(super().forward, x)
+
+
+def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # torch's own: its first jvp imports torch.jit's scripts
+        slope: Tensor = torch.func.jvp(function, (x,), (torch.ones_like(x),))[1]
+    return slope
+
+
+def _with_jvp(rank: int) -> dict[str, Tensor]:
+    engine = _engine(make_model(_Forward))
+    for step in range(3):
+        _step(engine, step)
+    return snapshot(engine.state_dict())
+
+
+def test_a_derivative_of_torch_func_that_goes_forward_gathers_what_it_meets(ranks: Ranks) -> None:
+    expected = _reference(lambda model, x: model.loss(lambda y: _slope(model, y), x))
+    for result in ranks(_with_jvp, world_size=2):
         assert worst_difference(result, expected) <= DRIFT
 
 
