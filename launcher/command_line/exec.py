@@ -48,7 +48,7 @@ def command(**given: Any) -> int:
         raise click.UsageError("which command? Write: dslaunch exec [options] -- command [its arguments]")
     # Here, so that --help does not load what only a command needs.
     from ..backends.choose import direct_connect
-    from ..fleet.each_host import EachHost, describe_failures
+    from ..fleet.each_host import CONNECT_TIMEOUT_S, EachHost, describe_failures
     from ..fleet.host_output import HostOutput
     from ..job.restart import Attempt
     from ..options.process import ProcessOptions
@@ -80,6 +80,7 @@ def command(**given: Any) -> int:
         console=console,
         output=output,
         fails_fast=given["fail_fast"],
+        connect_timeout_s=options.ssh.all_steps_s(CONNECT_TIMEOUT_S),
     ).run()
     output.finish()
     for line in describe_failures(ended, plan):

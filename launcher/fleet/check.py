@@ -26,6 +26,7 @@ from .check_facts import ClusterFacts, HostFacts, read_answer
 NUM_CLOCK_SAMPLES = 5
 POLL_S = 0.2
 SILENCE_S = 10.0  # after which a connected host counts as lost
+HELLO_PART = 1 / 6  # of the time for a host, what is waited for the agent's first word
 PROGRAM_MARGIN_S = 0.9  # of the time for a host, what a program that we start there may take
 
 
@@ -79,7 +80,7 @@ class Check:
             nodes,
             connect=connect,
             silence_s=SILENCE_S,
-            hello_timeout_s=SILENCE_S,
+            hello_timeout_s=max(SILENCE_S, settings.timeout_s * HELLO_PART),
             enter_timeout_s=settings.timeout_s,
             connect_timeout_s=settings.timeout_s,
         )

@@ -26,7 +26,7 @@ from ..wire.job import NodeJob, RankJob, as_json
 from .host_output import HostOutput
 
 POLL_S = 0.2
-CONNECT_TIMEOUT_S = 60.0  # all steps of a connection together; each has a shorter one of its own
+CONNECT_TIMEOUT_S = 60.0  # at least, for all steps of a connection together
 STOP_MARGIN_S = 10.0  # beyond the command's grace, for the agents to answer
 
 
@@ -81,7 +81,9 @@ class EachHost:
         console: Console,
         output: HostOutput,
         fails_fast: bool,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
+        """`connect_timeout_s`: for all steps of a connection together."""
         self._plan = plan
         self._console = console
         self._output = output
@@ -91,7 +93,7 @@ class EachHost:
             connect=connect,
             silence_s=plan.heartbeat_s,
             hello_timeout_s=plan.heartbeat_s,
-            connect_timeout_s=CONNECT_TIMEOUT_S,
+            connect_timeout_s=connect_timeout_s,
         )
         self._running = dict.fromkeys(self._roster)  # a set that keeps its order
         self._started: set[HostState] = set()

@@ -34,6 +34,7 @@ def try_hosts(
     notice: ElasticOptions,
     *,
     is_over: Callable[[], bool],
+    timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> dict[int, Trial]:
     """What comes of each host, by node_rank; those that have not answered when `is_over` are left out.
 
@@ -42,13 +43,13 @@ def try_hosts(
     found: dict[HostState, Trial] = {}
     question = Inspect("notice", {"file": notice.notice_file, "command": notice.notice_command})
     asks = notice.notice_file is not None or notice.notice_command is not None
-    until = time.monotonic() + 2 * ANSWER_TIMEOUT_S
+    until = time.monotonic() + 2 * timeout_s
     with Roster(
         nodes,
         connect=connect,
-        silence_s=ANSWER_TIMEOUT_S,
-        hello_timeout_s=ANSWER_TIMEOUT_S,
-        connect_timeout_s=ANSWER_TIMEOUT_S,
+        silence_s=timeout_s,
+        hello_timeout_s=timeout_s,
+        connect_timeout_s=timeout_s,
     ) as roster:
         while len(found) < len(roster) and not is_over() and time.monotonic() < until:
             event = roster.next(POLL_S)

@@ -44,12 +44,30 @@ from .worker_hook import add_hook, install_hook
 TYPE_CHECKING = False  # typing is slow to import
 if TYPE_CHECKING:
     import socket
+    import subprocess
     from collections.abc import Iterable
-    from typing import Any, BinaryIO
+    from typing import Any, BinaryIO, NamedTuple
+else:
+    from ..wire.fast_tuple import Record as NamedTuple
 
-FORK_TIMEOUT_S = 30.0
-START_TIMEOUT_S = 60.0  # for Python to start
-IMPORT_TIMEOUT_S = 300.0
+FORK_S = 30.0
+
+
+class PreloadTimes(NamedTuple):
+    """Limits of what workers can do for themselves: they are over before their host is given up."""
+
+    start_s: float  # for Python to start
+    import_s: float
+    fork_s: float
+    end_s: float  # for a Python that was given up, and killed, to be gone
+
+    @classmethod
+    def within(cls, *, prepare_timeout_s: float, heartbeat_s: float) -> PreloadTimes:
+        """A fork stops the agent, so it ends before the launcher misses its heartbeat."""
+        start_s, import_s, end_s = (part * prepare_timeout_s for part in (0.1, 0.5, 0.02))
+        return cls(start_s, import_s, min(FORK_S, heartbeat_s / 4), end_s)
+
+
 MAX_NOTES = 3  # lines that the modules printed while they were imported
 _F_SETPIPE_SZ = 1031
 PRELOAD_VARIABLE = b"DSLAUNCH_PRELOAD"  # a socket and a file to print to, or a pipe: see _runs_hook
@@ -75,6 +93,7 @@ class Preloader:
         folder: str | None,
         script: str | None,
         timings_pipe: str | None,
+        times: PreloadTimes,
     ) -> None:
         """Waits for the imports. `argv` is the longest of a worker; its first `num_options` words stand
         before the script, or before -m; `folder` is one to make and to write to, None if there can be none;
@@ -89,7 +108,7 @@ class Preloader:
         self.notes: list[str] = []
         self.why_not = ""
         self._link, theirs = socket.socketpair()
-        self._link.settimeout(IMPORT_TIMEOUT_S)
+        self._link.settimeout(times.import_s)
         try:
             printed = _prepared(folder, SERVER)
         except OSError:  # a disk that takes nothing
@@ -101,12 +120,12 @@ class Preloader:
                 self.close()
                 return
             add_hook(env, folder=folder)
-            if not _runs_hook(argv[:num_options], env):
+            if not _runs_hook(argv[:num_options], env, times):
                 self.why_not = "this Python runs no sitecustomize, in which that is done"
                 self.close()
                 return
             words = {"modules": [*modules], "script": script, "timings": timings_pipe or ""}
-            lines, answer = self._import(words, theirs, printed, argv=argv, env=env)
+            lines, answer = self._import(words, theirs, printed, argv=argv, env=env, times=times)
         except OSError as error:
             raise Unpreloaded(f"{text_of(argv[0])}: {os.strerror(error.errno or 0)}") from None
         finally:
@@ -114,6 +133,7 @@ class Preloader:
             if printed is not None:
                 printed.close()
         if "problem" in answer:
+            self.close()
             raise Unpreloaded(answer["problem"])
         if not answer:
             raise Unpreloaded(
@@ -121,7 +141,7 @@ class Preloader:
             )
         self.notes = [line for line in lines if line.strip()][:MAX_NOTES]
         self.why_not = _why_not(answer)
-        self._link.settimeout(FORK_TIMEOUT_S)
+        self._link.settimeout(times.fork_s)
         if self.why_not:
             self.close()
 
@@ -133,6 +153,7 @@ class Preloader:
         *,
         argv: list[bytes],
         env: dict[bytes, bytes],
+        times: PreloadTimes,
     ) -> tuple[list[str], dict[str, Any]]:
         """The lines that were printed, and the answer. Errors: OSError if Python cannot be run"""
         import subprocess
@@ -142,7 +163,7 @@ class Preloader:
             try:
                 with suppress(OSError):
                     fcntl.fcntl(to_early, _F_SETPIPE_SZ, 1 << 20)  # PYTHONVERBOSE has much to say
-                subprocess.Popen(
+                process = subprocess.Popen(
                     argv,
                     env={**env, PRELOAD_VARIABLE: b"%d %d" % (theirs.fileno(), printed.fileno())},
                     stdin=subprocess.DEVNULL,
@@ -155,6 +176,8 @@ class Preloader:
             theirs.close()
             self._send(words, ())
             answer = self._receive()
+            if "problem" in answer:
+                _end(process, times.end_s)
             os.set_blocking(early, False)
             data = b""
             with suppress(BlockingIOError):
@@ -210,9 +233,10 @@ class Preloader:
             self._link.sendall(data[sent:])
 
     def _receive(self) -> dict[str, Any]:
-        """The next answer; empty if the process ended or is silent for too long."""
+        """The next answer; empty if the process ended, a `problem` if it is silent for too long."""
+
         data = b""
-        with suppress(OSError):
+        try:
             while len(data) < 4 or len(data) < 4 + struct.unpack(">I", data[:4])[0]:
                 more = self._link.recv(1 << 16)
                 if not more:
@@ -220,7 +244,11 @@ class Preloader:
                 data += more
             answer: dict[str, Any] = fast_json.read(data[4:].decode("utf-8", "surrogatepass"))
             return answer
-        return {}
+        except TimeoutError:  # of Python 3.8, not yet TimeoutError
+            within_s = self._link.gettimeout()
+            return {"problem": f"nothing was heard of it for {within_s:g} s, a part of --prepare_timeout"}
+        except OSError:
+            return {}
 
 
 def _prepared(folder: str | None, text: str) -> BinaryIO | None:
@@ -231,7 +259,16 @@ def _prepared(folder: str | None, text: str) -> BinaryIO | None:
     return open(os.path.join(folder, "printed"), "w+b")
 
 
-def _runs_hook(python: list[bytes], env: dict[bytes, bytes]) -> bool:
+def _end(process: subprocess.Popen[bytes], within_s: float) -> None:
+    """No Python that was given up goes on beside the job; one that no signal ends is not waited for."""
+    import subprocess
+
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(within_s)
+
+
+def _runs_hook(python: list[bytes], env: dict[bytes, bytes], times: PreloadTimes) -> bool:
     """Whether this Python, with these options, runs our sitecustomize: it then says so and ends.
 
     Errors: OSError if it cannot be run
@@ -241,7 +278,7 @@ def _runs_hook(python: list[bytes], env: dict[bytes, bytes]) -> bool:
 
     told, tell = os.pipe()
     try:
-        subprocess.Popen(
+        process = subprocess.Popen(
             [*python, b"-c", b""],
             env={**env, PRELOAD_VARIABLE: b"%d" % tell},
             stdin=subprocess.DEVNULL,
@@ -251,7 +288,11 @@ def _runs_hook(python: list[bytes], env: dict[bytes, bytes]) -> bool:
         )
         os.close(tell)
         tell = -1
-        return bool(select.select([told], [], [], START_TIMEOUT_S)[0] and os.read(told, 1))
+        try:
+            runs = bool(select.select([told], [], [], times.start_s)[0] and os.read(told, 1))
+        finally:
+            _end(process, times.end_s)
+        return runs
     finally:
         os.close(told)
         if tell >= 0:

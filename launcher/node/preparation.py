@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..wire.job import NodeJob
     from .core_binding import Core
 
-VENV_TIMEOUT_S = 60.0
+VENV_PART = 0.25  # of --prepare_timeout, which the shell has for --venv_script
 MAX_CLAIMS = 100
 _VENV_VARIABLE = b"DSLAUNCH_VENV_SCRIPT"  # the script's name goes this way, not on a command line
 _SOURCE_AND_PRINT = (
@@ -56,7 +56,7 @@ class Prepared:
             self.notes.append(f"ranks run with {self.python}, Python {sys.version.split()[0]}")
         if job.venv_script:
             says(f"sourcing --venv_script={job.venv_script}")
-            self._enter_venv(job.venv_script, keeps_python=job.keeps_python)
+            self._enter_venv(job.venv_script, keeps_python=job.keeps_python, limit_s=job.prepare_timeout_s)
         says(f"looking for {' and '.join(filter(None, (self.python, job.script))) or 'nothing'}")
         _check_program(self.python, job.script)
         says("reading what this host has: cores, devices, ports")
@@ -75,9 +75,9 @@ class Prepared:
         home = self.env.get(b"HOME")
         return text_of(os.path.join(home, bytes_of(path[2:]))) if path.startswith("~/") and home else path
 
-    def _enter_venv(self, script: str, *, keeps_python: bool) -> None:
+    def _enter_venv(self, script: str, *, keeps_python: bool, limit_s: float) -> None:
         before = find_program(b"python", self.env)
-        self.env = _sourced(script, self.env)
+        self.env = _sourced(script, self.env, timeout_s=VENV_PART * limit_s)
         after = find_program(b"python", self.env)
         if self.python and after and after != before and not keeps_python:
             self.python = text_of(after)
@@ -265,7 +265,7 @@ def _parse_environ(data: bytes) -> dict[bytes, bytes]:
     return {name: value for name, _, value in pairs}
 
 
-def _sourced(script: str, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
+def _sourced(script: str, env: dict[bytes, bytes], *, timeout_s: float) -> dict[bytes, bytes]:
     """The environment after sourcing the script.
 
     A last command that fails without a word, as `[ -d x ] && ...` may, is no fault of the script. With words
@@ -284,11 +284,12 @@ def _sourced(script: str, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                timeout=VENV_TIMEOUT_S,
+                timeout=timeout_s,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise Unprepared(f"{said} did not end within {VENV_TIMEOUT_S:.0f} s", exit_code=3) from None
+            why = f"did not end within {timeout_s:g} s, a quarter of --prepare_timeout"
+            raise Unprepared(f"{said} {why}", exit_code=3) from None
         errors.seek(0)
         lines = text_of(errors.read()).strip().splitlines()
     if result.returncode != 0 and (lines or not result.stdout):

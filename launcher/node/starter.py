@@ -231,7 +231,7 @@ class Starter:
 
     def _preloader_of(self, modules: list[str]) -> Preloader:
         """Errors: Unpreloaded"""
-        from .preload import Preloader
+        from .preload import Preloader, PreloadTimes
 
         preloader = Preloader(
             modules,
@@ -241,6 +241,9 @@ class Starter:
             folder=self._folder.file("preload"),
             script=self._job.script,
             timings_pipe=self._pipe,
+            times=PreloadTimes.within(
+                prepare_timeout_s=self._job.prepare_timeout_s, heartbeat_s=self._job.heartbeat_s
+            ),
         )
         self.notes += [f"while {', '.join(modules)} was imported: {line}" for line in preloader.notes]
         return preloader

@@ -11,6 +11,8 @@ from .exec_prefix import OPTION as EXEC_PREFIX
 from .number import PORT, Seconds, Whole
 from .text import user
 
+MAX_STEPS = 6  # of a connection: attempts, and hosts on the way
+
 
 class SshOptions(NamedTuple):
     """How to reach hosts; a value in the hostfile wins, then these, then ~/.ssh/config,
@@ -34,6 +36,10 @@ class SshOptions(NamedTuple):
             "--connect_timeout": self.connect_timeout_s,
         }
         return tuple(name for name, value in values.items() if value is not None)
+
+    def all_steps_s(self, at_least_s: float) -> float:
+        """For all steps of one connection together, each of which has --connect_timeout."""
+        return max(at_least_s, MAX_STEPS * (self.connect_timeout_s or 0.0))
 
 
 NUM_NODES = Whole(0, absent=-1, meaning=" (0: no limit)")

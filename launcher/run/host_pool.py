@@ -133,11 +133,12 @@ def _with_known_slots(hosts: tuple[Host, ...], options: Options, console: Consol
     )
 
     def look(unknown: tuple[Host, ...]) -> tuple[Hello | str, ...]:
-        from ..fleet.probe import probe  # here: most jobs do not look
+        from ..fleet.probe import ANSWER_TIMEOUT_S, probe  # here: most jobs do not look
 
         console.say(f"slots=auto: looking at {count(len(unknown), 'host')}")
         nodes = nodes_of(tuple((Selected(host, ()), None) for host in unknown), options)
-        return tuple(probe(nodes, direct_connect(options, nodes, say=lambda line: None)).values())
+        connect = direct_connect(options, nodes, say=lambda line: None)
+        return tuple(probe(nodes, connect, timeout_s=options.ssh.all_steps_s(ANSWER_TIMEOUT_S)).values())
 
     return with_known_slots(
         hosts,

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..backends.choose import direct_connect
 from ..backends.refused_before import RefusedBefore
 from ..errors import LaunchError
-from ..fleet.trial import Trial, try_hosts
+from ..fleet.trial import ANSWER_TIMEOUT_S, Trial, try_hosts
 from ..inputs.host import MAX_SLOTS, Host
 from ..inputs.hostfile import read_hostfile
 from ..inputs.selection import Selected
@@ -216,7 +216,13 @@ class Hosts:
         try:
             nodes = nodes_of(tuple((one, len(one.devices)) for one in due), self._options)
             connect = direct_connect(self._options, nodes, say=lambda line: None, refused=self._refused)
-            trials = try_hosts(nodes, connect, self._options.elastic, is_over=is_over.is_set)
+            trials = try_hosts(
+                nodes,
+                connect,
+                self._options.elastic,
+                is_over=is_over.is_set,
+                timeout_s=self._options.ssh.all_steps_s(ANSWER_TIMEOUT_S),
+            )
         except LaunchError as error:
             trials = {place: Trial(None, str(error)) for place in range(len(due))}
         now = time.monotonic()

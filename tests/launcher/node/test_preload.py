@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dslaunch.launcher.node.preload import Preloader
+from dslaunch.launcher.node.preload import Preloader, PreloadTimes, Unpreloaded
+from dslaunch.launcher.node.preparation import VENV_PART
 from tests.launcher.controller.test_stacks import SHOW
 from tests.launcher.local_job import Job, Start, poll
 
@@ -274,8 +275,31 @@ def test_where_no_file_can_be_made_nothing_is_imported(folder: str | None) -> No
         folder=folder,
         script=None,
         timings_pipe=None,
+        times=PreloadTimes.within(prepare_timeout_s=60.0, heartbeat_s=30.0),
     )
     assert preloader.why_not == "no temporary file can be made, in which that is done"
+
+
+@pytest.mark.parametrize("limit_s", [1.0, 60.0, 600.0])
+def test_an_import_ends_before_its_host_is_given_up(limit_s: float) -> None:
+    times = PreloadTimes.within(prepare_timeout_s=limit_s, heartbeat_s=limit_s)
+    assert VENV_PART * limit_s + times.start_s + times.import_s + 2 * times.end_s < limit_s
+    assert times.fork_s < limit_s / 2
+
+
+def test_an_import_that_does_not_end_is_said_to_be_so(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\n")
+    with pytest.raises(Unpreloaded, match="nothing was heard of it for 1 s, a part of --prepare_timeout"):
+        Preloader(
+            ["slow"],
+            argv=[os.fsencode(sys.executable), b"/bin/false"],
+            num_options=1,
+            env={**os.environb, b"PYTHONPATH": bytes(tmp_path)},
+            folder=str(tmp_path / "hook"),
+            script=None,
+            timings_pipe=None,
+            times=PreloadTimes(20.0, 1.0, 20.0, 1.0),
+        )
 
 
 @pytest.mark.parametrize(

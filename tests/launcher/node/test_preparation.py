@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from hypothesis import given, strategies as st
 
 from dslaunch.launcher.inputs.env_file import EnvEntry, expand
 from dslaunch.launcher.node import gpu_cores, listener, preparation
+from dslaunch.launcher.node.agent import Agent, State
 from dslaunch.launcher.node.preparation import Prepared, Unprepared, apply_environment, find_program
-from dslaunch.launcher.wire.frames import bytes_of, text_of
+from dslaunch.launcher.wire.frames import Problem, bytes_of, text_of
 from dslaunch.launcher.wire.job import read_job
 from tests.launcher.local_job import Job
 
@@ -483,11 +485,11 @@ def test_a_venv_script_that_is_not_here(job: dict[str, Any]) -> None:
     assert refusal(job) == ("--venv_script=/no/such.sh ended with 1: no such file", 3)
 
 
-def test_a_venv_script_that_does_not_end(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "VENV_TIMEOUT_S", 0.05)
+def test_a_venv_script_that_does_not_end(job: dict[str, Any]) -> None:
+    job["prepare_timeout_s"] = 0.4
     write_venv(job, "exec sleep 1000\n")
     message, code = refusal(job)
-    assert message.endswith("did not end within 0 s")
+    assert message.endswith("did not end within 0.1 s, a quarter of --prepare_timeout")
     assert code == 3
 
 
@@ -516,10 +518,8 @@ def test_a_venv_script_may_be_in_the_home_of_the_node(
     assert prepare(job, num_devices=0).env[b"FROM"] == b"home"
 
 
-def test_a_venv_script_may_leave_a_process_that_keeps_its_stderr(
-    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(preparation, "VENV_TIMEOUT_S", 5.0)
+def test_a_venv_script_may_leave_a_process_that_keeps_its_stderr(job: dict[str, Any]) -> None:
+    job["prepare_timeout_s"] = 20.0
     write_venv(job, "sleep 60 & export LEFT=$!\n")
     env = prepare(job, num_devices=0).env
     os.kill(int(env[b"LEFT"]), 9)
@@ -563,8 +563,26 @@ def test_where_no_port_is_free_that_is_said_and_nothing_waits_for_one(
     assert exit_code == 3
 
 
+def test_a_host_that_does_not_get_ready_is_given_up_with_the_step_it_is_at() -> None:
+    told: list[Any] = []
+    agent = Agent.__new__(Agent)  # one whose thread is in the kernel
+    agent._state, agent._prepare_by = State.WAITING, 10.0
+    agent._job = SimpleNamespace(prepare_timeout_s=1.0)  # type: ignore[assignment]
+    agent._uplink = SimpleNamespace(send=told.append)  # type: ignore[assignment]
+    agent._begin_step("entering the folder /nfs/job")
+    for now in (9.0, 11.0, 12.0):
+        agent._check_preparation(now)
+    assert told == [
+        Problem(
+            "not prepared within --prepare_timeout=1 s: still entering the folder /nfs/job; look at its file "
+            "systems there, or give it more time",
+            3,
+        )
+    ]
+
+
 @pytest.mark.slow
-def test_a_host_that_does_not_get_ready_is_given_up_with_the_step_it_is_at(tmp_path: Path) -> None:
+def test_a_script_that_hangs_is_blamed_before_the_host_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "venv.sh").write_text("read line < never\n")  # as a script on a file system that hangs
     os.mkfifo(tmp_path / "never")
@@ -574,7 +592,7 @@ def test_a_host_that_does_not_get_ready_is_given_up_with_the_step_it_is_at(tmp_p
     finally:
         job.end()
     assert (
-        "localhost: not prepared within --prepare_timeout=1 s: still sourcing --venv_script=venv.sh"
+        "localhost: --venv_script=venv.sh did not end within 0.25 s, a quarter of --prepare_timeout"
         in job.err
     )
 

@@ -196,7 +196,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """
     names: list[str] = []
 
-    def look(nodes: tuple[NodePlan, ...], connect: object) -> dict[int, Hello | str]:
+    def look(nodes: tuple[NodePlan, ...], connect: object, *, timeout_s: float) -> dict[int, Hello | str]:
         names.extend(node.host.name for node in nodes)
         return {
             node.node_rank: "it is down"
