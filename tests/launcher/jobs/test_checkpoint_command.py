@@ -408,5 +408,5 @@ def test_a_message_fits_the_terminal(
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # the real one
     monkeypatch.setattr(runtime_program, "find_spec", lambda name: None)
-    with pytest.raises(LaunchError, match=r"pip install 'dslaunch\[train\]'"):
+    with pytest.raises(LaunchError, match=r"pip install '\.\[train\]' in a clone"):
         runtime_program.run_program("checkpoint.command", {}, what="dslaunch checkpoint")
