@@ -298,7 +298,9 @@ class Numbers:
                     self._counted[name] = _Counted(one.key, at, one.high, step)
                     if name != "step":
                         self._add_rate(rate, at, attempt, more / more_steps * steps_per_s, passed_s)
-                elif steps_per_s <= 0 and more > 0 and (passed_s >= RATE_S or more_steps >= RATE_STEPS):
+                elif steps_per_s > 0 or more <= 0 or passed_s <= 0:
+                    continue
+                elif passed_s >= RATE_S or more_steps >= RATE_STEPS:
                     self._counted[name] = _Counted(one.key, at, one.high, step)
                     self._add_rate(rate, at, attempt, more / passed_s, passed_s)
 

@@ -387,6 +387,6 @@ def test_what_a_gateway_shows_in_ps_is_the_login_and_nothing_of_the_job(lab: Lab
     assert len(shown) == 2
     for argv in shown:
         assert "-o BatchMode=yes" in argv
-        assert "StrictHostKeyChecking" not in argv
+        assert "-o StrictHostKeyChecking=yes" in argv  # whatever the gateway's own configuration says
         assert "work.py" not in argv
         assert str(folder) not in argv
