@@ -40,6 +40,7 @@ class CheckSettings:
     is_port_fixed: bool
     asks_torch: bool
     timeout_s: float  # for one host, from the beginning of its connection
+    timeout_option: str = "--timeout"  # which makes that longer
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +114,7 @@ class Check:
             candidates=self._candidates,
             listening_problem=self._listening.problem if self._listening else "",
             timeout_s=self._settings.timeout_s,
+            timeout_option=self._settings.timeout_option,
             took_s=time.monotonic() - began,
         )
 

@@ -88,6 +88,7 @@ class ClusterFacts:
     listening_problem: str
     timeout_s: float
     took_s: float
+    timeout_option: str = "--timeout"  # which gives a host more time
 
     @property
     def reach(self) -> dict[int, tuple[str, ...]]:

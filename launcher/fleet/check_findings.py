@@ -48,7 +48,7 @@ def _findings_of_hosts(cluster: ClusterFacts) -> Iterable[Finding]:
             yield _problem(
                 host,
                 f"no answer within {cluster.timeout_s:g} s about {', '.join(host.unanswered)}; "
-                "look at the host, or give it more time with --timeout",
+                f"look at the host, or give it more time with {cluster.timeout_option}",
             )
         for question, why in host.wrong:
             yield _problem(host, f"its answer about {question} cannot be used: {why}")

@@ -162,11 +162,12 @@ class Member:
         """Try until the coordinator is there, or the time is over."""
         began = time.monotonic()
         reasons: dict[int, Exception] = {}
+        second_after_s = min(SECOND_DOOR_AFTER_S, self._timeout_s / 2)
         while not self._is_given_up():
             waited_s = time.monotonic() - began
             if waited_s > self._timeout_s:
                 self._give_up(doors, reasons)
-            ports = [doors.port] if waited_s < SECOND_DOOR_AFTER_S else [doors.port, doors.second_port]
+            ports = [doors.port] if waited_s < second_after_s else [doors.port, doors.second_port]
             for port in ports:
                 try:
                     self._line.connect(doors.address, port)

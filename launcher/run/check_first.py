@@ -27,7 +27,8 @@ from .make_plan import DEFAULT_PORT, current_folder, exact
 from .measure import Unmeasured, measure_gpus, measure_network
 from .no_workers_yet import interruption
 
-TIMEOUT_S = 60.0  # for one host to answer everything
+TIMEOUT_S = 60.0  # at least, for one host to answer everything
+TIMEOUT_PART = 0.1  # of --prepare_timeout, which a slow host has for more than that
 _Unfit = dict[str, str]  # hosts by name, each with the first reason
 
 
@@ -69,7 +70,8 @@ def _look(options: Options, attempt: Attempt, console: Console, refused: Refused
         port=options.master_port or DEFAULT_PORT,
         is_port_fixed=options.master_port is not None and attempt.number == 0,
         asks_torch=not options.no_python,
-        timeout_s=TIMEOUT_S,
+        timeout_s=options.ssh.all_steps_s(max(TIMEOUT_S, TIMEOUT_PART * options.start.prepare_timeout_s)),
+        timeout_option="--prepare_timeout",
     )
     num_slots = [len(one.devices) for one in hosts]
     connect = direct_connect(options, nodes, say=console.say, refused=refused)

@@ -1,5 +1,5 @@
-"""Every wait of the launcher and its agents is in docs/design/waits.md,
-with its limit and what is said when it is over.
+"""Every wait of the launcher and its agents, and every constant that limits one, is in docs/design/waits.md,
+with its limit and what is said when it is over, or with the option that it follows from.
 """
 
 from __future__ import annotations
@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from dslaunch.launcher.node.preload import PreloadTimes
+from dslaunch.launcher.node.preparation import VENV_PART
+from dslaunch.launcher.node.sync_peer import PeerTimes
+from dslaunch.launcher.run.check_first import TIMEOUT_PART
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 LAUNCHER = CHECKOUT / "launcher"
 PAGE = (CHECKOUT / "docs" / "design" / "waits.md").read_text()
+_, _, CONSTANT_LIMITS = PAGE.partition("## Constant limits")
+CONSTANT_LIMITS, _, EVERY_PLACE = CONSTANT_LIMITS.partition("## Every place in the code")
 
 Wait = tuple[str, str, str]  # file, function, what is called
 
@@ -82,7 +89,7 @@ def in_the_launcher() -> set[Wait]:
 
 
 def in_the_page() -> set[Wait]:
-    rows = re.findall(r"^\| `([^`]+)` `([^`]+)` \| `([^`]+)` \|", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| `([^`]+)` `([^`]+)` \| `([^`]+)` \|", EVERY_PLACE, re.MULTILINE)
     return {(file, function, what) for file, function, what in rows}
 
 
@@ -94,11 +101,111 @@ def test_every_wait_is_in_the_page_and_the_page_has_no_other() -> None:
 
 
 def test_every_row_says_what_limits_the_wait_and_what_is_said_then() -> None:
-    for line in PAGE.splitlines():
+    for line in EVERY_PLACE.splitlines():
         if line.startswith("| `"):
             cells = [one.strip() for one in line.strip("|").split(" | ")]
             assert len(cells) == 4, line
             assert all(cells), line
+
+
+# A constant that is shorter is over before anyone waits for it.
+_SHORT_S = 2.0
+
+
+def constants_in_the_launcher() -> set[tuple[str, str, float]]:
+    """Names of modules that end in _S, with their seconds."""
+    found: set[tuple[str, str, float]] = set()
+    for path in sorted(LAUNCHER.rglob("*.py")):
+        for line in ast.parse(path.read_text()).body:
+            if isinstance(line, ast.AnnAssign) and line.value is not None:
+                pairs = [(line.target, line.value)]
+            elif not isinstance(line, ast.Assign):
+                continue
+            elif isinstance(line.targets[0], ast.Tuple) and isinstance(line.value, ast.Tuple):
+                pairs = list(zip(line.targets[0].elts, line.value.elts, strict=True))
+            else:
+                pairs = [(line.targets[0], line.value)]
+            for target, value in pairs:
+                name = ast.unparse(target)
+                if name.endswith("_S") and (seconds := float(eval(ast.unparse(value)))) >= _SHORT_S:
+                    found.add((str(path.relative_to(LAUNCHER)), name, seconds))
+    return found
+
+
+def constants_in_the_page() -> list[tuple[str, str]]:
+    found, file = [], ""
+    for word in re.findall(r"`([^`]+)`", CONSTANT_LIMITS):
+        if word.endswith(".py"):
+            file = word
+        elif re.fullmatch("[A-Z_]+_S", word) and file:
+            found.append((file, word))
+    return found
+
+
+def test_every_constant_limit_is_in_the_page_with_what_it_lies_inside_of() -> None:
+    code = {(file, name) for file, name, _ in constants_in_the_launcher()}
+    page = constants_in_the_page()
+    missing = sorted(code - {*page})
+    assert not missing, f"say in docs/design/waits.md inside of what it lies: {missing}"
+    assert not {*page} - code, f"in docs/design/waits.md, but not in the launcher: {sorted({*page} - code)}"
+
+
+def test_the_page_tells_the_seconds_of_the_constants_inside_of_an_option() -> None:
+    seconds = {(file, name): told_s for file, name, told_s in constants_in_the_launcher()}
+    rows = re.findall(
+        r"^\| `([^`]+)` ((?:`[A-Z_]+_S`(?:, )?)+) \| ([0-9, ]+) \|", CONSTANT_LIMITS, re.MULTILINE
+    )
+    assert len(rows) > 20
+    for file, names, told in rows:
+        each = re.findall(r"`([^`]+)`", names)
+        assert [seconds[file, name] for name in each] == [float(one) for one in told.split(",")], file
+
+
+@pytest.mark.parametrize("option_s", [1.0, 30.0, 600.0, 86400.0])
+def test_what_is_made_from_an_option_is_over_before_it(option_s: float) -> None:
+    preload = PreloadTimes.within(prepare_timeout_s=option_s, heartbeat_s=option_s)
+    assert VENV_PART * option_s + preload.start_s + preload.import_s + 2 * preload.end_s < option_s
+    assert preload.fork_s < option_s / 2
+    assert sum(PeerTimes.within(option_s)) < option_s
+    assert TIMEOUT_PART * option_s < option_s
+
+
+def test_constants_that_lie_inside_of_each_other_are_shorter() -> None:
+    seconds = {(file, name): told_s for file, name, told_s in constants_in_the_launcher()}
+    in_a_host = (
+        seconds["node/stack_dump.py", "ANSWER_TIMEOUT_S"] + seconds["node/stack_dump.py", "PY_SPY_TIMEOUT_S"]
+    )
+    in_the_job = seconds["controller/stacks.py", "TIMEOUT_S"]
+    assert in_a_host < in_the_job < seconds["command_line/stacks.py", "ANSWER_WITHIN_S"]
+    assert in_the_job < seconds["top/screen.py", "ANSWER_WITHIN_S"]
+    assert 2 * seconds["run/job_end.py", "WEBHOOK_TRY_S"] < seconds["run/job_end.py", "WEBHOOK_S"]
+    of_controller, of_nodes = (
+        seconds[file, "STOP_MARGIN_S"] for file in ("controller/controller.py", "rendezvous/coordinator.py")
+    )
+    assert of_controller < of_nodes
+
+
+def test_no_limit_is_a_number_in_the_middle_of_the_code() -> None:
+    """A constant has a name, and so a row in the page."""
+    found = []
+    for path in sorted(LAUNCHER.rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call):
+                continue
+            limits = [
+                one.value for one in call.keywords if one.arg and one.arg.removesuffix("_s") == "timeout"
+            ]
+            name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+            if name in ("settimeout", "wait", "join", "acquire", "select", "poll"):
+                limits += call.args
+            for limit in limits:
+                if (
+                    isinstance(limit, ast.Constant)
+                    and isinstance(limit.value, int | float)
+                    and limit.value > _SHORT_S
+                ):
+                    found.append(f"{path.relative_to(LAUNCHER)}:{call.lineno}")
+    assert not found
 
 
 @pytest.mark.parametrize(

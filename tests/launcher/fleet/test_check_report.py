@@ -155,6 +155,14 @@ def test_what_keeps_a_host_from_being_used(changed: dict[str, Any], problem: str
     assert report.num_usable == 2
 
 
+@pytest.mark.parametrize("option", ["--timeout", "--prepare_timeout"])
+def test_a_host_that_did_not_answer_is_told_with_the_option_that_gives_it_more_time(option: str) -> None:
+    ((_, text),) = texts(
+        report_of(cluster(host(0), host(1, unanswered=("cwd",)), timeout_option=option)), are_problems=True
+    )
+    assert text.endswith(f"give it more time with {option}")
+
+
 @pytest.mark.parametrize(
     ("changed", "warning"),
     [
