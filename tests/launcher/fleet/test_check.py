@@ -114,9 +114,9 @@ def test_a_question_that_is_never_answered_leaves_the_other_answers() -> None:
 
 @pytest.mark.slow
 def test_an_agent_that_never_says_hello_is_given_up() -> None:
-    facts = look(MemoryHost(), MemoryHost(change=first(b"Password: ")), timeout_s=0.5)
+    facts = look(MemoryHost(), MemoryHost(change=first(b"Password: ")), timeout_s=3)
     assert_good(facts.hosts[0])
-    assert facts.hosts[1].problem == "no agent answered within 0.5 s"
+    assert facts.hosts[1].problem == "no agent answered within 3 s"
 
 
 def test_a_clock_that_is_wrong_is_measured() -> None:
