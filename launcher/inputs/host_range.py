@@ -1,4 +1,4 @@
-"""Many hosts in one word: `node[01-16]`, `dc[1-2]n[1-4]`, `n[1,3,7-9]`.
+"""Many hosts in one word: `node[01-16]`, `dc[1-2]n[1-4]`, `n[1,3,7-9]`, `node[1-15/2]`.
 
 The numbers of later brackets change fastest.
 """
@@ -11,8 +11,8 @@ from math import prod
 
 MAX_HOSTS = 10_000  # in one word; more is a slip of the finger
 
-_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
-_PIECE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_PIECE = re.compile(r"([0-9]+)(?:-([0-9]+)(?:/([0-9]+))?)?")
 _MAX_DIGITS = 12
 
 
@@ -29,18 +29,15 @@ def expand(name: str) -> tuple[str, ...]:
             for more than MAX_HOSTS names, or if a name
     comes out twice.
     """
-    words = _BRACKETS.split(name)  # text, inside of brackets, text, ...
+    words = BRACKETS.split(name)  # text, inside of brackets, text, ...
     if any("[" in text or "]" in text for text in words[::2]):
         raise RangeMistake("a bracket has no partner; a range is written as in node[01-16]")
     spans = [[_parse_piece(piece) for piece in inside.split(",")] for inside in words[1::2]]
-    num_names = prod(sum(last - first + 1 for first, last, _ in span) for span in spans)
+    num_names = prod(sum(len(numbers) for numbers, _ in span) for span in spans)
     if num_names > MAX_HOSTS:
         counted = str(num_names) if num_names < 10**_MAX_DIGITS else "so many"
         raise RangeMistake(f"{counted} hosts are more than the {MAX_HOSTS} that one range may have")
-    numbers = [
-        [str(number).zfill(width) for first, last, width in span for number in range(first, last + 1)]
-        for span in spans
-    ]
+    numbers = [[str(number).zfill(width) for numbers, width in span for number in numbers] for span in spans]
     names = tuple(
         "".join(text + number for text, number in zip(words[::2], (*chosen, ""), strict=True))
         for chosen in product(*numbers)
@@ -51,15 +48,15 @@ def expand(name: str) -> tuple[str, ...]:
     return names
 
 
-def _parse_piece(piece: str) -> tuple[int, int, int]:
-    """First number, last number, and the number of digits to pad to."""
+def _parse_piece(piece: str) -> tuple[range, int]:
+    """The numbers, and the number of digits to pad to."""
     match = _PIECE.fullmatch(piece)
     if match is None:
         raise RangeMistake(
             f"{piece!r} is not a range; brackets hold numbers and ranges joined by commas, or an IPv6 address"
         )
-    first, last = match[1], match[2] or match[1]
-    if max(len(first), len(last)) > _MAX_DIGITS:
+    first, last, step = match[1], match[2] or match[1], match[3] or "1"
+    if max(len(first), len(last), len(step)) > _MAX_DIGITS:
         raise RangeMistake(f"a number of a range has at most {_MAX_DIGITS} digits")
     is_padded = any(len(number) > 1 and number.startswith("0") for number in (first, last))
     if is_padded and len(first) != len(last):
@@ -68,4 +65,6 @@ def _parse_piece(piece: str) -> tuple[int, int, int]:
         )
     if int(first) > int(last):
         raise RangeMistake(f"the range {piece} runs backwards")
-    return int(first), int(last), len(first) if is_padded else 0
+    if int(step) == 0:
+        raise RangeMistake(f"the range {piece} has a step of 0; the least is 1")
+    return range(int(first), int(last) + 1, int(step)), len(first) if is_padded else 0

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..errors import LaunchError
 from .host import MAX_SLOTS, Host, Pairs, hosts_named, is_ipv6, spelled
-from .host_range import MAX_HOSTS
+from .host_range import BRACKETS, MAX_HOSTS
 
 _SHOWN_LENGTH = 120
 
@@ -36,7 +36,7 @@ def is_host_list(text: str) -> bool:
     """Whether `text`, which is no file, was meant as a list of hosts. A host without slots is not enough: it
     may be a path with a slip in it.
     """
-    return "/" not in text and any(letter in text for letter in ",:[")
+    return "/" not in BRACKETS.sub("", text) and any(letter in text for letter in ",:[")
 
 
 def parse_host_list(text: str) -> tuple[Host, ...]:

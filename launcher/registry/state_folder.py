@@ -107,7 +107,7 @@ def _refuse_foreign(path: Path, found: os.stat_result) -> None:
     if found.st_uid != os.getuid():
         raise LaunchError(
             f"{path} belongs to the user with id {found.st_uid}, and you have id {os.getuid()}; it must be "
-            f"yours: remove it, {_INSTEAD}"
+            f"yours: set HOME to your own folder, {_INSTEAD}"
         )
     if found.st_mode & 0o077:
         raise LaunchError(

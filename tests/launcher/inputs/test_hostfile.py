@@ -102,6 +102,7 @@ def test_a_variable_that_cannot_be_read_is_refused_without_its_value() -> None:
         ("node[0-1].lan", "node0.lan node1.lan"),
         ("node[9-10]", "node9 node10"),
         ("n[1,3,7-9]", "n1 n3 n7 n8 n9"),
+        ("n[08-12/2,20]", "n08 n10 n12 n20"),
         ("n[3,1]", "n3 n1"),
         ("n[007]", "n007"),
         ("n[1,01]", "n1 n01"),
@@ -211,6 +212,8 @@ USER = (
         ("node[1--2] slots=8", IN_BRACKETS.format("'1--2'")),
         ("node[a-c] slots=8", IN_BRACKETS.format("'a-c'")),
         ("ada@node[3-1] slots=8", "the range 3-1 runs backwards; write e.g. 'ada@node[01-16] slots=8'"),
+        ("node[1-9/0] slots=8", f"the range 1-9/0 has a step of 0; the least is 1; {RANGE}"),
+        ("node[1/2] slots=8", IN_BRACKETS.format("'1/2'")),
         ("node[1-3,2] slots=8", f"the range names host 'node2' twice; {RANGE}"),
         ("n[1,11][1,11] slots=8", f"the range names host 'n111' twice; {RANGE}"),
         (

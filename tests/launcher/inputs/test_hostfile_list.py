@@ -17,6 +17,7 @@ from dslaunch.launcher.inputs.hostfile_list import is_host_list, parse_host_list
         ("gpu7:4", (Host(name="gpu7", slots=4),)),
         ("n[1-2,5]:8", tuple(Host(name=f"n{one}", slots=8) for one in (1, 2, 5))),
         ("r[1-2]n[01-02]:1", tuple(Host(name=one, slots=1) for one in ["r1n01", "r1n02", "r2n01", "r2n02"])),
+        ("n[8-10/2]:1", (Host(name="n8", slots=1), Host(name="n10", slots=1))),
         ("b:4, a:auto", (Host(name="b", slots=4), Host(name="a", slots=None))),
         ("ada@h:2", (Host(name="h", slots=2, user="ada"),)),
         ("[fd00::7]:2,10.0.0.1:1", (Host(name="fd00::7", slots=2), Host(name="10.0.0.1", slots=1))),
