@@ -171,13 +171,16 @@ class MemoryWatch:
         log = read_kernel_log()
         if log is not None and is_in_kernel_log(log, pid, since_s=self._began_s):
             return True, ["the kernel killed it for memory (the kernel's log says so)"]
+        from .limits import cpu_time_limit  # here: only a failure needs it
+
+        limit = cpu_time_limit()
         if num_kills is None:
-            return False, [
-                (
-                    "who sent SIGKILL cannot be read here; often it is the kernel, when memory "
-                    "ran out: see `dmesg`"
-                )
-            ]
+            if limit:
+                return False, [f"who sent SIGKILL cannot be read here; it may be {limit}: see `dmesg`"]
+            why = "often it is the kernel, when memory ran out: see `dmesg`"
+            return False, [f"who sent SIGKILL cannot be read here; {why}"]
+        if limit:
+            return False, [f"it was not memory; it may be {limit}, or a person or a program sent SIGKILL"]
         return False, ["the kernel counts no lack of memory here, so a person or a program sent SIGKILL"]
 
     def _num_kills(self) -> int | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -243,6 +244,17 @@ def test_where_nothing_can_be_read_it_says_where_to_look(tmp_path: Path) -> None
     is_out_of_memory, (sentence,) = MemoryWatch(proc=str(tmp_path)).explain(-1, KILLED, is_our_kill=False)
     assert not is_out_of_memory
     assert "dmesg" in sentence
+
+
+def test_a_limit_of_cpu_time_is_named_as_what_may_have_killed_a_worker(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: {resource.RLIMIT_CPU: (600, 600)}[kind])
+    limit = "the limit of 600 s of CPU time that a process has here (ulimit -t)"
+    _, (counted,) = machine.watch().explain(9, KILLED, is_our_kill=False)
+    assert counted == f"it was not memory; it may be {limit}, or a person or a program sent SIGKILL"
+    _, (hidden,) = MemoryWatch(proc=str(tmp_path / "none")).explain(9, KILLED, is_our_kill=False)
+    assert hidden.startswith(f"who sent SIGKILL cannot be read here; it may be {limit}")
 
 
 def test_in_a_container_the_path_may_be_one_of_the_host(tmp_path: Path) -> None:
