@@ -158,14 +158,14 @@ class Verdict(NamedTuple):
 def describe_all(failures: Sequence[Failure]) -> list[str]:
     """A sentence for each failure, in this order; hosts that failed for the same reason are in one sentence.
 
-    Reasons are the same if they differ only in the host's name and in numbers;
-    the words are then those of the first.
+    Reasons are the same if they differ only in the host's name and in numbers; the words are then those of
+    the first, with {host} where its name was; whose numbers they are is said.
     """
     groups: dict[object, list[Failure]] = {}
     for place, one in enumerate(failures):
         key: object = place
         if isinstance(one, HostFailure):
-            key = re.sub("[0-9]+", "0", one.message.replace(one.host, "")), one.exit_code
+            key = re.sub("[0-9]+", "0", _of_any_host(one.message, one.host)), one.exit_code
         groups.setdefault(key, []).append(one)
     return [_describe_group(group) for group in groups.values()]
 
@@ -175,7 +175,15 @@ def _describe_group(group: list[Failure]) -> str:
     if len(group) == 1 or not isinstance(first, HostFailure):
         return first.describe()
     reason = first.message.removeprefix(f"{first.host} ")  # whose port it is stands in front already
-    return f"{folded(one.name for one in group)}: {reason} ({len(group)} hosts)"
+    reasons = {_of_any_host(one.message, one.host) for one in group if isinstance(one, HostFailure)}
+    whose = "" if len(reasons) == 1 else f"; the numbers are those of {first.name}"
+    return (
+        f"{folded(one.name for one in group)}: {_of_any_host(reason, first.host)} ({len(group)} hosts{whose})"
+    )
+
+
+def _of_any_host(words: str, host: str) -> str:
+    return re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "{host}", words) if host else words
 
 
 def verdict_of(

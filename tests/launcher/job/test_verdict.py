@@ -296,5 +296,17 @@ def test_hosts_that_failed_for_the_same_reason_are_one_sentence() -> None:
     assert describe_all(failures) == [
         f"node[33-64]: {why} (32 hosts)",
         "node9: node9 port 22 refused the connection",
-        "n[2,4]: cannot reach 10.0.0.4: no route (2 hosts)",
+        "n[2,4]: cannot reach 10.0.0.4: no route (2 hosts; the numbers are those of n4)",
     ]
+
+
+def test_one_sentence_for_hosts_names_none_of_them_in_the_words_of_all() -> None:
+    def told(words: str) -> list[str]:
+        return describe_all(
+            [HostFailure(host=one, message=words.replace("HOST", one), at_s=1.0) for one in ("w", "v")]
+        )
+
+    assert told("inside docker exec HOST: no such folder") == [
+        "w, v: inside docker exec {host}: no such folder (2 hosts)"
+    ]
+    assert len(told("inside docker exec HOST-x: no such folder")) == 2  # a longer name is another one
