@@ -25,7 +25,7 @@ from ..errors import ConfigError, report_user_errors_in_one_line
 from ..experts.placed import PlacedExperts
 from ..log import logger as _log
 from ..mesh.axes import Axes, axes_of_job
-from ..mesh.mpu import check_mpu, read_mpu
+from ..mesh.mpu import MpuSizes, check_mpu, read_mpu
 from ..offload.host_memory import keep_freed_memory
 from ..pipeline.module import PipelineModule
 from ..pipeline.topology import topology_of
@@ -39,6 +39,7 @@ from ..tensor.divide import agree_on_division, divide
 from ..tensor.divided_model import DividedModel, check_optimizer, earlier_division
 from ..tensor.lower import size_of_plan
 from ..tensor.model_init import check_dtype, check_group, requested_size
+from ..tensor.own_layers import check_whole
 from ..zero.param_location import location_of
 from .engine import Engine
 from .pipeline_engine import PipelineEngine
@@ -90,8 +91,10 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     worker, device_index = read_environment(), getattr(args, "device_rank", None)
     require_process_group(dist_init_required)
     start_process_group(worker, device_index=device_index, port=distributed_port)
+    sizes = None if mpu is None else read_mpu(mpu)
+    check_whole(model, tp=1 if sizes is None else sizes.tp)
     settings = _read_settings(
-        model, source, worker, mpu=mpu, mesh_param=mesh_param, is_lenient=is_lenient, client=optimizer
+        model, source, worker, sizes=sizes, mesh_param=mesh_param, is_lenient=is_lenient, client=optimizer
     )
     axes = _axes_of(model, settings)
     check_mesh_param(axes, mesh_param)
@@ -145,7 +148,7 @@ def _read_settings(
     source: ConfigSource,
     worker: WorkerEnvironment,
     *,
-    mpu: object | None,
+    sizes: MpuSizes | None,
     mesh_param: object | None,
     is_lenient: bool,
     client: ClientOptimizer | None,
@@ -153,7 +156,6 @@ def _read_settings(
     """The ds_config with what the launcher, the model and the program say of its axes."""
     known = earlier_division(model)
     built = model.axes if isinstance(model, PipelineModule) else Axes()
-    sizes = None if mpu is None else read_mpu(mpu)
     settings = load_config(
         source,
         world_size=dist.get_world_size() // built.pp,

@@ -116,9 +116,14 @@ def _misfit(mpu: Any, axes: Axes) -> str:
         size, _ = _size(mpu, name)
         here = getattr(axes, axis)
         if size is not None and size != here:
+            cure = "leave mpu out, or give one of that size"
+            if axis == "tp" and size > 1:
+                cure = (
+                    f"set autotp_size to {size}, which divides a model that is given whole, or leave mpu out"
+                )
             return (
                 f"its {name}() is {size}, and the number of ranks that {share} is {here} here"
-                f"{_WAYS.get(axis, '')}; leave mpu out, or give one of that size"
+                f"{_WAYS.get(axis, '')}; {cure}"
             )
         if size in (None, 1):
             continue

@@ -68,7 +68,27 @@ def _module(methods: dict[str, Callable[[], Any]]) -> Any:
     return made
 
 
-def _initialize(mpu: Any, tp: int, **changes: Any) -> Any:
+class OwnLinear(nn.Module):
+    """Megatron's ColumnParallelLinear, as far as a layer says how it is divided."""
+
+    def __init__(self, input_size: int, output_size: int, *, num_parts: int) -> None:
+        super().__init__()
+        self.input_size, self.output_size = input_size, output_size
+        self.output_size_per_partition = output_size // num_parts
+        self.weight = nn.Parameter(torch.ones(self.output_size_per_partition, input_size))
+        _marked(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight)
+
+
+def _marked(module: nn.Module) -> nn.Module:
+    for param in module.parameters():
+        vars(param)["tensor_model_parallel"] = True
+    return module
+
+
+def _initialize(mpu: Any, tp: int, first: nn.Module | None = None, **changes: Any) -> Any:
     rules = [
         {"patterns": [r"0\.weight$"], "partition_type": "column"},
         {"patterns": [r"1\.weight$"], "partition_type": "row"},
@@ -81,7 +101,7 @@ def _initialize(mpu: Any, tp: int, **changes: Any) -> Any:
         **({"tensor_parallel": divided} if tp > 1 else {}),
     )
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    model = nn.Sequential(first or nn.Linear(4, 8), nn.Linear(8, 4))
     given = {key: value for key, value in (config | changes).items() if value is not None}
     engine, *_ = dslaunch.initialize(model=model, mpu=mpu, config=given, is_lenient=True)
     return engine
@@ -99,7 +119,8 @@ def _taken(rank: int) -> None:
         *grids.items(),
     ]
     for tp, mpu in cases:
-        engine = _initialize(mpu, tp, train_batch_size=MICRO * 4 // tp)
+        first = OwnLinear(4, 8, num_parts=1) if tp == 1 else None  # marked in a job of one rank, too
+        engine = _initialize(mpu, tp, first, train_batch_size=MICRO * 4 // tp)
         assert (engine.mpu, engine.mp_world_size, engine.dp_world_size) == (mpu, tp, 4 // tp)
         engine.backward(engine(torch.ones(MICRO, 4)).sum())
         engine.step()
@@ -124,11 +145,18 @@ def _refused(rank: int) -> dict[str, str]:
         "data": (1, _object(alone | {"get_data_parallel_world_size": lambda: 3})),
         "raises": (1, _object(alone | {"get_data_parallel_world_size": _not_made})),
         "object": (1, object()),
+        "layer": (1, _object(pair)),
+        "layer alone": (1, None),
+        "layer, planned": (2, _object(pair)),
+        "marked": (1, _object(pair)),
+    }
+    models = {"marked": _marked(nn.Linear(4, 8))} | {
+        case: OwnLinear(4, 8, num_parts=2) for case in cases if case.startswith("layer")
     }
     said = {}
     for case, (tp, mpu) in cases.items():
         with pytest.raises(ConfigError) as caught:
-            _initialize(mpu, tp)
+            _initialize(mpu, tp, first=models.get(case))
         said[case] = str(caught.value)
         dist.barrier()
     return said
@@ -136,7 +164,12 @@ def _refused(rank: int) -> dict[str, str]:
 
 def test_an_mpu_with_other_ranks_is_refused_by_name(ranks: Ranks) -> None:
     words = {
-        "undivided": "is 2, and the number of ranks that divide layers is 1 here, as the ds_config's",
+        "undivided": "is 2, and the number of ranks that divide layers is 1 here, as the ds_config's "
+        "tensor_parallel.autotp_size says; set autotp_size to 2, which divides a model that is given whole",
+        "layer": "layer '0' (OwnLinear) has output_size_per_partition 4 of 8: the program divides its layers",
+        "layer alone": "layer '0' (OwnLinear) has output_size_per_partition 4 of 8: the program divides its",
+        "layer, planned": 'let the ds_config divide it: "tensor_parallel": {"autotp_size": ...}',
+        "marked": "parameter '0.weight' has tensor_model_parallel=True, and the mpu divides layers over 2",
         "divided": "its get_tensor_model_parallel_world_size() is 1, and the number of ranks that divide",
         "pipe": "its get_pipe_parallel_world_size() is 2, and the number of ranks that hold the stages of a",
         "data": "world_size() is 3, get_tensor_model_parallel_world_size() is 1; their product must be the 4",
