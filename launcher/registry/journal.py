@@ -56,7 +56,8 @@ class JournalFile:
         self._dropped = 0  # lines in front of the older one of the two files
         self._num_lines = [0, 0]  # of output: in the older file, and in the present one
         self._begun = b""  # the last line that says that an attempt began: each file has it
-        self._num_lost, self._why_lost = 0, ""
+        self._num_lost, self._why_lost = 0, ""  # lines, since something could be written last
+        self._num_lost_before = 0
         self._fd = self._make()
 
     def write(self, data: bytes) -> None:
@@ -77,8 +78,9 @@ class JournalFile:
             return
         self._num_lines[1] += num_lines
         if self._num_lost:
-            self._on_problem(f"{self._num_lost} lines of output were not kept: {self._why_lost}")
+            self._num_lost_before += self._num_lost
             self._num_lost = 0
+            self._on_problem(f"{self._num_lost_before} lines of output were not kept: {self._why_lost}")
 
     def failure(self, error: OSError) -> LaunchError:
         raise AssertionError(f"a journal that cannot be written ends no job: {error}")

@@ -246,6 +246,14 @@ def test_a_disk_that_takes_nothing_costs_lines_that_are_counted(
         ["l", 3, "No space left on device"]
     ]
     assert kept.problems[-1] == "3 lines of output were not kept: No space left on device"
+    room[0] = 0
+    monkeypatch.setattr(os, "write", full)
+    kept.put(1, "lost\n")
+    kept.drain()
+    monkeypatch.setattr(os, "write", real)
+    kept.put(2, "after\n")
+    kept.drain()
+    assert kept.problems[-1] == "4 lines of output were not kept: No space left on device"
     assert kept.console.failure is None
 
 
