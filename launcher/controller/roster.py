@@ -216,7 +216,10 @@ class Roster:
             return f"{why}; {hint}", now
         if not prefix and host.hello is None and host.link.open_s() > self._hello_timeout_s:
             why = f"connected, but no agent answered within {self._hello_timeout_s:g} s"
-            return f"{why}; does a login script wait, or read what is meant for the agent?", now
+            hint = (
+                "does a login script wait, or read what is meant for the agent? Are large packets lost (MTU)?"
+            )
+            return f"{why}; {hint}", now
         is_slow = connecting_at is not None and now - connecting_at > self._connect_timeout_s
         if is_slow and not host.link.is_open:
             return f"the connection was not made within {self._connect_timeout_s:g} s", now

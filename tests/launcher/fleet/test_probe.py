@@ -113,7 +113,7 @@ def test_a_host_that_stays_silent_is_given_up_and_closed() -> None:
     assert answers == {
         0: (
             "connected, but no agent answered within 1 s; does a login script wait, or read what is meant "
-            "for the agent?"
+            "for the agent? Are large packets lost (MTU)?"
         ),
         1: hello("n1"),
     }
