@@ -66,6 +66,8 @@ def _may_wait_for_ever(call: ast.Call) -> bool:
         if "timeout" in limits:
             return _may_be_none(limits["timeout"])
         return "blocking" not in limits and (not call.args or _may_be_none(call.args[0]))
+    if name == "wait_for":  # of a condition, which is the first argument
+        return "timeout" not in limits and (len(call.args) < 2 or _may_be_none(call.args[1]))
     if name == "select":
         return len(call.args) in (0, 3) and "timeout" not in limits
     if name in _READS:
@@ -220,6 +222,9 @@ def test_no_limit_is_a_number_in_the_middle_of_the_code() -> None:
         ("event.wait(timeout=None)", True),
         ("event.wait(timeout=2)", False),
         ("queue.get()", True),
+        ("changed.wait_for(lambda: done)", True),
+        ("changed.wait_for(lambda: done, 5)", False),
+        ("changed.wait_for(lambda: done, timeout=5)", False),
         ("names.get(key)", False),
         ("', '.join(names)", False),
         ("lock.acquire(blocking=False)", False),
