@@ -33,7 +33,8 @@ def _explained(why: ImportError) -> str:
         )
     return (
         "this dslaunch was installed without its compiled module dslaunch.kernels._C, because it could not "
-        "be built: there was no C++ compiler, or it failed. Optimizer steps and gradient norms in host "
+        "be built (there was no C++ compiler, or it failed), or because DSLAUNCH_LAUNCHER_ONLY was set. "
+        "Optimizer steps and gradient norms in host "
         "memory and files of offload need it; the launcher does not. Install a compiler (Debian: apt-get "
         f"install g++), then: {sys.executable} -m pip install --force-reinstall --no-deps --no-cache-dir "
         "dslaunch (or the file that it came from); in a checkout: `make setup`, or "

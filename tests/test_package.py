@@ -231,6 +231,17 @@ def test_where_nothing_can_be_compiled_the_wheel_is_for_every_python_and_has_all
 @pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_a_wheel_of_the_launcher_alone_compiles_nothing(built: Path, tmp_path: Path) -> None:
+    done = wheel_without_compiler(built, tmp_path, DSLAUNCH_LAUNCHER_ONLY="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "CMake" not in done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"dslaunch-{dslaunch.__version__}-py3-none-any.whl"
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_wheel_for_others_is_not_made_without_the_compiled_module(built: Path, tmp_path: Path) -> None:
     done = wheel_without_compiler(built, tmp_path, DSLAUNCH_REQUIRE_KERNELS="1")
     assert done.returncode != 0
