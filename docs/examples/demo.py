@@ -51,6 +51,7 @@ NEXT = (
 END_STEPS = 20  # the loss at the end is the mean of so many steps: one batch says little
 LN_2 = math.log(2)  # nats in a bit
 SMOOTH_STEPS = 5  # on both sides, in the picture
+STAR = "hosts\nThe star is one first start on this machine, the curves are medians of repeated ones"
 READ_BYTES = 1 << 16
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
@@ -357,7 +358,8 @@ def draw_why(results: Results) -> None:
     draw_starts(start, published.start_s)
     start.plot([results.num_hosts], [results.phases_s["started"]], "k*", markersize=12, label="this run")
     start.set_title(f"Start on N hosts: seconds, published ({published.machine})", fontsize=10)
-    start.legend(fontsize=8)
+    start.set_xlabel(STAR, fontsize=8)
+    start.legend(fontsize=7, ncols=2, loc="upper left")
     figure.savefig(OUT / "why.png", dpi=150)
 
 

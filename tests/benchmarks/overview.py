@@ -178,7 +178,7 @@ def draw_starts(axes: Any, start_s: Bars) -> None:
             color=COLORS[tool],
         )
     counts = [int(count) for count in start_s["dslaunch"]]
-    axes.set(xscale="log", yscale="log", xlabel="hosts", xlim=(0.8, 120))
+    axes.set(xscale="log", yscale="log", xlabel="hosts", ylabel="logarithmic scale", xlim=(0.8, 120))
     axes.set_xticks(counts, [str(count) for count in counts])
     axes.set_yticks([0.2, 0.5, 1, 2, 5, 10, 20])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
