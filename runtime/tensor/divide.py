@@ -77,10 +77,14 @@ def _divide(
         _check_has_no_rules(settings, is_by_torch=is_by_torch)
     if is_by_torch:
         return DividedModel(module, axis, lower(module, axes, rank=rank), settings=settings)
-    check_heads(module, axes.tp)
+    has_rules = settings.partition_config is not None and bool(settings.partition_config.layer_specs)
+    if not has_rules:
+        check_heads(module, axes.tp)
     if is_divided:
         _undo_forwards(module)
     plan = choose_plan(module, settings, is_stage=axes.pp > 1)
+    if has_rules:
+        check_heads(module, axes.tp, plan)
     plan = plan if is_divided else _without_ties(module, plan, is_stage=axes.pp > 1)
     # What may fail comes before the first parameter is another.
     if settings.vocab_parallel_lm_head:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from .exchange import TensorAxis
 from .inputs import InputCheck
 from .lower import Division
 from .misfit import naming_misfits
+from .views import ViewCheck
 
 
 class DividedModel:
@@ -29,6 +30,7 @@ class DividedModel:
     ) -> None:
         self._axis, self._division, self._settings = axis, division, settings
         self.inputs = InputCheck(axis)
+        self._num_forwards = 0
         self._module = weakref.ref(module)
         cuts = {id(param): cut for param, cut in division.cuts}
         for one in module.modules():
@@ -37,9 +39,18 @@ class DividedModel:
                 one.register_state_dict_pre_hook(_RefuseParts(self, own))  # type: ignore[no-untyped-call]
 
     def naming_misfits(self) -> AbstractContextManager[object]:
-        """Around a forward, see misfit.py."""
+        """Around a forward, see misfit.py; and views.py, around forwards 1, 2, 4, 8 and so on of a model that
+        is not compiled.
+        """
         module = self._module()
-        return nullcontext() if module is None else naming_misfits(module, self._division)
+        if module is None:
+            return nullcontext()
+        self._num_forwards += 1
+        stack = ExitStack()
+        stack.enter_context(naming_misfits(module, self._division))
+        if self._num_forwards.bit_count() == 1 and not _is_compiled(module):
+            stack.enter_context(ViewCheck())
+        return stack
 
     def has(self, module: nn.Module) -> bool:
         """Whether the divided parameters of a module are this model's, and no copies of them."""
@@ -131,6 +142,10 @@ class DividedModel:
                 yield name, self.successor(param)
             else:
                 yield self.successor(item)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return any(one._compiled_call_impl is not None for one in module.modules())
 
 
 def check_optimizer(optimizer: object) -> None:

@@ -11,11 +11,14 @@ from torch import nn
 
 from ..errors import ConfigError, UserError
 from .lower import Division
+from .styles import Column, GatheredColumn
 
 _OF_SHAPES = re.compile(
     r"must match|cannot be multiplied|is invalid for input of size|[Ee]xpected size|normalized_shape|"
     r"not broadcastable|shape mismatch|to have size|split_with_sizes|exceeds dimension"
 )
+# What a loss says of logits that are a part, and also of labels that are wrong.
+_OF_LABELS = re.compile(r"to match target batch_size|Target -?\d+ is out of bounds")
 _LISTED = 6
 
 
@@ -27,33 +30,55 @@ def naming_misfits(module: nn.Module, division: Division) -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
-        text = "" if isinstance(error, UserError) else str(error).splitlines()[0]
-        found = _divided_module(module, division, error.__traceback__) if _OF_SHAPES.search(text) else ""
-        if not found:
+    except (RuntimeError, ValueError, IndexError) as error:
+        text = "" if isinstance(error, UserError) else (str(error).splitlines() or [""])[0]
+        found = _misfitting_module(module, division, text, error.__traceback__)
+        if found is None:
             raise
         divided = {id(param) for param, _ in division.cuts}
         names: tuple[list[str], list[str]] = ([], [])
         for name, param in module.get_submodule(found).named_parameters():
             names[id(param) in divided].append(name)
+        subject = f"'{found}'" if found else "the model"
         whole, parts = (_listed(one) for one in names)
         raise ConfigError(
-            f"'{found}' cannot compute with the parts of its parameters that tensor_parallel gives each rank "
+            f"{subject} cannot compute with the parts of its parameters that tensor_parallel gives each rank "
             f"({text}): the plan divides {parts} and leaves {whole} whole. If what they make meets, divide "
             "both, put the parts together with the rule gather_output, or leave both whole: name its layers "
             "in tensor_parallel.partition_config"
         ) from error
 
 
-def _divided_module(module: nn.Module, division: Division, trace: TracebackType | None) -> str:
-    """Return the innermost module that was computing and of which something is divided; "" if none was."""
+def _misfitting_module(
+    module: nn.Module, division: Division, text: str, trace: TracebackType | None
+) -> str | None:
+    """Return the name of the module that an error of this text is about; None if that is none of the plan."""
+    is_of_shapes = _OF_SHAPES.search(text) is not None
+    if not (is_of_shapes or _OF_LABELS.search(text)):
+        return None
+    found = _divided_module(module, division, trace)
+    if found is None or (is_of_shapes and found):
+        return found
+    # Wrong labels fail in the model itself, too: the plan is the cause only where a layer gives a part there.
+    return found if any(map(_gives_part, module.get_submodule(found).children())) else None
+
+
+def _gives_part(module: nn.Module) -> bool:
+    forward = vars(module).get("forward")
+    return isinstance(forward, Column) and not isinstance(forward, GatheredColumn)
+
+
+def _divided_module(module: nn.Module, division: Division, trace: TracebackType | None) -> str | None:
+    """Return the name of the innermost module that was computing and of which something is divided; None if
+    none was.
+    """
     names = {id(one): name for name, one in module.named_modules()}
     divided = {id(param) for param, _ in division.cuts}
-    found = ""
+    found: str | None = None
     while trace is not None:
         one = trace.tb_frame.f_locals.get("self")
         if isinstance(one, nn.Module) and any(id(param) in divided for param in one.parameters()):
-            found = names.get(id(one)) or found
+            found = names.get(id(one), found)
         trace = trace.tb_next
     return found
 

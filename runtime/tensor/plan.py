@@ -14,7 +14,7 @@ from torch import nn
 from ..config.tensor import LayerRule, TensorParallelConfig
 from ..errors import ConfigError
 from ..log import logger
-from .styles import STYLES, Packs, PartlyRotated, Row, SplitRow, Style
+from .styles import STYLES, Column, Packs, PartlyRotated, Row, SplitRow, Style
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, which a plan leaves open
 _NO_PLAN = (
@@ -181,19 +181,39 @@ def text_config(module: nn.Module) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def check_heads(module: nn.Module, size: int) -> None:
-    """Each rank has whole heads of attention.
+def check_heads(module: nn.Module, size: int, plan: Plan | None = None) -> None:
+    """Each rank has whole heads of attention; `plan`: of rules, which may leave attention whole.
 
     Errors: ConfigError naming the number of heads that `size` does not divide
     """
     config = text_config(module)
     for key in ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads"):
         heads = getattr(config, key, None)
-        if isinstance(heads, int) and heads % size:
+        if not isinstance(heads, int) or heads % size == 0:
+            continue
+        if plan is None or _divides_heads(module, plan, heads * _head_dim(config)):
             raise ConfigError(
                 f"tensor_parallel.autotp_size {size} does not divide the model's {key}, {heads}: each rank "
-                "computes whole heads; give a divisor of it"
+                "computes whole heads; give a divisor of it, or rules for the other layers in "
+                "tensor_parallel.partition_config"
             )
+
+
+def _head_dim(config: Any) -> int:
+    given = getattr(config, "head_dim", None)
+    heads = next(
+        getattr(config, key) for key in ("num_attention_heads", "n_head", "n_heads") if hasattr(config, key)
+    )
+    return given if isinstance(given, int) else int(config.hidden_size) // int(heads)
+
+
+def _divides_heads(module: nn.Module, plan: Plan, length: int) -> bool:
+    """Whether a layer gives each rank a part of an output of this length, or of one that contains it."""
+    named: dict[str, Any] = dict(module.named_modules())
+    return any(
+        style.forward is Column and getattr(named[name], "out_features", 0) == length
+        for name, style in plan.modules.items()
+    )
 
 
 def rope_size(module: nn.Module, name: str) -> int:

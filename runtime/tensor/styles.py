@@ -26,6 +26,7 @@ from ..zero.uncompiled import uncompiled
 from .exchange import TensorAxis
 from .lower import Division
 from .part_gradients import add_over_ranks
+from .views import note_part
 
 Packs = int | tuple[int, ...]  # put together along a dimension: so many equal tensors, or of these sizes
 # Of a parameter's shape: the dimension that is cut, and what was put together along it; None: it stays whole.
@@ -80,7 +81,8 @@ class Column(Divided):
                 f"its input, and it was given {input.shape[-1]}: divide by rows the layer that takes parts, "
                 'or give the layer that makes its input the rule "gather_output": true'
             )
-        return self.forward(self.axis.enter(input, f"the input of '{self.name}'"), *args, **kwargs)
+        output = self.forward(self.axis.enter(input, f"the input of '{self.name}'"), *args, **kwargs)
+        return note_part(output, self.name, self.module.out_features)
 
 
 class GatheredColumn(Column):

@@ -326,6 +326,33 @@ def test_rules_that_fit_nothing_or_not_together_are_named(ranks: Ranks) -> None:
         assert ["patterns 'up' fit the name of no weight" in line for line in lines] == [True] * (rank == 0)
 
 
+def _one_head_of_keys(rank: int) -> tuple[Numbers, Numbers, str]:
+    """Rules that leave attention whole, and those that divide it."""
+    plain, model, refused = (make_hugging_face("Llama", num_key_value_heads=1) for _ in range(3))
+    config = make_config(1, tp=2)
+    rules = [
+        {"patterns": [r".*(gate|up)_proj\.weight$"]},
+        {"patterns": [r".*down_proj\.weight$"], "partition_type": "row"},
+    ]
+    config["tensor_parallel"]["partition_config"] = {"layer_specs": rules}
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    got = train(engine, loss_of_tokens, token_batches(), tp=2)
+    engine.destroy()
+    rules += [{"patterns": [r".*(q|k|v)_proj\.weight$"]}]
+    with pytest.raises(ConfigError) as caught:
+        dslaunch.initialize(model=refused, config=config)
+    return got, train_plain(plain, loss_of_tokens, token_batches()), str(caught.value)
+
+
+def test_heads_that_no_rule_divides_may_be_any_number(ranks: Ranks) -> None:
+    for got, expected, refused in ranks(_one_head_of_keys, world_size=2):
+        check(got, expected)
+        assert refused.startswith(
+            "tensor_parallel.autotp_size 2 does not divide the model's num_key_value_heads, 1: each rank "
+            "computes whole heads; give a divisor of it, or rules for the other layers"
+        )
+
+
 def _again(rank: int, stage: int) -> None:
     """A model is divided once; a copy of what is whole is plain, and one of parts is refused."""
     plain, model, batches = make_net(), make_net(), number_batches()

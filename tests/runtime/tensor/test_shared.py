@@ -94,3 +94,72 @@ def test_rules_that_divide_nothing_or_take_parts_for_wholes_are_named(ranks: Ran
         assert part.startswith(
             "'0.down' is divided by columns and takes all 28 elements of its input, and it was given 14"
         )
+
+
+class Heads(nn.Module):
+    """Attention that counts with all heads, as OPT's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(24, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.qkv(x).view(x.shape[0], -1, 3, 4, 2)
+        result: Tensor = self.out(heads.reshape(*x.shape[:2], -1))
+        return result
+
+
+class Labelled(nn.Module):
+    """A head, and its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), torch.full((12,), 5))
+
+
+MISFITS: list[tuple[nn.Module, str, str]] = [
+    (Heads(), "qkv", "'0.qkv' gives each rank 12 of 24 elements of its output, for [2, 6] positions, and "),
+    (Block(8), "up", "the model cannot compute with the parts of its parameters that tensor_parallel gives"),
+    (Labelled(), "head", "the model cannot compute with the parts of its parameters that tensor_parallel"),
+]
+
+
+def _misfits(rank: int) -> list[str]:
+    found = []
+    for model, name, _ in MISFITS:
+        given = nn.Sequential(model) if isinstance(model, Heads) else model
+        rules = (
+            {"patterns": [rf".*{name}\.weight$"]},
+            {"patterns": [r".*out\.weight$"], "partition_type": "row"},
+        )
+        engine, *_ = dslaunch.initialize(model=given, config=make_config(1, **_divided(*rules)))
+        with pytest.raises(ConfigError) as caught:
+            engine(torch.ones(2, 6, 8))
+        found.append(str(caught.value))
+        engine.destroy()
+    return found
+
+
+def test_modules_that_take_parts_for_wholes_are_named(ranks: Ranks) -> None:
+    for found in ranks(_misfits, world_size=2):
+        for said, (_, _, text) in zip(found, MISFITS, strict=True):
+            assert said.startswith(text)
+
+
+def _wrong_labels(rank: int) -> str:
+    model = Labelled()
+    model.head = nn.Linear(8, 4)
+    rule = {"patterns": [r"head\.weight$"], "gather_output": True}
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(1, **_divided(rule)))
+    with pytest.raises(IndexError) as caught:
+        engine(torch.ones(2, 6, 8))
+    engine.destroy()
+    return str(caught.value)
+
+
+def test_labels_that_no_head_knows_are_not_the_plan_s_fault(ranks: Ranks) -> None:
+    for said in ranks(_wrong_labels, world_size=2):
+        assert said == "Target 5 is out of bounds."
