@@ -48,15 +48,16 @@ def run() -> NoReturn:
     try:
         try:
             from .cli import main  # here: it loads much
-        except ImportError as error:
+
+            if _signal.getsignal(_signal.SIGINT) is _end_at_once:
+                _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+            main()
+        except ImportError as error:  # a command loads the more that is its own
             if sys.platform == "linux":
                 raise
             sys.exit(
                 f"dslaunch: on {sys.platform} it cannot start ({error}); start jobs from a Linux machine"
             )
-        if _signal.getsignal(_signal.SIGINT) is _end_at_once:
-            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-        main()
     except SystemExit as end:
         code = end.code
     except KeyboardInterrupt:  # just before `main` deals with them
