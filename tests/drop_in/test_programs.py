@@ -31,13 +31,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(4 * LIMIT_S)]
 needs_transformers = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
 
 
-def run(program: str, *words: str | Path) -> tuple[int, str]:
-    """Run a program on two ranks; return the exit code and all that was printed."""
-    # Imported once for both ranks; the tests of `--preload` and the other programs show that
+def run(program: str, *words: str | Path, num_ranks: int) -> tuple[int, str]:
+    """Run a program; return the exit code and all that was printed."""
+    # Imported once for all ranks; the tests of `--preload` and the other programs show that
     # nothing else differs.
-    preload = "torch,transformers.trainer" if program.startswith("chat") else "torch"
+    preload = "torch,transformers.trainer" if program.startswith(("chat", "autotp")) else "torch"
     job = subprocess.Popen(
-        [DSLAUNCH, "--num_gpus=2", f"--preload={preload}", "--drop_in=always", HERE / program, *words],
+        [
+            DSLAUNCH,
+            f"--num_gpus={num_ranks}",
+            f"--preload={preload}",
+            "--drop_in=always",
+            HERE / program,
+            *words,
+        ],
         env={
             **os.environ,
             "HF_HUB_OFFLINE": "1",
@@ -59,13 +66,13 @@ def run(program: str, *words: str | Path) -> tuple[int, str]:
     return job.returncode, said
 
 
-def results(program: str, *words: str | Path) -> dict[int, list[float]]:
+def results(program: str, *words: str | Path, num_ranks: int = 2) -> dict[int, list[float]]:
     """Return rank -> the losses that it prints at its end."""
-    code, said = run(program, *words)
+    code, said = run(program, *words, num_ranks=num_ranks)
     lines = [line.partition("RESULT ")[2].split() for line in said.splitlines() if "RESULT " in line]
     found = {int(rank): [float(number) for number in numbers] for rank, *numbers in lines}
     assert code == 0, said[-4000:]
-    assert sorted(found) == [0, 1], said[-4000:]
+    assert sorted(found) == list(range(num_ranks)), said[-4000:]
     assert all(math.isfinite(number) for numbers in found.values() for number in numbers)
     return found
 
@@ -125,7 +132,10 @@ def test_reinforcement_learning_of_deepspeed_chat_runs_at_stage_3(tmp_path: Path
 
 @needs_transformers
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("program", "saved"), [("chat_sft.py", "sft.bin"), ("chat_reward.py", "reward.bin")])
+@pytest.mark.parametrize(
+    ("program", "saved"),
+    [("chat_sft.py", "sft.bin"), ("chat_reward.py", "reward.bin"), ("chat_dpo.py", "dpo.bin")],
+)
 def test_fine_tuning_of_deepspeed_chat_is_the_same_at_each_stage(
     program: str, saved: str, tmp_path: Path
 ) -> None:
@@ -167,6 +177,35 @@ def test_hellodeepspeed_goes_on_from_its_checkpoint_as_if_it_had_not_ended(
     rest = results("hello.py", tmp_path, f"--stage={stage}", "--resume")
     assert rest == {rank: losses[4:] for rank, losses in whole.items()}
     assert whole[0][-1] < whole[0][0]
+
+
+# ---- layers divided over ranks
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("words", "stages"),
+    [
+        ((), (2,)),
+        pytest.param((), (0, 1), marks=pytest.mark.exhaustive),
+        pytest.param(("--rules",), (0, 1, 2), marks=pytest.mark.exhaustive),
+    ],
+)
+def test_layers_divided_beside_an_mpu_of_the_program_train_and_are_saved_as_undivided_ones(
+    words: tuple[str, ...], stages: tuple[int, ...], tmp_path: Path
+) -> None:
+    whole = results("autotp.py", tmp_path, *words)
+    weights: dict[str, Any] = torch.load(tmp_path / "pytorch_model.bin")
+    for stage in stages:
+        folder = tmp_path / str(stage)
+        folder.mkdir()
+        divided = results("autotp.py", folder, *words, "--tp_size=2", f"--zero_stage={stage}", num_ranks=4)
+        for rank, losses in divided.items():
+            assert losses == pytest.approx(whole[rank // 2], abs=SAME), (stage, rank)
+        saved: dict[str, Any] = torch.load(folder / "pytorch_model.bin")
+        assert saved.keys() == weights.keys()
+        for name, value in weights.items():
+            torch.testing.assert_close(saved[name], value, rtol=0, atol=SAME, msg=name)
 
 
 # ---- stages
