@@ -118,6 +118,7 @@ class Init:
         # what is to be sharded, held so that no rank's can die; None for a moment, while that is found out
         self._whole: dict[EarlyParameter, nn.Parameter | None] = {}
         self._made: weakref.WeakSet[EarlyParameter] = weakref.WeakSet()
+        self._made_on_meta: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._edits: list[Edit] = []  # GatheredParameters with a modifier_rank that are open
         self._outer: InitContext | None = None  # the context around this one,
         self._made_for_outer: weakref.WeakSet[EarlyParameter] = (
@@ -288,6 +289,8 @@ class Init:
 
     def _see_parameter(self, module: nn.Module, name: str, param: nn.Parameter) -> None:
         self._shard([early for early in self._whole if not early.is_owned_by(module)])
+        if param.is_meta:
+            self._made_on_meta.add(module)
         self.note(param, f"{type(module).__name__}.{name}", module)
 
     def _see_buffer(self, module: nn.Module, name: str, buffer: Tensor | None) -> None:
@@ -299,7 +302,16 @@ class Init:
             early.forget()
 
     def _see_module(self, parent: nn.Module, name: str, module: nn.Module | None) -> None:
+        for owner in module.modules() if module is not None and self._made_on_meta else ():
+            if owner in self._made_on_meta:
+                self._see_filled(owner)
         self._shard(list(self._whole))
+
+    def _see_filled(self, module: nn.Module) -> None:
+        """Note what to_empty(), which skip_init() calls, has put in without registering it."""
+        for name, param in module._parameters.items():
+            if param is not None and not param.is_meta and early_of(param) is None:
+                self.note(param, f"{type(module).__name__}.{name}", module)
 
     def _shard(self, wanted: Iterable[EarlyParameter]) -> None:
         """Shard these, but what is in use: see "How the context follows a model's construction"."""

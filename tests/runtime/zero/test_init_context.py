@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.nn.utils import skip_init
 from torch.nn.utils.parametrizations import weight_norm
 
 import dslaunch
@@ -464,3 +465,42 @@ def _sparse(rank: int) -> str:
 def test_a_sparse_parameter_stays_as_it_is_and_is_refused_by_initialize(ranks: Ranks) -> None:
     for message in ranks(_sparse, world_size=2):
         assert message.startswith("parameter 'graph' is a sparse tensor (torch.sparse_coo)")
+
+
+class Pair(nn.Module):
+    def __init__(self, size: int, device: str | None = None) -> None:
+        super().__init__()
+        self.one = nn.Linear(size, size, device=device)
+        self.more = nn.ModuleList([nn.Linear(size, size, device=device)])
+
+
+class Unfilled(nn.Module):
+    """Layers whose own initialization is left out, and one that is used as it is."""
+
+    def __init__(self, beside: nn.Module) -> None:
+        super().__init__()
+        self.one = skip_init(nn.Linear, 5, 3)
+        self.pair = skip_init(Pair, 3)
+        self.beside = beside
+        for param in (*self.one.parameters(), *self.pair.parameters()):
+            nn.init.uniform_(param)
+
+
+def _unfilled(rank: int) -> tuple[list[str], dict[str, Tensor]]:
+    beside = nn.Linear(2, 2)
+    torch.manual_seed(rank)
+    with zero.Init():
+        model = Unfilled(beside)
+    params = dict(model.named_parameters())
+    whole = [name for name, param in params.items() if type(param) is nn.Parameter]
+    del params["beside.weight"], params["beside.bias"]
+    return whole, snapshot(params.items())
+
+
+def test_layers_of_skip_init_are_sharded_once_they_are_part_of_a_module(ranks: Ranks) -> None:
+    """What was made before the context stays as it is."""
+    torch.manual_seed(0)
+    expected = dict(Unfilled(nn.ParameterList()).named_parameters())
+    for whole, params in ranks(_unfilled, world_size=2):
+        assert whole == ["beside.weight", "beside.bias"]
+        assert_same_bits(params, {name: param.detach() for name, param in expected.items()})
