@@ -46,18 +46,15 @@ def run() -> NoReturn:
     gc.set_threshold(GARBAGE_THRESHOLD)
     code: int | str | None = 1
     try:
-        try:
-            from .cli import main  # here: it loads much
-
-            if _signal.getsignal(_signal.SIGINT) is _end_at_once:
-                _signal.signal(_signal.SIGINT, _signal.default_int_handler)
-            main()
-        except ImportError as error:  # a command loads the more that is its own
-            if sys.platform == "linux":
-                raise
+        if sys.platform != "linux":
             sys.exit(
-                f"dslaunch: on {sys.platform} it cannot start ({error}); start jobs from a Linux machine"
+                f"dslaunch: it runs on Linux, and this is {sys.platform}; start jobs from a Linux machine"
             )
+        from .cli import main  # here: it loads much
+
+        if _signal.getsignal(_signal.SIGINT) is _end_at_once:
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        main()
     except SystemExit as end:
         code = end.code
     except KeyboardInterrupt:  # just before `main` deals with them

@@ -45,22 +45,11 @@ def test_an_interrupt_while_the_first_modules_are_loaded_is_one_line(
     assert started.returncode == code
 
 
-@pytest.mark.parametrize("platform", ["darwin", "linux"])
-def test_where_it_cannot_start_one_line_says_so_unless_it_is_linux(platform: str, tmp_path: Path) -> None:
-    """psutil has no build for the Python of many a Mac."""
-    (tmp_path / "psutil.py").write_text("raise ImportError('no module for this machine')\n")
+def test_on_another_system_one_line_says_what_it_runs_on() -> None:
     program = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
-        f"from dslaunch.launcher.command_line.main import run; sys.platform = {platform!r}; "
+        "import sys; from dslaunch.launcher.command_line.main import run; sys.platform = 'darwin'; "
         "sys.argv[1:] = ['--num_gpus', '1', '-m', 'this']; run()"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    if platform == "darwin":
-        assert ended.stderr == (
-            "dslaunch: on darwin it cannot start (no module for this machine); start jobs from a Linux machine\n"
-        )
-    else:
-        assert "Traceback" in ended.stderr
+    assert ended.stderr == "dslaunch: it runs on Linux, and this is darwin; start jobs from a Linux machine\n"
