@@ -38,6 +38,7 @@ import struct
 from ..wire import fast_json
 from ..wire.frames import text_of
 from .lean_stdlib import suppress
+from .process_tree import kill_descendants
 from .worker import Worker, start_worker
 from .worker_hook import add_hook, install_hook
 
@@ -260,10 +261,14 @@ def _prepared(folder: str | None, text: str) -> BinaryIO | None:
 
 
 def _end(process: subprocess.Popen[bytes], within_s: float) -> None:
-    """No Python that was given up goes on beside the job; one that no signal ends is not waited for."""
+    """No Python that was given up goes on beside the job, nor what it has started; one that no signal ends is
+    not waited for.
+    """
     import subprocess
 
-    process.kill()
+    if process.poll() is None:
+        kill_descendants(process.pid)  # what its imports have started; without it, they are the agent's
+        process.kill()
     with suppress(subprocess.TimeoutExpired):
         process.wait(within_s)
 
