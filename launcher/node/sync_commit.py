@@ -24,6 +24,10 @@ NEW_ACROSS = b".dslaunch-new"  # behind the name of a file on its way to a file 
 _WRITABLE = 0o300
 
 
+class ChangedMeanwhile(Exception):
+    """Another program has written to what would be replaced or removed; the message says where."""
+
+
 class Commit:
     """One sync of one sender: `stage`, then `begin`, each of which leaves all as it was if it fails, then
     `end`.
@@ -71,8 +75,10 @@ class Commit:
     def begin(self, entries: list[Entry]) -> None:
         """Write down what is planned, and make the folders that nothing stands in the way of.
 
-        Errors: OSError, named
+        Errors: OSError, named; ChangedMeanwhile
         """
+        for path in (*self._work.removals, *(one.path for one in self._work.writes)):
+            self._check(path)
         before = self._record.sent, self._record.senders
         blocked = set(self._work.removals)
         try:
@@ -124,10 +130,19 @@ class Commit:
             self._folder.make_folder(entry.path, entry.mode | 0o700)
         self._made.append(entry.path)
 
+    def _check(self, path: bytes, *, by_us: bool = False) -> None:
+        """Keep what the host's user has written while contents came. Errors: ChangedMeanwhile"""
+        if self._work.has_changed(path, by_us=by_us):
+            raise ChangedMeanwhile(
+                f"{os.fsdecode(path)} there was changed while this sync went on; save what is needed, and "
+                "start again"
+            )
+
     def end(self, contents: Contents) -> None:
-        """Remove, and put in place. Errors: OSError, named"""
+        """Remove, and put in place. Errors: OSError, named; ChangedMeanwhile"""
         folder, work = self._folder, self._work
         for path in work.removals:
+            self._check(path, by_us=True)
             with _named(path):
                 _remove(folder, path)
         if work.removals:  # a plan knows one kind for each name
@@ -139,7 +154,10 @@ class Commit:
                 self._make_folder(entry)
         folder.forget()
         sent = dict(work.known)
+        removed = set(work.removals)
         for entry, source in zip(work.writes, self._sources):  # noqa: B905 - `strict` needs Python 3.10
+            if entry.path not in removed:
+                self._check(entry.path, by_us=True)
             with _named(entry.path):
                 _move(folder, source, entry)
             self._note(sent, entry, self._sender)
@@ -179,7 +197,8 @@ def _remove(folder: Folder, path: bytes) -> None:
     try:
         folder.remove(path)
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # a folder with files of others stays
+        # A folder with files of others stays, and so does one that another file system is mounted on.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
             raise
 
 

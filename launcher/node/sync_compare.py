@@ -53,18 +53,36 @@ class Comparison:
         self.removals: list[bytes] = []  # a folder after what is in it
         self.known: dict[bytes, Sent] = {}
         self.place_of: dict[bytes, bytes] = {}
+        self._seen: dict[bytes, os.stat_result | None] = {}  # where something is written or removed
         for one in entries:
             self._compare(one)
         self._remove_others({one.path for one in entries})
         self._keep_of_others()
         self._find_moved()
+        changing = {one.path for one in self.writes} | set(self.removals)
+        self._seen = {path: found for path, found in self._seen.items() if path in changing}
 
     @property
     def is_empty(self) -> bool:
         return not (self.folders or self.writes or self.modes or self.removals)
 
+    def has_changed(self, path: bytes, *, by_us: bool = False) -> bool:
+        """Whether another file stands at the name of a write or a removal than when it was compared.
+
+        `by_us`: a hard link of it may have been replaced or removed by now, which its ctime shows.
+        """
+        seen, found = self._seen[path], self._folder.stat(path)
+        if self._rules.is_forced or (seen is None and found is None):
+            return False
+        if seen is None or found is None or kind_of(seen) != kind_of(found):
+            return found is not None
+        if kind_of(found) == FOLDER:
+            return False  # it is removed only if nothing is in it
+        before, now = _marks(seen), _marks(found)
+        return before[by_us:] != now[by_us:]
+
     def _compare(self, entry: Entry) -> None:
-        found = self._folder.stat(entry.path)
+        found = self._seen[entry.path] = self._folder.stat(entry.path)
         if found is None:
             (self.folders if entry.kind == FOLDER else self.writes).append(entry)
             return
@@ -145,7 +163,7 @@ class Comparison:
             return None
         for name in self._folder.list(path):
             inner = path + b"/" + name
-            found = self._folder.stat(inner)
+            found = self._seen[inner] = self._folder.stat(inner)
             if found is not None and kind_of(found) == FOLDER:
                 below = self._all_ours_in(inner)
                 if below is None:
@@ -168,7 +186,7 @@ class Comparison:
         """What this sender sent once, and has not in its list any more."""
         mine = {path for path, old in self._sent.items() if self._is_mine(old)}
         for path in sorted(mine - wanted - set(self.removals), reverse=True):
-            found = self._folder.stat(path)
+            found = self._seen[path] = self._folder.stat(path)
             if found is None or path.split(b"/", 1)[0] == OWN_FOLDER:
                 continue
             if self._is_unchanged(path, found):
@@ -200,6 +218,10 @@ def sent_as(entry: Entry, found: os.stat_result, sender: str) -> Sent:
     return Sent(
         FILE, entry.digest, b"", found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, sender
     )
+
+
+def _marks(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_ctime_ns, found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _is_as_sent(kind: str, content: bytes, old: Sent | None) -> bool:

@@ -16,7 +16,7 @@ from ..wire.frames import Problem, Synced, SyncFrom, SyncOffer, SyncWant, Took, 
 from ..wire.manifest import FILE, Entry, WrongList, contents_of, read_list, unpack_piece
 from .lean_stdlib import suppress
 from .own_addresses import own_addresses
-from .sync_commit import Commit
+from .sync_commit import ChangedMeanwhile, Commit
 from .sync_compare import Comparison, Rules
 from .sync_contents import Contents
 from .sync_folder import Folder, digest_of, kind_of
@@ -79,6 +79,8 @@ class Receiver:
             pass
         except (_Refused, WrongList, LockedOut, Untrusted) as error:
             self._post(Problem(f"--sync to {self._shown}: {error}", 3))
+        except ChangedMeanwhile as error:
+            self._post(Problem(f"--sync to {self._shown}: {error}; {self._state}", 3))
         except OSError as error:
             self._post(Problem(f"--sync to {self._shown}: {self._why(error)}", 3))
         except Exception as error:  # the end of a thread: whatever it is, the launcher has to hear of it
@@ -103,10 +105,13 @@ class Receiver:
     def _why(self, error: OSError) -> str:
         name = error.filename if isinstance(error.filename, (bytes, str)) else b""
         what = f"{os.fsdecode(name)}: " if name else ""
-        state = "some of its files are the new ones already, each is whole; the next sync goes on"
-        if not self._is_changing:
-            state = "nothing there was changed"
-        return f"{what}{os.strerror(error.errno) if error.errno else error}; {state}"
+        return f"{what}{os.strerror(error.errno) if error.errno else error}; {self._state}"
+
+    @property
+    def _state(self) -> str:
+        if self._is_changing:
+            return "some of its files are the new ones already, each is whole; the next sync goes on"
+        return "nothing there was changed"
 
     def _receive(self) -> Frame:
         entries = read_list(self._next_bytes(self._offer.num_bytes))

@@ -15,7 +15,7 @@ import pytest
 
 from dslaunch.launcher.node import sync_receiver
 from dslaunch.launcher.node.sync_receiver import Receiver
-from dslaunch.launcher.wire.frames import Frame, Problem, Synced, SyncOffer
+from dslaunch.launcher.wire.frames import Frame, Problem, Synced, SyncOffer, SyncWant
 from dslaunch.launcher.wire.manifest import Entry, WrongList, check, read_list, write_list
 from tests.exhaustive import few
 from tests.launcher.sync.pair import HostHere, sync, tree_of
@@ -187,6 +187,58 @@ def test_a_file_that_was_changed_there_is_named(here: Path, there: Path, is_forc
         }
 
 
+@pytest.mark.parametrize("name", ["changed", "new", "gone", "gone from a folder/file"])
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_what_is_written_there_while_contents_come_is_not_overwritten(
+    here: Path, there: Path, name: str, is_forced: bool
+) -> None:
+    class Edited(HostHere):
+        """Its user writes a file when the comparison is over."""
+
+        def _post(self, frame: Frame) -> None:
+            if isinstance(frame, SyncWant):
+                put(there / name, b"theirs")
+            super()._post(frame)
+
+    for one in ("changed", "gone", "gone from a folder/file", "same"):
+        put(here / one, b"first")
+    synced(*sync(here, there))
+    put(here / "changed", b"second")
+    put(here / "new", b"second")
+    (here / "gone").unlink()
+    shutil.rmtree(here / "gone from a folder")
+    before = tree_of(there)
+    (host,) = sync(here, there, is_forced=is_forced, hosts=Edited)
+    if is_forced:
+        synced(host)
+        assert tree_of(there) == tree_of(here)
+        return
+    message = refused(host)
+    assert f"{name} there was changed while this sync went on; save what is needed, and start" in message
+    assert message.endswith("; nothing there was changed")
+    assert tree_of(there) == {**before, name.encode(): ("file", 0o644, b"theirs")}
+    (host,) = sync(here, there)
+    if "gone" in name:
+        assert synced(host).notes == [f"stays, for it was changed there: {name}"]
+    else:
+        assert f"{name} there was not sent from here, or changed there since" in refused(host)
+    assert (there / name).read_bytes() == b"theirs"
+
+
+def test_hard_links_there_are_replaced_and_removed_one_by_one(here: Path, there: Path) -> None:
+    for one in ("a", "b", "c"):
+        put(here / one, b"first")
+    synced(*sync(here, there))
+    for one in ("b", "c"):
+        (there / one).unlink()
+        os.link(there / "a", there / one)
+    put(here / "a", b"second")
+    put(here / "b", b"third")
+    (here / "c").unlink()
+    synced(*sync(here, there))
+    assert tree_of(there) == tree_of(here)
+
+
 def test_a_file_that_was_there_before_and_differs_is_named(here: Path, there: Path) -> None:
     put(here / "mine", b"ours")
     put(there / "mine", b"theirs")
@@ -204,6 +256,19 @@ def test_what_was_removed_here_stays_there_if_it_was_changed_there(here: Path, t
     assert end.notes == ["stays, for it was changed there: a/kept"]
     assert sorted(tree_of(there)) == [b"a", b"a/kept"]
     assert synced(*sync(here, there)).notes == []  # it is theirs now
+
+
+def test_a_folder_that_something_is_mounted_on_there_stays(here: Path, there: Path) -> None:
+    put(here / "data/file")
+    put(here / "other")
+    synced(*sync(here, there))
+    (there / "data/file").unlink()
+    with small_disk_at(there / "data", "size=256k,mode=755"):
+        shutil.rmtree(here / "data")
+        (here / "other").unlink()
+        assert synced(*sync(here, there)).num_removed == 2
+        assert sorted(tree_of(there)) == [b"data"]
+        synced(*sync(here, there))
 
 
 @pytest.mark.parametrize("is_forced", [False, True])
