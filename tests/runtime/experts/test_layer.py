@@ -22,6 +22,7 @@ from dslaunch.utils import safe_get_full_fp32_param, safe_get_full_optimizer_sta
 from tests.exhaustive import few
 from tests.runtime.experts.models import (
     WIDTH,
+    Layered,
     Numbers,
     loss_of,
     make_layered,
@@ -316,3 +317,29 @@ def _unequal(rank: int, k: int) -> list[bool]:
 @pytest.mark.parametrize("k", [1, 2])
 def test_ranks_may_have_other_numbers_of_tokens_or_none(ranks: Ranks, k: int) -> None:
     assert ranks(_unequal, k, world_size=4, deadline_s=60.0) == [[True] * 3] * 4
+
+
+def _routers(rank: int, stage: int) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(rank)
+    model = Layered((2, 2))
+    router = model.blocks[0]["moe"].deepspeed_moe.gate.wg.weight  # type: ignore[index]
+    before = router.detach().clone()
+    engine = start(model, stage)
+    at_start = safe_get_full_fp32_param(router)
+    train(engine)
+    after = safe_get_full_fp32_param(router)
+    assert at_start is not None
+    assert after is not None
+    return before, at_start, after
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_routers_that_ranks_made_with_other_values_have_those_of_the_first_and_stay_one(
+    ranks: Ranks, stage: int
+) -> None:
+    found = ranks(_routers, stage, world_size=4)
+    assert not torch.equal(found[0][0], found[1][0])
+    for _, at_start, after in found:
+        assert torch.equal(at_start, found[0][0])
+        assert torch.equal(after, found[0][2])
+    assert not torch.equal(found[0][1], found[0][2])

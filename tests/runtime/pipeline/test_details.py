@@ -12,6 +12,7 @@ import dslaunch
 from dslaunch.runtime.errors import ConfigError, PipelineError
 from dslaunch.runtime.pipeline.layers import LayerSpec
 from dslaunch.runtime.pipeline.module import PipelineModule
+from dslaunch.utils import safe_get_full_fp32_param
 from tests.runtime.pipeline.models import Embed, Head, Judge, data, loss_fn, specs, take_values, train_alone
 from tests.runtime.pipeline.test_engine import engine_of, judged
 from tests.runtime.pipeline.test_train import MICRO, SIZE, config_of, pairs
@@ -340,3 +341,29 @@ def test_parameters_are_sent_once_for_a_batch_or_twice_for_each_micro_batch(rank
     for (sent, whole), (more, _) in zip(once, often, strict=True):
         assert whole / 2 <= sent < 0.7 * whole  # each half to the other rank; small units end in padding
         assert more == 2 * MICRO * sent
+
+
+def _tied_with_other_values(rank: int, stage: int) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(rank)
+    module = PipelineModule(specs(is_tied=True), 2, loss_fn=loss_fn, partition_method="uniform")
+    weight = module.tied_modules["embed"].weight
+    before = weight.detach().clone()
+    engine = engine_of(module, stage)
+    at_start = safe_get_full_fp32_param(weight)
+    engine.train_batch(pairs(*data(0, size=SIZE * MICRO * 2), engine, MICRO))
+    after = safe_get_full_fp32_param(weight)
+    assert at_start is not None
+    assert after is not None
+    return before, at_start, after
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_stages_that_made_other_values_of_a_tied_layer_have_those_of_the_first_and_keep_one(
+    ranks: Ranks, stage: int
+) -> None:
+    found = ranks(_tied_with_other_values, stage, world_size=4)
+    assert not torch.equal(found[0][0], found[2][0])
+    for _, at_start, after in found:
+        assert torch.equal(at_start, found[0][0])
+        assert torch.equal(after, found[0][2])
+    assert not torch.equal(found[0][1], found[0][2])
