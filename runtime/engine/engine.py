@@ -94,6 +94,8 @@ class Engine(Getters, nn.Module):
         self._wire, self._divided_sequences = made.domains.wire, made.divided_sequences
         self._offload, self._model, self._scaler = made.offload, made.model, made.scaler
         made.model.on_taken = weakref.WeakMethod(self._close)
+        if optimizer is not None:
+            optimizer._mover = weakref.ref(self)
         self._accumulation, self._direct_backward = made.accumulation, made.direct_backward
         self._schedule, self._saver, self._optimizer_step = made.schedule, made.saver, made.optimizer_step
         instruments.join(made.model)

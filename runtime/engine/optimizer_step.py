@@ -80,7 +80,7 @@ class OptimizerStep:
         if is_finite:
             self._copied.check(norm)
         is_applied = is_finite or not config.checks_overflow
-        optimizer.overflow = not is_applied
+        optimizer.overflow, optimizer._global_grad_norm = not is_applied, grad_norm
         model.take_writes()
         self._schedule.finish()
         step = progress.global_steps + 1

@@ -7,8 +7,9 @@ runtime/fp16/fused_optimizer.py, `FP16_Optimizer`
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +45,14 @@ _ABSENT = {
     "refresh_fp32_params": "call safe_set_full_fp32_param() for each parameter that was changed",
     "reduce_gradients": "engine.backward() and engine.step() average",
 }
+
+
+class StateMover(Protocol):
+    """An engine, as far as it moves its states between the memories."""
+
+    def offload_states(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def reload_states(self, non_blocking: bool = False) -> None: ...
 
 
 class BaseOptimizer(torch.optim.Optimizer):
@@ -90,6 +99,9 @@ class DeepSpeedNames(torch.optim.Optimizer):
     _scaler: LossScaler | None = None
     _client: torch.optim.Optimizer | None = None
     _look_for_overflow: Callable[[], bool] | None = None
+    _mover: weakref.ref[StateMover] | None = None  # the engine
+    _global_grad_norm: float | None = 0.0
+    """The last step's gradient norm before clipping, as `engine.get_global_grad_norm()` has it."""
     overflow = False
     """Whether the last step was skipped, because gradients were infinite or NaN;
     and what `check_overflow` has found.
@@ -164,6 +176,21 @@ class DeepSpeedNames(torch.optim.Optimizer):
         Order: a collective
         """
         self.overflow = self.has_overflow()
+
+    def offload_states(self, *args: Any, **kwargs: Any) -> None:
+        """Move states to host memory: engine.offload_states()."""
+        self._moving.offload_states(*args, **kwargs)
+
+    def reload_states(self, non_blocking: bool = False) -> None:
+        """Bring them back: engine.reload_states()."""
+        self._moving.reload_states(non_blocking=non_blocking)
+
+    @property
+    def _moving(self) -> StateMover:
+        mover = None if self._mover is None else self._mover()
+        if mover is None:
+            raise ConfigError("the optimizer has no engine; call engine.offload_states() after initialize()")
+        return mover
 
     def __getattr__(self, name: str) -> NoReturn:
         why = _ABSENT.get(name)

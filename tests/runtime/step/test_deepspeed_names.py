@@ -193,3 +193,24 @@ def _config(rank: int) -> None:
 
 def test_the_settings_can_be_read_as_deepspeed_s_config(ranks: Ranks) -> None:
     ranks(_config, world_size=1)
+
+
+def _moved(rank: int, stage: int) -> None:
+    engine = _engine(stage)
+    optimizer = engine.optimizer
+    for moves in (False, True, False):
+        torch.manual_seed(rank)
+        engine.backward(engine(torch.randn(3, 7)).square().mean())
+        engine.step()
+        assert optimizer._global_grad_norm == engine.get_global_grad_norm() > 0
+        if moves:
+            optimizer.offload_states(include=["optim_states", "hp_params"], device="cpu", non_blocking=True)
+            with pytest.raises(ConfigError, match=r"reload_states\(\)"):
+                engine.step()
+            optimizer.reload_states(non_blocking=True)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_states_are_moved_and_the_norm_is_read_by_the_optimizer_too(ranks: Ranks, stage: int) -> None:
+    """Programs have the optimizer do it, and read its norm in their logs."""
+    ranks(_moved, stage, world_size=2)
