@@ -150,7 +150,7 @@ def _walk(
         try:
             with os.scandir(folder) as found:
                 for one in found:
-                    (inner if one.is_dir() else files).append(one.name)
+                    (inner if _is_folder(one) else files).append(one.name)
                     if one.is_symlink():
                         links.add(one.name)
         except OSError as error:
@@ -159,6 +159,14 @@ def _walk(
             continue
         yield folder, inner, files
         waiting += [os.path.join(folder, one) for one in inner if one not in links]
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    """A link to a folder is one; one that leads nowhere, in a circle or to what may not be seen is none."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _is_in(path: bytes, folder: bytes) -> bool:

@@ -9,6 +9,7 @@ Source: git, dir.c and wildmatch.c; tested against `git check-ignore`
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import stat
@@ -34,6 +35,10 @@ _CLASSES: dict[bytes, Callable[[bytes], bool]] = {
     b"upper": bytes.isupper,
     b"xdigit": lambda one: one in b"0123456789abcdefABCDEF",
 }
+MAX_PATH_BYTES = 4096
+_ANY, _ANY_IN_FOLDER, _ANY_FOLDERS = b".*", b"[^/]*", b"(?:.*/)?"
+_LAZY = {_ANY: b".*?", _ANY_IN_FOLDER: b"[^/]*?", _ANY_FOLDERS: b"(?:.*?/)??"}
+_STARS = frozenset(_LAZY)
 _BYTES = [bytes([number]) for number in range(256)]
 
 
@@ -104,12 +109,25 @@ def rules_above(root: bytes, note: Note) -> Ignored:
             return Ignored()
         names.insert(0, name)
     ignored = Ignored(prefix=b"".join(name + b"/" for name in names))
-    exclude = read_rule_file(os.path.join(top, b".git/info/exclude"), note, follows=True)
-    of_git = _with((), b"", exclude)
+    of_git = _with((), b"", read_exclude(top, note))
     for depth in range(len(names)):  # the files of the folder itself are read when it is walked through
         base = b"".join(name + b"/" for name in names[:depth])
         of_git = _with(of_git, base, read_rule_file(os.path.join(top, base + GIT_FILE), note))
     return ignored._replace(of_git=of_git)
+
+
+def read_exclude(top: bytes, note: Note) -> bytes:
+    """The rules of the repository whose top folder this is, which are in none of its files.
+
+    Errors: OSError if they cannot be read
+    """
+    git = os.path.join(top, b".git")
+    if os.path.isfile(git):  # of another worktree, or a submodule
+        git = os.path.join(top, read_rule_file(git, note, follows=True).removeprefix(b"gitdir:").strip())
+        shared = os.path.join(git, b"commondir")
+        if os.path.isfile(shared):
+            git = os.path.join(git, read_rule_file(shared, note, follows=True).strip())
+    return read_rule_file(os.path.join(git, b"info/exclude"), note, follows=True)
 
 
 def read_rule_file(path: bytes, note: Note, *, follows: bool = False) -> bytes:
@@ -122,6 +140,8 @@ def read_rule_file(path: bytes, note: Note, *, follows: bool = False) -> bytes:
     try:
         fd = os.open(path, flags if follows else flags | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
+        return b""
+    except ValueError:  # a NUL in what a file of git says
         return b""
     except OSError as error:
         if error.errno == errno.ENXIO or os.path.islink(path):
@@ -192,15 +212,15 @@ def compile_pattern(pattern: bytes, *, is_path: bool) -> re.Pattern[bytes] | Non
                 end == len(pattern) or pattern[end : end + 1] == b"/" or pattern[end : end + 2] == b"\\/"
             )
             if not is_path:
-                parts.append(b".*")
+                parts.append(_ANY)
             elif end - place > 1 and is_alone:
                 if pattern[end : end + 1] == b"/":
-                    parts.append(b"(?:.*/)?")
+                    parts.append(_ANY_FOLDERS)
                     end += 1
                 else:
-                    parts.append(b".*")
+                    parts.append(_ANY)
             else:
-                parts.append(b"[^/]*")
+                parts.append(_ANY_IN_FOLDER)
             place = end
             continue
         if one == b"?":
@@ -219,7 +239,49 @@ def compile_pattern(pattern: bytes, *, is_path: bool) -> re.Pattern[bytes] | Non
         else:
             parts.append(re.escape(one))
         place += 1
-    return re.compile(b"".join(parts), re.DOTALL)
+    return _compile(parts, is_path=is_path)
+
+
+def _compile(parts: list[bytes], *, is_path: bool) -> re.Pattern[bytes] | None:
+    """Put the parts together so that each piece between two stars stays where it fits first.
+
+    A later place is never better, and trying them all takes time without bound where there are many stars.
+    """
+    if sum(one not in _STARS for one in parts) > MAX_PATH_BYTES:
+        return None
+    number = itertools.count()
+
+    def once(text: bytes) -> bytes:
+        """An atomic group, which Python 3.10 does not have."""
+        name = b"g%d" % next(number)
+        return b"(?=(?P<" + name + b">" + text + b"))(?P=" + name + b")"
+
+    def joined(pieces: list[list[bytes]], *, is_last: bool) -> bytes:
+        """What stands between two `**`; every piece but the first begins with a star."""
+        text = b"".join(pieces[0])
+        for place, (star, *rest) in enumerate(pieces[1:], start=2):
+            piece = _LAZY[star] + b"".join(rest)
+            text += star + b"".join(rest) if is_last and place == len(pieces) else once(piece)
+        return text
+
+    first, *others = _split(parts, {_ANY, _ANY_FOLDERS} if is_path else set())
+    inner = {_ANY_IN_FOLDER} if is_path else {_ANY}
+    text = joined(_split(first, inner), is_last=not others)
+    for place, (star, *rest) in enumerate(others, start=1):
+        is_last = place == len(others)
+        block = joined(_split(rest, inner), is_last=is_last)
+        text += star + block if is_last else once(_LAZY[star] + block)
+    return re.compile(text, re.DOTALL)
+
+
+def _split(parts: list[bytes], stars: set[bytes]) -> list[list[bytes]]:
+    """Pieces that begin with one of these stars, but for the first."""
+    pieces: list[list[bytes]] = [[]]
+    for one in parts:
+        if one in stars:
+            pieces.append([])
+        pieces[-1].append(one)
+    return pieces
 
 
 def _written_set(members: Sequence[bytes]) -> bytes:

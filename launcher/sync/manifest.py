@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from ..errors import LaunchError
 from ..wire.manifest import FILE, FOLDER, LINK, OWN_FOLDER, Entry, new_digest
 from .digest_cache import DigestCache, Identity, now
-from .ignore import GIT_FILE, OUR_FILE, Ignored, read_rule_file, rules_above
+from .ignore import GIT_FILE, OUR_FILE, Ignored, read_exclude, read_rule_file, rules_above
 
 READ_BYTES = 1 << 20
 MAX_READS = 3  # of a file that changes meanwhile
@@ -81,13 +82,20 @@ class _Walker:
     def _enter(self, path: bytes, ignored: Ignored) -> Iterator[tuple[bytes, Ignored]]:
         """Adds what is in a folder; yields each folder that is to be entered."""
         folder = os.path.join(self._root, path)
-        with os.scandir(folder) as found:
-            names = sorted(found, key=lambda one: one.name)
+        try:
+            with os.scandir(folder) as found:
+                names = sorted(found, key=lambda one: one.name)
+        except FileNotFoundError:
+            if path:  # it was removed a moment ago, as below
+                return
+            raise
         listed = {one.name for one in names}
         git, ours = (
             read_rule_file(os.path.join(folder, name), self.note_rules) if name in listed else b""
             for name in (GIT_FILE, OUR_FILE)
         )
+        if path and b".git" in listed:
+            ignored = ignored.inside(path, read_exclude(folder, self.note_rules), b"")
         ignored = ignored.inside(path, git, ours)
         for one in names:
             inner = path + b"/" + one.name if path else one.name
@@ -95,7 +103,8 @@ class _Walker:
             if inner == OWN_FOLDER or os.path.join(self._root, inner) in self._besides:
                 continue
             if not ignored.matches(inner, is_folder=is_folder):
-                self._add(inner, one.stat(follow_symlinks=False))
+                with suppress(FileNotFoundError):
+                    self._add(inner, one.stat(follow_symlinks=False))
                 if is_folder:
                     yield inner, ignored
 

@@ -160,12 +160,19 @@ def test_the_whole_folder_of_a_job(job: Path, tmp_path: Path, pattern: str) -> N
     assert not end.problems
 
 
-def test_what_is_no_file_in_a_folder_that_comes_whole_is_named(job: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pattern", ["out", "out/**", "**/out/**", "out/*"])
+def test_what_is_no_file_in_a_folder_that_comes_whole_is_named(
+    job: Path, tmp_path: Path, pattern: str
+) -> None:
     (job / "out").mkdir()
     os.mkfifo(job / "out/pipe")
     (job / "out/gone").symlink_to("nowhere")
-    end = collect(Collector(["out"], bytes(tmp_path / "back")), Host())
-    assert end.problems == ["out/gone is no file", "out/pipe is no file"]
+    (job / "out/itself").symlink_to("itself")
+    (job / "out/long").symlink_to("n" * 300)
+    (job / "out/file").touch()
+    end = collect(Collector([pattern], bytes(tmp_path / "back")), Host())
+    assert end.problems == [f"out/{name} is no file" for name in ("gone", "itself", "long", "pipe")]
+    assert names_in(tmp_path / "back/node1") == ["out/file"]
 
 
 def test_files_may_come_into_the_folder_of_the_job(job: Path) -> None:

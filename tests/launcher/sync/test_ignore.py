@@ -7,6 +7,7 @@ import random
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,48 @@ def test_the_repository_that_a_folder_stands_in_counts(tmp_path: Path) -> None:
     assert left_in(bytes(tmp_path / "job")) == {b"a.py"}
 
 
+GIT = ("git", "-c", "user.name=test", "-c", "user.email=test@test", "-c", "protocol.file.allow=always", "-C")
+
+
+@pytest.mark.parametrize("kind", ["worktree", "submodule", "nested repository"])
+def test_the_exclude_of_a_repository_counts_wherever_that_keeps_it(tmp_path: Path, kind: str) -> None:
+    top = tmp_path / "top"
+    top.mkdir()
+    commands = [["init", "-q"], ["commit", "-qm", "first", "--allow-empty"]]
+    if kind == "worktree":
+        commands.append(["worktree", "add", "-q", "../inner"])
+    elif kind == "submodule":
+        commands.append(["submodule", "--quiet", "add", str(top), "inner"])
+    else:
+        commands.append(["init", "-q", "inner"])
+    for command in commands:
+        subprocess.run([*GIT, top, *command], check=True, capture_output=True)
+    inner = tmp_path / "inner" if kind == "worktree" else top / "inner"
+    git = subprocess.run(
+        [*GIT, inner, "rev-parse", "--git-path", "info/exclude"], check=True, capture_output=True, text=True
+    )
+    exclude = inner / git.stdout.strip()
+    exclude.parent.mkdir(exist_ok=True)
+    exclude.write_text("*.log\n!kept.log\n*.bin\n")
+    (inner / ".gitignore").write_text("!*.bin\n")
+    for name in ("a.log", "kept.log", "a.bin"):
+        (inner / name).touch()
+    expected = {b".gitignore", b"kept.log", b"a.bin"}
+    assert not_ignored_by_git(bytes(inner)) - {b".git"} == expected
+    assert left_in(bytes(inner)) == expected
+    if kind != "worktree":
+        assert {one for one in left_in(bytes(top)) if b"inner/" in one} == {
+            b"inner/" + one for one in expected
+        }
+
+
+@pytest.mark.parametrize("said", [b"gitdir: nowhere\n", b"", b"\xff\0", b"gitdir: \0", b"gitdir: .git"])
+def test_a_repository_that_is_not_where_it_is_said_to_be_has_no_rules(tmp_path: Path, said: bytes) -> None:
+    (tmp_path / "a.log").touch()
+    (tmp_path / ".git").write_bytes(said)
+    assert left_in(bytes(tmp_path)) == {b"a.log"}
+
+
 def test_git_itself_stays_here_unless_it_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git/HEAD").touch()
@@ -230,6 +273,20 @@ def test_what_is_no_file_of_rules_holds_none_and_is_named(
 
 def folders_in(top: Path) -> set[bytes]:
     return {bytes(one.relative_to(top)) for one in top.rglob("*") if one.is_dir() and not one.is_symlink()}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [b"*a" * 30 + b"b", b"a*" * 1000 + b"b", b"/" + b"**/*a*" * 20 + b"b", b"*a" * 10_000],
+    ids=["stars", "many stars", "any folders", "longer than a path"],
+)
+def test_a_rule_with_many_stars_is_decided_at_once(tmp_path: Path, rule: bytes) -> None:
+    deep = tmp_path / "/".join(["a" * 200] * 8)
+    deep.mkdir(parents=True)
+    (tmp_path / ".gitignore").write_bytes(rule + b"\n")
+    before = time.monotonic()
+    assert len(left_in(bytes(tmp_path))) == 9
+    assert time.monotonic() < before + 20  # without end otherwise
 
 
 def test_a_long_file_of_rules_counts_to_its_end(tmp_path: Path) -> None:
