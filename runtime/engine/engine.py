@@ -134,6 +134,7 @@ class Engine(Getters, nn.Module):
         if self.settings.fp16.auto_cast and self.settings.fp16.enabled:
             args, kwargs = tree_map(_to_half, (args, kwargs))
         self._model.parked_states.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
+        self._model.begin_forward()
         if self._divided is not None:
             self._divided.inputs.look(args, kwargs)
         if self._divided_sequences is not None:

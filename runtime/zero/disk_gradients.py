@@ -88,6 +88,7 @@ class DiskGradients(ShardedGradients):
 
     def keep(self) -> None:
         self._outbox.make_room()
+        self._was_zero = self._is_zero
         own = self.flat[self._start : self._stop]
         self._landed = self._spill.take_memory(own.shape, own.dtype)
         self._arrival = Arrival(own, self._landed, then=self._whole.free)

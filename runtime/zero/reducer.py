@@ -22,6 +22,7 @@ from ..comm.pending import Pending
 from ..comm.rank_group import RankGroup
 from ..comm.wire import nothing_before
 from ..errors import ConfigError
+from ..log import logger
 from ..mesh.domain import Domains
 from .gradients import FlatGradients
 from .prefetch import in_backward
@@ -55,6 +56,10 @@ class Reducer(ABC):
         ]
 
     # ---- backwards
+
+    @abstractmethod
+    def begin_forward(self) -> None:
+        """A forward begins outside of backwards: one that is under way has failed."""
 
     @abstractmethod
     def begin_backward(self) -> None:
@@ -226,6 +231,9 @@ class StepReducer(Reducer):
         self._misplaced: set[int] = set()  # got gradients in the same backward, after they were asked for
         self._has_finished = False  # the last gradient completed its sub-buffer
 
+    def begin_forward(self) -> None:
+        """The others may wait for what that backward has not asked for until one begins, or a step."""
+
     def begin_backward(self) -> None:
         self.forget()
         self._is_engines = True
@@ -336,12 +344,17 @@ class BackwardReducer(Reducer):
         super().__init__(sub_buffers, domains)
         self._wire = domains.wire
         self._gradients = tuple(_sharded(sub_buffer) for sub_buffer in sub_buffers)
+        self._has_failed = False  # a backward, of which something may be here
         self._foreign_task = -1  # a backward of autograd's that ends in none of the parameters
         self._is_settled = True  # all ranks have asked since the last backward whether one of them is behind
         self._wire.before_gather = self._before_gather
 
+    def begin_forward(self) -> None:
+        """What it made is dropped where all ranks come next, which need not make this forward."""
+        self._has_failed = self._is_engines or self._is_under_way
+
     def begin_backward(self) -> None:
-        self.forget()
+        self._begin_anew()
         self._is_engines = True
 
     def end_backward(self) -> None:
@@ -403,13 +416,31 @@ class BackwardReducer(Reducer):
         """Each backward begins anew."""
 
     def forget(self) -> None:
-        """What it made does not count."""
+        self._drop_failed()
+
+    def _begin_anew(self) -> None:
+        """Let a backward that failed leave nothing, as far as that can be."""
+        if self._drop_failed() and self._job.is_first:
+            logger.warning(
+                "a backward failed after the ranks had averaged a part of its gradients, which are in one "
+                "sum with those of the step's earlier micro batches and stay there; call engine.zero_grad() "
+                "on all ranks after such a failure, and run all micro batches of the step again"
+            )
+
+    def _drop_failed(self) -> bool:
+        """Let nothing that a failed backward made count; return whether some does, since it was added to
+        what earlier micro batches of the step have made.
+        """
+        is_left = False
         if not self.is_coalescing and (self._is_engines or self._is_under_way):
             self._ask_due()  # so that all ranks that failed here have asked for the same
-            self._queue.abandon()
+            kept = [_sharded(sub_buffer) for sub_buffer in self._queue.abandon()]
             for gradients in self._gradients:
                 gradients.forget()
+            for gradients in kept:
+                is_left = not gradients.take_back() or is_left
         self._end()
+        return is_left
 
     def end_failed(self) -> None:
         """It holds memory of its own."""
@@ -419,6 +450,11 @@ class BackwardReducer(Reducer):
         super().release()
 
     def _hand_in(self, index: int, index_in_sub_buffer: int) -> None:
+        if self._has_failed:
+            param = self._sub_buffers[index].members[index_in_sub_buffer].param
+            grad = param.grad
+            self._begin_anew()
+            param.grad = grad
         if not self._is_under_way:
             self._begin()
         if self._schedule.was_asked(index):
@@ -430,6 +466,8 @@ class BackwardReducer(Reducer):
 
     def _before_gather(self, what: str) -> None:
         """All ranks are about to gather this."""
+        if self._has_failed:
+            self._begin_anew()
         if self.is_coalescing or not (self._is_engines or self._is_under_way or self._is_users_backward()):
             return
         self._ask_due()
@@ -450,7 +488,7 @@ class BackwardReducer(Reducer):
 
     def _end(self) -> None:
         self._schedule.begin()
-        self._is_engines = self._is_under_way = False
+        self._is_engines = self._is_under_way = self._has_failed = False
 
 
 def is_reached(param: nn.Parameter) -> bool:
@@ -469,6 +507,7 @@ class _Queue:
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
         self._under_way: deque[tuple[SubBuffer, Pending]] = deque()
+        self._kept: list[SubBuffer] = []  # since the last drain
         self._comms: set[Collectives] = set()
 
     def put(self, sub_buffer: SubBuffer) -> None:
@@ -485,6 +524,7 @@ class _Queue:
     def drain(self) -> None:
         while self._under_way:
             self._finish_first()
+        self._kept.clear()
         self._let_go()
 
     def finish(self, sub_buffer: SubBuffer) -> None:
@@ -492,11 +532,14 @@ class _Queue:
         while any(one is sub_buffer for one, _ in self._under_way):
             self._finish_first()
 
-    def abandon(self) -> None:
+    def abandon(self) -> list[SubBuffer]:
+        """Keep nothing of what is under way; return what has been kept since the last drain."""
         while self._under_way:
             _, pending = self._under_way.popleft()
             pending.wait()  # the memory is in use until then
         self._let_go()
+        kept, self._kept = self._kept, []
+        return kept
 
     def _let_go(self) -> None:
         """Of the memory that they have used one after the other."""
@@ -508,6 +551,7 @@ class _Queue:
         sub_buffer, pending = self._under_way.popleft()
         pending.wait()
         _flat(sub_buffer).keep()
+        self._kept.append(sub_buffer)
 
 
 def make_reducer(

@@ -59,6 +59,7 @@ class ShardedGradients(FlatGradients):
         self._lock = RLock()
         self._shard = self._make_shard()
         self._is_zero = True
+        self._was_zero = True  # before the last average was added
         self._is_allocated = False
         self._waiting: dict[int, Tensor] = {}  # by place: see [Note: small gradients are copied together]
         self._waiting_bytes = 0
@@ -200,12 +201,19 @@ class ShardedGradients(FlatGradients):
 
     def keep(self) -> None:
         own = self.flat[self._start : self._stop]
+        self._was_zero = self._is_zero
         if self._is_zero:
             self._shard.copy_(own)
         else:
             self._shard.add_(own)
         self._is_zero = False
         self.forget()
+
+    def take_back(self) -> bool:
+        """Drop the average that was added last; False if it was added to others."""
+        if self._was_zero:
+            self.zero()
+        return self._was_zero
 
     def zero(self) -> None:
         self._check_here()
@@ -302,7 +310,8 @@ class HostGradients(ShardedGradients):
             pinned = self._sums.pin_memory
             self._landed = host_empty(own.shape, own.dtype, pin_memory=pinned)
         self._arrival = Arrival(own, self._landed, then=self._whole.free)
-        self._is_single, self._is_zero = self._is_zero, False
+        self._is_single = self._was_zero = self._is_zero
+        self._is_zero = False
         self._hand_over()
         if self._watch is not None:
             self._watch.landed()

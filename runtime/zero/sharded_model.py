@@ -26,7 +26,7 @@ from .param_shard import holder_of
 from .param_status import detach
 from .parked_states import ParkedStates
 from .partition import IsLeaf, UnitPlan, cut_into_units
-from .prefetch import Prefetcher
+from .prefetch import Prefetcher, in_backward
 from .reducer import make_reducer
 from .replicated_gradients import ReplicatedGradients
 from .sub_buffer import SubBuffer
@@ -174,6 +174,11 @@ class ShardedModel:
         for sub_buffer in self.trained:
             if isinstance(sub_buffer.gradients, ReplicatedGradients):
                 sub_buffer.gradients.hide_as_none()
+
+    def begin_forward(self) -> None:
+        """The engine's forward is about to run; a checkpoint may compute it again in a backward."""
+        if not in_backward():
+            self._reducer.begin_forward()
 
     def begin_backward(self) -> None:
         """Make everything ready for gradients.

@@ -25,6 +25,7 @@ from tests.runtime.models import (
     worst_difference,
 )
 from tests.runtime.ranks import Ranks
+from tests.runtime.zero.test_api import kept_warnings
 
 pytestmark = pytest.mark.slow
 
@@ -330,3 +331,83 @@ def test_only_few_units_have_memory_for_whole_gradients_at_a_time(ranks: Ranks) 
     """
     for held in ranks(_held_in_backward, world_size=2):
         assert max(held) <= 3
+
+
+def _fail(engine: dslaunch.Engine, backward: Callable[[Tensor], object]) -> None:
+    """A backward that raises after some units have been averaged."""
+
+    def raise_error(*_: object) -> None:
+        raise ZeroDivisionError
+
+    handle = engine.module.get_submodule("blocks.0").register_full_backward_hook(raise_error)
+    loss = loss_of(engine, batch(9).chunk(2)[engine.global_rank])
+    handle.remove()
+    with pytest.raises(ZeroDivisionError):
+        backward(loss)
+
+
+def _fail_and_go_on(rank: int, changes: dict[str, Any]) -> dict[str, Tensor]:
+    """Each way of running the failed backward before each way of running the next."""
+    model = make_model()
+    config = make_config(reduce_bucket_size=1)
+    config["zero_optimization"].update(changes)
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    ways: tuple[Callable[[Tensor], object], ...] = (
+        engine.backward,
+        lambda loss: engine.scale(loss).backward(),
+    )
+    for step in range(STEPS):
+        _fail(engine, ways[step % 2])
+        ways[step // 2](loss_of(engine, batch(step).chunk(2)[rank]))
+        engine.step()
+    with dslaunch.zero.GatheredParameters(model.parameters()):
+        return snapshot(model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stage": 2},
+        {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        {"stage": 3},
+    ],
+    ids=["stage 2", "offloaded", "stage 3"],
+)
+def test_what_a_failed_backward_made_is_dropped(ranks: Ranks, changes: dict[str, Any]) -> None:
+    expected = make_model()
+    train_plain(expected, torch.optim.AdamW(expected.parameters(), lr=0.01, weight_decay=0.1), steps=STEPS)
+    for params in ranks(_fail_and_go_on, changes, world_size=2):
+        assert worst_difference(params, snapshot(expected.named_parameters())) <= DRIFT
+
+
+def _fail_in_second(rank: int) -> tuple[list[str], list[str], dict[str, Tensor]]:
+    """What is said when the step goes on, and when it begins again."""
+    model = make_model()
+    config = make_config(stage=2, reduce_bucket_size=1, gradient_accumulation_steps=2)
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    train_engine(engine, steps=1)  # the ranks learn the order in which gradients come
+    said = []
+    for drops in (False, True):
+        with kept_warnings() as lines:
+            engine.backward(loss_of(engine, batch(8).chunk(2)[rank]))
+            _fail(engine, engine.backward)
+            if drops:
+                engine.zero_grad()
+            engine.backward(loss_of(engine, batch(7).chunk(2)[rank]))
+        engine.zero_grad()
+        said.append(lines)
+    train_engine(engine, steps=STEPS - 1, first=1)
+    return said[0], said[1], snapshot(model.named_parameters())
+
+
+def test_what_a_failed_backward_added_to_earlier_micro_batches_is_told(ranks: Ranks) -> None:
+    expected = make_model()
+    train_plain(expected, torch.optim.AdamW(expected.parameters(), lr=0.01, weight_decay=0.1), steps=STEPS)
+    results = ranks(_fail_in_second, world_size=2)
+    assert [len(going_on) for going_on, _, _ in results] == [1, 0]
+    assert results[0][0][0].startswith(
+        "a backward failed after the ranks had averaged a part of its gradients"
+    )
+    for _, dropping, params in results:
+        assert not dropping
+        assert worst_difference(params, snapshot(expected.named_parameters())) <= DRIFT
