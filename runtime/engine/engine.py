@@ -280,6 +280,7 @@ class Engine(Getters, nn.Module):
         self._checkpoints.end_if_saved()
         self._model.parked_states.check_kept("engine.step()")
         self._model.parked_states.check_here("engine.step()")
+        self._model.check_not_gathered("engine.step()")
         self._direct_backward.forget()
         self._was_step_applied = False
         is_boundary = self._accumulation.is_step_due

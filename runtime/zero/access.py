@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import ConfigError
 from .flat_buffer import address_of
-from .module_forward import ModuleForward
+from .module_forward import NOT_EXPORTED, ModuleForward
 from .module_parameters import parameters_of, plain_again
 from .prefetch import Prefetcher, in_backward
 from .saved_hooks import Pack, Unpack, top_hooks
@@ -39,6 +39,7 @@ from .unit_uses import UnitUse
 
 _PLAIN = (Tensor, nn.Parameter)
 _CHECKPOINTS = "torch.utils.checkpoint"  # whose hooks keep nothing, and compute it again
+_COMPILED = "torch._dynamo.eval_frame"  # where the class of what torch.compile() makes of a module is
 _REFUSES_HOOKS = "don't yet support saved tensor hooks"  # torch.func, of net 3
 
 
@@ -169,6 +170,8 @@ class Access:
 
     def _call_first(self, unit: Unit, is_top: bool, forward: ModuleForward, args: Any, kwargs: Any) -> Any:
         """A forward that comes to the unit."""
+        if torch._C._is_tracing():
+            raise ConfigError(f"torch.jit.trace() came to a forward; {NOT_EXPORTED}")
         if self._last_output is not None and self._last_output[0] is not unit:
             self._watch_last_output()
         self._prefetcher.enter(unit)
@@ -177,8 +180,7 @@ class Access:
                 output = forward.inner(*args, **kwargs)
         except BaseException as error:
             self._last_output = None
-            if isinstance(error, RuntimeError) and _REFUSES_HOOKS in str(error):
-                raise _no_transform() from error
+            check_transform(error)
             raise
         finally:
             self._prefetcher.leave(unit)
@@ -321,10 +323,10 @@ class Access:
 def _check_not_compiled(module: nn.Module) -> None:
     """What is compiled as a whole has our nets inside, where they do nothing."""
     for name, one in module.named_modules():
-        if one._compiled_call_impl is not None:
+        if one._compiled_call_impl is not None or type(one).__module__ == _COMPILED:
             shown = f"'{name}'" if name else "the model"
             raise ConfigError(
-                f"{shown} was compiled with compile(), which stage 3 does not support: the compiled code "
+                f"{shown} was compiled, which stage 3 does not support: the compiled code "
                 "would have to gather parameters; call engine.compile() after initialize() instead, which "
                 "compiles the forward of each block, or compile some before: block.forward = "
                 "torch.compile(block.forward)"
@@ -379,13 +381,14 @@ def _pack_parts(tensor: Any, pack: Pack) -> _SavedParts | None:
     return _SavedParts(type(tensor), packed, context, tensor.size(), tensor.stride())
 
 
-def _no_transform() -> ConfigError:
-    """What torch.func says is about hooks that the program knows nothing of."""
-    return ConfigError(
-        "torch.func.grad, vjp, jacrev and hessian cannot differentiate through modules whose parameters are "
-        "sharded: they refuse the hooks that find a parameter which autograd has saved; take the derivative "
-        "with torch.autograd.grad(create_graph=True), or torch.func.jvp, or use ZeRO stage 2"
-    )
+def check_transform(error: BaseException | None) -> None:
+    """Errors: ConfigError for what torch.func says of hooks, of which the program knows nothing"""
+    if isinstance(error, RuntimeError) and _REFUSES_HOOKS in str(error):
+        raise ConfigError(
+            "torch.func.grad, vjp, jacrev and hessian cannot differentiate through modules whose parameters "
+            "are sharded: they refuse the hooks that find a parameter which autograd has saved; take the "
+            "derivative with torch.autograd.grad(create_graph=True), or torch.func.jvp, or use ZeRO stage 2"
+        ) from error
 
 
 def _out_of_date(name: str) -> ConfigError:

@@ -480,6 +480,13 @@ def sharded_until(when: str) -> str:
 def _refuse(param: Tensor, what: str) -> NoReturn:
     """Refuse a use of this parameter."""
     keeper = _keeper_of(param)
+    guards = sys.modules.get("torch._guards")
+    if guards is not None and guards.TracingContext.try_get() is not None:
+        raise ConfigError(
+            f"torch.compile() came to parameter '{_name_of(param)}', whose values are sharded over the "
+            "ranks, and compiled code cannot gather them: call engine.compile() after initialize() instead, "
+            "which compiles the forward of each block"
+        )
     why = sharded_until("while the module that owns it runs") if keeper is None else keeper.why_away
     raise ConfigError(f"parameter '{_name_of(param)}' was asked for {what}, but {why}")
 
@@ -515,6 +522,8 @@ def name_values(tensor: Tensor, param: Tensor, make: Callable[[Tensor], Tensor])
 
 def _name_of_function(func: Callable[..., Any]) -> str:
     name: str = getattr(func, "__name__", "an operation")
+    if getattr(func, "__module__", None) == "torch.autograd":
+        return f"torch.autograd.{name}()"
     return (
         getattr(getattr(func, "__self__", None), "__name__", name) if name in ("__get__", "__set__") else name
     )

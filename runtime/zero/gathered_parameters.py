@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..comm.rank_group import RankGroup
 from ..errors import ConfigError
 from ..log import logger
+from .access import check_transform
 from .early_parameter import EarlyParameter, InitContext, early_of
 from .param_location import ParamLocation, location_of
 from .sharded_model import ShardedModel
@@ -96,6 +97,7 @@ class GatheredParameters:
             finally:
                 self._whole.close()
                 self._forget_writes()
+        check_transform(error)
 
     def _check_modifier(self) -> None:
         rank = self._modifier_rank

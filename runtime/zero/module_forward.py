@@ -15,6 +15,10 @@ from ..errors import ConfigError
 from .unit import Unit
 
 Call = Callable[["ModuleForward", Any, Any], Any]
+NOT_EXPORTED = (
+    "a module whose parameters are sharded cannot be exported: export a plain one, as "
+    "copy.deepcopy(model) inside dslaunch.zero.GatheredParameters(model.parameters()) makes it"
+)
 
 
 class ModuleForward:
@@ -40,6 +44,11 @@ class ModuleForward:
         if self._call is None or self._unit.num_forwards or torch.compiler.is_dynamo_compiling():
             return self.inner(*args, **kwargs)
         return self._call(self, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"this forward has no {name}, for which torch.export and torch.jit.script() ask; {NOT_EXPORTED}"
+        )
 
     def release(self) -> None:
         """Give the module back what it had, and do nothing any more where a program has kept this."""

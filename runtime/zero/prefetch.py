@@ -76,6 +76,7 @@ class Prefetcher:
         self._current: Unit | None = None
         self.num_forwards = 0  # under way
         self._held: Counter[Unit] = Counter()
+        self._blocks: list[Sequence[Unit]] = []  # what is held for a block of the program that is open
         self._until_end: set[Unit] = (
             set()
         )  # for a use outside its module, until the forward or the backward ends
@@ -210,17 +211,24 @@ class Prefetcher:
         for unit in units:
             unit.start_unshard()
             self._held[unit] += 1
+        self._blocks.append(units)
         try:
             for unit in units:
                 unit.wait_for_unshard()
             yield
         finally:
+            self._blocks.remove(units)
             for unit in units:
                 self._held[unit] -= 1
             idle = [unit for unit in units if not self._held[unit] and not unit.num_forwards]
             for unit in idle:
                 unit.reshard()
             self._wait_for(idle)
+
+    @property
+    def held_in_block(self) -> Unit | None:
+        """A unit whose values are held for a block of the program; None if there is none."""
+        return next((unit for units in self._blocks for unit in units if unit.is_sharded), None)
 
     def reshard_idle(self) -> None:
         """Reshard what was unsharded early, or stayed."""

@@ -407,13 +407,16 @@ class ShardedModel:
         self.reshard_idle()
         self._check_unused("initialize() of a model of another engine")
 
+    def check_not_gathered(self, what: str) -> None:
+        """Errors: ConfigError inside GatheredParameters, of whose values nothing is left afterwards"""
+        held = self.prefetcher.held_in_block
+        if held is not None:
+            raise _is_gathered(what, held)
+
     def _check_unused(self, what: str) -> None:
-        used = [unit.name for unit in self.units if unit.is_sharded and unit.state is not UnitState.FREED]
+        used = [unit for unit in self.units if unit.is_sharded and unit.state is not UnitState.FREED]
         if used:
-            raise ConfigError(
-                f"{what} while the parameters of '{used[0]}' are gathered; leave "
-                "GatheredParameters, or the forward"
-            )
+            raise _is_gathered(what, used[0])
 
     def _let_go(self) -> None:
         """Another engine takes parameters over: what this one has of them is of no use from then on. The
@@ -553,3 +556,9 @@ def _check_agreement(units: Iterable[Sequence[Member]], job: Job, settings: Mapp
             "dtypes, requires_grad and groups of all parameters must agree; build the model the same way "
             "on every rank"
         )
+
+
+def _is_gathered(what: str, unit: Unit) -> ConfigError:
+    return ConfigError(
+        f"{what} while the parameters of '{unit.name}' are gathered; leave GatheredParameters, or the forward"
+    )

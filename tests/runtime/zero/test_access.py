@@ -321,19 +321,71 @@ def test_micro_batches_add_up_on_an_odd_number_of_ranks(ranks: Ranks) -> None:
         assert worst_difference(params, expected) <= DRIFT
 
 
-def _compiled(rank: int, is_block: bool) -> str:
+def _compiled(rank: int, is_block: bool, is_wrapped: bool) -> str:
     model = make_model(Model)
-    (model.get_submodule("blocks.1") if is_block else model).compile(backend="eager")
+    one = model.get_submodule("blocks.1") if is_block else model
+    if is_wrapped:
+        wrapped = torch.compile(one, backend="eager")
+        assert isinstance(wrapped, nn.Module)
+        if is_block:
+            model.set_submodule("blocks.1", wrapped)
+        else:
+            model = wrapped
+    else:
+        one.compile(backend="eager")
     with pytest.raises(ConfigError) as caught:
         _engine(model)
     return str(caught.value)
 
 
 @pytest.mark.parametrize("is_block", [True, False])
-def test_a_module_that_is_compiled_as_a_whole_is_refused_by_name(ranks: Ranks, is_block: bool) -> None:
-    for message in ranks(_compiled, is_block, world_size=2):
+@pytest.mark.parametrize("is_wrapped", [True, False], ids=["torch.compile()", "compile()"])
+def test_a_module_that_is_compiled_as_a_whole_is_refused_by_name(
+    ranks: Ranks, is_block: bool, is_wrapped: bool
+) -> None:
+    for message in ranks(_compiled, is_block, is_wrapped, world_size=2):
         assert message.startswith("'blocks.1' was compiled" if is_block else "the model was compiled")
         assert "block.forward = torch.compile(block.forward)" in message
+
+
+def _quietly(call: Callable[..., object], *args: object) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit's
+        call(*args)
+
+
+def _misused(rank: int) -> dict[str, str]:
+    """What torch does with a whole model, or with several parameters, and what is said to it."""
+    model = make_model(Model)
+    engine = _engine(model)
+    _step(engine, 0)
+    part = _part(1, engine)
+    params = list(model.parameters())
+    loss = engine(part).pow(2).mean()
+    attempts: dict[str, Callable[[], object]] = {
+        "torch.autograd.grad()": lambda: torch.autograd.grad(loss, params[:1]),
+        "engine.compile()": lambda: torch.compile(model, backend="eager")(part),
+        "cannot be exported": lambda: _quietly(torch.jit.trace, model, part),
+        "no __code__": lambda: torch.export.export(model, (part,)),
+        "torch.func.grad": lambda: torch.func.grad(lambda x: model(x).sum())(part),
+        "leave GatheredParameters": engine.step,
+    }
+    said = {}
+    for words, attempt in attempts.items():
+        is_gathered = words in ("torch.func.grad", "leave GatheredParameters")
+        with (
+            pytest.raises((ConfigError, AttributeError)) as caught,
+            dslaunch.zero.GatheredParameters(params if is_gathered else None),
+        ):
+            attempt()
+        said[words] = str(caught.value)
+    _step(engine, 1)  # nothing was broken by it
+    return said
+
+
+def test_what_cannot_be_done_with_a_sharded_model_is_said_in_its_own_words(ranks: Ranks) -> None:
+    for said in ranks(_misused, world_size=2):
+        assert [words for words, message in said.items() if words not in message] == []
 
 
 # ---- in a backward the values are brought for autograd, and a parameter has them when a program asks for it
