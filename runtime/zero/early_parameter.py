@@ -112,13 +112,18 @@ class EarlyParameter:
         return any(owner() is module for owner in self._owners)
 
     @property
+    def owners(self) -> list[nn.Module]:
+        """The modules that have registered it, and are here; not a collective."""
+        owners = [owner() for owner in self._owners]
+        return [owner for owner in owners if owner is not None]
+
+    @property
     def is_replaced(self) -> bool:
         """Whether the modules that have registered it are gone, or have another in its place;
         not a collective.
         """
-        owners = [owner() for owner in self._owners]
-        params = [one for owner in owners if owner is not None for one in owner._parameters.values()]
-        return bool(owners) and not any(one is self._param() for one in params)
+        params = [one for owner in self.owners for one in owner._parameters.values()]
+        return bool(self._owners) and not any(one is self._param() for one in params)
 
     @property
     def is_lost(self) -> bool:

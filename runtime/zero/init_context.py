@@ -41,8 +41,9 @@ from torch.nn.modules import module as torch_module
 
 from ..comm.collectives import Collectives
 from ..comm.mesh import make_mesh
-from ..comm.process_group import choose_device, start_process_group
+from ..comm.process_group import choose_device, group_timeout, start_process_group
 from ..comm.rank_group import Job
+from ..comm.watchdog.watchdog import watch
 from ..config.source import read_source
 from ..environment import read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
@@ -54,6 +55,7 @@ from .early_parameter import EarlyParameter, InitContext, early_of
 from .edit import Edit
 from .flat_buffer import num_users
 from .param_location import location_of
+from .shared_memory import first_sharing, is_expanded, warn_of_kept_views
 
 _ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -151,6 +153,7 @@ class Init:
             )
         self.comm = Collectives(make_mesh(shard_size=dist.get_world_size()))
         self.job = Job(self.comm.wire)
+        watch(self.job, limit_s=worker.watchdog_s, timeout=group_timeout() or worker.timeout)
         self._num_users = num_users(nn.Parameter(torch.empty(1, device="cpu")))
         if module is not None:
             for name, param in module.named_parameters():
@@ -195,7 +198,7 @@ class Init:
             self._made_for_outer.add(other)
         is_known = other is not None or location_of(param) is not None
         is_plain = type(param) is nn.Parameter and is_strided(param) and param.is_floating_point()
-        if is_plain and not is_known and param.numel():
+        if is_plain and not is_known and param.numel() and not is_expanded(param):
             early = EarlyParameter(param, name, self, owner)
             self._whole[early] = param
             self._made.add(early)
@@ -329,6 +332,10 @@ class Init:
 
     def _shard_rest(self) -> None:
         fates = self._decide(checks_aliases=True)
+        if self.job.is_first:
+            for early in fates:
+                if not early.is_dead and not self._is_idle(early):
+                    warn_of_kept_views((("", owner) for owner in early.owners), {early.name: early.param})
         for early, fate in fates.items():
             if fate is _Fate.LEFT:
                 early.forget()
@@ -440,10 +447,6 @@ def _sharing(params: Sequence[EarlyParameter]) -> tuple[int, int] | None:
     """Return the places of two parameters that share their memory, and are no garbage: what uses memory of
     others is whole until the end.
     """
-    at: dict[int, int] = {}
-    for place, early in enumerate(params):
-        if not early.is_dead and not early.is_replaced:
-            other = at.setdefault(early.param.data_ptr(), place)
-            if other != place:
-                return other, place
-    return None
+    places = [place for place, early in enumerate(params) if not early.is_dead and not early.is_replaced]
+    pair = first_sharing([params[place].param for place in places])
+    return None if pair is None else (places[pair[0]], places[pair[1]])

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import ConfigError
 from ..placement.stage_policy import UnitSizes
 from ..strided import is_strided, kind_of
 from .early_parameter import early_of
 from .freed_parameter import FreedParameter, check_kept
+from .shared_memory import first_sharing, is_expanded
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 ROOT = "root"
@@ -113,41 +112,44 @@ def _merge(plans: list[UnitPlan], sizes: UnitSizes) -> tuple[UnitPlan, ...]:
     )
 
 
+def parameters_here(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return those in memory that a program has chosen: others' values were put, or will be, into memory
+    of their own.
+    """
+    return {name: param for name, param in module.named_parameters() if not _is_away(param)}
+
+
+def _is_away(param: nn.Parameter) -> bool:
+    early = early_of(param)
+    return (early is not None and not early.is_whole) or type(param) is FreedParameter
+
+
 def _check_storage(params: dict[str, nn.Parameter]) -> None:
-    runs: dict[
-        int, list[tuple[int, int, str]]
-    ] = {}  # by storage: first and last element of each, and its name
+    here: dict[str, nn.Parameter] = {}
     for name, param in params.items():
         _check_has_values(name, param)
-        early = early_of(param)
-        if early is not None and not early.is_whole:
-            continue  # its values were put into a memory of their own
-        if type(param) is FreedParameter:
-            check_kept(param, name)
-            continue  # another engine gives it, into a memory of its own
+        if type(param) is FreedParameter and early_of(param) is None:
+            check_kept(param, name)  # another engine gives it
+        if _is_away(param):
+            continue
         if param.is_inference():
             raise ConfigError(
                 f"parameter '{name}' was made in torch.inference_mode(), and can never be trained; make the "
                 "model outside, or in torch.no_grad()"
             )
-        if any(stride == 0 and size > 1 for stride, size in zip(param.stride(), param.shape, strict=True)):
+        if is_expanded(param):
             raise ConfigError(
                 f"parameter '{name}' is expanded: several of its elements are the same number in memory, "
                 "which no optimizer can step; expand it in the forward, or make it with .clone()"
             )
-        if param.numel():
-            first = int(param.storage_offset())
-            last = first + sum(
-                int((size - 1) * stride) for size, stride in zip(param.shape, param.stride(), strict=True)
-            )
-            runs.setdefault(param.untyped_storage().data_ptr(), []).append((first, last, name))
-    for own in runs.values():
-        for (_, last, name), (first, _, other) in combinations(sorted(own), 2):
-            if first <= last and _have_common_elements(params[name], params[other]):
-                raise ConfigError(
-                    f"parameters '{name}' and '{other}' share their storage but are two objects; tie them by "
-                    "assigning one nn.Parameter to both modules"
-                )
+        here[name] = param
+    pair = first_sharing(list(here.values()))
+    if pair is not None:
+        name, other = (list(here)[place] for place in pair)
+        raise ConfigError(
+            f"parameters '{name}' and '{other}' share their storage but are two objects; tie them by "
+            "assigning one nn.Parameter to both modules"
+        )
 
 
 def _check_has_values(name: str, param: nn.Parameter) -> None:
@@ -161,10 +163,3 @@ def _check_has_values(name: str, param: nn.Parameter) -> None:
             "it is made of as parameters and buffers, and make it in the forward: "
             "torch.sparse_coo_tensor(self.indices, self.values, shape), for example"
         )
-
-
-def _have_common_elements(one: Tensor, other: Tensor) -> bool:
-    """Of two in one storage; columns of a matrix have none."""
-    elements = torch.arange(one.untyped_storage().nbytes() // one.itemsize, device="cpu")
-    places = [elements.as_strided(each.shape, each.stride(), each.storage_offset()) for each in (one, other)]
-    return bool(torch.isin(*places).any())

@@ -25,10 +25,11 @@ from .offload_kinds import OffloadStateTypeEnum
 from .param_shard import holder_of
 from .param_status import detach
 from .parked_states import ParkedStates
-from .partition import IsLeaf, UnitPlan, cut_into_units
+from .partition import IsLeaf, UnitPlan, cut_into_units, parameters_here
 from .prefetch import Prefetcher, in_backward
 from .reducer import make_reducer
 from .replicated_gradients import ReplicatedGradients
+from .shared_memory import warn_of_kept_views
 from .sub_buffer import SubBuffer
 from .sub_buffer_plan import NO_GROUP, Member, plan_sub_buffer
 from .unit import Unit, UnitState
@@ -79,6 +80,8 @@ class ShardedModel:
         self._module = module
         _check_no_complex(module)
         plans = cut_into_units(module, sizes=unit_sizes, is_leaf=is_leaf)
+        if self.job.is_first:
+            warn_of_kept_views(module.named_modules(), parameters_here(module))
         group_of = {id(param): index for index, group in enumerate(groups) for param in group}
         members = [_members(plan, group_of) for plan in plans]
         _check_trained_dtypes(members, precision.parameters)

@@ -423,16 +423,53 @@ class Shared(nn.Module):
         self.two.weight.data = self.one.weight.data
 
 
-def _share(rank: int) -> str:
+class Overlapping(nn.Module):
+    """Two parameters of which each has elements of its own, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.randn(9)
+        self.one, self.two = nn.Parameter(whole[:6]), nn.Parameter(whole[3:])
+
+
+def _share(rank: int, kind: type[nn.Module]) -> str:
     with pytest.raises(ConfigError) as caught:
-        _made(Shared, seed=0)
+        _made(kind, seed=0)
     assert not _hooks()
     return str(caught.value)
 
 
-def test_parameters_that_share_memory_without_being_the_same_are_refused(ranks: Ranks) -> None:
-    for message in ranks(_share, world_size=2):
-        assert message.startswith("parameters 'Linear.weight' and 'Linear.weight' share their storage")
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (Shared, "'Linear.weight' and 'Linear.weight'"),
+        (Overlapping, "'Overlapping.one' and 'Overlapping.two'"),
+    ],
+)
+def test_parameters_that_share_memory_without_being_the_same_are_refused(
+    ranks: Ranks, kind: type[nn.Module], names: str
+) -> None:
+    for message in ranks(_share, kind, world_size=2):
+        assert message.startswith(f"parameters {names} share their storage")
+
+
+class Expanded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.scale = nn.Parameter(torch.ones(1).expand(3))
+
+
+def _expand(rank: int) -> str:
+    model = _made(Expanded, seed=0)
+    with pytest.raises(ConfigError) as caught:
+        dslaunch.initialize(model=model, config=make_config(stage=3))
+    return str(caught.value)
+
+
+def test_an_expanded_parameter_stays_one_and_is_refused_by_initialize(ranks: Ranks) -> None:
+    for message in ranks(_expand, world_size=2):
+        assert message.startswith("parameter 'scale' is expanded")
 
 
 def _with_an_alias(rank: int, holder: int) -> int:
