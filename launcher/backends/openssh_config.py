@@ -35,6 +35,8 @@ _USED = _REST_OF_LINE | _LISTS | frozenset((
     *("kexalgorithms", "hostkeyalgorithms", "ciphers", "macs", "controlpath", "proxyusefdpass"),
     *("certificatefile", "pkcs11provider", "securitykeyprovider", "verifyhostkeydns", "revokedhostkeys"),
 ))  # fmt: skip
+_PARTS = ("host", "match", "include")
+_WHITE = " \t\r\f"
 _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
 _KEYWORD = re.compile(r"""[ \t]*"?([A-Za-z0-9]+)"?(?:[ \t]*=[ \t]*|[ \t]+|$)""")
 _MATCH_WORD = re.compile(r"""[ \t]*(?:"([^"]*)"|([^ \t="]+))[ \t]*=?""")  # a criterion, or its value
@@ -68,6 +70,8 @@ def read_file(path: Path, *, include_from: Path, must_be_secure: bool, depth: in
     What it says may run commands (ProxyCommand). So a file that must be secure, and each one that is
     included, is refused where another user owns it or may write to it, as OpenSSH does.
 
+    Only a line feed ends a line, as for OpenSSH. What is not used here need not be UTF-8.
+
     Errors: OSError; UnicodeDecodeError; LaunchError for a line that says nothing,
             or files that include each other
     """
@@ -75,8 +79,8 @@ def read_file(path: Path, *, include_from: Path, must_be_secure: bool, depth: in
         raise LaunchError(f"{path}: Include leads through more than {MAX_DEPTH} files; is it a circle?")
     found = []
     refuse = why_insecure if must_be_secure else None
-    for number, text in enumerate(read_named(path, refuse=refuse).decode().splitlines(), start=1):
-        text = text.strip()
+    for number, data in enumerate(read_named(path, refuse=refuse).split(b"\n"), start=1):
+        text = data.decode("utf-8", "surrogateescape").strip(_WHITE)
         if not text or text.startswith("#"):
             continue
         place = f"{path}:{number}"
@@ -84,6 +88,8 @@ def read_file(path: Path, *, include_from: Path, must_be_secure: bool, depth: in
         if match is None or not text[match.end() :]:
             raise _unusable(place, f"{text!r} is not a keyword and its value")
         line = Line(match[1].lower(), text[match.end() :], place)
+        if line.keyword in _USED or line.keyword in _PARTS:
+            data.decode()  # Errors: as said above
         if line.keyword == "include":
             paths = [one for word in _words(line) for one in _included(word, include_from)]
             files = (
@@ -91,7 +97,7 @@ def read_file(path: Path, *, include_from: Path, must_be_secure: bool, depth: in
                 for one in paths
             )
             line = line._replace(files=tuple(files))
-        if line.keyword in _USED or line.keyword in ("host", "match", "include"):
+        if line.keyword in _USED or line.keyword in _PARTS:
             found.append(line)
     return tuple(found)
 

@@ -26,7 +26,7 @@ _LISTS = {
 # What these say of a host's key, it may be that it is revoked, only OpenSSH reads.
 _HOST_KEYS = {"revokedhostkeys": "RevokedHostKeys", "knownhostscommand": "KnownHostsCommand"}
 _PROBE_S = 0.2  # for a socket of this machine
-_CHANGES = "+-^"  # with these a list changes OpenSSH's own, and leaves enough that both know
+_CHANGES = "+-^"  # with these a list adds to what there is, takes from it, or puts first
 
 
 class OpenSshHints(NamedTuple):
@@ -54,7 +54,7 @@ def hints_of(found: Values, tokens: Mapping[str, str], identities: tuple[str, ..
         return hints._replace(only="ProxyUseFdpass is yes")
     for key, (name, ours) in _LISTS.items():
         value = _first(found, key)
-        if value and value[0] not in _CHANGES and not _knows_one_of(value, ours):
+        if value and not kept(_known(ours), value):
             return hints._replace(only=f"{name} in the ssh configuration names nothing else")
     jump = found.get("proxyjump", ("",))[0]
     if _is_set(found, "controlpath") and _is_open(found["controlpath"][0], tokens, jump):
@@ -87,19 +87,36 @@ def _is_on_token(path: Path) -> bool:
         return False
 
 
+def algorithms_of(found: Values) -> tuple[tuple[str, str], ...]:
+    """The lists of the configuration, each with the name of paramiko's option of that kind."""
+    return tuple((ours, _first(found, key)) for key, (_, ours) in _LISTS.items() if _first(found, key))
+
+
 @functools.lru_cache(maxsize=1024)
-def _knows_one_of(names: str, ours: str) -> bool:
-    """Whether paramiko knows one of these names, which may have patterns."""
+def kept(names: tuple[str, ...], wanted: str) -> tuple[str, ...]:
+    """Those of these names that a list of the configuration leaves, in its order.
+
+    Source: ssh_config(5), Ciphers; OpenSSH's kex_assemble_names()
+    """
     from fnmatch import fnmatchcase
 
+    sign = wanted[0] if wanted[0] in _CHANGES else ""
+    patterns = wanted.removeprefix(sign).split(",")
+    named = [name for pattern in patterns for name in names if fnmatchcase(name, pattern)]
+    if sign == "-":
+        return tuple(name for name in names if name not in named)
+    return tuple(dict.fromkeys((*named, *(names if sign else ())) if sign != "+" else names))
+
+
+@functools.cache
+def _known(ours: str) -> tuple[str, ...]:
+    """What paramiko knows of this kind."""
     with lean_paramiko():
         import paramiko
 
     one, other = socket.socketpair()
     with one, other:
-        options = paramiko.Transport(one).get_security_options()
-        known = getattr(options, ours)
-    return any(fnmatchcase(name, wanted) for wanted in names.split(",") for name in known)
+        return tuple(getattr(paramiko.Transport(one).get_security_options(), ours))
 
 
 def _is_open(text: str, tokens: Mapping[str, str], jump: str) -> bool:

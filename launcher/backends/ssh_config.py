@@ -14,7 +14,7 @@ from ..inputs.hostfile import Host
 from ..options.hosts import SshOptions
 from .known_hosts import NO_FILE
 from .openssh_config import Line, Me, Values, expand, family_of, read_file, settings_of, tokens_of
-from .openssh_only import OpenSshHints, hints_of
+from .openssh_only import OpenSshHints, algorithms_of, hints_of
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
@@ -46,6 +46,7 @@ class Target(NamedTuple):
     openssh: OpenSshHints = OpenSshHints()  # what the system's ssh could do besides
     portless_key_name: str = ""  # as host_key_name, where that has a port
     checks_address: bool = False  # also what known_hosts says of its address (CheckHostIP)
+    algorithms: tuple[tuple[str, str], ...] = ()  # lists of the configuration, by paramiko's options
 
 
 class Configuration:
@@ -141,6 +142,7 @@ def _resolve(
         openssh=hints_of(found, tokens, identities),
         portless_key_name=alias.lower() if has_port else "",
         checks_address=_is_yes(found, "checkhostip"),
+        algorithms=algorithms_of(found),
     )
 
 

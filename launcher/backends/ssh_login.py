@@ -25,6 +25,7 @@ from paramiko.ssh_exception import IncompatiblePeer
 from ..errors import EXIT_HOST, LaunchError
 from ..inputs.named_file import read_named
 from .known_hosts import Finding, HostKey, KnownHosts, Names, Standing, can_be_written
+from .openssh_only import kept
 from .openssh_words import where_to_add
 from .ssh_config import Target
 
@@ -160,7 +161,9 @@ def log_in(hop: Target, sock: socket.socket | paramiko.Channel, files: SshFiles)
         raise Dropped(f"{_where(hop)} ended the connection at once: {error}", exit_code=EXIT_HOST) from None
     transport.banner_timeout = transport.auth_timeout = hop.connect_timeout_s
     try:
-        _prefer(transport, files.known_hosts.known(hop.host_key_name, hop.known_hosts).keys)
+        _keep_to(transport, hop.algorithms)
+        if dict(hop.algorithms).get("key_types", "+")[0] in "+-":  # else OpenSSH keeps to the list's order
+            _prefer(transport, files.known_hosts.known(hop.host_key_name, hop.known_hosts).keys)
         transport.start_client(timeout=hop.connect_timeout_s)
         _check_host_key(hop, transport, sock, files)
         _authenticate(hop, transport, files)
@@ -188,6 +191,13 @@ def _why_not(hop: Target, transport: paramiko.Transport, error: Exception, *, wa
 
 
 # The host's key.
+
+
+def _keep_to(transport: paramiko.Transport, algorithms: tuple[tuple[str, str], ...]) -> None:
+    """Use only what the configuration allows, and what it names first first."""
+    wanted = transport.get_security_options()
+    for ours, names in algorithms:
+        setattr(wanted, ours, kept(tuple(getattr(wanted, ours)), names))
 
 
 def _prefer(transport: paramiko.Transport, known: tuple[HostKey, ...]) -> None:

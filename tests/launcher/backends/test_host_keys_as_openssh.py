@@ -184,6 +184,20 @@ def by_hand(keys: Keys) -> dict[str, Row]:
         "revoked in the system's file": Row("node7", f"node7 {host}\n", f"@revoked node* {host}\n"),
         "another one is revoked": Row("node7", f"@revoked node7 {other}\n"),
         "of another kind": Row("node7", f"node7 {keys.other_2}\n"),
+        "a kind that is left out": Row("node7", f"node7 {host}\n", settings=("HostKeyAlgorithms -*25519*",)),
+        "a kind that comes behind": Row(
+            "node7", f"node7 {host}\n", settings=("HostKeyAlgorithms ^ecdsa-sha2-nistp256",)
+        ),
+        "the kind that is named first": Row(
+            "node7", f"node7 {keys.host_2}\n", settings=("HostKeyAlgorithms ssh-ed25519,ecdsa-sha2-*",)
+        ),
+        "a kind that is added": Row(
+            "node7", f"node7 {keys.host_2}\n", settings=("HostKeyAlgorithms +ssh-rsa",), strict="yes"
+        ),
+        "a comment with other ends of lines": Row(
+            "node7", "", settings=("# \x0cStrictHostKeyChecking no", "# \u2028StrictHostKeyChecking no"),
+            strict="yes",
+        ),
         "the second of two": Row("node7", f"node7 {other}\nnode7 {host}\n", strict="yes"),
         "of two files": Row("node7", f"node7 {other}\n", f"node7 {host}\n", strict="yes"),
         "another port": Row("node7", f"node7 {host}\n", settings=("Port 2222",), strict="yes"),
@@ -219,7 +233,16 @@ def by_hand(keys: Keys) -> dict[str, Row]:
     }  # fmt: skip
 
 
-QUICK = ("a pattern", "negation", "capitals", "revoked", "of another kind", "a revoked authority")
+QUICK = (
+    "a pattern",
+    "negation",
+    "a kind that is left out",
+    "a comment with other ends of lines",
+    "capitals",
+    "revoked",
+    "of another kind",
+    "a revoked authority",
+)
 
 
 @pytest.mark.parametrize(

@@ -199,3 +199,12 @@ def test_a_generated_configuration_says_the_same_to_ssh_and_to_us(
         ):  # the jumps' own settings are those of other hosts
             said["jumps"] = ours["jumps"] = None
         assert ours == said, f"{name}\n{path.read_text()}"
+
+
+def test_a_comment_need_not_be_utf_8_and_what_is_used_must(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    path.write_bytes(b"# f\xfcr den Cluster\nBanner \xfc\nPort 2222\n")
+    assert told_by_us(path, "node1")["port"] == 2222
+    path.write_bytes(b"Port 2222\nUser \xfc\n")
+    with pytest.raises(LaunchError, match="cannot be used as an ssh configuration"):
+        told_by_us(path, "node1")

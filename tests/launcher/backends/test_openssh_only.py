@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.backends import openssh_only
-from dslaunch.launcher.backends.openssh_only import OpenSshHints
+from dslaunch.launcher.backends.openssh_only import OpenSshHints, kept
 from dslaunch.launcher.backends.ssh_config import Configuration
 from dslaunch.launcher.inputs.hostfile import Host
 from dslaunch.launcher.options.hosts import SshOptions
@@ -64,6 +64,26 @@ def test_a_list_of_which_our_own_knows_nothing_is_kept_to(home: Path, text: str,
     assert hints(home, text).only == f"{only} in the ssh configuration names nothing else"
     assert not hints(home, text).is_wish
     assert not hints(home, text.replace(" ", " +")).only
+
+
+@pytest.mark.parametrize(
+    ("wanted", "left"),
+    [
+        ("b1", "b1"),
+        ("b?,c,a2,other", "b1 b2 a2"),
+        ("-a*", "b1 b2"),
+        ("-*", ""),
+        ("^b2,a2", "b2 a2 a1 b1"),
+        ("+c", "a1 a2 b1 b2"),
+        ("other", ""),
+    ],
+)
+def test_a_list_leaves_what_it_names_in_its_order(wanted: str, left: str) -> None:
+    assert kept(("a1", "a2", "b1", "b2"), wanted) == tuple(left.split())
+
+
+def test_a_list_from_which_all_that_our_own_knows_is_taken_leaves_openssh(home: Path) -> None:
+    assert hints(home, "Ciphers -*-ctr,*-gcm@openssh.com,*-cbc").only.startswith("Ciphers in the ssh")
 
 
 @pytest.mark.parametrize(
