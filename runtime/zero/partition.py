@@ -51,6 +51,9 @@ def cut_into_units(
     """
     params = dict(module.named_parameters())
     _check_storage(params)
+    for name, buffer in module.named_buffers():
+        if isinstance(buffer, nn.parameter.UninitializedBuffer):
+            raise ConfigError(f"buffer '{name}' has no shape yet; run the model once before initialize()")
     blocks = [] if is_leaf("", module) else list(_blocks(module, "", is_leaf))
     owner_of = _owners(blocks)
     plans = [

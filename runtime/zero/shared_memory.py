@@ -56,7 +56,9 @@ def warn_of_kept_views(modules: Iterable[tuple[str, nn.Module]], params: Mapping
 def _kept_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     attributes = {} if module._forward_pre_hooks else vars(module)
     for name, value in (*module._buffers.items(), *attributes.items()):
-        if is_strided(value) and not isinstance(value, nn.Parameter):
+        if isinstance(value, (nn.Parameter, nn.parameter.UninitializedBuffer)):
+            continue
+        if is_strided(value):
             yield name, value
 
 

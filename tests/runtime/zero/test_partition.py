@@ -111,7 +111,8 @@ def _holding(values: torch.Tensor) -> nn.Module:
     ("model", "message"),
     [
         (nn.Linear(2, 2, device="meta"), "'weight' is on the meta device"),
-        (nn.LazyLinear(2), "'weight' has no shape yet"),
+        (nn.LazyLinear(2), "parameter 'weight' has no shape yet"),
+        (nn.LazyBatchNorm1d(affine=False), "buffer 'running_mean' has no shape yet"),
         (_holding(torch.eye(2).to_sparse()), r"'0' is a sparse tensor \(torch.sparse_coo\), whose elements"),
         (_holding(torch.eye(2).to_mkldnn()), "'0' is a tensor of mkldnn"),
         (_holding(TwoTensor(torch.eye(2), torch.eye(2))), "'0' is a tensor of class TwoTensor"),
