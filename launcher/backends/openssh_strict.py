@@ -48,7 +48,7 @@ def facts_of(program: str, where: tuple[str, ...], *, within_s: float) -> Facts:
         timeout=within_s,
         check=False,
     )
-    lines = ran.stdout.decode("utf-8", "replace").splitlines()
+    lines = ran.stdout.decode("utf-8", "replace").split("\n")
     return {key: value for key, _, value in (line.partition(" ") for line in lines)}
 
 

@@ -14,9 +14,9 @@ import json
 import os
 import time
 
-from ..wire.manifest import DIGEST_BYTES, OWN_FOLDER
+from ..wire.manifest import DIGEST_BYTES, FILE, FOLDER, OWN_FOLDER
 from .lean_stdlib import suppress
-from .sync_folder import Folder, write_whole
+from .sync_folder import Folder, kind_of, write_whole
 from .sync_place import Trust, Untrusted
 
 TYPE_CHECKING = False  # typing is slow to import
@@ -28,6 +28,7 @@ else:
 
 VERSION = 2  # 1 did not say who had sent what
 LOCK, RECORD, COMING = (OWN_FOLDER + b"/" + name for name in (b"lock", b"sent", b"coming"))
+MAX_RECORD_BYTES = 1 << 28  # of a million files
 LOCK_EVERY_S = 0.05
 TOUCH_EVERY_S = 1.0
 
@@ -74,9 +75,14 @@ class Record:
             with suppress(FileExistsError):
                 folder.make_folder(path, 0o700)
             found = folder.stat(path)
-            why = "" if found is None else trust.why_not(found)
+            why = "is no folder"
+            if found is None or kind_of(found) == FOLDER:
+                why = "" if found is None else trust.why_not(found)
             if why:
                 raise Untrusted(f"{os.fsdecode(path)} there {why}; remove it there, or give another folder")
+        found = folder.stat(LOCK)
+        if found is not None and kind_of(found) != FILE:
+            raise Untrusted(f"{os.fsdecode(LOCK)} there is no file; remove it there")
         self._lock = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
         self._touched_at = 0.0
         try:
@@ -166,8 +172,11 @@ def _read(folder: Folder) -> tuple[dict[bytes, Sent], dict[str, str], str]:
     except OSError:
         return {}, {}, ""
     try:
+        found = os.fstat(fd)
+        if kind_of(found) != FILE or found.st_size > MAX_RECORD_BYTES:
+            raise ValueError("no record")
         with os.fdopen(os.dup(fd), "rb") as file:
-            version, *rest = json.loads(file.read())
+            version, *rest = json.loads(file.read(MAX_RECORD_BYTES))
         if version == 1:
             return {}, {}, "the record there is of an older dslaunch, which did not keep who sent what"
         if version != VERSION:

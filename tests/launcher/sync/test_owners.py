@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -176,6 +177,42 @@ def test_a_record_that_does_not_say_who_sent_what_is_said_to_be_so(
     assert (there / "a").read_bytes() == outside.read_bytes() == b"a"
     folder(here, shared=b"newest")
     brought(*sync(here, there))
+
+
+def test_a_record_that_is_too_long_for_one_is_not_read(here: Path, there: Path) -> None:
+    brought(*sync(here, there))
+    with record_of(there).open("wb") as file:
+        file.truncate(1 << 40)
+    (here / "a").unlink()
+    (note,) = brought(*sync(here, there)).notes
+    assert note.startswith("the record there cannot be read: ")
+    assert (there / "a").exists()
+    assert record_of(there).stat().st_size < 10_000
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(".dslaunch", "is no folder"), (".dslaunch/lock", "is no file"), (".dslaunch/coming", "is no folder")],
+)
+@pytest.mark.parametrize("kind", ["link", "pipe", "other"])
+def test_what_stands_where_a_record_is_kept_is_named(
+    here: Path, there: Path, tmp_path: Path, name: str, words: str, kind: str
+) -> None:
+    other = folder(tmp_path / "other", lock=b"theirs")
+    brought(*sync(here, there))
+    path = there / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if kind == "link":
+        path.symlink_to(other / "lock" if path.name == "lock" else other)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif path.name == "lock":
+        path.mkdir()
+    else:
+        path.touch()
+    message = refused(*sync(here, there))
+    assert f"{name} there {words}; remove it there" in message
+    assert tree_of(other) == {b"lock": ("file", 0o644, b"theirs")}
 
 
 def test_a_sender_is_a_folder_of_a_user_on_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
