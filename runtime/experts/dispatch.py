@@ -46,6 +46,11 @@ class ExpertAxis:
         return self._group
 
     @property
+    def has_group(self) -> bool:
+        """Whether an engine has made it."""
+        return self._group is not None
+
+    @property
     def index(self) -> int:
         """This rank's place among them, which says which experts it holds."""
         return 0 if self.size == 1 else self.group.index

@@ -2,7 +2,7 @@
 
 Of E experts each of `ep_size` ranks holds E / ep_size, numbered from 0 as DeepSpeed does: number i at place q
 is expert q * E / ep_size + i of the model. state_dict() and load_state_dict() of the layer go by the numbers
-of the model, and so do checkpoints.
+of the model, and so do checkpoints; before initialize() has given the ranks their places, by DeepSpeed's.
 
 Source: DeepSpeed 0.19.8 moe/layer.py, moe/experts.py, moe/sharded_moe.py (`MOELayer`)
 """
@@ -77,7 +77,12 @@ def _renumber(module: nn.Module, state: dict[str, Any], prefix: str, *, is_in_mo
     axis, num_local = module.axis, module.num_local_experts
     if not isinstance(axis, ExpertAxis) or not isinstance(num_local, int) or axis.size == 1:
         return
-    first, begin = axis.index * num_local, f"{prefix}{_EXPERTS}."
+    begin = f"{prefix}{_EXPERTS}."
+    if not axis.has_group:
+        if not is_in_model:
+            _check_numbers(state, begin, num_local)
+        return
+    first = axis.index * num_local
     for name in [one for one in state if one.startswith(begin)]:
         number, _, rest = name[len(begin) :].partition(".")
         if not number.isdecimal():
@@ -89,6 +94,18 @@ def _renumber(module: nn.Module, state: dict[str, Any], prefix: str, *, is_in_mo
             state[f"{begin}\0{here + first if is_in_model else here}.{rest}"] = value
     for name in [one for one in state if one.startswith(f"{begin}\0")]:
         state[name.replace("\0", "", 1)] = state.pop(name)
+
+
+def _check_numbers(state: dict[str, Any], begin: str, num_local: int) -> None:
+    """See that a state_dict has one rank's experts only, while it is open which of the model's those are."""
+    numbers = {name[len(begin) :].partition(".")[0] for name in state if name.startswith(begin)}
+    beyond = sorted(int(one) for one in numbers if one.isdecimal() and int(one) >= num_local)
+    if beyond:
+        raise ConfigError(
+            f"load_state_dict() was given '{begin}{beyond[0]}', and this rank holds {num_local} of the "
+            "model's experts: which ones is known after initialize(); load the whole model's state_dict into "
+            "engine.module then"
+        )
 
 
 class MOELayer(nn.Module):

@@ -104,6 +104,18 @@ def test_experts_over_ranks_are_trained_as_in_one_process(
 # ---- checkpoints and weights
 
 
+def test_before_initialize_a_state_dict_has_the_experts_of_one_rank_by_deepspeed_s_numbers() -> None:
+    model, other = make_layered(0, 2), make_layered(1, 2)
+    state = model.state_dict()
+    other.load_state_dict(state)
+    params = dict(other.named_parameters())
+    assert params.keys() == state.keys()
+    assert all(torch.equal(params[name], value) for name, value in state.items())
+    whole = make_layered(0, 1).state_dict()
+    with pytest.raises(ConfigError, match=r"deepspeed_experts\.2', and this rank holds 2 of the model's"):
+        other.load_state_dict(whole)
+
+
 def _save(rank: int, ep_size: int, stage: int, folder: str) -> tuple[Any, ...]:
     model = make_layered(rank, ep_size)
     engine = start(model, stage)
