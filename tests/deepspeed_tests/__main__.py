@@ -9,8 +9,9 @@ the other, each in a process of its own, from a copy: their conftest.py puts the
 the module path, which in a clone is another `deepspeed`.
 
 A failure that ends with one of dslaunch's refusals by name counts as refused, and each refusal is printed
-once with its number of tests. The exit code is 1 if a file does not collect or stops early, or if a test
-fails that is neither refused nor listed in files.txt as different.
+once with its number of tests. Files that files.txt leaves out are counted by its reasons, and each file that
+it does not name is printed as not in the list. The exit code is 1 if there is one, if a file does not collect
+or stops early, or if a test fails that is neither refused nor listed in files.txt as different.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import tempfile
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,12 +87,39 @@ class Result(NamedTuple):
         return f"{counts} {self.trouble}".rstrip()
 
 
-def read_list() -> tuple[list[Listed], dict[str, str]]:
-    """Return the files, and the differences: part of a test's name -> why."""
+class Contents(NamedTuple):
+    """What files.txt says: of files that are run; of tests that differ, part of their names -> why; of files
+    that are left out, a pattern of their paths -> why.
+    """
+
+    files: tuple[Listed, ...]
+    differences: dict[str, str]
+    left_out: dict[str, str]
+
+
+def read_list() -> Contents:
+    """Return what files.txt says."""
     lines = [line for line in FILES.read_text().splitlines() if line and not line.startswith("#")]
     rows = [[cell.strip() for cell in line.split("|")] for line in lines]
-    differences = {row[0]: row[2] for row in rows if row[1] == "differs"}
-    return [Listed(*row) for row in rows if row[1] != "differs"], differences
+    notes = {kind: {row[0]: row[2] for row in rows if row[1] == kind} for kind in ("differs", "left out")}
+    files = tuple(Listed(*row) for row in rows if row[1] not in notes)
+    return Contents(files, notes["differs"], notes["left out"])
+
+
+def sort_rest(folder: Path, contents: Contents) -> tuple[Counter[str], list[str]]:
+    """Return of the files in `folder` that are not run how many each line leaves out, and those that no line
+    names.
+    """
+    paths = {path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("test_*.py")}
+    left_out: Counter[str] = Counter()
+    unknown = []
+    for path in sorted(paths - {one.path for one in contents.files}):
+        line = next((line for line in contents.left_out if fnmatchcase(path, line)), None)
+        if line is None:
+            unknown.append(path)
+        else:
+            left_out[line] += 1
+    return left_out, unknown
 
 
 def run(path: str, copy: Path, differences: Mapping[str, str], limit_s: float = FILE_LIMIT_S) -> Result:
@@ -227,8 +256,13 @@ def main() -> int:
     if trouble:
         print(trouble, file=sys.stderr)
         return 2
-    files, differences = read_list()
-    wanted = [one for one in files if not given.words or any(word in one.path for word in given.words)]
+    contents = read_list()
+    files, differences, _ = contents
+
+    def is_asked_for(path: str) -> bool:
+        return not given.words or any(word in path for word in given.words)
+
+    wanted = [one for one in files if is_asked_for(one.path)]
     there = [one for one in wanted if (given.folder / "unit" / f"{one.path}.py").is_file()]
     print(
         f"pytest {pytest.__version__}; passed/failed/refused/skipped now, and in the list; DeepSpeed 0.19.8: "
@@ -253,12 +287,19 @@ def main() -> int:
     if len(there) < len(wanted):
         missing = ", ".join(one.path for one in wanted if one not in there)
         print(f"not in {given.folder}: {missing}")
+    left_out, unknown = sort_rest(given.folder / "unit", contents)
+    for line, number in left_out.items():
+        if is_asked_for(line):
+            print(f"{line:55} {number} left out: {contents.left_out[line]}")
+    unknown = [path for path in unknown if is_asked_for(path)]
+    for path in unknown:
+        print(f"{path:55} not in the list")
     bad = [one for one, result in zip(there, results, strict=True) if not is_explained(one, result)]
     print(
         f"{sum(one.passed for one in results)} passed in {len(results)} files, {len(bad)} of them with "
-        "something to explain"
+        f"something to explain; {len(unknown)} files not in the list"
     )
-    return 1 if bad or not results else 0
+    return 1 if bad or unknown or not results else 0
 
 
 if __name__ == "__main__":

@@ -45,6 +45,16 @@ columns of figures.
 | file in tests/unit | class | DeepSpeed 0.19.8 on CPUs: passed/failed/skipped | here: passed/failed/refused/skipped | why not all |
 |---|---|---|---|---|
 """  # noqa: E501 - the head of the table
+LEFT_OUT = """
+## Files that are left out
+
+What asks for a GPU or another package whatever its tests are about, what is not in dslaunch as a whole, and
+what tests only how DeepSpeed is built inside. A file that this page does not name is printed as *not in the
+list*, and the exit code is 1: DeepSpeed has added it since.
+
+| files in tests/unit | why |
+|---|---|
+"""
 DIFFERENCES = """
 ## Known differences
 
@@ -110,11 +120,12 @@ def test_never_begins():
 
 
 def page() -> str:
-    files, differences = read_list()
+    files, differences, left_out = read_list()
     rows = [f"| {one.path} | {one.kind} | {one.theirs} | {one.here} | {one.note} |\n" for one in files]
-    return "".join(
-        [HEAD, *rows, DIFFERENCES, *(f"| {name} | {why} |\n" for name, why in differences.items())]
+    left, differing = (
+        [f"| {name} | {why} |\n" for name, why in notes.items()] for notes in (left_out, differences)
     )
+    return "".join([HEAD, *rows, LEFT_OUT, *left, DIFFERENCES, *differing])
 
 
 def test_the_page_is_the_list() -> None:
@@ -155,7 +166,23 @@ def test_a_run_counts_what_passes_fails_is_refused_stops_early_and_does_not_coll
         in lines
     )
     assert "does not collect: ModuleNotFoundError: No module named 'no_such_package_of_anyone'" in files
-    assert lines[-1] == "3 passed in 3 files, 3 of them with something to explain"
+    assert lines[-1] == ("3 passed in 3 files, 3 of them with something to explain; 0 files not in the list")
+
+
+@pytest.mark.slow
+def test_files_that_the_list_leaves_out_or_does_not_name_are_told(tmp_path: Path) -> None:
+    for name in ("runtime/test_data", "runtime/test_of_tomorrow", "inference/v2/test_of_yesterday"):
+        file = tmp_path / "unit" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("def test_passes(): pass")
+    done = run(tmp_path)
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert "runtime/test_of_tomorrow not in the list" in lines
+    assert any(line.startswith("inference/* 1 left out: ") for line in lines), lines
+    assert lines[-1] == "1 passed in 1 files, 0 of them with something to explain; 1 files not in the list"
+    assert done.returncode == 1
+    (tmp_path / "unit" / "runtime" / "test_of_tomorrow.py").unlink()
+    assert run(tmp_path, "runtime/test_data").returncode == 0
 
 
 @pytest.mark.parametrize(
