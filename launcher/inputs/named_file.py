@@ -47,7 +47,9 @@ def open_named(path: Path) -> int:
     return fd
 
 
-def read_named(path: Path, *, refuse: Callable[[os.stat_result], str] | None = None) -> bytes:
+def read_named(
+    path: Path, *, refuse: Callable[[os.stat_result], str] | None = None, max_bytes: int | None = None
+) -> bytes:
     """All that is in the file. `refuse` says why the open file may not be used; empty if it may.
 
     Errors: as open_named(); LaunchError with what `refuse` said
@@ -56,9 +58,10 @@ def read_named(path: Path, *, refuse: Callable[[os.stat_result], str] | None = N
         why = refuse(os.fstat(file.fileno())) if refuse is not None else ""
         if why:
             raise LaunchError(f"{path}: {why}")
-        data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {MAX_BYTES >> 20} MiB", str(path))
+        limit = MAX_BYTES if max_bytes is None else max_bytes
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit >> 20} MiB", str(path))
     return data
 
 

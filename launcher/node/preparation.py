@@ -8,6 +8,7 @@ from __future__ import annotations
 import _socket  # what socket is made of; that takes 10 ms more
 import errno
 import os
+import stat
 import sys
 
 from ..wire.frames import bytes_of, text_of
@@ -276,11 +277,16 @@ def _sourced(script: str, env: dict[bytes, bytes], *, timeout_s: float) -> dict[
 
     shell = find_program(b"bash", env) or b"/bin/sh"
     said = f"--venv_script={script}"
+    path = _path_of(bytes_of(script), env)
+    if _is_without_end(path):
+        raise Unprepared(
+            f"{said} is a pipe or a device, whose end may never come; name a shell script", exit_code=3
+        )
     with tempfile.TemporaryFile() as errors:  # not a pipe: a process that the script leaves may keep it open
         try:
             result = subprocess.run(
                 [shell, b"-c", _SOURCE_AND_PRINT.encode()],
-                env={**env, _VENV_VARIABLE: _path_of(bytes_of(script), env)},
+                env={**env, _VENV_VARIABLE: path},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -302,6 +308,15 @@ def _sourced(script: str, env: dict[bytes, bytes], *, timeout_s: float) -> dict[
     sourced = _parse_environ(result.stdout)
     sourced.pop(_VENV_VARIABLE, None)
     return sourced
+
+
+def _is_without_end(path: bytes) -> bool:
+    """What is not there, and a folder, is for the shell to name."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or os.path.samefile(path, os.devnull))
 
 
 def _path_of(script: bytes, env: dict[bytes, bytes]) -> bytes:

@@ -6,10 +6,13 @@ import contextlib
 import json
 import os
 import time
+from pathlib import Path
 
+from ..inputs.named_file import read_named
 from ..wire.manifest import DIGEST_BYTES
 
 VERSION = 1
+MAX_BYTES = 256 << 20  # of a million files
 # A file that was changed a moment ago may change again within one tick of the file system's clock: its size
 # and times say nothing then.
 SETTLED_AFTER_S = 2.0
@@ -63,13 +66,12 @@ class DigestCache:
 def _read(path: str) -> dict[bytes, tuple[Identity, bytes]]:
     known: dict[bytes, tuple[Identity, bytes]] = {}
     try:
-        with open(path, encoding="ascii") as file:
-            version, rows = json.load(file)
+        version, rows = json.loads(read_named(Path(path), max_bytes=MAX_BYTES))
         for name, size, mtime_ns, ctime_ns, inode, digest in rows if version == VERSION else ():
             one = bytes.fromhex(digest)
             if len(one) == DIGEST_BYTES:
                 known[os.fsencode(name)] = (size, mtime_ns, ctime_ns, inode), one
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
     return known
 

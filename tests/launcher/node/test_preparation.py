@@ -480,6 +480,15 @@ def test_a_venv_script_that_is_a_folder(job: dict[str, Any]) -> None:
     assert code == 3
 
 
+@pytest.mark.parametrize("device", ["", "/dev/zero"])
+def test_a_venv_script_without_an_end(device: str, job: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "venv.sh"
+    path.symlink_to(device) if device else os.mkfifo(path)
+    job["venv_script"] = str(path)
+    why = "is a pipe or a device, whose end may never come; name a shell script"
+    assert refusal(job) == (f"--venv_script={path} {why}", 3)
+
+
 def test_a_venv_script_that_is_not_here(job: dict[str, Any]) -> None:
     job["venv_script"] = "/no/such.sh"
     assert refusal(job) == ("--venv_script=/no/such.sh ended with 1: no such file", 3)

@@ -63,9 +63,14 @@ def test_a_cache_that_cannot_be_read_or_written_costs_time_only(
     os.utime(here / "a", OLD)
     first = walk(bytes(here))
     (cache,) = (tmp_path / "cache/dslaunch/sync").iterdir()
-    for text in ("", "[]", "[1, [[1]]]", '[1, [["a", 1, 1, 1, 1, "zz"]]]', "\xff"):
+    for text in ("", "[]", "[" * 100_000, "[1, [[1]]]", '[1, [["a", 1, 1, 1, 1, "zz"]]]', "\xff"):
         cache.write_text(text)
         assert walk(bytes(here)) == first
+    for device in ("", "/dev/zero"):
+        cache.unlink()
+        cache.symlink_to(device) if device else os.mkfifo(cache)
+        assert walk(bytes(here)) == first
+    assert cache.is_file()
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     assert walk(bytes(here)) == first
 
