@@ -88,7 +88,7 @@ class Comparison:
             return
         kind = kind_of(found)
         why_foreign = self._why_foreign(entry, found)
-        if kind == FOLDER and why_foreign:
+        if kind == FOLDER and why_foreign and not self._may_be_closed(entry, found):
             self.foreign.append((entry.path, why_foreign))
         elif kind != entry.kind:
             self._replace(entry, found)
@@ -109,6 +109,11 @@ class Comparison:
         """A clause if it is another user's, or a folder that others may write to though here they may not."""
         allowed = entry.mode if kind_of(found) == FOLDER else 0o777
         return self._rules.trust.why_not(found, allowed=allowed)
+
+    def _may_be_closed(self, entry: Entry, found: os.stat_result) -> bool:
+        """Whether this sender had opened a folder to others, and nothing of theirs is in it."""
+        is_open = not self._rules.trust.why_not(found, allowed=0o777)
+        return entry.kind == FOLDER and is_open and self._all_ours_in(entry.path) is not None
 
     def _is_mine(self, old: Sent | None) -> bool:
         return old is not None and old.sender == self._rules.sender

@@ -140,7 +140,7 @@ class Receiver:
             work = Comparison(folder, entries, sent, rules)
             if record is None and (work.refused or not work.is_empty):
                 raise why_no_record
-            _refuse(work, {} if record is None else record.senders, doubt)
+            _refuse(work, {} if record is None else record.senders, doubt, is_forced=self._offer.is_forced)
             contents = Contents(folder, {one.digest: one.size for one in entries if one.kind == FILE})
             for digest, path in work.place_of.items():
                 contents.add(digest, path)
@@ -287,15 +287,17 @@ class Receiver:
         return b"".join(parts)
 
 
-def _refuse(work: Comparison, senders: dict[str, str], doubt: str) -> None:
+def _refuse(work: Comparison, senders: dict[str, str], doubt: str, *, is_forced: bool) -> None:
     """Errors: _Refused if anything stands there that may not be changed"""
     if work.foreign:
         raise _Refused(_why_foreign(work.foreign))
     if work.refused:
-        raise _Refused(_why_refused(work.refused, senders, doubt))
+        raise _Refused(_why_refused(work.refused, senders, doubt, is_forced=is_forced))
 
 
-def _why_refused(refused: list[tuple[bytes, str]], senders: dict[str, str], doubt: str) -> str:
+def _why_refused(
+    refused: list[tuple[bytes, str]], senders: dict[str, str], doubt: str, *, is_forced: bool
+) -> str:
     clauses = []
     for sender in dict.fromkeys(sender for _, sender in refused):
         paths = [path for path, whose in refused if whose == sender]
@@ -306,9 +308,12 @@ def _why_refused(refused: list[tuple[bytes, str]], senders: dict[str, str], doub
             clauses.append(f"{_named(paths)} not sent from here, or changed there since")
     is_of_another = any(sender for _, sender in refused)
     hint = "give each sender a folder of its own, as with cwd= in the hostfile, or " if is_of_another else ""
+    force = ", or overwrite it with --sync_force (never a folder with such files in it)"
+    if is_forced:
+        force = "; a folder with such files in it is never overwritten"
     return (
         f"{'; '.join(clauses)}{f' ({doubt})' if doubt else ''}; {hint}save what is needed, then remove it "
-        "there, or overwrite it with --sync_force (never a folder with such files in it)"
+        f"there{force}"
     )
 
 

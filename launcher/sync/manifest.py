@@ -110,7 +110,8 @@ class _Walker:
 
     def _add(self, path: bytes, found: os.stat_result) -> None:
         mode, whole = found.st_mode, os.path.join(self._root, path)
-        entry = Entry(path, FOLDER, mode & 0o777, 0, found.st_mtime_ns, b"")
+        closed = 0o022 if mode & stat.S_ISVTX else 0  # there each would rename and remove what is another's
+        entry = Entry(path, FOLDER, mode & 0o777 & ~closed, 0, found.st_mtime_ns, b"")
         if stat.S_ISLNK(mode):
             entry = entry._replace(kind=LINK, mode=0o777, digest=os.readlink(whole))
         elif stat.S_ISREG(mode):

@@ -108,6 +108,30 @@ def test_a_mode_that_was_asked_for_is_given(here: Path, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "job/pkg").stat().st_mode) == 0o777
 
 
+def test_a_folder_that_was_opened_to_others_is_closed_again_if_nothing_of_theirs_is_in_it(
+    here: Path, tmp_path: Path
+) -> None:
+    pkg = tmp_path / "job/pkg"
+    (here / "pkg").chmod(0o777)
+    brought(*sync(here, tmp_path / "job"))
+    (pkg / "theirs.py").touch()
+    (here / "pkg").chmod(0o755)
+    assert "pkg there may be written to by every user (mode 777)" in refused(*sync(here, tmp_path / "job"))
+    (pkg / "theirs.py").unlink()
+    brought(*sync(here, tmp_path / "job"))
+    assert stat.S_IMODE(pkg.stat().st_mode) == 0o755
+    pkg.chmod(0o777)  # by the host's user
+    brought(*sync(here, tmp_path / "job"))
+    assert stat.S_IMODE(pkg.stat().st_mode) == 0o755
+
+
+def test_a_sticky_folder_is_closed_to_others(here: Path, tmp_path: Path) -> None:
+    (here / "pkg").chmod(0o1777)
+    for _ in range(2):
+        brought(*sync(here, tmp_path / "job"))
+        assert stat.S_IMODE((tmp_path / "job/pkg").stat().st_mode) == 0o755
+
+
 def test_links_that_lead_in_a_circle_end(tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to("two")
     (tmp_path / "two").symlink_to(tmp_path / "one")

@@ -275,7 +275,9 @@ def test_a_folder_that_something_is_mounted_on_there_stays(here: Path, there: Pa
 def test_a_folder_with_files_of_others_is_never_replaced(here: Path, there: Path, is_forced: bool) -> None:
     put(here / "name", b"a file")
     put(there / "name/data", b"data")
-    assert "name there was not sent" in refused(sync(here, there, is_forced=is_forced)[0])
+    message = refused(sync(here, there, is_forced=is_forced)[0])
+    assert "name there was not sent" in message
+    assert ("--sync_force" in message) == (not is_forced)
     assert (there / "name/data").read_bytes() == b"data"
 
 
