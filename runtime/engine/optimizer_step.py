@@ -112,14 +112,14 @@ class OptimizerStep:
             check.finish()
             note += [float(self._model.is_behind), *check.fingerprints]
         if self._inputs is not None:
-            note.append(self._inputs.note)
+            note += self._inputs.notes
         norm, notes = global_grad_norm(trained, self._domains, device=self._model.device, note=note)
         said = [one[0] for one in notes]
         is_same = len(set(said)) == 1  # then each of what it was made of is, too
         self.roll_call.settle([self.roll_call.note] if is_same else said)
         self._hyper_parameters.settle([self._hyper_parameters.note] if is_same else said)
         if self._inputs is not None:
-            self._inputs.settle([one[-1] for one in notes], self._domains.axes.lines(("tp",)))
+            self._inputs.settle([one[-2:] for one in notes], self._domains.axes.lines(("tp",)))
         if check is not None:
             check.check([one[2 : 2 + check.num_fingerprints] for one in notes])
             if any(one[1] for one in notes):

@@ -21,6 +21,7 @@ from ..mesh.cut import cut_evenly
 from ..zero.uncompiled import uncompiled
 
 _ENTERED = "_dslaunch_entered"  # of a tensor
+_SMALLEST = 1e-20  # norm of a gradient; one below it is taken for 0
 
 
 class TensorAxis:
@@ -32,6 +33,9 @@ class TensorAxis:
     def __init__(self, *, size: int, index: int) -> None:
         self.size, self.index = size, index
         self._group: RankGroup | None = None
+        # Whether gradients of what forwards put together now are noted, and the sum of logarithms of norms.
+        self.notes_gradients = False
+        self.log_norms: Tensor | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorAxis:
         """A copy of a module is divided over the same ranks."""
@@ -99,6 +103,11 @@ class TensorAxis:
         result: Tensor = _Split.apply(value, self, what)  # type: ignore[no-untyped-call]
         return result
 
+    def note_gradient(self, grad: Tensor) -> None:
+        """A backward has this gradient for a value that is the same on all ranks; it is the same, too."""
+        norm = torch.linalg.vector_norm(grad, dtype=torch.float32).double().clamp(min=_SMALLEST).log()
+        self.log_norms = norm if self.log_norms is None else self.log_norms + norm
+
     def part_of(self, value: Tensor) -> Tensor:
         """Return this rank's part of the last dimension."""
         (piece,) = cut_evenly(value.shape, -1, index=self.index, size=self.size).pieces
@@ -132,21 +141,26 @@ class _Enter(torch.autograd.Function):
 class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, axis: TensorAxis, what: str) -> Tensor:
+        ctx.axis, ctx.is_noted = axis, axis.notes_gradients
         return axis.sum(value, what)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.is_noted:
+            ctx.axis.note_gradient(grad)
         return grad, None, None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, axis: TensorAxis, size: int, what: str) -> Tensor:
-        ctx.axis = axis
+        ctx.axis, ctx.is_noted = axis, axis.notes_gradients
         return axis.parts(value, size, what)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.is_noted:
+            ctx.axis.note_gradient(grad)
         return ctx.axis.part_of(grad), None, None, None
 
 

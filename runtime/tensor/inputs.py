@@ -1,4 +1,4 @@
-"""Whether ranks that compute one layer together were given the same inputs.
+"""Whether ranks that compute one layer together were given the same inputs, and make the same of its outputs.
 
 Tensors of other shapes would end the process in gloo's first sum, or hang in NCCL's; other values train on in
 silence. So there are three looks, of which each sees what those before it are too early for or too cheap for:
@@ -6,6 +6,10 @@ silence. So there are three looks, of which each sees what those before it are t
 - In each forward the ranks compare one number, made of the names, shapes and dtypes of what they were given.
 - In forwards 1, 2, 4, 8 and so on they compare the values, tensor by tensor. In the end that costs nothing.
 - The norm of each step brings a number made of all values since the step before.
+
+A program may compute its loss from the outputs, with labels, weights and noise that the model was not given.
+The gradients of what layers have put together tell whether these are the same on all ranks: of forwards 1, 2,
+4, 8 and so on the norm of the step brings a number made of them. They may differ by rounding.
 
 [Note: who waits for the others' shapes]
 On a CPU each rank does, before the first layer. On a GPU that would let the GPU run dry in each forward, so
@@ -16,6 +20,7 @@ one has changed, and its error ends the job.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 from zlib import crc32
 
@@ -31,6 +36,7 @@ from .exchange import TensorAxis
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 # Odd numbers that spread bits, as hash functions of 64 bits use them (splitmix64).
 _FACTORS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
+_MOST = 0.05  # by which norms of gradients may differ, as a part of themselves, all together
 _EXACT = 2**48 - 1  # a float64 holds such integers exactly
 
 _ADVICE = (
@@ -55,6 +61,7 @@ class InputCheck:
         # Numbers made of what all forwards since the last step were given, in host memory and on a GPU.
         self._values = 0
         self._values_on_gpu: Tensor | None = None
+        self._axis.notes_gradients, self._axis.log_norms = False, None
 
     def look(self, args: Any, kwargs: Any) -> None:
         """A forward begins, and is given these.
@@ -63,6 +70,7 @@ class InputCheck:
         Errors: ConfigError that names the first tensor that differs
         """
         self._num_forwards += 1
+        self._axis.notes_gradients = self._num_forwards.bit_count() == 1
         leaves = tree_leaves_with_path((args, kwargs))
         given = {keystr(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
         self._compare_shapes(given)
@@ -76,16 +84,37 @@ class InputCheck:
                 self._values = _digest(leaf, self._values)
 
     @property
-    def note(self) -> float | Tensor:
-        """What this rank was given since the last step, as a number; on a GPU, a tensor [] there."""
-        on_gpu = self._values_on_gpu
-        return float(self._values) if on_gpu is None else ((on_gpu + self._values) & _EXACT).double()
+    def notes(self) -> tuple[float | Tensor, float | Tensor]:
+        """What this rank was given since the last step, as a number, and a number made of the gradients of
+        what its layers have put together; on a GPU, tensors [] there.
 
-    def settle(self, notes: Sequence[float], lines: Sequence[Sequence[int]]) -> None:
+        That is the sum of logarithms of norms: each counts as much, however small it is beside the others.
+        """
+        on_gpu, norms = self._values_on_gpu, self._axis.log_norms
+        values = float(self._values) if on_gpu is None else ((on_gpu + self._values) & _EXACT).double()
+        return values, 0.0 if norms is None else norms
+
+    def settle(self, notes: Sequence[Sequence[float]], lines: Sequence[Sequence[int]]) -> None:
         """A step ends, for which the ranks of the job had these notes; those of a line compute together.
 
         Errors: ConfigError, on all ranks
         """
+        self._settle_values([values for values, _ in notes], lines)
+        self._settle_gradients([norms for _, norms in notes], lines)
+
+    def _settle_gradients(self, norms: Sequence[float], lines: Sequence[Sequence[int]]) -> None:
+        self._axis.log_norms = None
+        for line in lines:
+            for rank in line:
+                # It is infinite or NaN where a gradient is: such a step is skipped.
+                if _MOST < abs(norms[rank] - norms[line[0]]) < inf:
+                    raise ConfigError(
+                        f"{self._together(line[0], rank)}, and have different gradients of what these put "
+                        "out, as if their losses were not the same: compute the same loss on both, with the "
+                        "same labels, weights and random numbers"
+                    )
+
+    def _settle_values(self, notes: Sequence[float], lines: Sequence[Sequence[int]]) -> None:
         first, last = self._num_settled + 1, self._num_forwards
         self._values, self._values_on_gpu, self._num_settled = 0, None, last
         for line in lines:

@@ -732,6 +732,31 @@ def test_ranks_that_compute_together_are_seen_to_have_the_same_inputs(
         assert text in error
 
 
+def _of_losses(rank: int, what: str, stage: int) -> str:
+    """What is said of a loss that each rank makes of the same outputs in its own way."""
+    engine, *_ = dslaunch.initialize(model=make_hugging_face("Llama"), config=make_config(stage, tp=2))
+    torch.manual_seed(rank)
+    with pytest.raises(ConfigError) as caught:  # noqa: PT012
+        for step in range(2):
+            logits = engine(input_ids=tokens(step)[:2]).logits
+            labels = tokens(step)[:2]
+            logits = nn.functional.dropout(logits, 0.9) if what == "noise" else logits
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+            engine.backward(loss[: 12 * (1 + rank)].sum() if what == "weights" else loss.mean())
+            engine.step()
+    assert engine.global_steps == 0
+    engine.destroy()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("what", "stage"), [("weights", 1), ("noise", 3)])
+def test_ranks_that_compute_together_are_seen_to_make_the_same_loss(
+    ranks: Ranks, what: str, stage: int
+) -> None:
+    for error in ranks(_of_losses, what, stage, world_size=2):
+        assert "(tensor_parallel.autotp_size 2), and have different gradients of what these put out" in error
+
+
 def _error(rank: int, what: str | int) -> str:
     config = make_config(1, tp=2)
     model: Any = make_hugging_face("Llama")
