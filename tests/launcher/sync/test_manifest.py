@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,22 @@ def test_a_file_that_cannot_be_read_is_named(here: Path, monkeypatch: pytest.Mon
         LaunchError, match=r"closed cannot be read: Permission denied; let it be read, or name"
     ):
         walk(bytes(here))
+
+
+def test_what_is_removed_while_the_folder_is_listed_is_left_out(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("stays", "gone", "gone too/file", ".gitignore"):
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).touch()
+
+    def remove(*given: object, **named: object) -> bytes:  # the names are known, and no more
+        (here / "gone").unlink()
+        shutil.rmtree(here / "gone too")
+        return b""
+
+    monkeypatch.setattr(module, "read_rule_file", remove)
+    assert [one.path for one in walk(bytes(here)).entries] == [b".gitignore", b"stays"]
 
 
 def test_what_is_no_file_is_skipped_and_said(here: Path) -> None:
