@@ -171,9 +171,7 @@ class MemoryWatch:
         log = read_kernel_log()
         if log is not None and is_in_kernel_log(log, pid, since_s=self._began_s):
             return True, ["the kernel killed it for memory (the kernel's log says so)"]
-        from .limits import cpu_time_limit  # here: only a failure needs it
-
-        limit = cpu_time_limit()
+        limit = _cpu_time_limit()
         if num_kills is None:
             if limit:
                 return False, [f"who sent SIGKILL cannot be read here; it may be {limit}: see `dmesg`"]
@@ -192,6 +190,16 @@ class MemoryWatch:
             if limit is not None and group.hits() > before:
                 return f"cgroup limit {size_of(limit)}"
         return "the whole machine ran out of it"
+
+
+def _cpu_time_limit() -> str:
+    """Words for what the kernel kills a process here for, beside memory; empty if there is no such limit."""
+    import resource  # here: only a failure needs it
+
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    if hard == resource.RLIM_INFINITY:
+        return ""
+    return f"the limit of {hard} s of CPU time that a process has here (ulimit -t)"
 
 
 class MemoryGroup:

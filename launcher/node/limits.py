@@ -53,14 +53,6 @@ def restore_open_files(limits: tuple[int, int]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def cpu_time_limit() -> str:
-    """Words for what the kernel kills a process here for, beside memory; empty if there is no such limit."""
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    if hard == resource.RLIM_INFINITY:
-        return ""
-    return f"the limit of {hard} s of CPU time that a process has here (ulimit -t)"
-
-
 def why_not_started(what: str, error: BaseException) -> str:
     """One sentence for an error that says that a limit was met while `what` was to be started.
 
