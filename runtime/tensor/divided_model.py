@@ -20,6 +20,7 @@ from .inputs import InputCheck
 from .lower import Division
 from .misfit import naming_misfits
 from .views import ViewCheck
+from .vocabulary import CausalLoss
 
 
 class DividedModel:
@@ -39,14 +40,16 @@ class DividedModel:
                 one.register_state_dict_pre_hook(_RefuseParts(self, own))  # type: ignore[no-untyped-call]
 
     def naming_misfits(self) -> AbstractContextManager[object]:
-        """Around a forward, see misfit.py; and views.py, around forwards 1, 2, 4, 8 and so on of a model that
-        is not compiled.
+        """Around a forward, see misfit.py; views.py, around forwards 1, 2, 4, 8 and so on of a model that is
+        not compiled; and `CausalLoss.end_forward`.
         """
         module = self._module()
         if module is None:
             return nullcontext()
         self._num_forwards += 1
         stack = ExitStack()
+        if isinstance(loss := getattr(module, "loss_function", None), CausalLoss):
+            stack.callback(loss.end_forward)
         stack.enter_context(naming_misfits(module, self._division))
         if self._num_forwards.bit_count() == 1 and not _is_compiled(module):
             stack.enter_context(ViewCheck())

@@ -8,12 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from ..log import logger
 from ..mesh.cut import cut_evenly
+from ..zero.uncompiled import uncompiled
 from .exchange import TensorAxis
+from .lower import Division
 from .plan import Plan
 from .styles import Column, GatheredColumn
 
@@ -42,20 +46,57 @@ def use_parts_of_logits(module: nn.Module, axis: TensorAxis) -> None:
     model: Any = module
     head = _head_of(module)
     was = head.forward
-    head.forward = Column(head, axis, was.name, was.division)
-    head.forward.forward = was.forward
-    model.loss_function = CausalLoss(axis)
+    loss = CausalLoss(axis, was.division, model.loss_function)
+    head.forward = PartOfLogits(head, axis, was.name, was.division)
+    head.forward.forward, head.forward.loss = was.forward, loss
+    model.loss_function = loss
 
 
 def _head_of(module: Any) -> Any:
     return module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
 
 
-class CausalLoss:
-    """In place of transformers' ForCausalLMLoss, of the logits that this rank has."""
+class PartOfLogits(Column):
+    """A head whose output is not put together."""
 
-    def __init__(self, axis: TensorAxis) -> None:
-        self._axis = axis
+    loss: CausalLoss
+
+    @uncompiled
+    def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        output = super().__call__(input, *args, **kwargs)
+        self.loss.note_logits(output.shape[-1], self.module.out_features)
+        return output
+
+
+class CausalLoss:
+    """In place of `whole`, transformers' ForCausalLMLoss, of the logits that this rank has."""
+
+    def __init__(self, axis: TensorAxis, division: Division, whole: Any) -> None:
+        self._axis, self._division, self._whole = axis, division, whole
+        self._logits: tuple[int, int] | None = None  # how many there are here, and of how many; no loss yet
+        self._has_told = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Of a copy of the model, which is a plain one where it has whole parameters."""
+        return self._whole if self._division.is_whole() else self
+
+    def note_logits(self, here: int, size: int) -> None:
+        """The head has given so many logits, of `size`."""
+        if torch.is_grad_enabled():
+            self._logits = here, size
+
+    def end_forward(self) -> None:
+        """See that a forward whose logits are trained has made its loss of them: others take them for all."""
+        if self._logits is not None and not self._has_told and dist.get_rank() == 0:
+            logger.warning(
+                "the model was given no labels, and its output has %d of %d logits, those of this rank "
+                "(tensor_parallel.vocab_parallel_lm_head): a loss that the program computes from them takes "
+                "them for all; give the model labels or shift_labels, or leave that key out. This is said "
+                "once",
+                *self._logits,
+            )
+            self._has_told = True
+        self._logits = None
 
     def __call__(
         self,
@@ -71,6 +112,7 @@ class CausalLoss:
 
         Shapes: logits [..., this rank's part of the vocabulary], labels [...] int64
         """
+        self._logits = None
         if shift_labels is None:
             if labels is None:
                 raise ConfigError("the loss needs labels, or shift_labels")

@@ -757,6 +757,44 @@ def test_ranks_that_compute_together_are_seen_to_make_the_same_loss(
         assert "(tensor_parallel.autotp_size 2), and have different gradients of what these put out" in error
 
 
+def _told_of_parts(rank: int) -> list[list[str]]:
+    """What is said in a forward with labels, in one without gradients, and in two of which a program might
+    compute the loss.
+    """
+    engine, *_ = dslaunch.initialize(model=make_hugging_face("Llama"), config=make_config(1, **VOCABULARY))
+    found: list[list[str]] = []
+    with patch.object(logger, "warning", side_effect=lambda text, *args: found[-1].append(text % args)):
+        for has_labels, is_trained in ((True, True), (False, False), (False, True), (False, True)):
+            found.append([])
+            with torch.set_grad_enabled(is_trained):
+                engine(input_ids=tokens()[:2], labels=tokens()[:2] if has_labels else None)
+    engine.destroy()
+    return found
+
+
+def test_a_loss_that_would_take_parts_of_the_logits_for_all_is_warned_of(ranks: Ranks) -> None:
+    for rank, found in enumerate(ranks(_told_of_parts, world_size=2)):
+        assert [len(one) for one in found] == [0, 0, int(rank == 0), 0]
+        assert rank or "its output has 48 of 96 logits, those of this rank" in found[2][0]
+
+
+def _copy_with_its_loss(rank: int) -> tuple[float, float]:
+    """A rank computes the loss of a plain copy by itself."""
+    plain, model = make_hugging_face("Llama"), make_hugging_face("Llama")
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(3, **VOCABULARY))
+    with dslaunch.zero.GatheredParameters(model.parameters()):
+        copied = deepcopy(model)
+    engine.destroy()
+    if rank:
+        return 0.0, 0.0
+    return loss_of_tokens(copied, tokens()).item(), loss_of_tokens(plain, tokens()).item()
+
+
+def test_a_copy_of_a_model_whose_logits_are_in_parts_is_plain(ranks: Ranks) -> None:
+    for got, expected in ranks(_copy_with_its_loss, world_size=2):
+        assert abs(got - expected) <= 1e-6
+
+
 def _error(rank: int, what: str | int) -> str:
     config = make_config(1, tp=2)
     model: Any = make_hugging_face("Llama")
