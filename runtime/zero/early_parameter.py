@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -20,12 +19,12 @@ from .writes import differences
 
 # parameter that no model has yet -> what zero.Init keeps of it; it keeps no parameter alive
 _EARLY: Any = WeakTensorKeyDictionary()
-_SERIALS = count()  # in the order in which they are made, so the same on every rank
 
 
 class InitContext(Protocol):
     """What an early parameter asks of the zero.Init that has made it."""
 
+    number: int  # of this rank's
     comm: Collectives
     job: Job
     device: torch.device
@@ -73,10 +72,14 @@ class EarlyParameter:
     A rank that is alone keeps everything WHOLE. Every method is a collective, except where it says otherwise.
     """
 
-    def __init__(self, param: nn.Parameter, name: str, init: InitContext, owner: nn.Module | None) -> None:
-        """`owner` is the module that has registered it, if that is known."""
+    def __init__(
+        self, param: nn.Parameter, name: str, init: InitContext, owner: nn.Module | None, *, serial: int
+    ) -> None:
+        """`owner` is the module that has registered it, if that is known; `serial` tells which one of its
+        zero.Init it is, on every rank.
+        """
         self.name = name
-        self.serial = next(_SERIALS)
+        self.serial = serial
         self.init = init
         self._owners: list[weakref.ref[nn.Module]] = []
         if owner is not None:
@@ -88,6 +91,13 @@ class EarlyParameter:
         self._num_holds = 0
         self._version = 0  # of the parameter when it came back to be held
         _EARLY[param] = self
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place among all, in the same order on every rank, though a rank may have made more contexts
+        than others; not a collective.
+        """
+        return self.init.number, self.serial
 
     @property
     def param(self) -> nn.Parameter:

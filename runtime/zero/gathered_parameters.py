@@ -51,7 +51,7 @@ class GatheredParameters:
         locations = [location for param in wanted if (location := location_of(param)) is not None]
         self._locations = sorted(locations, key=lambda location: location.place)
         early = {early for param in wanted if (early := early_of(param)) is not None}
-        self._early = sorted(early, key=lambda one: one.serial)
+        self._early = sorted(early, key=lambda one: one.order)
         self._modifier_rank = modifier_rank
         self._versions: list[int] = []
         self._is_open_ended = False

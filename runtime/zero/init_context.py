@@ -31,6 +31,7 @@ import weakref
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from itertools import count
 from types import TracebackType
 from typing import Any
 
@@ -58,6 +59,7 @@ from .param_location import location_of
 from .shared_memory import first_sharing, is_expanded, warn_of_kept_views
 
 _ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
+_NUMBERS = count()
 
 
 class _Fate(IntEnum):
@@ -115,6 +117,8 @@ class Init:
             self.loses_writes = False
         self.has_lost_writes = False  # and a warning has said so
         self.has_left_out = False
+        self.number = next(_NUMBERS)
+        self._serials = count()
         self._depth = 0
         self._hooks: list[Any] = []
         # what is to be sharded, held so that no rank's can die; None for a moment, while that is found out
@@ -199,7 +203,7 @@ class Init:
         is_known = other is not None or location_of(param) is not None
         is_plain = type(param) is nn.Parameter and is_strided(param) and param.is_floating_point()
         if is_plain and not is_known and param.numel() and not is_expanded(param):
-            early = EarlyParameter(param, name, self, owner)
+            early = EarlyParameter(param, name, self, owner, serial=next(self._serials))
             self._whole[early] = param
             self._made.add(early)
         elif other is not None and owner is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
@@ -188,6 +189,24 @@ def test_the_rank_whose_values_count_may_use_what_was_not_gathered(
         assert_same_bits(values, expected)
     _, num_whole = results[editor]
     assert num_whole <= 3  # what was gathered, and what the last operation has used
+
+
+def _beside_after_a_failure(rank: int) -> dict[str, Tensor]:
+    """Rank 0 alone has failed to make another model before."""
+    if rank == 0:
+        with suppress(RuntimeError), zero.Init():
+            nn.Linear(2, 2, bias=False)
+            raise RuntimeError
+    return _beside(rank, 0, True)[0]
+
+
+def test_a_rank_that_has_failed_to_make_a_model_knows_the_next_ones_parameters(ranks: Ranks) -> None:
+    torch.manual_seed(0)
+    plain = Small()
+    with torch.no_grad():
+        _write_beside(plain, 0)
+    for values in ranks(_beside_after_a_failure, world_size=2):
+        assert_same_bits(values, {name: param.detach() for name, param in plain.named_parameters()})
 
 
 def _twice(rank: int, editor: int) -> dict[str, Tensor]:
