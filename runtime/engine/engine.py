@@ -7,6 +7,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -512,10 +513,11 @@ class Engine(Getters, nn.Module):
         Errors: CheckpointError if there is no "module" in it
         """
         if "module" not in checkpoint:
+            shown = ", ".join(map(str, islice(checkpoint, 4))) or "nothing"
+            more = f" and {len(checkpoint) - 4} more" if len(checkpoint) > 4 else ""
             raise CheckpointError(
-                f"load_module_state_dict() was given {', '.join(map(str, checkpoint)) or 'nothing'}, "
-                "but the weights belong "
-                'under "module"; for a plain state_dict call engine.load_state_dict()'
+                f"load_module_state_dict() was given {shown}{more}, but the weights belong under "
+                '"module"; for a plain state_dict call engine.load_state_dict()'
             )
         if custom_load_fn is None:
             self._weights.load_state_dict(checkpoint["module"], strict, may_miss=allowed_missing_keys or ())

@@ -213,8 +213,12 @@ class UlyssesSPAttentionHF:
         text = config.get_text_config()
         num_heads = text.num_attention_heads
         num_kv_heads = getattr(text, "num_key_value_heads", None) or num_heads
+        of_model, whose = (num_heads, num_kv_heads), ""
         if num_heads % tensor_parallel_size == 0 and num_kv_heads % tensor_parallel_size == 0:
             num_heads, num_kv_heads = num_heads // tensor_parallel_size, num_kv_heads // tensor_parallel_size
+            whose = f", 1/{tensor_parallel_size} of which is on each rank along tp" * (
+                tensor_parallel_size > 1
+            )
         parallel_state.initialize_sequence_parallel(
             sequence_parallel_size, tensor_parallel_size=tensor_parallel_size
         )
@@ -226,7 +230,7 @@ class UlyssesSPAttentionHF:
         except ConfigError as error:
             raise ConfigError(
                 f"sequence_parallel_size={sequence_parallel_size}: the ranks that share a sequence divide "
-                f"the model's {num_heads} attention heads, {num_kv_heads} of keys and values: {error}"
+                f"the model's {of_model[0]} attention heads, {of_model[1]} of keys and values{whose}: {error}"
             ) from None
         original = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]
         if isinstance(original, UlyssesSPAttentionHF):

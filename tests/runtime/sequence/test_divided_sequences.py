@@ -448,6 +448,18 @@ def _refused(rank: int, case: str) -> str:
     return str(caught.value)
 
 
+def _refused_along_tp(rank: int) -> str:
+    model = make_hugging_face("Llama", num_attention_heads=2, num_key_value_heads=2)
+    with pytest.raises(ConfigError) as caught:
+        UlyssesSPAttentionHF.register_with_transformers(model, "sdpa", 2, tensor_parallel_size=2)
+    return str(caught.value)
+
+
+def test_heads_of_the_whole_model_are_told_where_ranks_along_tp_have_parts(ranks: Ranks) -> None:
+    for text in ranks(_refused_along_tp, world_size=4):
+        assert "the model's 2 attention heads, 2 of keys and values, 1/2 of which is on each rank" in text
+
+
 @pytest.mark.parametrize(
     ("case", "words"),
     [
