@@ -95,12 +95,11 @@ def _serve(link):
     if sys.path[: len(before)] != before:
         refuse("importing puts another folder in front of sys.path, where the script's will stand")
     del sys.path[: len(before)]
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
     for_nothing = os.fork()
     if for_nothing == 0:
-        os._exit(0)
-    os.waitpid(for_nothing, 0)
-    cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    has_cuda = cuda is not None and cuda.is_initialized()
+        os._exit(cuda is not None and cuda._is_in_bad_fork())
+    has_cuda = os.waitpid(for_nothing, 0)[1] != 0 or (cuda is not None and cuda.is_initialized())
     num_threads = 0
     for task in os.listdir("/proc/self/task"):
         try:

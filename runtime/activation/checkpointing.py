@@ -68,7 +68,8 @@ class _Process:
 
 
 def _make_clock(config: ActivationConfig) -> Clock:
-    return Clock(is_on=config.profile, device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    has_gpu = config.profile and torch.cuda.is_available()  # asked for only then: who asks cannot be forked
+    return Clock(is_on=config.profile, device=torch.device("cuda" if has_gpu else "cpu"))
 
 
 _PROCESS = _Process()  # DeepSpeed's functions below have no object that could hold it

@@ -56,3 +56,23 @@ def test_what_training_needs_is_what_the_package_says() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     named = [re.split("[><=]", one)[0] for one in project["optional-dependencies"]["train"]]
     assert list(dslaunch._NEEDED) == list(runtime_program.NEEDED) == named
+
+
+ASKS_FOR_NO_GPU = """
+import importlib, sys, torch
+def asked(*given, **named):
+    raise AssertionError("asks for GPUs while it is imported, and no process can be forked any more")
+torch.cuda.is_available = torch.cuda.device_count = torch.cuda.init = asked
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+"""
+
+
+def test_no_module_asks_for_gpus_while_it_is_imported() -> None:
+    runtime = Path(dslaunch.runtime.__path__[0])
+    names = [
+        ".".join(("dslaunch.runtime", *path.relative_to(runtime).with_suffix("").parts))
+        for path in sorted(runtime.rglob("*.py"))
+        if not path.name.startswith("__")
+    ]
+    subprocess.run([sys.executable, "-c", ASKS_FOR_NO_GPU, *names], check=True)

@@ -165,6 +165,24 @@ def test_torch_draws_other_numbers_on_each_rank_as_in_processes_of_their_own(sta
     assert first != second
 
 
+@pytest.mark.parametrize("in_child", ["True", "False"])
+def test_a_module_that_asks_for_gpus_is_imported_by_each_worker(
+    in_child: str, start: Start, tmp_path: Path
+) -> None:
+    """`torch.cuda.is_available()` starts the driver, which CUDA's own flag tells in a child alone."""
+    (tmp_path / "torch.py").write_text(
+        "import os\n"
+        "class cuda:\n"
+        "    pid = os.getpid()\n"
+        "    is_initialized = lambda: False\n"
+        f"    _is_in_bad_fork = lambda: os.getpid() != cuda.pid and {in_child}\n"
+    )
+    job = start("import torch; say(torch.cuda.pid == os.getpid())", "--preload=torch", "--num_gpus=2")
+    assert job.wait() == 0, job.err
+    assert [job.lines(rank) for rank in range(2)] == [[in_child]] * 2
+    assert ("importing initializes CUDA" in job.err) == (in_child == "True")
+
+
 def test_a_seed_that_a_module_gives_torch_is_kept(start: Start, tmp_path: Path) -> None:
     (tmp_path / "seeded.py").write_text("import torch\ntorch.manual_seed(5)\n")
     job = start("import torch, seeded; say(torch.initial_seed())", "--preload=seeded", "--num_gpus=2")
