@@ -34,7 +34,8 @@ NUM_RUNS = 30
 HYPER = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 FIRST_USE = """
 import time, torch
-from dslaunch.kernels.cuda import NORM_OUT_NUMEL, squared_norm, step
+from dslaunch.kernels import ADAM
+from dslaunch.kernels.cuda import step
 from tests.benchmarks.bench_cuda_kernels import bf16_shard
 shard = bf16_shard(1000)
 torch.cuda.synchronize()
@@ -177,7 +178,8 @@ def copy_rate() -> float:
 def first_use_s() -> tuple[float, float]:
     """Return how long the first step takes in a process: with an empty cache, and with a full one."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "DSLAUNCH_CACHE_DIR": folder, "PYTHONPATH": os.getcwd()}
+        path = os.pathsep.join([os.getcwd(), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "DSLAUNCH_CACHE_DIR": folder, "PYTHONPATH": path}
         times = [
             float(
                 subprocess.run(

@@ -4,7 +4,8 @@
 
 The machine needs torch with CUDA and pytest, and no network: what else is imported comes out of .gpu/, which
 `make gpu-bundle` fills where there is a network. With --fake the plan runs in small on the fake CUDA device.
-Into --out come results.json, results.md and the steps' logs.
+Into --out come results.json and results.md, written anew after each step, and the steps' logs: what is known
+when the machine has to be given back is there.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def main() -> int:
         "parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all three if none is given"
     )
     parser.add_argument("--fake", action="store_true", help="in small, on the fake CUDA device of the tests")
-    parser.add_argument("--out", type=Path, default=Path("gpu-out"), help="folder for what comes out")
+    out = Path(os.environ.get("OUT") or "gpu-out")
+    parser.add_argument("--out", type=Path, default=out, help="folder for what comes out; OUT, or gpu-out")
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"{unknown[0]}: give one of {', '.join(PARTS)}")
@@ -53,12 +55,13 @@ def main() -> int:
     with prepared(is_fake=given.fake) as environ:
         machine = describe_machine(environ)
         print("\n".join(f"{key}: {value}" for key, value in machine.items()), flush=True)
-        results = []
-        for part in given.parts or PARTS:
-            for step in PLAN:
-                if step.part == part:
-                    results.append(run(step, environ, is_fake=given.fake, out=given.out))
-    write(given.out, machine, results, name="-".join(given.parts or PARTS))
+        results: list[dict[str, Any]] = []
+        name = "-".join(given.parts or PARTS)
+        for step in (step for part in given.parts or PARTS for step in PLAN if step.part == part):
+            results.append(run(step, environ, is_fake=given.fake, out=given.out))
+            write(given.out, machine, results, name=name)
+    pack_logs(given.out, name=name)
+    print((given.out / f"results-{name}.md").read_text(), end="")
     return 0 if all(result["ok"] or result["has_peer"] for result in results) else 1
 
 
@@ -106,7 +109,7 @@ def install(folder: Path) -> None:
 
 
 def describe_machine(environ: dict[str, str]) -> dict[str, str]:
-    """Return its name and the versions that count."""
+    """Return its name and the versions that count, or why they cannot be had: steps may go on without."""
     script = (
         "import json, torch, dslaunch, dslaunch.kernels._C\n"
         "gpu = torch.cuda.get_device_properties(0)\n"
@@ -115,16 +118,28 @@ def describe_machine(environ: dict[str, str]) -> dict[str, str]:
         " 'torch': torch.__version__, 'CUDA': str(torch.version.cuda), 'NCCL': str(nccl),"
         " 'dslaunch': dslaunch.__version__}))"
     )
-    asked = subprocess.run(
-        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False, timeout=120
-    )
-    if asked.returncode:
-        raise SystemExit(f"dslaunch or the GPU cannot be used here:\n{asked.stderr}")
-    found: dict[str, str] = json.loads(asked.stdout.splitlines()[-1])
+    found = {"dslaunch and the GPU": "cannot be used here"}
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", script],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        found = json.loads(asked.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        found["why"] = error.stderr.strip().rpartition("\n")[2]
+    except subprocess.TimeoutExpired as error:
+        found["why"] = f"they were not imported within {error.timeout:g} s"
     driver = "no nvidia-smi"
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=False, timeout=60).stdout.strip()
+        with suppress(subprocess.TimeoutExpired):
+            driver = subprocess.run(
+                query, capture_output=True, text=True, check=False, timeout=60
+            ).stdout.strip()
     machine = {"machine": platform.node(), "cores": str(os.cpu_count()), "Python": platform.python_version()}
     return {**machine, "driver": driver, **found}
 
@@ -196,8 +211,8 @@ def _json_lines(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def write(out: Path, machine: dict[str, str], results: list[dict[str, Any]], *, name: str) -> None:
-    """Write the results as JSON and as a table, and the logs into one archive."""
-    (out / f"results-{name}.json").write_text(json.dumps({"machine": machine, "results": results}, indent=1))
+    """Write the results as JSON and as a table: each file is there whole, as it was or as it is."""
+    _put(out / f"results-{name}.json", json.dumps({"machine": machine, "results": results}, indent=1))
     rows = [f"{key}: {value}  " for key, value in machine.items()]
     rows += ["", "| part | step | asks | result | s |", "|---|---|---|---|---|"]
     for result in results:
@@ -210,12 +225,21 @@ def write(out: Path, machine: dict[str, str], results: list[dict[str, Any]], *, 
     for line in measured:
         figures = ", ".join(f"{key} {value}" for key, value in line.items() if key not in ("name", "lines"))
         rows.append(f"| {line['name']} | {figures} |")
-    (out / f"results-{name}.md").write_text("\n".join(rows) + "\n")
+    _put(out / f"results-{name}.md", "\n".join(rows) + "\n")
+
+
+def _put(path: Path, text: str) -> None:
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text)
+    new.replace(path)
+
+
+def pack_logs(out: Path, *, name: str) -> None:
+    """Put the logs of all steps into one archive."""
     with tarfile.open(out / f"logs-{name}.tgz", "w:gz") as packed:
         for log in sorted(out.glob("*.log")):
             packed.add(log, arcname=log.name)
             log.unlink()
-    print("\n".join(rows))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ there), and DeepSpeed to compare with. Checkout and bundle together stay below 6
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -82,19 +83,34 @@ def download(wheels: Path, version: str) -> None:
 
 def build(wheels: Path, version: str) -> None:
     """Compile dslaunch's wheel with that Python, in an environment made for it."""
-    python = shutil.which(f"python{version}")
+    python = python_of(version)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "venv"
         pip = [str(made / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
         try:
             if python is None:
-                raise OSError(f"no python{version}")
+                raise OSError(f"no python{version} that runs")
             subprocess.run([python, "-m", "venv", str(made)], check=True, capture_output=True)
             subprocess.run([*pip, "install", "scikit-build-core", "nanobind", "cmake", "ninja"], check=True)
             wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels)]
             subprocess.run([*wheel, f"-Cbuild-dir={folder}/build", str(ROOT)], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"dslaunch will be compiled on the machine with the GPU: {error}", flush=True)
+
+
+def python_of(version: str) -> str | None:
+    """Return a Python of this version that runs: what has its name may be a shim of another one's."""
+    folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/local/bin", "/usr/bin"]
+    folders += map(str, sorted(Path.home().glob(f".pyenv/versions/{version}*/bin")))
+    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
+    for folder in dict.fromkeys(folders):
+        python = shutil.which(f"python{version}", path=folder)
+        if python is None:
+            continue
+        asked = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False)
+        if asked.stdout.strip() == version:
+            return python
+    return None
 
 
 def pack_deepspeed() -> None:

@@ -16,7 +16,7 @@ from dslaunch.launcher.inputs.host import Host
 from dslaunch.launcher.inputs.selection import Selected
 from dslaunch.launcher.options import Options
 from dslaunch.launcher.output.console import Console
-from dslaunch.launcher.run.measure import measure_gpus
+from dslaunch.launcher.run.measure import Unmeasured, measure_gpus
 
 WORKER = """\
 import os
@@ -57,8 +57,8 @@ def main(words: list[str]) -> None:
     host = Selected(Host(name="localhost", slots=1), ("0",))
     size = ("64",) if words == ["--small"] else ()
     measured = measure_gpus(Options(program=""), [host], Console(log_level="info"), size=size)
-    if isinstance(measured, int):
-        tell("check --gpu", is_right=False, exit_code=measured)
+    if isinstance(measured, Unmeasured):
+        tell("check --gpu", is_right=False, exit_code=measured.exit_code, at_fault=dict(measured.at_fault))
         return
     (gpu,) = measured
     is_right = not gpu.problem and not gpu.num_wrong and all(gpu.speeds.get(one, 0) > 0 for one in SPEEDS)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .__main__ import ROOT, run, write
+from tests.benchmarks.bench_cuda_kernels import FIRST_USE
+
+from . import __main__ as plan_runner
+from .__main__ import ROOT, describe_machine, main, run, write
+from .bundle import python_of
 from .plan import PARTS, PLAN, Step
 
 PART_S = 600  # a call on such a machine takes no more
@@ -86,3 +92,66 @@ def test_on_the_fake_device_a_step_is_small_and_has_more_time(tmp_path: Path) ->
     found = result_of(tmp_path, source, is_fake=True)
     assert found["lines"] == [{"name": "x", "given": ["--small"]}]
     assert result_of(tmp_path, source)["lines"] == [{"name": "x", "given": []}]
+
+
+def test_what_is_known_is_written_after_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may be gone before the last step ends."""
+    (tmp_path / "first_of_two.py").write_text('print(\'{"name": "rate", "GB/s": 3}\')')
+    steps = [
+        Step("works", name, "what it is", LONG_S, (f"{name}_of_two",), small=())
+        for name in ("first", "second")
+    ]
+    out = tmp_path / "out"
+
+    def run_or_end(step: Step, environ: dict[str, str], **more: Any) -> dict[str, Any]:
+        if step.name == "second":
+            raise KeyboardInterrupt
+        return run(step, {**environ, "PYTHONPATH": str(tmp_path)}, **more)
+
+    monkeypatch.setattr(plan_runner, "PLAN", steps)
+    monkeypatch.setattr(plan_runner, "run", run_or_end)
+    monkeypatch.setattr(plan_runner, "describe_machine", lambda environ: {"machine": "vm"})
+    monkeypatch.setenv("OUT", str(out))
+    monkeypatch.setattr("sys.argv", ["gpu", "works", "--fake"])
+    with pytest.raises(KeyboardInterrupt):
+        main()
+    assert "| rate | GB/s 3 |" in (out / "results-works.md").read_text()
+    assert len(json.loads((out / "results-works.json").read_text())["results"]) == 1
+
+
+@pytest.mark.slow
+def test_a_wheel_that_does_not_load_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "dslaunch.py").write_text("raise ImportError('libcudart.so.13: no such file')")
+    found = describe_machine({**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert found["dslaunch and the GPU"] == "cannot be used here"
+    assert found["machine"]
+
+
+def test_a_shim_is_not_taken_for_a_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for folder, text in (("shim", "exit 127"), ("real", f'exec {sys.executable} "$@"')):
+        (tmp_path / folder).mkdir()
+        program = tmp_path / folder / f"python{version}"
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'shim'}:{tmp_path / 'real'}:/usr/bin:/bin")
+    assert python_of(version) == str(tmp_path / "real" / f"python{version}")
+    assert python_of("3.1") is None
+
+
+def test_the_first_use_of_the_kernels_is_measured_by_a_program_that_has_all_it_names() -> None:
+    """It runs on a GPU alone."""
+    tree = ast.parse(FIRST_USE)
+    known = {
+        one.asname or one.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for one in node.names
+    }
+    known |= {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+    used = {
+        node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+    }
+    assert used <= known | {"print"}
