@@ -17,6 +17,7 @@ from ..zero.sharded_model import ShardedModel
 
 _GIB = 2**30
 _CACHE_SHARE = 0.1  # of the GPU, in pieces that are free and fit nothing
+_ALLOC_CONF = "PYTORCH_CUDA_ALLOC_CONF" if torch.__version__ < "2.9" else "PYTORCH_ALLOC_CONF"
 _MODELS: weakref.WeakSet[ShardedModel] = weakref.WeakSet()
 
 
@@ -52,12 +53,13 @@ def describe_memory() -> str:
         Use(
             "free, in pieces that torch keeps",
             reserved - allocated,
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment",
+            f"{_ALLOC_CONF}=expandable_segments:True in the environment",
         ),
         Use(
             "outside of torch",
             max(0, total - free - reserved),
-            "other programs on this GPU (nvidia-smi lists them)",
+            "CUDA's own context and NCCL's buffers, half a GiB to two, and other programs on this GPU "
+            "(nvidia-smi lists them)",
         ),
     ]
     rank = os.environ.get("RANK", "0")

@@ -52,7 +52,8 @@ def _measured(size: int) -> dict[str, Any]:
     torch.cuda.set_device(device)
     with torch.no_grad():
         num_wrong = _num_wrong(device, size)
-        left, right = (torch.ones(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
+        # a GPU takes more power for numbers that differ, and is slower then, as in a training
+        left, right = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
         product = torch.empty_like(left)
         multiply_s = _seconds(lambda: torch.mm(left, right, out=product))
         copy_s = _seconds(lambda: product.copy_(left))
