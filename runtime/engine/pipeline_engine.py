@@ -22,6 +22,7 @@ from ..pipeline.executor import Batch, Executor, Outcome
 from ..pipeline.limits import MICRO_BATCH, check_fits, fitting_shape
 from ..pipeline.messages import Post
 from ..pipeline.module import PipelineModule
+from ..pipeline.neighbours import make_neighbours
 from ..pipeline.reading import Reading
 from ..pipeline.schedule import Table, forward_table, make_table
 from ..pipeline.tied import tied_over_stages
@@ -56,10 +57,13 @@ class PipelineEngine(Engine):
         self._how = how
         self._accumulation.force_boundary(True)  # a batch is one call
         lines = self._axes.lines(("pp",))
-        self._up, self._down = make_axis(lines), make_axis(lines)
+        self._axis = make_axis(lines)
         self._ranks_of_line = self._axes.line_of(self.global_rank, ("pp",))
-        self._line = RankGroup(self._up, self._wire, line=Line("pp", self._ranks_of_line))
-        post = Post(self._up, self._down, self._wire, self.device, ranks=self._ranks_of_line)
+        self._line = RankGroup(self._axis, self._wire, line=Line("pp", self._ranks_of_line))
+        self._neighbours = make_neighbours(lines, module.shape, self._axis.index)
+        post = Post(
+            self._neighbours, self._wire, self.device, place=self._axis.index, ranks=self._ranks_of_line
+        )
         self._executor = Executor(module, post)
         self._tables: dict[tuple[bool, int], Table] = {}
         self._is_broken = False
@@ -488,8 +492,9 @@ class PipelineEngine(Engine):
     def destroy(self) -> None:
         """As Engine.destroy()."""
         super().destroy()
-        self._up.without_group()
-        self._down.without_group()
+        self._axis.without_group()
+        for neighbour in self._neighbours.values():
+            neighbour.without_groups()
 
 
 def _to_half(value: Any) -> Any:

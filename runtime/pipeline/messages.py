@@ -1,13 +1,9 @@
-"""What the ranks of a pipeline send each other: tensors, from one to another, in an order that both know.
-
-What goes to later ranks and what goes to earlier ones has a process group each: between two ranks NCCL does
-one thing after the other in a group, and so neither direction waits for the other.
-"""
+"""What the ranks of a pipeline send each other: tensors, from one to another, in an order that both know."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..comm.flight_recorder import RECEIVE_LANE, SEND_LANE, Flight, Line
-from ..comm.mesh import Axis
 from ..comm.messages import Messages
 from ..comm.wire import Wire
+from .neighbours import Neighbour
 
 
 class Described(NamedTuple):
@@ -75,13 +71,19 @@ class Post:
     """This rank's messages, to and from the others along the pipeline, which are known by their places."""
 
     def __init__(
-        self, up: Axis, down: Axis, wire: Wire, device: torch.device, *, ranks: Sequence[int]
+        self,
+        neighbours: Mapping[int, Neighbour],
+        wire: Wire,
+        device: torch.device,
+        *,
+        place: int,
+        ranks: Sequence[int],
     ) -> None:
-        """`up` and `down` are the ranks of the pipeline, each with a group of its own; `ranks`, by place, are
-        what they are called in the job.
+        """`neighbours` are by their places, `place` is this rank's; `ranks`, by place, are what they are
+        called in the job.
         """
-        self._up, self._down, self._wire, self._device = up, down, wire, device
-        self._ranks = tuple(ranks)
+        self._neighbours, self._wire, self._device = neighbours, wire, device
+        self._place, self._ranks = place, tuple(ranks)
         self._under_way: list[tuple[Flight, list[Tensor]]] = []  # their memory is in use
 
     def send(self, place: int, tensors: Sequence[Tensor], *, contents: Contents | None, what: str) -> None:
@@ -89,15 +91,16 @@ class Post:
         raw = [_raw(tensor) for tensor in tensors]
         flight = self._begin("send", what, place, sent_bytes=sum(one.nbytes for one in raw))
         parts = [*self._header(contents), *raw]
-        axis = self._up if place > self._up.index else self._down
-        sends = [partial(dist.isend, one, group=axis.group, group_dst=place) for one in parts if one.numel()]
+        axis = self._neighbours[place].to
+        to = partial(dist.isend, group=axis.group, group_dst=1 - axis.index)
+        sends = [partial(to, one) for one in parts if one.numel()]
         flight.start(self._started(sends))
         self._under_way = [*(one for one in self._under_way if not one[0].is_over), (flight, parts)]
 
     def receive(self, place: int, contents: Contents | None, *, what: str) -> Arrival:
         """Begin to receive what has these contents; None: wait until they are told."""
-        axis = self._up if place < self._up.index else self._down
-        fetch = partial(dist.irecv, group=axis.group, group_src=place)
+        axis = self._neighbours[place].of
+        fetch = partial(dist.irecv, group=axis.group, group_src=1 - axis.index)
         flight = self._begin("receive", what, place)
         if contents is None:
             length = torch.empty(1, dtype=torch.int64, device=self._device)
@@ -120,7 +123,7 @@ class Post:
 
     def _begin(self, op: str, what: str, place: int, *, sent_bytes: int = 0) -> Flight:
         # Without its size: micro batches of other ranks with the same layers may have other shapes.
-        own, other = self._ranks[self._up.index], self._ranks[place]
+        own, other = self._ranks[self._place], self._ranks[place]
         lane, line = (SEND_LANE, (own, other)) if op == "send" else (RECEIVE_LANE, (other, own))
         return self._wire.begin(op, None, what, sent_bytes=sent_bytes, lane=lane, line=Line("", line))
 
