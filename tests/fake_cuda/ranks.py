@@ -126,6 +126,7 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
         torch.cuda.default_generators = tuple(native.generator(index) for index in range(world_size))
         native.set_device(rank)
         native.clear_conflicts()
+        native.contexts.clear()
         dist.init_process_group(
             "nccl",
             init_method=f"file://{store}",
@@ -142,6 +143,8 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
                 dist.destroy_process_group()
         found = native.conflicts()
         assert not found, found
+        others = native.contexts - {rank}
+        assert not others, f"rank {rank} has registered memory on devices {sorted(others)}"
 
     return group
 

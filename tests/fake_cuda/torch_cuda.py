@@ -26,6 +26,7 @@ def _load_native() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.contexts = set()  # type: ignore[attr-defined] # devices on which memory was registered
     return module
 
 
@@ -112,6 +113,7 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
         return total - native.memory(device)["reserved"], total
 
     def lock_pages(address: int, num_bytes: int, flags: int) -> int:
+        native.contexts.add(native.get_device())  # CUDA makes one there, of half a GiB
         native.lock_pages(address, num_bytes)
         return 0
 

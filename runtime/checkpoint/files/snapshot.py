@@ -83,8 +83,10 @@ class Snapshot:
                 flats = self._source.flats()
                 for kind in kinds:
                     values = flats[kind][slice(*self._ranges[kind])]
-                    self._copies[kind] = self._memory.take(values)
-                    self._copy(values, self._copies[kind])
+                    # a thread begins with the first GPU, on which memory would be registered
+                    with torch.cuda.device_of(values):
+                        self._copies[kind] = self._memory.take(values)
+                        self._copy(values, self._copies[kind])
         except Exception as error:
             self._problem = error
 

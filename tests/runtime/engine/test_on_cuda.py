@@ -335,9 +335,10 @@ class ToBeWritten:
 
 def _copied_in_another_thread(rank: int) -> bool:
     """Nothing but the event that `save` notes puts the program's stream and the copy in order: the host waits
-    for neither in between.
+    for neither in between. There are enough values for memory of their own, which is registered for this
+    rank's device.
     """
-    stream, values = torch.cuda.Stream(), torch.zeros(1000, device="cuda")
+    stream, values = torch.cuda.Stream(), torch.zeros(2000, device="cuda")
     stream.wait_stream(torch.cuda.current_stream())
     saver: Any = Saver(Mock(spec=Collectives))
     with torch.cuda.stream(stream):
@@ -351,7 +352,7 @@ def _copied_in_another_thread(rank: int) -> bool:
 
 
 def test_the_copy_of_a_save_comes_after_what_the_programs_own_stream_was_told(cuda_ranks: Ranks) -> None:
-    assert cuda_ranks(_copied_in_another_thread, world_size=1) == [True]
+    assert cuda_ranks(_copied_in_another_thread, world_size=2) == [True, True]
 
 
 class Streams(TorchDispatchMode):
