@@ -84,7 +84,7 @@ class Snapshot:
                 for kind in kinds:
                     values = flats[kind][slice(*self._ranges[kind])]
                     # a thread begins with the first GPU, on which memory would be registered
-                    with torch.cuda.device_of(values):
+                    with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
                         self._copies[kind] = self._memory.take(values)
                         self._copy(values, self._copies[kind])
         except Exception as error:
