@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -17,8 +18,14 @@ COMPILER = os.environ.get("CXX", "g++")
 LIMIT_S = 600.0
 
 
-def can_be_built() -> str | None:
-    """Return why it cannot, or None."""
+def can_be_built(packages: Path | None = None) -> str | None:
+    """Return why it cannot, or None. `packages`: the folder that has torch."""
+    text = ((packages or _packages()) / "torch" / "version.py").read_text()
+    built_for = re.search(r"^cuda\b.*= ['\"](.+)['\"]", text, re.MULTILINE)
+    if built_for is not None:
+        return (
+            f"the fake CUDA device stands in for true ones, and this torch is built for CUDA {built_for[1]}"
+        )
     if shutil.which(COMPILER) is None:
         return f"the fake CUDA device is compiled, and there is no {COMPILER}"
     return None
@@ -29,7 +36,7 @@ def library() -> Path:
 
     Errors:  subprocess.CalledProcessError with what the compiler said
     """
-    packages = Path(sysconfig.get_path("purelib"))
+    packages = _packages()
     sources = [Path(__file__), *sorted(NATIVE.iterdir())]
     digest = hashlib.sha256(b"".join([version("torch").encode(), *(one.read_bytes() for one in sources)]))
     place = packages.parents[2] / f"{NAME}-{digest.hexdigest()[:16]}" / f"{NAME}.so"
@@ -42,6 +49,10 @@ def library() -> Path:
                 _compile(own, packages / "torch")
                 own.rename(place)
     return place
+
+
+def _packages() -> Path:
+    return Path(sysconfig.get_path("purelib"))
 
 
 def _compile(target: Path, torch: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.bench_cuda_kernels import FIRST_USE
+from tests.fake_cuda.build import can_be_built
 
 from . import __main__ as plan_runner
 from .__main__ import ROOT, describe_machine, main, run, write
@@ -155,3 +156,14 @@ def test_the_first_use_of_the_kernels_is_measured_by_a_program_that_has_all_it_n
         node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
     }
     assert used <= known | {"print"}
+
+
+@pytest.mark.parametrize(("cuda", "is_built"), [("None", True), ("'13.0'", False)])
+def test_there_is_no_fake_device_beside_a_torch_for_true_ones(
+    tmp_path: Path, cuda: str, is_built: bool
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2.11.0'\ncuda: Optional[str] = {cuda}\n")
+    why_not = can_be_built(tmp_path)
+    assert (why_not is None) == is_built
+    assert is_built or "this torch is built for CUDA 13.0" in str(why_not)

@@ -127,7 +127,7 @@ for case in ("ours", "after an error", "the program's", "the program's, after ou
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(can_be_built() is not None, reason="the fake CUDA device is compiled")
+@pytest.mark.skipif(can_be_built() is not None, reason=str(can_be_built()))
 def test_at_a_clean_exit_nccl_s_group_is_ended_if_we_made_it() -> None:
     """Each case is a process that comes to the end of its program."""
     done = subprocess.run(
