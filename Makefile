@@ -14,7 +14,7 @@
 #   make bench-kernels  the optimizer kernels beside a copy of memory, torch and DeepSpeed, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-offload  memory, files and time of training wherever values lie, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-drop-in  the same programs under dslaunch's package deepspeed and DeepSpeed's, into docs/reference/benchmarks.md (ten minutes)
-#   make gpu PART=works   on a machine with a GPU: is it right and how fast; then PART=speed, PART=scale (ten minutes each)
+#   make gpu PART=first   on a machine with a GPU: what it answers in four minutes; then PART=works, PART=speed, PART=scale (ten minutes each)
 #   make gpu-bundle      before that, where there is a network: what such a machine lacks, into .gpu/
 #   make check-sanitizers   tests/kernels on compiled code that watches every memory access (ten minutes)
 

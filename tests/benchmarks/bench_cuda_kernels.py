@@ -14,12 +14,14 @@ what torch itself takes is not counted.
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -160,8 +162,8 @@ def norm_bfloat16(numel: int) -> Work:
     )
 
 
-def works() -> Iterator[Work]:
-    for numel in LENGTHS:
+def works(lengths: Sequence[int]) -> Iterator[Work]:
+    for numel in lengths:
         yield step_float32([numel], "step, float32 grad")
         yield step_bfloat16(numel)
         yield norm_bfloat16(numel)
@@ -196,6 +198,11 @@ def first_use_s() -> tuple[float, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--first", action="store_true", help="the longest alone, a line of JSON each")
+    is_first = parser.parse_args().first
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
         return
@@ -207,7 +214,7 @@ def main() -> None:
         f"{'work':<30}{'length':>12}{'GB/s':>8}{'of copy':>9}"
         f"{'host us':>11}{'GB/s':>9}{'host us':>11}{'dslaunch':>9}"
     )
-    for work in works():
+    for work in works(LENGTHS[-1:] if is_first else LENGTHS):
         ours_s, ours_host_s = best_s(work.ours)
         torchs_s, torchs_host_s = best_s(work.torchs)
         num_bytes = work.numel * work.bytes_per_element
@@ -218,6 +225,10 @@ def main() -> None:
             f"{torchs_s / ours_s:>9.2f}",
             flush=True,
         )
+        if is_first:
+            told = {"name": f"{work.name}, {work.numel}", "GB/s": round(num_bytes / ours_s / 1e9)}
+            told |= {"of_copy": round(num_bytes / ours_s / rate, 2), "torch": round(torchs_s / ours_s, 2)}
+            print(json.dumps(told), flush=True)
         torch.cuda.empty_cache()
     compiled_s, cached_s = first_use_s()
     print(f"the first step of a process: {compiled_s:.2f} s compiled, {cached_s:.2f} s from the cache")

@@ -1,6 +1,6 @@
 """What a machine with one GPU shows in half an hour: is dslaunch right there, and how fast beside its peers?
 
-    python -m tests.gpu works       then `speed`, then `scale`; each takes less than ten minutes
+    python -m tests.gpu first       in four minutes; `works`, `speed`, `scale` take less than ten each
 
 The machine needs torch with CUDA and pytest, and no network: what else is imported comes out of .gpu/, which
 `make gpu-bundle` fills where there is a network. With --fake the plan runs in small on the fake CUDA device.
@@ -42,9 +42,7 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all three if none is given"
-    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all if none is given")
     parser.add_argument("--fake", action="store_true", help="in small, on the fake CUDA device of the tests")
     out = Path(os.environ.get("OUT") or "gpu-out")
     parser.add_argument("--out", type=Path, default=out, help="folder for what comes out; OUT, or gpu-out")

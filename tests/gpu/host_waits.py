@@ -34,8 +34,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--small", action="store_true")
-    size = SMALL if parser.parse_args().small else MIDDLE
-    for name, zero in CASES:
+    parser.add_argument("--first", action="store_true", help="the first two alone")
+    given = parser.parse_args()
+    size = SMALL if given.small else MIDDLE
+    for name, zero in CASES[:2] if given.first else CASES:
         engine, *_ = dslaunch.initialize(model=GPT(size), config=config(size, **zero))
         ids = tokens(size, 0)
         lines: dict[str, int] = {}

@@ -21,6 +21,7 @@ class Size(NamedTuple):
 
 
 LARGE = Size(layers=24, width=2048, heads=16, vocabulary=32_000, sequence=2048, batch=4)  # 1.3e9 parameters
+FIRST = Size(layers=12, width=2048, heads=16, vocabulary=32_000, sequence=2048, batch=4)  # 0.7e9
 HUGE = Size(layers=32, width=4096, heads=32, vocabulary=32_000, sequence=512, batch=1)  # 6.7e9 parameters
 MIDDLE = Size(layers=4, width=1024, heads=8, vocabulary=32_000, sequence=512, batch=4)
 SMALL = Size(

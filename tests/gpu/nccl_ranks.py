@@ -9,6 +9,7 @@ talk over the loopback network. That is for values, and not for times. A hang en
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import socket
@@ -19,6 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
 
 import dslaunch
 from tests.runtime.models import batch, loss_of, make_config, make_model, snapshot, worst_difference
@@ -33,6 +36,8 @@ CASES: list[tuple[int, dict[str, Any]]] = [
     (3, {"offload_param": {"device": "cpu", "pin_memory": False}}),
     (3, {"offload_optimizer": {**HOST, "super_offload": True}}),
 ]
+WIDTH, ROWS, MICRO_BATCHES = 4096, 2048, 4
+PIPELINE_TOLERANCE = 1e-3  # of two steps' losses; matrices of float32 may be multiplied in TF32
 TOLERANCES = {
     torch.float32: 2e-6,
     torch.bfloat16: 4e-2,
@@ -46,9 +51,10 @@ def main() -> None:
     )
     parser.add_argument("ranks", type=int)
     parser.add_argument("--limit-s", type=float, default=140)
+    parser.add_argument("--first", action="store_true", help="no offload, and a pipeline")
     given = parser.parse_args()
     if "NCCL_HOSTID" in os.environ:
-        sys.exit(be_a_rank())
+        sys.exit(be_a_rank(is_first=given.first))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -65,7 +71,7 @@ def main() -> None:
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.gpu.nccl_ranks", str(given.ranks)],
+            [sys.executable, "-m", "tests.gpu.nccl_ranks", str(given.ranks), *["--first"] * given.first],
             env={
                 **os.environ,
                 **common,
@@ -83,7 +89,7 @@ def main() -> None:
             rank.kill()
 
 
-def be_a_rank() -> int:
+def be_a_rank(*, is_first: bool) -> int:
     """Return how many cases came to other values, or other orders of collectives."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dslaunch.init_distributed()
@@ -94,7 +100,7 @@ def be_a_rank() -> int:
     expected = trained_by_torch()
     num_wrong = 0
     for dtype, tolerance in TOLERANCES.items():
-        for stage, zero in CASES + meshes:
+        for stage, zero in CASES[:4] if is_first else CASES + meshes:
             start = time.perf_counter()
             values, order = trained(stage, zero, dtype)
             worst = worst_difference(values, expected)
@@ -108,8 +114,47 @@ def be_a_rank() -> int:
                 )
                 took = round(time.perf_counter() - start, 2)
                 print(json.dumps({"name": name, "right": is_right, "worst": worst, "s": took}), flush=True)
+    # the fake device's messages from one rank to another wait where they are asked for
+    if is_first and "tests.fake_cuda.torch_cuda" not in sys.modules:
+        num_wrong += not pipeline_is_right(rank)
     dist.destroy_process_group()
     return num_wrong
+
+
+def pipeline_is_right(rank: int) -> bool:
+    """Train stages that hand on 32 MiB, and compare with all layers in one process."""
+    start = time.perf_counter()
+    torch.manual_seed(0)
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+    judge = nn.Sequential(*copy.deepcopy(layers)).cuda()
+    module = dslaunch.PipelineModule(layers, 2, loss_fn=functional.mse_loss)
+    given = make_config(stage=1, optimizer={"type": "SGD", "params": {"lr": 0.5}})
+    given |= {"train_micro_batch_size_per_gpu": ROWS, "gradient_accumulation_steps": MICRO_BATCHES}
+    given["train_batch_size"] = ROWS * MICRO_BATCHES
+    engine, *_ = dslaunch.initialize(model=module, config=given)
+    optimizer = torch.optim.SGD(judge.parameters(), lr=0.5)
+    worst = 0.0
+    for number in range(2):
+        draw = torch.Generator("cuda").manual_seed(number)
+        inputs = [torch.randn(ROWS, WIDTH, device="cuda", generator=draw) for _ in range(MICRO_BATCHES)]
+        loss = float(engine.train_batch(iter([(one, one) for one in inputs])))
+        optimizer.zero_grad()
+        losses = [functional.mse_loss(judge(one), one) for one in inputs]
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+        expected = float(torch.stack(losses).mean().detach())
+        worst = max(worst, abs(loss - expected) / expected)
+    if rank == 0:
+        took = round(time.perf_counter() - start, 2)
+        told = {
+            "name": "2 ranks, 1f1b, 32 MiB",
+            "right": worst < PIPELINE_TOLERANCE,
+            "worst": worst,
+            "s": took,
+        }
+        print(json.dumps(told), flush=True)
+    engine.destroy()
+    return worst < PIPELINE_TOLERANCE
 
 
 def trained(stage: int, zero: dict[str, Any], dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], Any]:

@@ -1,11 +1,13 @@
-"""What is asked of a machine with one GPU: three parts of less than ten minutes, the best first."""
+"""What is asked of a machine with one GPU: one part of less than four minutes that answers most, and three of
+less than ten.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-PARTS = ("works", "speed", "scale")
+PARTS = ("first", "works", "speed", "scale")
 
 
 class Step(NamedTuple):
@@ -31,9 +33,34 @@ _GPU_TESTS = (
 # CUDA graphs, which the fake device does not capture
 _WITH_GRAPHS = "tests/runtime/compat/accelerator/test_accelerator.py::test_a_gpu_is_asked_by_the_same_names"
 ON_FAKE = ("-n", "2", "--deselect", _WITH_GRAPHS)
+_EDGES = "unaligned or segments or ordinary or factor or exact"
 OWN = {"DSLAUNCH_CUDA_KERNELS": "1"}
 
 PLAN = (
+    Step(
+        *("first", "ranks", "two ranks over NCCL at every stage, and a pipeline", 75),
+        ("tests.gpu.nccl_ranks", "2", "--first", "--limit-s", "70"),
+        (),
+    ),
+    Step(
+        *("first", "speed", "steps beside torch, FSDP2 and DeepSpeed", 80),
+        ("tests.gpu.speed", "--first", "torch", "dslaunch:0", "dslaunch:0:own", "fsdp2", "dslaunch:2:cpu"),
+    ),
+    Step(
+        *("first", "deepspeed", "DeepSpeed's step", 25, ("tests.gpu.speed", "--first", "deepspeed:1")),
+        has_peer=True,
+    ),
+    Step(
+        *("first", "kernel-speed", "GB/s of the optimizer's kernels", 20),
+        ("tests.benchmarks.bench_cuda_kernels", "--first"),
+        only_real="the fake device runs no CUDA code",
+    ),
+    Step(
+        *("first", "kernels", "have the kernels the bits of the CPU's at the edges", 30),
+        (*_PYTEST[:-2], "tests/kernels/cuda/test_device.py", "-k", _EDGES),
+        only_real="the fake device runs no CUDA code",
+    ),
+    Step("first", "waits", "where does the host wait for the GPU", 20, ("tests.gpu.host_waits", "--first")),
     Step("works", "training", "does it train as plain torch does", 170, (*_PYTEST, *_GPU_TESTS), ON_FAKE),
     Step(
         *("works", "kernels", "have the kernels the bits of the CPU's", 110),

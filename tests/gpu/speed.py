@@ -3,7 +3,7 @@
     python -m tests.gpu.speed torch fsdp2 dslaunch:0 dslaunch:2:cpu:super deepspeed:2:cpu
 
 A word is a tool, its stage, and of offload: `cpu` (optimizer), `params`, `pageable` (not pinned), `super`,
-`delayed`; `compile` compiles the model. Each prints one line of JSON.
+`delayed`; `own` takes our kernels, `compile` compiles the model. Each prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .model import GPT, LARGE, SMALL, Size, config, tokens
+from .model import FIRST, GPT, LARGE, SMALL, Size, config, tokens
 
 NUM_STEPS, NUM_WARM = 8, 3
+SWITCH = "DSLAUNCH_CUDA_KERNELS"
 SMALL_BUCKET = 100_000  # elements
 Step = Callable[[Tensor], Tensor]
 
@@ -35,11 +37,14 @@ def main() -> None:
     )
     parser.add_argument("kinds", nargs="+")
     parser.add_argument("--small", action="store_true", help="a model of which only the working counts")
+    parser.add_argument("--first", action="store_true", help="a model of half the layers")
     parser.add_argument("--profile", action="store_true", help="print what the last step spends its time on")
     given = parser.parse_args()
     for kind in given.kinds:
         try:
-            found = measure(kind, SMALL if given.small else LARGE, profile=given.profile)
+            size = SMALL if given.small else FIRST if given.first else LARGE
+            with own_kernels() if "own" in kind.split(":") else nullcontext():
+                found = measure(kind, size, profile=given.profile)
         except (
             RuntimeError,
             ImportError,
@@ -52,6 +57,16 @@ def main() -> None:
         print(json.dumps({"name": kind, **found}), flush=True)
         gc.collect()
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def own_kernels() -> Iterator[None]:
+    """Engines that are made inside use our kernels."""
+    os.environ[SWITCH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[SWITCH]
 
 
 def measure(kind: str, size: Size, *, profile: bool = False) -> dict[str, Any]:
@@ -74,7 +89,7 @@ def measure(kind: str, size: Size, *, profile: bool = False) -> dict[str, Any]:
         print(profiled.key_averages().table(sort_by="self_cuda_time_total", row_limit=40))
     median = statistics.median(times[NUM_WARM:])
     return {
-        "own_kernels": bool(os.environ.get("DSLAUNCH_CUDA_KERNELS")),
+        "own_kernels": bool(os.environ.get(SWITCH)),
         "step_ms": round(median * 1e3, 2),
         "host_ms": round(statistics.median(host[NUM_WARM:]) * 1e3, 2),
         "tokens_s": round(size.batch * size.sequence / median),
@@ -88,7 +103,8 @@ def make(kind: str, size: Size) -> Step:
     """Return the function that trains a step with this tool."""
     torch.manual_seed(0)
     tool, *words = kind.split(":")
-    model = GPT(size)
+    with torch.device("cuda"):  # a processor takes half a minute to draw as many numbers
+        model = GPT(size)
     if tool in ("dslaunch", "deepspeed"):
         return _with_engine(tool, model, size, words)
     if tool == "fsdp2":
@@ -119,7 +135,8 @@ def _with_engine(tool: str, model: nn.Module, size: Size, words: list[str]) -> S
         import deepspeed as library
 
         given["optimizer"]["params"]["torch_adam"] = True
-        _join_alone()
+        if not torch.distributed.is_initialized():
+            _join_alone()
         library.init_distributed("nccl")
     engine, *_ = library.initialize(model=model, model_parameters=model.parameters(), config=given)
     if "compile" in words:
@@ -159,8 +176,9 @@ def _with_torch(model: nn.Module) -> Step:
 def _with_fsdp2(model: nn.Module) -> Step:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    _join_alone()
-    torch.distributed.init_process_group("nccl")
+    if not torch.distributed.is_initialized():
+        _join_alone()
+        torch.distributed.init_process_group("nccl")
     model = model.cuda()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:  # type: ignore[union-attr]  # a ModuleList

@@ -21,13 +21,14 @@ from .bundle import python_of
 from .plan import PARTS, PLAN, Step
 
 PART_S = 600  # a call on such a machine takes no more
+FIRST_S = 260  # the shortest loan of such a machine, its start and the transfers aside
 LONG_S = 20
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_takes_less_than_ten_minutes_and_its_programs_exist(part: str) -> None:
     steps = [step for step in PLAN if step.part == part]
-    assert 0 < sum(step.limit_s for step in steps) < PART_S
+    assert 0 < sum(step.limit_s for step in steps) < (FIRST_S if part == "first" else PART_S)
     assert len({step.name for step in steps}) == len(steps)
     for step in steps:
         assert importlib.util.find_spec(step.argv[0]) is not None
