@@ -55,6 +55,32 @@ class Work(_C10D.Work):  # type: ignore[name-defined, misc]
         self.wait()
 
 
+class Receipt(Work):
+    """What comes from one rank: it is there at the first wait, since the other side may send it after what
+    this one sends in turn.
+    """
+
+    def __init__(self, group: ProcessGroupNCCL, tensors: Sequence[Tensor], source: int, tag: int) -> None:
+        group._begin("recv", tensors)
+        super().__init__(group.native, None, (), tensors)
+        self._group = group
+        self._into = [torch.empty(one.shape, dtype=one.dtype, device="cpu") for one in tensors]
+        self._coming = group._gloo.recv(self._into, source, tag)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Have it here, and let the current stream come after it."""
+        if self._event is None:
+            self._coming.wait()
+            for tensor, value in zip(self.outputs, self._into, strict=True):
+                self._native.land(tensor.detach(), value, self._group._stream, "recv")
+            self._event = self._native.record(self._group._stream)
+        return super().wait(timeout)
+
+    def is_completed(self) -> bool:
+        """Whether the host has waited for something that came after it."""
+        return self._event is not None and super().is_completed()
+
+
 class Options:
     """What torch and programs set and read of NCCL's."""
 
@@ -81,6 +107,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         self._coalesced: list[Work] | None = None
         self._num_splits = 0
         self._has_cpu = False
+        self._sent: list[tuple[Any, _Host]] = []  # gloo reads them until they have been received
 
     # What torch asks of a group or of its back ends.
 
@@ -173,7 +200,16 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         stream comes to them.
         """
         native = self.native
-        for tensor in (*inputs, *outputs):
+        self._begin(what, (*inputs, *outputs))
+        values = send([native.take(tensor.detach(), self._stream, what) for tensor in inputs])
+        for tensor, value in zip(outputs, values, strict=True):
+            native.land(tensor.detach(), value.view(tensor.shape), self._stream, what)
+        return Work(native, native.record(self._stream), inputs, outputs)
+
+    def _begin(self, what: str, tensors: Sequence[Tensor]) -> None:
+        """The group's stream comes after what this rank's current one was told."""
+        native = self.native
+        for tensor in tensors:
             if tensor.dtype not in _SUPPORTED:
                 raise RuntimeError(f"Unconvertible NCCL type {tensor.dtype}")
             if not tensor.is_cuda:
@@ -186,10 +222,6 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         if self._stream is None:
             self._stream = native.new_stream(device)
         native.block(native.record(native.get_stream(device)), self._stream)
-        values = send([native.take(tensor.detach(), self._stream, what) for tensor in inputs])
-        for tensor, value in zip(outputs, values, strict=True):
-            native.land(tensor.detach(), value.view(tensor.shape), self._stream, what)
-        return Work(native, native.record(self._stream), inputs, outputs)
 
     def _all(self, host: Tensor) -> list[Tensor]:
         """Every rank's."""
@@ -334,7 +366,8 @@ class ProcessGroupNCCL(dist.ProcessGroup):
             return self._gloo.send(list(tensors), target, tag)
 
         def hand_over(host: _Host) -> _Host:
-            self._gloo.send(host, target, tag).wait()
+            self._sent = [one for one in self._sent if not one[0].is_completed()]
+            self._sent.append((self._gloo.send(host, target, tag), host))
             return []
 
         return self._run("send", tensors, [], hand_over)
@@ -344,12 +377,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         if not tensors[0].is_cuda:
             return self._gloo.recv(list(tensors), source, tag)
 
-        def take(_: _Host) -> _Host:
-            into = [torch.empty(one.shape, dtype=one.dtype) for one in tensors]
-            self._gloo.recv(into, source, tag).wait()
-            return into
-
-        return self._run("recv", [], tensors, take)
+        return Receipt(self, tensors, source, tag)
 
     def barrier(self, opts: Any = None) -> Any:
         """As NCCL's, which blocks the host."""
