@@ -113,10 +113,10 @@ def train(engine: Any, loss: Callable[..., Tensor] = loss_of) -> Numbers:
     numbers: Numbers = []
     rank, world_size = engine.get_data_parallel_rank(), engine.dp_world_size
     for step in range(STEPS):
-        total = torch.zeros(())
+        total = torch.zeros((), device=engine.device)
         for number, part in enumerate(parts_of(step, world_size)[rank]):
             _seed(step, rank, number)
-            one = loss(engine, part.to(next(engine.module.parameters()).dtype))
+            one = loss(engine, part.to(engine.device, next(engine.module.parameters()).dtype))
             engine.backward(one)
             engine.step()
             total += one.detach().float() / GAS

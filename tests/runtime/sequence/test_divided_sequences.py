@@ -78,7 +78,8 @@ def _train(engine: dslaunch.Engine, *, is_packed: bool = False) -> Numbers:
     for step in range(STEPS):
         own = _tokens(step).chunk(num_data)[engine.get_data_parallel_rank()]
         cut = [
-            one.chunk(size, dim=1)[place] for one in (own, _labels(own), _positions(is_packed)[: len(own)])
+            one.chunk(size, dim=1)[place].to(engine.device)
+            for one in (own, _labels(own), _positions(is_packed)[: len(own)])
         ]
         loss = _loss(engine, *cut, is_divided=True)
         engine.backward(loss)
@@ -133,6 +134,12 @@ def test_loss_and_norm_are_those_of_one_process(
     ranks: Ranks, stage: int, world: int, size: int, is_packed: bool, changes: dict[str, Any]
 ) -> None:
     for got, expected in ranks(_trained, stage, size, "Llama", is_packed, changes, world_size=world):
+        check(got, expected)
+
+
+@pytest.mark.parametrize(("stage", "is_packed"), [(0, False), (1, True), (2, False), (3, True)])
+def test_on_the_fake_cuda_device_they_are_the_same(cuda_ranks: Ranks, stage: int, is_packed: bool) -> None:
+    for got, expected in cuda_ranks(_trained, stage, 2, "Llama", is_packed, {}, world_size=2):
         check(got, expected)
 
 
