@@ -162,12 +162,10 @@ class Phases:
         """Return what has passed in the steps that have ended since the last call, as far as it is known:
         "steps", "step_s", and the parts of that by phase; empty where no step is.
         """
-        known = len(self._ends)
-        if self._events is not None:
-            while known and not self._events.is_known(self._marks[self._ends[known - 1]][1]):
-                known -= 1
+        num_known = self._num_known(self._ends[-1] + 1) if self._ends else 0
+        known = [end for end in self._ends if end < num_known]
         if known:
-            self._read(self._ends[known - 1] + 1)
+            self._read(known[-1] + 1)
         told = self._sums.take()
         if told:
             seconds = told.get("step_s", 0.0) - told.get("paused_s", 0.0)
@@ -175,8 +173,18 @@ class Phases:
         return told
 
     def _read_early(self) -> None:
-        """There are many marks."""
-        self._read(len(self._marks) if self._events is None else self._events.num_known(self._marks))
+        """There are many marks. Those of a GPU that are far behind the last one are read."""
+        count = len(self._marks)
+        self._read(count if self._events is None else self._num_known(count // 2))
+
+    def _num_known(self, count: int) -> int:
+        """Return how many of the first `count` marks have happened, one after the other: those of a stream
+        that the last one did not wait for may be late.
+        """
+        if self._events is None:
+            return count
+        stamps = (stamp for _, stamp in self._marks[:count])
+        return next((number for number, one in enumerate(stamps) if not self._events.is_known(one)), count)
 
     def _read(self, count: int) -> None:
         """Add up what is between the first `count` marks; the last of them is the first from then on."""
@@ -306,11 +314,6 @@ class _Events:
 
     def is_known(self, stamp: torch.cuda.Event) -> bool:
         return bool(stamp.query())  # type: ignore[no-untyped-call]
-
-    def num_known(self, marks: Sequence[tuple[str, Any]]) -> int:
-        """Return a number of marks that have happened."""
-        count = len(marks) // 2  # far behind the last one
-        return count if self.is_known(marks[count - 1][1]) else 0
 
     def give_back(self, stamps: list[torch.cuda.Event]) -> None:
         """They will be recorded again."""

@@ -77,7 +77,9 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
             return int(self.event_id)
 
         def elapsed_time(self, other: Any) -> float:
-            """Nothing takes time there."""
+            """Nothing takes time there. As on a true one both must be over, and known to be."""
+            if not (self.query() and other.query()):
+                raise RuntimeError("CUDA error: device not ready")
             return 0.0
 
     def current(device: int) -> tuple[int, int, int]:

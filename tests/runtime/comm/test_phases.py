@@ -405,3 +405,21 @@ def test_times_of_a_gpu_are_told_when_it_is_so_far(gpu: list[str]) -> None:
         Event.done_s = Event.now_s
         assert made.take()["steps"] >= 1
     assert Event.made - events < 10  # they are used again
+
+
+def test_a_step_is_not_read_before_the_marks_of_other_streams_in_it(gpu: list[str]) -> None:
+    """As of an evaluation in a stream that nothing waits for."""
+    made = Phases(torch.device("cuda", 0))
+    with made.during(FORWARD):
+        Event.now_s += 1
+    gpu.append("late")
+    Event.now_s += 100
+    with made.during(EVALUATING):
+        pass
+    gpu.pop()
+    Event.now_s -= 100
+    made.end_step(2)
+    Event.done_s = 50.0  # the step has ended, and what is in the other stream has not begun
+    assert made.take() == {}
+    Event.done_s = 200.0
+    assert made.take()["steps"] == 1
