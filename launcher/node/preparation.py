@@ -65,11 +65,20 @@ class Prepared:
         self.cores: list[list[int]] = []  # by local rank; empty if no rank is bound
         if job.bind_cores is not None:
             self._bind(job.bind_cores, job.devices, has_gpus=num_devices > 0)
+        self._devices: list[str] = []  # by local rank, where there are GPUs
         is_chosen = any(entry[0] == "CUDA_VISIBLE_DEVICES" for entry in job.environment)
         self._choose_devices(job.devices, num_devices, is_chosen=is_chosen)
         self._port_claim: PortClaim | None = None
         if job.master_port is not None:
             self._choose_port(job.master_port, is_fixed=job.is_port_fixed)
+
+    def own_devices(self, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        """Variables that a rank has in place of the host's, by its LOCAL_RANK: of MIG devices CUDA shows a
+        process the first one alone, so each rank is shown its own.
+        """
+        if not any(one.startswith("MIG-") for one in self._devices):
+            return {}
+        return {b"CUDA_VISIBLE_DEVICES": self._devices[int(env[b"LOCAL_RANK"])].encode()}
 
     def _in_home(self, path: str) -> str:
         """`~/` in front of a path of the hostfile is the home on this host."""
@@ -154,6 +163,7 @@ class Prepared:
                     "choose with --include, or with devices= in the hostfile"
                 )
             self.env[b"CUDA_VISIBLE_DEVICES"] = chosen
+            self._devices = devices
             return
         named = [one for one in devices if not one.isdigit()]
         if named:

@@ -92,6 +92,7 @@ class Starter:
     def start(self, rank: RankJob) -> Worker:
         """One rank."""
         env = {**self._prepared.env, **{bytes_of(name): bytes_of(value) for name, value in rank.env}}
+        env.update(self._prepared.own_devices(env))
         error_file = self._folder.file(f"error-{rank.rank}.json")
         if error_file is not None and not self._job.is_verbatim:
             env[b"TORCHELASTIC_ERROR_FILE"] = os.fsencode(error_file)

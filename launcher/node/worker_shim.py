@@ -216,6 +216,7 @@ def become_worker(job: ExternalJob, environ: Mapping[str, str]) -> None:
     env = {name: value for name, value in prepared.env.items() if not _is_ours(name)}
     for name, value in job.master + node_job.ranks[place].env:
         env[bytes_of(name)] = bytes_of(value)
+    env.update(prepared.own_devices(env))
     program = [] if prepared.python is None else [prepared.python]
     argv = [bytes_of(one) for one in program + job.commands[node.commands[place]]]
     pmi = environ.get("PMI_FD", "")

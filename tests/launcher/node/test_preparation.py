@@ -224,6 +224,17 @@ def test_the_devices_of_the_host_become_visible(
     assert prepared.notes == []
 
 
+@pytest.mark.parametrize(
+    ("devices", "second"),
+    [(["MIG-a", "MIG-b"], {b"CUDA_VISIBLE_DEVICES": b"MIG-b"}), (["0", "1"], {}), (["GPU-8", "GPU-9"], {})],
+)
+def test_each_rank_is_shown_its_own_mig_device(
+    devices: list[str], second: dict[bytes, bytes], job: dict[str, Any]
+) -> None:
+    job["devices"] = devices
+    assert prepare(job, num_devices=2).own_devices({b"LOCAL_RANK": b"1"}) == second
+
+
 @pytest.mark.parametrize(("given", "is_told"), [("1", True), ("0,1", False)])
 def test_visible_devices_of_a_file_are_not_used_and_a_note_says_so(
     given: str, is_told: bool, job: dict[str, Any]
