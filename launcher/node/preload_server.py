@@ -45,7 +45,7 @@ def _what_names_ranks():
 
 def _serve(link):
     """Import, then fork for each request; returns only in a worker, which is to run its program."""
-    import array, ctypes, gc, importlib, json, os, socket, struct, sys
+    import array, ctypes, gc, importlib, json, os, socket, struct, sys, time
     def receive():
         size = socket.CMSG_SPACE(2 * array.array("i").itemsize)
         data, extra, _, _ = link.recvmsg(4, size)
@@ -100,13 +100,17 @@ def _serve(link):
     if for_nothing == 0:
         os._exit(cuda is not None and cuda._is_in_bad_fork())
     has_cuda = os.waitpid(for_nothing, 0)[1] != 0 or (cuda is not None and cuda.is_initialized())
-    num_threads = 0
-    for task in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{task}/comm") as file:
-                num_threads += file.read() != "jemalloc_bg_thd\n"
-        except OSError:  # it has just ended
-            pass
+    for _ in range(10):
+        num_threads = 0
+        for task in os.listdir("/proc/self/task"):
+            try:
+                with open(f"/proc/self/task/{task}/comm") as file:
+                    num_threads += file.read() != "jemalloc_bg_thd\n"
+            except OSError:  # it has just ended
+                pass
+        if num_threads == 1:
+            break
+        time.sleep(0.01)  # one that has just begun has no name of its own yet
     answer(why_not="", num_threads=num_threads, has_cuda=has_cuda)
     while True:
         request, fds = receive()
