@@ -42,9 +42,8 @@ from torch.nn.modules import module as torch_module
 
 from ..comm.collectives import Collectives
 from ..comm.mesh import make_mesh
-from ..comm.process_group import choose_device, group_timeout, start_process_group
+from ..comm.process_group import choose_device, start_process_group
 from ..comm.rank_group import Job
-from ..comm.watchdog.watchdog import watch
 from ..config.source import read_source
 from ..environment import read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
@@ -157,7 +156,6 @@ class Init:
             )
         self.comm = Collectives(make_mesh(shard_size=dist.get_world_size()))
         self.job = Job(self.comm.wire)
-        watch(self.job, limit_s=worker.watchdog_s, timeout=group_timeout() or worker.timeout)
         self._num_users = num_users(nn.Parameter(torch.empty(1, device="cpu")))
         if module is not None:
             for name, param in module.named_parameters():

@@ -497,22 +497,3 @@ def _labels(rank: int) -> tuple[list[tuple[int, int, str]], list[str], list[str]
 
 def _under_way(recorder: FlightRecorder) -> list[str]:
     return [str(flight.label) for flight in recorder.under_way()]
-
-
-def _early_alone(rank: int, folder: str) -> str:
-    """Rank 0 uses a parameter of zero.Init alone, until a report says so."""
-    path = Path(folder) / f"err{rank}"
-    with stderr_into(path, DSLAUNCH_WATCHDOG_S=str(LIMIT_S)):
-        with dslaunch.zero.Init():
-            model = Blocks()
-        if rank != 0:
-            wait_until(lambda: any(LAST_LINE in one.read_text() for one in Path(folder).iterdir()))
-        _ = model.blocks[0].weight.norm()
-        dist.barrier()
-    return path.read_text()
-
-
-def test_a_rank_that_uses_a_parameter_of_zero_init_alone_is_reported(ranks: Ranks, tmp_path: Path) -> None:
-    report = "".join(ranks(_early_alone, str(tmp_path), world_size=2))
-    assert "rank 0" in report
-    assert "all_gather of parameter 'Linear.weight'" in report
