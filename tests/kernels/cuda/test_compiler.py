@@ -10,17 +10,15 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from dslaunch.kernels import _C, Kernel
-from dslaunch.kernels.cuda import CudaUnavailable, lamb, norm, steps
+from dslaunch.kernels.cuda import CudaUnavailable, lamb, norm
 from dslaunch.kernels.cuda.compiler import SOURCES, CubinCache, Nvrtc, Program, cache_folder
-from dslaunch.kernels.cuda.shards import GRAD_DTYPES, PARAM_OUT_DTYPES, STATE_DTYPES, Rule
-from dslaunch.kernels.cuda.table import LARGE, SMALL, TableSize, Variant
+from dslaunch.kernels.cuda.shards import GRAD_DTYPES, PARAM_OUT_DTYPES
+from dslaunch.kernels.cuda.table import LARGE, SMALL, Variant
 from tests.exhaustive import few
-from tests.kernels.optimizers import OPTIMIZERS
+from tests.kernels.cuda.rules import ALL_DTYPES, FEW_DTYPES, RULES, programs
 
 ARCHS = ("sm_70", "sm_80", "sm_90", "sm_100")
 MAX_REGISTERS = (
@@ -28,40 +26,13 @@ MAX_REGISTERS = (
 )
 
 
-def _modes(kernel: Kernel[Any]) -> tuple[int, ...]:
-    """Those that the optimizers of the tests have segments of."""
-    found = (
-        _C.pack_segments(
-            kernel.name, [one.segment], name="", shard_numel=0, lacking="", grad_scale=1.0, mode=one.mode
-        )
-        for one in OPTIMIZERS
-        if one.kernel is kernel
-    )
-    return tuple(sorted({mode for ((_, _, _, mode, _),) in found}))
-
-
-RULES = {rule.source: (rule, _modes(rule.kernel)) for rule in (Rule(kernel=one.kernel) for one in OPTIMIZERS)}
 KERNELS = {"lamb": {"lamb_directions", "lamb_step_sizes"}}
-ALL_DTYPES = tuple(itertools.product(GRAD_DTYPES, STATE_DTYPES, (None, *PARAM_OUT_DTYPES)))
-FEW_DTYPES = (
-    ("float32", "float32", None),
-    ("bfloat16", "float32", "bfloat16"),
-    ("float16", "bfloat16", "float16"),
-    ("bfloat16", "bfloat16", "float32"),
-)
 USAGE = re.compile(
     r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
     r"(\d+) bytes spill loads"
     r".*?Used (\d+) registers",
     re.DOTALL,
 )
-
-
-def programs(rule: Rule, mode: int, dtypes: tuple, size: TableSize = SMALL) -> list[Program]:  # type: ignore[type-arg]
-    return [
-        steps.program_of(rule, Variant(grad=grad, state=state, param_out=out, mode=mode), size)
-        for grad, state, out in dtypes
-    ]
 
 
 def assert_compiles_well(program: Program, arch: str, kernels: set[str]) -> None:
