@@ -7,11 +7,13 @@ from __future__ import annotations
 import os
 import signal
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslaunch.runtime.comm.collectives import reduce_scatter_single
@@ -336,6 +338,51 @@ def _counted(rank: int) -> None:
 
 def test_launches_waits_and_copies_are_counted(cuda_ranks: Ranks) -> None:
     cuda_ranks(_counted, world_size=1)
+
+
+WAITS: list[tuple[str, Callable[[Tensor], object], int]] = [
+    ("add", lambda x: x + 1, 0),
+    ("item", lambda x: x.sum().item(), 1),
+    ("bool", lambda x: bool((x > 1).any()), 1),
+    ("equal", lambda x: torch.equal(x, x), 1),
+    ("tolist", lambda x: x.tolist(), 1),
+    ("to the host", lambda x: x.cpu(), 1),
+    ("to the host, pinned", lambda x: torch.empty(N, pin_memory=True).copy_(x, non_blocking=True), 0),
+    ("a value", lambda x: torch.tensor(1.0, device=x.device), 1),
+    ("a value that is filled in", lambda x: torch.full((), 1.0, device=x.device), 0),
+    ("values", lambda x: x.new_tensor([1.0, 2.0]), 1),
+    ("values, pinned", lambda x: torch.ones(2, pin_memory=True).to(x.device, non_blocking=True), 0),
+    ("nonzero", lambda x: x.nonzero(), 1),
+    ("where", lambda x: torch.where(x > 1), 1),
+    ("a mask", lambda x: x[x > 1], 1),
+    ("a mask to write to", lambda x: x.clone().index_put_((x > 0,), x), 1),
+    ("a mask to fill in", lambda x: x.clone().masked_fill_(x > 1, 0.0), 0),
+    ("numbers as an index", lambda x: x[torch.arange(3, device=x.device)], 0),
+    ("masked_select", lambda x: x.masked_select(x > 1), 1),
+    ("unique", lambda x: x.unique(), 1),
+    ("repeat_interleave", lambda x: x.repeat_interleave(x.long()), 2),
+    ("of known size", lambda x: x.repeat_interleave(x.long(), output_size=N), 0),
+    ("as often each", lambda x: x.repeat_interleave(2), 0),
+    ("bincount", lambda x: x.long().bincount(minlength=4), 2),
+    ("one_hot", lambda x: torch.nn.functional.one_hot(x.long(), 4), 0),
+]
+
+
+def _waits(rank: int) -> dict[str, int]:
+    values, found = torch.ones(N, device="cuda"), {}
+    for name, work, _ in WAITS:
+        torch.cuda.synchronize()
+        device().clear_counters()
+        kept = work(values)
+        found[name] = sum(device().host_waits().values())
+        torch.cuda.synchronize()
+        del kept
+    return found
+
+
+def test_the_host_waits_where_it_needs_values_and_nowhere_else(cuda_ranks: Ranks) -> None:
+    """As torch's kernels for CUDA have it."""
+    assert cuda_ranks(_waits, world_size=1) == [{name: number for name, _, number in WAITS}]
 
 
 def _said_to_wait(rank: int) -> list[int]:

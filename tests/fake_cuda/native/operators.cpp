@@ -195,11 +195,31 @@ bool may_mix(const std::string& name) {
                                               "aten::_unsafe_index", "aten::_unsafe_index_put", "aten::_local_scalar_dense"};
   return names.count(name) > 0;
 }
-// Operators whose result's shape is a matter of values: the host waits for them.
-bool has_shape_of_values(const std::string& name) {
-  static const std::set<std::string> names = {"aten::nonzero", "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim",
-                                              "aten::unique_consecutive", "aten::repeat_interleave", "aten::bincount"};
-  return names.count(name) > 0;
+// How often the host waits in an operator for values that it needs itself: most often for the shape of the result.
+int num_waits_for_values(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  static const std::map<std::string, int> names = {{"aten::nonzero", 1}, {"aten::masked_select", 1}, {"aten::_unique", 1}, {"aten::_unique2", 1},
+                                                   {"aten::unique_dim", 1}, {"aten::unique_consecutive", 1},
+                                                   {"aten::repeat_interleave", 2},  // how many, and whether one is negative
+                                                   {"aten::bincount", 2}};          // the least and the largest
+  const auto& arguments = op.schema().arguments();
+  auto given = [&](const char* name) -> const c10::IValue* {
+    auto index = op.schema().argumentIndexWithName(name);
+    return index ? &stack[stack.size() - arguments.size() + *index] : nullptr;
+  };
+  const std::string& name = op.schema().name();
+  if (name == "aten::_index_put_impl_") {  // numbers are made of a mask, unless one value is put where it says
+    const at::Tensor& values = given("values")->toTensor();
+    if (values.numel() == 1 && values.is_cpu()) return 0;
+    int found = 0;
+    for (const std::optional<at::Tensor>& one : given("indices")->toOptionalTensorVector()) {
+      found += one && one->is_cuda() && (one->scalar_type() == at::kBool || one->scalar_type() == at::kByte);
+    }
+    return found;
+  }
+  const c10::IValue* size = given("output_size");
+  if (name == "aten::repeat_interleave" && size != nullptr && !size->isNone()) return 0;
+  auto found = names.find(name);
+  return found == names.end() ? 0 : found->second;
 }
 
 struct Arguments {
@@ -282,6 +302,7 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     for (const auto& [view, is_written] : arguments.views) machine().note(stream, view, is_written, name);
   }
   use_generator(op, *stack, arguments.device);
+  int num_waits = num_waits_for_values(op, *stack);
   {
     is_inside = true;
     struct Leave {
@@ -306,7 +327,7 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     }
     machine().catch_up(stream);
   }
-  if (!gives_tensors || has_shape_of_values(name)) {
+  for (num_waits += !gives_tensors; num_waits > 0; --num_waits) {
     machine().synchronize(machine().record(stream), name);
     tell_synchronized(stream);
   }
