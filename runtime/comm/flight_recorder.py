@@ -158,6 +158,14 @@ class Flight:
             self._event.record()
         self._work = None  # which keeps tensors alive
 
+    def begin_with(self, call: Callable[[], T]) -> T:
+        """Return `call()`, which blocks, before start(): what is to be started is not known without it."""
+        since = time.monotonic_ns() if SPANS.is_on else 0
+        result = self._block(call)
+        if since:
+            self._trace_wait(since)
+        return result
+
     def run(self, call: Callable[[], T]) -> T:
         """Return `call()`, which is the whole of it, and blocks."""
         since = time.monotonic_ns() if SPANS.is_on else 0
@@ -179,6 +187,10 @@ class Flight:
             "optimizer step": label.step,
         }
         SPANS.add("communication", str(label), int(self.began * 1e9), ended, **about)
+        self._trace_wait(since, ended)
+
+    def _trace_wait(self, since: int, ended: int = 0) -> None:
+        label = self.label
         SPANS.add("wait", f"wait for {label}", since, ended, op=label.op, what=label.what)
 
     def _block(self, call: Callable[[], T]) -> T:
