@@ -110,6 +110,9 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
     import torch
     import torch.distributed as dist
 
+    from dslaunch.runtime import captures
+
+    captures._driver = lambda: native.captures
     is_first = True
 
     @contextmanager
@@ -127,6 +130,7 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
         native.set_device(rank)
         native.clear_conflicts()
         native.contexts.clear()
+        native.captures.broken_by.clear()
         dist.init_process_group(
             "nccl",
             init_method=f"file://{store}",
@@ -145,6 +149,8 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
         assert not found, found
         others = native.contexts - {rank}
         assert not others, f"rank {rank} has registered memory on devices {sorted(others)}"
+        broken_by = sorted(native.captures.broken_by)
+        assert not broken_by, f"threads {broken_by} would break a capture of another: see ignore_captures()"
 
     return group
 

@@ -10,6 +10,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+import threading
 from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -27,7 +28,30 @@ def _load_native() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.contexts = set()  # type: ignore[attr-defined] # devices on which memory was registered
+    module.captures = Captures()  # type: ignore[attr-defined]
     return module
+
+
+class Captures:
+    """The threads of a program that would break a CUDA graph which another one captures: they ask for events
+    or lock memory, and have not told the driver that they ignore captures. Autograd's threads, which Python
+    does not start, are part of one.
+    """
+
+    def __init__(self) -> None:
+        self.broken_by: set[str] = set()  # names of threads
+        self._told = threading.local()
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        """As the driver's."""
+        self._told.ignores_others = mode._obj.value == 1
+        return 0
+
+    def note(self) -> None:
+        """This thread does what may break one."""
+        thread = threading.current_thread()
+        if type(thread) is threading.Thread and not getattr(self._told, "ignores_others", False):
+            self.broken_by.add(thread.name)
 
 
 class _BeforeTorchCuda(importlib.abc.MetaPathFinder):
@@ -76,6 +100,14 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
         def cuda_event(self) -> int:
             return int(self.event_id)
 
+        def query(self) -> bool:
+            native.captures.note()
+            return bool(super().query())
+
+        def synchronize(self) -> None:
+            native.captures.note()
+            super().synchronize()
+
         def elapsed_time(self, other: Any) -> float:
             """Nothing takes time there. As on a true one both must be over, and known to be."""
             if not (self.query() and other.query()):
@@ -115,6 +147,7 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
         return total - native.memory(device)["reserved"], total
 
     def lock_pages(address: int, num_bytes: int, flags: int) -> int:
+        native.captures.note()
         native.contexts.add(native.get_device())  # CUDA makes one there, of half a GiB
         native.lock_pages(address, num_bytes)
         return 0
