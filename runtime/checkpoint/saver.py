@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..captures import ignore_captures
+from ..comm.captures import ignore_captures
 from ..comm.process_group import group_device
 from ..comm.rank_group import Job
 from ..errors import CheckpointError

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..captures import ignore_captures
+from ..comm.captures import ignore_captures
 from ..offload.device_copies import bring, to_host
 from ..tracing.spans import SPANS
 from ..zero.sub_buffer import SubBuffer

@@ -110,7 +110,7 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
     import torch
     import torch.distributed as dist
 
-    from dslaunch.runtime import captures
+    from dslaunch.runtime.comm import captures
 
     captures._driver = lambda: native.captures
     is_first = True

@@ -29,8 +29,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ...captures import ignore_captures
 from ...errors import CollectiveError, ConfigError
+from ..captures import ignore_captures
 from ..flight_recorder import NUM_LANES, Flight, FlightRecorder
 from ..rank_group import Job
 from ..rank_names import RankNames

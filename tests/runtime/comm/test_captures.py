@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from dslaunch.runtime import captures
+from dslaunch.runtime.comm import captures
 from dslaunch.runtime.comm.watchdog import watchdog
 from dslaunch.runtime.comm.watchdog.watchdog import Watchdog
 
