@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslaunch.runtime.comm.collectives import reduce_scatter_single
+from tests.fake_cuda.message_queue import EAGER_ENV
 from tests.fake_cuda.torch_cuda import device
-from tests.runtime.ranks import Ranks
+from tests.runtime.ranks import RankFailed, Ranks
 
 UNORDERED = "nothing has put the two in order"
 N = 1000
@@ -302,6 +303,72 @@ def test_sums_of_16_bits_are_rounded_at_each_hop(cuda_ranks: Ranks) -> None:
     found = cuda_ranks(_rounded, world_size=4)
     assert [one for _, one in found] == [1.0] * 4
     assert {one for one, _ in found} == {1.0, 1.0 + 2.0**-7}
+
+
+CIRCLE = [(0, 2), (0, 1), (1, 2)]  # messages: who sends, and who receives
+ORDERS = [[(0, 2), (0, 1)], [(0, 1), (1, 2)], [(1, 2), (0, 2)]]  # in which each rank issues its own
+
+
+def _send_in_a_circle(rank: int, kind: str) -> None:
+    groups: dict[tuple[int, int], Any] = dict.fromkeys(CIRCLE)
+    if kind == "a group for each two":
+        groups = {pair: dist.new_group([*pair]) for pair in CIRCLE}
+    messages = []
+    for pair in ORDERS[rank]:
+        values = torch.full((N,), 10.0 * pair[0] + pair[1] if rank == pair[0] else 0.0, device="cuda")
+        messages.append((pair, values))
+    operations = [
+        dist.P2POp(dist.isend, values, pair[1], group=groups[pair])
+        if rank == pair[0]
+        else dist.P2POp(dist.irecv, values, pair[0], group=groups[pair])
+        for pair, values in messages
+    ]
+    if kind == "a batch":
+        works = dist.batch_isend_irecv(operations)
+    else:
+        works = [one.op(one.tensor, one.peer, group=one.group) for one in operations]
+    for work in works:
+        work.wait()
+    for pair, values in messages:
+        assert values.eq(10.0 * pair[0] + pair[1]).all()
+
+
+@pytest.mark.parametrize("kind", ["a group for each two", "a batch"])
+def test_messages_in_a_circle_arrive_if_none_holds_up_another(cuda_ranks: Ranks, kind: str) -> None:
+    cuda_ranks(_send_in_a_circle, kind, world_size=3)
+
+
+def test_messages_of_one_group_hold_each_other_up_without_end(cuda_ranks: Ranks) -> None:
+    """As on NCCL, in whose streams large ones end when both sides have come to them."""
+    with pytest.raises(RankFailed) as raised:
+        cuda_ranks(_send_in_a_circle, "one group", world_size=3)
+    said = str(raised.value)
+    assert "ranks wait for each other's messages without end" in said
+    for rank, message in [(0, "sends rank 2"), (1, "receives from rank 0"), (2, "receives from rank 1")]:
+        assert f"rank {rank} {message} 4000 bytes, message 1 between the two" in said
+
+
+def _send_little_in_a_circle(rank: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(EAGER_ENV, str(4 * N))
+        _send_in_a_circle(rank, "one group")
+
+
+def test_messages_that_fit_into_nccl_s_buffers_hold_up_none(cuda_ranks: Ranks) -> None:
+    cuda_ranks(_send_little_in_a_circle, world_size=3)
+
+
+def _not_sent(rank: int) -> None:
+    values = torch.ones(N, device="cuda")
+    if rank == 0:
+        dist.recv(values, 1)
+    else:
+        dist.recv(values, 0)
+
+
+def test_ranks_that_both_receive_wait_without_end(cuda_ranks: Ranks) -> None:
+    with pytest.raises(RankFailed, match=r"rank 0 receives from rank 1 .* which rank 1 has not asked for"):
+        cuda_ranks(_not_sent, world_size=2)
 
 
 def _memory(rank: int) -> None:

@@ -522,6 +522,18 @@ void land(const at::Tensor& tensor, const at::Tensor& values, int stream, const 
   machine().perform(stream, [view, own = values.clone()] { Machine::move(view, View(own)); });
 }
 
+// What a message is received into: written from the time on when its stream comes to it, and at the latest when it is delivered.
+void promise(const at::Tensor& tensor, int stream, const std::string& what) {
+  Locked locked(lock_of_all());
+  machine().issue(stream);
+  machine().note(stream, View(tensor), true, what);
+}
+void deliver(const at::Tensor& tensor, const at::Tensor& values, int stream) {
+  Locked locked(lock_of_all());
+  machine().catch_up(stream);
+  Machine::move(View(tensor), View(values));
+}
+
 // A kernel that is not an operator of torch's: called with device memory open, after what its stream waits for.
 void launch(int stream, const std::string& name, const std::vector<std::tuple<uintptr_t, size_t, bool>>& ranges, const pybind11::function& run) {
   {
@@ -574,6 +586,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("synchronize", [](const Event& event, const std::string& what) { synchronize_event(&event, what); }, NoGil());
   m.def("take", &take, NoGil());
   m.def("land", &land, NoGil());
+  m.def("promise", &promise, NoGil());
+  m.def("deliver", &deliver, NoGil());
   m.def("launch", &launch);
 
   m.def("memory", [](int device) {
