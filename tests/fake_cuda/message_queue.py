@@ -55,7 +55,7 @@ class MessageQueue:
     ) -> None:
         """`name` is the same on all ranks; `ranks` are those of the group, as they are called in the job."""
         self.name = name
-        self._native, self._stream, self._gloo = native, stream, gloo
+        self._native, self.stream, self._gloo = native, stream, gloo
         self._board, self._ranks = board, list(ranks)
         self._eager_bytes = int(os.environ.get(EAGER_ENV, "0"))
         self._lock = threading.Lock()
@@ -104,7 +104,7 @@ class MessageQueue:
                     raise RuntimeError(f"{first.messages[0]} on stream {self.name!r}: {first.error}")
                 for one in first.asked:
                     if one.target is not None:
-                        self._native.deliver(one.target.detach(), one.value, self._stream)
+                        self._native.deliver(one.target.detach(), one.value, self.stream)
                 first.asked.clear()  # memory on the device is no longer held
 
     def issued(self) -> Issued:

@@ -45,15 +45,17 @@ def _stop(streams: dict[str, MessageQueue]) -> None:
 class Work(_C10D.Work):  # type: ignore[name-defined, misc]
     """One collective; `outputs` live as long as it does."""
 
-    def __init__(self, native: Any, event: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    def __init__(self, native: Any, stream: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """`stream` has been told to do it."""
         super().__init__()
-        self._native, self._event = native, event
+        self._native, self._event = native, native.record(stream)
+        self._device = native.device_of_stream(stream)
         self._inputs: Sequence[Tensor] = tuple(inputs)
         self.outputs = tuple(outputs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream come after it."""
-        self._native.block(self._event, self._native.get_stream(self._native.get_device()))
+        self._native.block(self._event, self._native.get_stream(self._device))
         self._inputs = ()
         return True
 
@@ -79,15 +81,15 @@ class MessageWork(Work):
     """
 
     def __init__(
-        self, native: Any, event: Any, stream: MessageQueue, asked: Sequence[Asked], inputs: Sequence[Tensor]
+        self, native: Any, messages: MessageQueue, asked: Sequence[Asked], inputs: Sequence[Tensor]
     ) -> None:
         targets = [one.target for one in asked if one.target is not None]
-        super().__init__(native, event, inputs, targets)
-        self._stream, self._unit = stream, stream.issue(asked)
+        super().__init__(native, messages.stream, inputs, targets)
+        self._messages, self._unit = messages, messages.issue(asked)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Have the host wait until they are over, and let the current stream come after them."""
-        self._stream.finish(self._unit)
+        self._messages.finish(self._unit)
         return super().wait(timeout)
 
 
@@ -223,7 +225,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         values = send([native.take(tensor.detach(), stream, what) for tensor in inputs])
         for tensor, value in zip(outputs, values, strict=True):
             native.land(tensor.detach(), value.view(tensor.shape), stream, what)
-        return Work(native, native.record(stream), inputs, outputs)
+        return Work(native, stream, inputs, outputs)
 
     def _begin(self, what: str, tensors: Sequence[Tensor], key: str = _OF_ALL) -> int:
         """Return the stream of that name, which comes after what this rank's current one was told."""
@@ -237,7 +239,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
                 )
             if not tensor.is_contiguous():
                 raise RuntimeError("Tensors must be contiguous")
-        device = native.get_device()
+        device = tensors[0].get_device() if tensors else native.get_device()
         if key not in self._streams:
             self._streams[key] = native.new_stream(device)
         native.block(native.record(native.get_stream(device)), self._streams[key])
@@ -423,8 +425,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
             own = f"{name}{key}"
             self._messages[key] = MessageQueue(self.native, stream, self._gloo, board, name=own, ranks=ranks)
         inputs = [tensor for one, tensor in asked if one.is_send]
-        event = self.native.record(stream)
-        return MessageWork(self.native, event, self._messages[key], [one for one, _ in asked], inputs)
+        return MessageWork(self.native, self._messages[key], [one for one, _ in asked], inputs)
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Keep messages until the batch is whole. Collectives begin at once."""
@@ -436,7 +437,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         if batch:
             return self._issue(_OF_ALL, batch)
         stream = self._begin("batch", ())
-        return Work(self.native, self.native.record(stream), (), ())
+        return Work(self.native, stream, (), ())
 
     def finish_messages(self) -> None:
         """Have the host wait for all."""
@@ -446,7 +447,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
     def barrier(self, opts: Any = None) -> Any:
         """As NCCL's, which blocks the host."""
         self._gloo.barrier().wait()
-        return Work(self.native, self.native.record(self.native.get_stream(self.native.get_device())), (), ())
+        return Work(self.native, self.native.get_stream(self.native.get_device()), (), ())
 
 
 def install(native: Any) -> None:

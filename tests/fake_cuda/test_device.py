@@ -4,8 +4,12 @@ beside it.
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
+import subprocess
+import sys
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslaunch.runtime.comm.collectives import reduce_scatter_single
 from tests.fake_cuda.message_queue import EAGER_ENV
-from tests.fake_cuda.torch_cuda import device
+from tests.fake_cuda.ranks import ROOT
+from tests.fake_cuda.torch_cuda import device, num_visible
 from tests.runtime.ranks import RankFailed, Ranks
 
 UNORDERED = "nothing has put the two in order"
 N = 1000
+EVERYWHERE = "tests/fake_cuda/everywhere"
 
 
 def conflict() -> pytest.RaisesExc[RuntimeError]:
@@ -259,11 +265,144 @@ def _devices(rank: int) -> None:
         with pytest.raises(RuntimeError, match="invalid device ordinal 2"):
             torch.ones(1, device="cuda:2")
         assert (here + there.to("cuda:0")).sum().item() == 2 * N
+        assert device().touched() == {0: "its own", 1: "memory"}
+        device().forget_touched()
         assert (here + torch.tensor(1.0)).sum().item() == 2 * N
 
 
 def test_tensors_of_two_devices_do_not_meet(cuda_ranks: Ranks) -> None:
     cuda_ranks(_devices, world_size=2)
+
+
+def _asked_for(what: str) -> Any:
+    """Have something of the current device."""
+    if what == "memory":
+        return torch.empty(N, device="cuda")
+    if what == "a stream":
+        return torch.cuda.Stream()
+    if what == "an event":
+        return torch.cuda.current_stream().record_event()
+    if what == "a wait for all":
+        return torch.cuda.synchronize()
+    if what == "a question for the free memory":
+        return torch.cuda.mem_get_info()
+    if what == "a registration of host memory":
+        pages = mmap.mmap(-1, mmap.PAGESIZE)
+        address = torch.frombuffer(pages, dtype=torch.uint8).data_ptr()
+        torch.cuda.cudart().cudaHostRegister(address, mmap.PAGESIZE, 0)
+        return torch.cuda.cudart().cudaHostUnregister(address)
+    values = torch.ones(N, device=f"cuda:{os.environ['RANK']}")
+    if what == "a copy":
+        return values.to("cuda")
+    assert what == "a collective"  # which is done where its values are
+    return dist.all_reduce(values)
+
+
+KINDS = (
+    "memory", "a stream", "an event", "a wait for all", "a question for the free memory",
+    "a registration of host memory", "a copy",
+)  # fmt: skip
+
+
+def _touched(rank: int) -> dict[str, list[dict[int, str]]]:
+    """Return which devices a new thread has touched by each, as it begins and on this rank's device."""
+    found: dict[str, list[dict[int, str]]] = {}
+
+    def in_thread(what: str) -> None:
+        device().forget_touched()
+        _asked_for(what)
+        found.setdefault(what, []).append(device().touched())
+
+    def on_own(what: str) -> None:
+        with torch.cuda.device(rank):
+            in_thread(what)
+
+    for what in (*KINDS, "a collective"):
+        for run in (in_thread, on_own):
+            thread = threading.Thread(target=run, args=(what,))
+            thread.start()
+            thread.join()
+    device().forget_touched()
+    device().captures.broken_by.clear()  # these threads are not the runtime's
+    return found
+
+
+def test_a_new_thread_begins_on_the_first_device(cuda_ranks: Ranks) -> None:
+    """Whatever it asks for makes a context there, unless it chooses its own rank's first."""
+    found = cuda_ranks(_touched, world_size=2)[1]
+    assert {what: len(devices) for what, devices in found.items()} == dict.fromkeys(
+        (*KINDS, "a collective"), 2
+    )
+    for what, (at_first, on_own) in found.items():
+        assert (0 in at_first) == (what != "a collective"), (what, at_first)
+        assert [*on_own] == [1], (what, on_own)
+
+
+def _in_a_thread(rank: int) -> None:
+    thread = threading.Thread(target=torch.cuda.Stream)
+    thread.start()
+    thread.join()
+
+
+def test_a_rank_that_touches_the_device_of_another_fails(cuda_ranks: Ranks) -> None:
+    text = r"rank 1 has touched devices of others, each first by \{0: 'a stream, in a thread of its own'\}"
+    with pytest.raises(RankFailed, match=text):
+        cuda_ranks(_in_a_thread, world_size=2)
+
+
+FORKS = """
+import os
+import dslaunch.runtime.engine.initialize, dslaunch.runtime.pipeline.module
+import torch
+
+def fork(answer):
+    child = os.fork()
+    if child == 0:
+        print(answer(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+def with_slices():
+    os.environ["CUDA_VISIBLE_DEVICES"] = "MIG-a,MIG-b"
+    return torch.cuda.device_count(), torch.cuda._is_in_bad_fork()
+
+def used():
+    try:
+        torch.ones(1, device="cuda")
+    except RuntimeError as error:
+        return torch.cuda._is_in_bad_fork(), "Cannot re-initialize CUDA in forked subprocess" in str(error)
+
+fork(torch.cuda._is_in_bad_fork)
+fork(with_slices)
+print(torch.cuda.device_count(), flush=True)
+fork(used)
+"""
+
+
+def test_a_child_that_is_forked_once_devices_were_asked_for_cannot_use_them(cuda_ranks: Ranks) -> None:
+    """Importing the runtime asks for none; and a process sees one slice of a divided GPU."""
+    environ = {**os.environ, "FAKE_CUDA_DEVICES": "4", "PYTHONPATH": f"{ROOT}:{ROOT / EVERYWHERE}"}
+    environ.pop("CUDA_VISIBLE_DEVICES", None)
+    said = subprocess.run(
+        [sys.executable, "-c", FORKS], env=environ, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert said.stdout.split("\n")[:4] == ["False", "(1, False)", "4", "(True, True)"]
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        (None, 4), ("", 0), ("2", 1), ("0,3,1", 3), ("0,7,1", 1), ("-1,0", 0), ("MIG-a", 1),
+        ("MIG-a,MIG-b", 1),
+    ],
+)  # fmt: skip
+def test_cuda_visible_devices_says_how_many_there_are(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, count: int
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert num_visible(4) == count
 
 
 def _collective(rank: int) -> None:

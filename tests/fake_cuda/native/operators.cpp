@@ -90,7 +90,7 @@ void release_pinned(void* address) { machine().free_pinned(static_cast<char*>(ad
 
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t num_bytes) override {
-    char* address = machine().allocate_pinned(num_bytes);
+    char* address = machine().allocate_pinned(num_bytes, current_device);
     return {address, address, &release_pinned, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_pinned; }
@@ -297,7 +297,7 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   {
     Locked locked(lock_of_all());
     machine().catch_up(stream);
-    machine().issue(stream);
+    machine().issue(stream, name);
     ++machine().counters.launches[name];
     for (const auto& [view, is_written] : arguments.views) machine().note(stream, view, is_written, name);
   }
@@ -429,7 +429,7 @@ struct Hooks : at::CUDAHooksInterface {
   bool hasCUDA() const override { return true; }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
-  bool hasPrimaryContext(at::DeviceIndex) const override { return true; }
+  bool hasPrimaryContext(at::DeviceIndex device) const override { return machine().is_touched(device); }
   at::DeviceIndex deviceCount() const override { return static_cast<at::DeviceIndex>(machine().num_devices); }
   at::DeviceIndex getCurrentDevice() const override { return static_cast<at::DeviceIndex>(fake::current_device); }
   at::DeviceIndex current_device() const override { return static_cast<at::DeviceIndex>(fake::current_device); }
@@ -504,7 +504,7 @@ void resize_storage(const at::Storage& given, size_t num_bytes) {
 at::Tensor take(const at::Tensor& tensor, int stream, const std::string& what) {
   Locked locked(lock_of_all());
   machine().catch_up(stream);
-  machine().issue(stream);
+  machine().issue(stream, what);
   View view(tensor);
   machine().note(stream, view, false, what);
   machine().catch_up(stream);
@@ -539,7 +539,7 @@ void launch(int stream, const std::string& name, const std::vector<std::tuple<ui
   {
     Locked locked(lock_of_all());
     machine().catch_up(stream);
-    machine().issue(stream);
+    machine().issue(stream, name);
     ++machine().counters.launches[name];
     for (const auto& [address, num_bytes, is_written] : ranges) {
       View view(at::empty({0}));
@@ -559,14 +559,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("init", [] { at::globalContext().lazyInitDevice(at::kCUDA); });
   m.def("get_device", [] { return current_device; });
   m.def("set_device", [](int device) { current_device = checked(device); });
+  m.def("touch", [](int device, const std::string& what) { machine().touch(device, what); }, NoGil());
+  m.def("touched", [] { return machine().touched(); }, NoGil());
+  m.def("forget_touched", [] { machine().forget_touched(); }, NoGil());
   m.def("num_devices", [] { return machine().num_devices; });
   m.def("get_stream", [](int device) { return current_stream(device); });
   m.def("set_stream", [](int device, int64_t id) { current_streams.at(device) = id == 0 ? device : static_cast<int>(id); });
+  m.def("device_of_stream", [](int stream) { return machine().device_of_stream(stream); });
   m.def("new_stream", &make_stream, NoGil());
   m.def("synchronize_device", &fake::synchronize_device, NoGil());
   m.def("generator", [](int device) { return generators().at(device); });
   m.def("resize_storage", &resize_storage);
-  m.def("lock_pages", [](uintptr_t address, size_t num_bytes) { machine().lock_pages(reinterpret_cast<char*>(address), num_bytes); }, NoGil());
+  m.def("lock_pages", [](uintptr_t address, size_t num_bytes) { machine().lock_pages(reinterpret_cast<char*>(address), num_bytes, current_device); }, NoGil());
   m.def("unlock_pages", [](uintptr_t address) { machine().unlock_pages(reinterpret_cast<char*>(address)); }, NoGil());
 
   struct Delete {
