@@ -177,6 +177,8 @@ class Member:
                 except (OSError, ProtocolError) as error:
                     reasons[port] = error
                     self._line.hang_up()
+            if self._is_closed:  # while it was tried
+                break
             self._console.progress("found", 1, [f"node 0 at {doors.address} port {doors.port}"], began)
             self._line.sleep(RETRY_S)
         raise _Over

@@ -17,8 +17,10 @@ from dslaunch.launcher.inputs.env_file import EnvEntry, expand
 from dslaunch.launcher.node import gpu_cores, listener, preparation
 from dslaunch.launcher.node.agent import Agent, State
 from dslaunch.launcher.node.preparation import Prepared, Unprepared, apply_environment, find_program
+from dslaunch.launcher.node.private_folder import PrivateFolder
+from dslaunch.launcher.node.starter import Starter
 from dslaunch.launcher.wire.frames import Problem, bytes_of, text_of
-from dslaunch.launcher.wire.job import read_job
+from dslaunch.launcher.wire.job import RankJob, as_json, read_job
 from tests.launcher.local_job import Job
 
 
@@ -235,24 +237,19 @@ def test_each_rank_is_shown_its_own_mig_device(
     assert prepare(job, num_devices=2).own_devices({b"LOCAL_RANK": b"1"}) == second
 
 
-@pytest.mark.parametrize(
-    ("of_host", "of_file", "num_devices", "expected"),
-    [(None, None, 2, b"32"), (None, "1", 2, b"1"), ("1", None, 2, b"1"), (None, None, 0, None)],
-)
-def test_streams_of_a_gpu_have_queues_of_their_own_unless_one_queue_is_asked_for(
-    of_host: str | None,
-    of_file: str | None,
-    num_devices: int,
-    expected: bytes | None,
-    job: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    name = "CUDA_DEVICE_MAX_CONNECTIONS"
-    inherited = {} if of_host is None else {name.encode(): of_host.encode()}
-    monkeypatch.setattr(preparation, "_inherited_environment", lambda: dict(inherited))
-    job["devices"] = ["0", "1"]
-    job["environment"] = [] if of_file is None else [[name, of_file]]
-    assert prepare(job, num_devices=num_devices).env.get(name.encode()) == expected
+def test_a_worker_is_started_with_its_own_mig_device(job: dict[str, Any]) -> None:
+    job |= {"devices": ["MIG-a", "MIG-b"]}
+    code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+    rank = RankJob(rank=1, env=[["LOCAL_RANK", "1"]], arguments=["-c", code])
+    node_job = read_job({**job, "ranks": [as_json(rank)]})
+    folder = PrivateFolder()
+    try:
+        starter = Starter(node_job, prepare(job, num_devices=2), folder, num_devices=2)
+        worker = starter.start(rank)
+        assert os.waitpid(worker.pid, 0)[1] == 0
+        assert worker.streams[0].read()[0] == b"MIG-b\n"
+    finally:
+        folder.remove()
 
 
 @pytest.mark.parametrize(("given", "is_told"), [("1", True), ("0,1", False)])

@@ -210,6 +210,22 @@ def test_the_process_becomes_the_worker(launcher: str, variables: dict[str, str]
     assert variables.items() <= shown.items()
 
 
+def test_the_worker_has_its_own_mig_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In this process: the machine has no GPU."""
+    (tmp_path / "show.py").touch()
+    host = Host(name="localhost", slots=2, devices=("MIG-a", "MIG-b"))
+    plan = plan_of(tmp_path)
+    plan = plan._replace(nodes=plan_nodes(select((host,)), plan.program, local_names=frozenset()))
+    job = read_external(dict(payload(plan, "openmpi", EXTERNAL["openmpi"])))
+    monkeypatch.setattr(worker_shim, "count_accelerators", lambda: 2)
+    executed: list[dict[bytes, bytes]] = []
+    monkeypatch.setattr(worker_shim, "_exec", lambda argv, env: executed.append(env))
+    monkeypatch.chdir(tmp_path)
+    for rank in "01":
+        worker_shim.become_worker(job, {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_LOCAL_RANK": rank})
+    assert [env[b"CUDA_VISIBLE_DEVICES"] for env in executed] == [b"MIG-a", b"MIG-b"]
+
+
 @pytest.mark.parametrize(
     ("script", "program", "argv"),
     [

@@ -491,6 +491,8 @@ def _full_memory(rank: int, stage: int, method: str) -> int:
             except OSError:
                 assert fault.has_struck
         if method == "back" and fault.has_struck:
+            parked = engine._model.parked_states._parked.values()
+            assert not any(one._tensor.untyped_storage().nbytes() for of_kind in parked for one in of_kind)
             with pytest.raises(ConfigError, match="reload_states"):
                 engine.step()
         if method == "back" or not fault.has_struck:

@@ -39,6 +39,7 @@ def test_parameters_share_memory_if_they_have_elements_in_common(
 def test_an_expanded_tensor_has_one_number_several_times() -> None:
     assert is_expanded(torch.ones(1).expand(3))
     assert not is_expanded(torch.ones(1, 3).expand(1, 3))
+    assert not is_expanded(torch.empty_strided((1, 3), (0, 1)))
 
 
 class Keeping(nn.Module):
@@ -57,6 +58,8 @@ class Keeping(nn.Module):
 def test_a_view_of_a_trained_parameter_that_a_module_keeps_is_named(caplog: pytest.LogCaptureFixture) -> None:
     model = Keeping()
     model.lazy = nn.LazyBatchNorm1d(affine=False)  # its buffers have no memory yet
+    storage = torch.ones(6)
+    model.begin, model.rest = nn.Parameter(storage[:3]), storage[3:]
     with caplog.at_level(logging.WARNING, logger="dslaunch"):
         warn_of_kept_views(model.named_modules(), dict(model.named_parameters()))
     said = [record.getMessage() for record in caplog.records]
