@@ -14,7 +14,7 @@
 #   make bench-kernels  the optimizer kernels beside a copy of memory, torch and DeepSpeed, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-offload  memory, files and time of training wherever values lie, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-drop-in  the same programs under dslaunch's package deepspeed and DeepSpeed's, into docs/reference/benchmarks.md (ten minutes)
-#   make gpu PART=first   on a machine with a GPU: what it answers in four minutes; then PART=works, PART=speed, PART=scale (ten minutes each)
+#   make gpu PART=first   on a machine with a GPU: what it answers in less than four minutes; then PART=second, the rest (five minutes)
 #   make gpu-bundle      before that, where there is a network: what such a machine lacks, into .gpu/
 #   make check-sanitizers   tests/kernels on compiled code that watches every memory access (ten minutes)
 
@@ -119,7 +119,7 @@ gpu:
 	$(if $(FAKE),$(BIN)/python,$(PYTHON)) -m tests.gpu $(PART) $(if $(FAKE),--fake)
 
 gpu-bundle: setup
-	$(BIN)/python -m tests.gpu.bundle
+	$(BIN)/python -m tests.gpu.bundle $(if $(GPU_PYTHON),--python $(GPU_PYTHON))
 
 lab: setup
 	$(BIN)/python -m tests.lab up $(HOSTS)

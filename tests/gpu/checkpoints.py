@@ -6,7 +6,6 @@ python -m tests.gpu.checkpoints
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -15,7 +14,8 @@ import torch
 
 import dslaunch
 
-from .model import GPT, LARGE, SMALL, Size, config, tokens
+from .line import tell
+from .model import GPT, MIDDLE, SMALL, Size, config, tokens
 
 
 def main() -> None:
@@ -24,12 +24,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--small", action="store_true")
-    size = SMALL if parser.parse_args().small else LARGE._replace(batch=2, sequence=1024)
+    size = SMALL if parser.parse_args().small else MIDDLE
     for is_async in (False, True):
-        print(json.dumps(measure(size, is_async=is_async)), flush=True)
+        measure(size, is_async=is_async)
 
 
-def measure(size: Size, *, is_async: bool) -> dict[str, object]:
+def measure(size: Size, *, is_async: bool) -> None:
     """What is loaded must have the bits of what was there at the save."""
     given = {**config(size, stage=2), "checkpoint": {"async_save": is_async}}
     engine, *_ = dslaunch.initialize(model=GPT(size), config=given)
@@ -60,15 +60,15 @@ def measure(size: Size, *, is_async: bool) -> dict[str, object]:
         load_s = time.perf_counter() - start
     same = all(torch.equal(now, was) for now, was in zip(masters_of(engine), expected, strict=True))
     engine.destroy()
-    return {
-        "name": "save beside training" if is_async else "save",
-        "right": same,
-        "stall_s": round(stall_s, 3),
-        "until_saved_s": round(saved_s, 3),
-        "load_s": round(load_s, 3),
-        "step_ms": round(statistics.median(before[2:]), 2),
-        "step_meanwhile_ms": round(statistics.median(meanwhile), 2),
-    }
+    tell(
+        "save beside training" if is_async else "save",
+        right=same,
+        stall_s=round(stall_s, 3),
+        until_saved_s=round(saved_s, 3),
+        load_s=round(load_s, 3),
+        step_ms=round(statistics.median(before[2:]), 2),
+        step_meanwhile_ms=round(statistics.median(meanwhile), 2),
+    )
 
 
 def masters_of(engine: dslaunch.Engine) -> list[torch.Tensor]:

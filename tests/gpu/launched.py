@@ -5,18 +5,18 @@ Workers that are forked from one import of torch use the GPU as others do; `dsla
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from dslaunch.launcher.inputs.host import Host
 from dslaunch.launcher.inputs.selection import Selected
 from dslaunch.launcher.options import Options
 from dslaunch.launcher.output.console import Console
 from dslaunch.launcher.run.measure import Unmeasured, measure_gpus
+
+from .line import tell
 
 WORKER = """\
 import os
@@ -36,10 +36,6 @@ EXPECTED = "sum 262144.0 without CUDA in the parent True"
 SPEEDS = ("flops_per_s", "copied_bytes_per_s", "loaded_bytes_per_s")
 
 
-def tell(name: str, *, is_right: bool, **more: Any) -> None:
-    print(json.dumps({"name": name, "right": is_right, **more}), flush=True)
-
-
 def main(words: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "worker.py").write_text(WORKER)
@@ -53,16 +49,16 @@ def main(words: list[str]) -> None:
                 check=False,
             )
             is_right = ran.returncode == 0 and EXPECTED in ran.stdout
-            tell(f"--preload {preload}", is_right=is_right, said=(ran.stdout + ran.stderr)[-500:])
+            tell(f"--preload {preload}", right=is_right, said=(ran.stdout + ran.stderr)[-500:])
     host = Selected(Host(name="localhost", slots=1), ("0",))
     size = ("64",) if words == ["--small"] else ()
     measured = measure_gpus(Options(program=""), [host], Console(log_level="info"), size=size)
     if isinstance(measured, Unmeasured):
-        tell("check --gpu", is_right=False, exit_code=measured.exit_code, at_fault=dict(measured.at_fault))
+        tell("check --gpu", right=False, exit_code=measured.exit_code, at_fault=dict(measured.at_fault))
         return
     (gpu,) = measured
     is_right = not gpu.problem and not gpu.num_wrong and all(gpu.speeds.get(one, 0) > 0 for one in SPEEDS)
-    tell("check --gpu", is_right=is_right, gpu=gpu.name, problem=gpu.problem, **gpu.speeds)
+    tell("check --gpu", right=is_right, gpu=gpu.name, problem=gpu.problem, **gpu.speeds)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import time
 from datetime import timedelta
 from typing import Any
@@ -26,7 +25,8 @@ from dslaunch.runtime.engine import components
 from dslaunch.runtime.placement.stage_policy import policy_for_stage
 from tests.runtime.footprint import memory_bytes, optimizer_bytes_per_element
 
-from .model import GPT, HUGE, SMALL, Size, config, tokens
+from .line import tell
+from .model import GPT, SMALL, WIDE, Size, config, tokens
 
 RANKS, STEPS = 8, 4
 
@@ -43,7 +43,7 @@ def main() -> None:
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        print(json.dumps(measure(stage, SMALL if given.small else HUGE)), flush=True)
+        tell(**measure(stage, SMALL if given.small else WIDE))
 
 
 def pretend() -> None:

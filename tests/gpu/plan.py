@@ -1,13 +1,12 @@
-"""What is asked of a machine with one GPU: one part of less than four minutes that answers most, and three of
-less than ten.
-"""
+"""What is asked of a machine with a GPU: first what answers most, then the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-PARTS = ("first", "works", "speed", "scale")
+# The longest that a part may take, in seconds.
+PARTS: Mapping[str, int] = {"first": 230, "second": 300}
 
 
 class Step(NamedTuple):
@@ -16,15 +15,18 @@ class Step(NamedTuple):
     part: str
     name: str
     asks: str
-    limit_s: int
+    limit_s: float
     argv: tuple[str, ...]
-    small: tuple[str, ...] = ("--small",)
+    small: tuple[str, ...] = ()
     environ: Mapping[str, str] = {}
-    has_peer: bool = False  # a tool that is not ours, whose failure is not ours either
+    beside: bool = False  # the next step: it takes none of the part's time
     only_real: str = ""  # why the fake device cannot answer it
 
 
-_PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "--timeout", "240", "-n", "8")
+NO_CODE = "the fake device runs no CUDA code"
+SMALL = ("--small",)
+FEW_THREADS = {"OMP_NUM_THREADS": "2"}  # several processes compute at once
+_PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--timeout", "60", "-n", "8", "-m", "gpu")
 _GPU_TESTS = (
     "tests/runtime/training/test_gpu.py",
     "tests/runtime/engine/test_offload_states.py",
@@ -33,104 +35,112 @@ _GPU_TESTS = (
 # CUDA graphs, which the fake device does not capture
 _WITH_GRAPHS = "tests/runtime/compat/accelerator/test_accelerator.py::test_a_gpu_is_asked_by_the_same_names"
 ON_FAKE = ("-n", "2", "--deselect", _WITH_GRAPHS)
-_EDGES = "unaligned or segments or ordinary or factor or exact"
-OWN = {"DSLAUNCH_CUDA_KERNELS": "1"}
+_KERNELS = "tests/kernels/cuda/test_device.py"
+# one test of 2^31 elements: two at once are short of memory
+_EDGES = "unaligned or segments or ordinary or factor or exact or step_of_more_than_2_to_the_31"
 
 PLAN = (
+    Step("first", "setup", "which machine, which versions", 10, ("tests.gpu.machine",)),
     Step(
-        *("first", "ranks", "two ranks over NCCL at every stage, and a pipeline", 75),
-        ("tests.gpu.nccl_ranks", "2", "--first", "--limit-s", "70"),
-        (),
+        *(
+            "first",
+            "deepspeed",
+            "compile its optimizer for GPUs",
+            70,
+            ("tests.gpu.deepspeed_op", "fused_adam"),
+        ),
+        beside=True,
+        only_real=NO_CODE,
     ),
     Step(
-        *("first", "speed", "steps beside torch, FSDP2 and DeepSpeed", 80),
-        ("tests.gpu.speed", "--first", "torch", "dslaunch:0", "dslaunch:0:own", "fsdp2", "dslaunch:2:cpu"),
+        *("first", "ranks", "ranks over NCCL beside one process, in each direction", 70),
+        ("tests.gpu.nccl_ranks",),
+        environ=FEW_THREADS,
     ),
     Step(
-        *("first", "deepspeed", "DeepSpeed's step", 25, ("tests.gpu.speed", "--first", "deepspeed:1")),
-        has_peer=True,
+        *("first", "speed", "steps of a GPT beside torch, FSDP2 and DeepSpeed", 90),
+        (
+            *("tests.gpu.speed", "torch", "dslaunch:0", "dslaunch:0:own", "fsdp2", "dslaunch:2:cpu"),
+            "deepspeed:1",
+        ),
+        SMALL,
     ),
     Step(
-        *("first", "kernel-speed", "GB/s of the optimizer's kernels", 20),
+        *("first", "kernel-speed", "GB/s of the optimizer's kernels beside a copy", 15),
         ("tests.benchmarks.bench_cuda_kernels", "--first"),
-        only_real="the fake device runs no CUDA code",
+        only_real=NO_CODE,
     ),
     Step(
         *("first", "kernels", "have the kernels the bits of the CPU's at the edges", 30),
-        (*_PYTEST[:-2], "tests/kernels/cuda/test_device.py", "-k", _EDGES),
-        only_real="the fake device runs no CUDA code",
-    ),
-    Step("first", "waits", "where does the host wait for the GPU", 20, ("tests.gpu.host_waits", "--first")),
-    Step("works", "training", "does it train as plain torch does", 170, (*_PYTEST, *_GPU_TESTS), ON_FAKE),
-    Step(
-        *("works", "kernels", "have the kernels the bits of the CPU's", 110),
-        (*_PYTEST, "tests/kernels/cuda/test_device.py", "tests/kernels/test_bindings.py"),
-        only_real="the fake device runs no CUDA code",
+        (*_PYTEST, _KERNELS, "-k", _EDGES),
+        environ=FEW_THREADS,
+        only_real=NO_CODE,
     ),
     Step(
-        "works",
-        "ranks",
-        "two ranks over NCCL at every stage and offload",
-        150,
-        ("tests.gpu.nccl_ranks", "2"),
-        (),
+        *("first", "waits", "where does the host wait for the GPU", 15, ("tests.gpu.host_waits", "--first")),
+        SMALL,
     ),
-    Step(
-        *("works", "races", "does torch's detector see a race", 50, ("tests.gpu.races",), ()),
-        environ={"TORCH_CUDA_SANITIZER": "1"},
-    ),
-    Step("works", "waits", "where does the host wait for the GPU", 40, ("tests.gpu.host_waits",)),
+    Step("second", "setup", "which machine, which versions", 5, ("tests.gpu.machine",)),
     Step(
         *(
-            "works",
-            "kernel-speed",
-            "GB/s of the optimizer's kernels",
-            60,
-            ("tests.benchmarks.bench_cuda_kernels",),
+            "second",
+            "deepspeed",
+            "compile its optimizer for CPUs",
+            65,
+            ("tests.gpu.deepspeed_op", "cpu_adam"),
         ),
-        only_real="the fake device runs no CUDA code",
-    ),
-    Step("speed", "plain", "a step of plain torch", 60, ("tests.gpu.speed", "torch")),
-    Step("speed", "stage 0", "ours on one GPU", 60, ("tests.gpu.speed", "dslaunch:0")),
-    Step(
-        *("speed", "stage 0, own kernels", "ours with our kernels", 60, ("tests.gpu.speed", "dslaunch:0")),
-        environ=OWN,
-        only_real="the fake device runs no CUDA code",
-    ),
-    Step("speed", "fsdp2", "FSDP2's", 60, ("tests.gpu.speed", "fsdp2"), has_peer=True),
-    Step(
-        *("speed", "deepspeed", "DeepSpeed's", 90, ("tests.gpu.speed", "deepspeed:1", "deepspeed:2")),
-        has_peer=True,
+        beside=True,
+        only_real=NO_CODE,
     ),
     Step(
-        *("speed", "offload", "ours with the optimizer or the parameters in host memory", 130),
+        *(
+            "second",
+            "training",
+            "does one GPU train as plain torch does",
+            65,
+            (*_PYTEST, *_GPU_TESTS),
+            ON_FAKE,
+        ),
+        environ=FEW_THREADS,
+    ),
+    Step(
+        *("second", "offload", "steps with the optimizer or the parameters in host memory", 60),
         (
             *("tests.gpu.speed", "dslaunch:2:cpu", "dslaunch:2:cpu:pageable", "dslaunch:2:cpu:super"),
-            *("dslaunch:2:cpu:delayed", "dslaunch:3:params"),
+            *("dslaunch:2:cpu:delayed", "dslaunch:3:params", "deepspeed:2:cpu"),
         ),
+        SMALL,
     ),
     Step(
-        *("speed", "deepspeed offload", "DeepSpeed's with the optimizer in host memory", 90),
-        ("tests.gpu.speed", "deepspeed:2:cpu"),
-        has_peer=True,
+        *("second", "ranks", "ranks over NCCL with offload beside one process", 25),
+        ("tests.gpu.nccl_ranks", "--second"),
+        environ=FEW_THREADS,
     ),
-    Step("scale", "memory", "bytes of rank 0 of 8 beside the formula", 120, ("tests.gpu.one_of_eight",)),
     Step(
-        "scale",
-        "four ranks",
-        "four ranks over NCCL, hybrid meshes too",
-        150,
-        ("tests.gpu.nccl_ranks", "4"),
-        (),
+        *("second", "races", "does torch's detector see a race", 15, ("tests.gpu.races",)),
+        environ={"TORCH_CUDA_SANITIZER": "1"},
     ),
-    Step("scale", "launched", "forked workers, and check --gpu", 60, ("tests.gpu.launched",)),
-    Step("scale", "checkpoints", "saving beside training", 90, ("tests.gpu.checkpoints",)),
     Step(
-        *("scale", "compile", "with torch.compile", 90, ("tests.gpu.speed", "dslaunch:0:compile")),
+        *("second", "memory", "bytes of rank 0 of 8 beside the formula", 15, ("tests.gpu.one_of_eight",)),
+        SMALL,
+    ),
+    Step("second", "launched", "forked workers, and check --gpu", 25, ("tests.gpu.launched",), SMALL),
+    Step("second", "checkpoints", "saving beside training", 15, ("tests.gpu.checkpoints",), SMALL),
+    Step(
+        *(
+            "second",
+            "compile",
+            "a few layers with torch.compile",
+            30,
+            ("tests.gpu.speed", "dslaunch:0:compile"),
+        ),
         only_real="torch.compile has no code for the fake device",
     ),
     Step(
-        *("scale", "profile", "what a step spends its time on", 60),
-        ("tests.gpu.speed", "--profile", "dslaunch:0", "dslaunch:2:cpu"),
+        *("second", "kernels", "have the kernels the bits of the CPU's elsewhere", 30),
+        (*_PYTEST, _KERNELS, "tests/kernels/test_bindings.py", "-k", f"not ({_EDGES})"),
+        environ=FEW_THREADS,
+        only_real=NO_CODE,
     ),
+    Step("second", "waits", "where else does the host wait", 15, ("tests.gpu.host_waits",), SMALL),
 )

@@ -7,7 +7,6 @@ must see that one.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Any
@@ -17,6 +16,8 @@ from torch.cuda._sanitizer import CUDASanitizerErrors
 
 import dslaunch
 from tests.runtime.models import batch, loss_of, make_config, make_model
+
+from .line import tell
 
 PINNED = {"device": "cpu", "pin_memory": True}
 CASES: list[tuple[int, dict[str, Any]]] = [
@@ -50,7 +51,7 @@ def main() -> None:
         from tests.fake_cuda.torch_cuda import device
 
         device().set_finds_conflicts(False)  # it would find a race first
-    print(json.dumps({"name": "a race that is planted", "right": is_planted_race_seen()}), flush=True)
+    tell("a race that is planted", right=is_planted_race_seen())
     for stage, zero in CASES:
         given = make_config(
             stage=stage, bf16={"enabled": True}, gradient_clipping=0.05, reduce_bucket_size=100
@@ -61,7 +62,7 @@ def main() -> None:
             engine.backward(loss_of(engine, batch(number).cuda().bfloat16()))
             engine.step()
         torch.cuda.synchronize()
-        print(json.dumps({"name": f"stage {stage} {', '.join(zero)}".strip(), "right": True}), flush=True)
+        tell(f"stage {stage} {', '.join(zero)}".strip(), right=True)
         engine.destroy()
 
 

@@ -6,7 +6,13 @@ import ast
 import importlib.util
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
+import zipfile
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +21,27 @@ import pytest
 from tests.benchmarks.bench_cuda_kernels import FIRST_USE
 from tests.fake_cuda.build import can_be_built
 
-from . import __main__ as plan_runner
-from .__main__ import ROOT, describe_machine, main, run, write
-from .bundle import python_of
+from . import __main__ as plan_runner, prepared as preparation
+from .__main__ import LAST_S, main, run_steps
+from .bundle import LIMIT_MIB, MIB, python_of, sizes
+from .nccl_ranks import contexts_of
 from .plan import PARTS, PLAN, Step
+from .prepared import ROOT, is_for_this_python, prepared
+from .report import Report
 
-PART_S = 600  # a call on such a machine takes no more
-FIRST_S = 260  # the shortest loan of such a machine, its start and the transfers aside
-LONG_S = 20
+LIMIT_S = 20 + LAST_S
+SHORT_S = 1 + LAST_S
+DEADLINE_S = 60.0
+WAITS = "import signal\nsignal.pause()"
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_takes_less_than_ten_minutes_and_its_programs_exist(part: str) -> None:
+def test_a_part_ends_in_time_and_its_programs_exist(part: str) -> None:
     steps = [step for step in PLAN if step.part == part]
-    assert 0 < sum(step.limit_s for step in steps) < (FIRST_S if part == "first" else PART_S)
+    assert 0 < sum(step.limit_s for step in steps if not step.beside) <= PARTS[part]
+    for step, after in pairwise(steps):
+        assert not step.beside or (not after.beside and step.limit_s <= after.limit_s), step.name
+    assert not steps[-1].beside
     assert len({step.name for step in steps}) == len(steps)
     for step in steps:
         assert importlib.util.find_spec(step.argv[0]) is not None
@@ -40,93 +53,278 @@ def test_every_step_belongs_to_a_part() -> None:
     assert {step.part for step in PLAN} == set(PARTS)
 
 
-def result_of(tmp_path: Path, source: str, *, is_fake: bool = False, **more: Any) -> dict[str, Any]:
-    """Of a step that runs this program."""
-    (tmp_path / "program_of_a_step.py").write_text(source)
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    step = Step(
-        "works", "one, of a test", "what it is", **{"limit_s": LONG_S, **more}, argv=("program_of_a_step",)
-    )
-    return run(step, environ, is_fake=is_fake, out=tmp_path)
+def results_of(
+    tmp_path: Path, sources: Mapping[str, str], *, is_fake: bool = False, **more: Any
+) -> dict[str, dict[str, Any]]:
+    """By name, of steps that run these programs one after the other."""
+    folder, out = tmp_path / "programs", tmp_path / "out"
+    folder.mkdir(exist_ok=True)
+    out.mkdir(exist_ok=True)
+    steps = []
+    for number, (name, source) in enumerate(sources.items()):
+        (folder / f"program_{number}.py").write_text(source)
+        given = {"limit_s": SHORT_S if source == WAITS else LIMIT_S, **more}
+        steps.append(Step("first", name, "what it is", argv=(f"program_{number}",), **given))
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+    report = Report(out, name="first")
+    run_steps(steps, environ, is_fake=is_fake, report=report)
+    assert json.loads((out / "results-first.json").read_text())["results"] == report.results
+    return {result["step"]: result for result in report.results}
+
+
+RIGHT = 'print(\'{"name": "x", "right": true}\')'
+FAILURES = {
+    "a missing package": ("import no_such_package", 1),
+    "a failure": ("raise SystemExit(3)", 3),
+    "wrong values": ('print(\'{"name": "x", "right": false}\')', 0),
+    "an error that is told": ('print(\'{"name": "x", "error": "no such device"}\')', 0),
+    "a crash": ("import os\nos.kill(os.getpid(), 11)", -11),
+    "no end": (WAITS, f"no end after {SHORT_S} s"),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("source", "is_ok", "status"),
-    [
-        ('print(\'{"name": "x", "right": true}\')', True, 0),
-        ('print(\'{"name": "x", "right": false}\')', False, 0),
-        ('print(\'{"name": "x", "error": "no such device"}\')', False, 0),
-        ("raise SystemExit(3)", False, 3),
-    ],
-)
-def test_a_step_is_right_if_it_ends_well_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, is_ok: bool, status: int
+def test_steps_go_on_after_one_that_fails_and_all_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = result_of(tmp_path, source)
-    assert (found["ok"], found["status"]) == (is_ok, status)
-    assert ("FAILED" in capsys.readouterr().out) == (not is_ok)
+    sources = {name: source for name, (source, _) in FAILURES.items()}
+    found = results_of(tmp_path, {**sources, "the last": RIGHT})
+    last = found.pop("the last")
+    assert (last["ok"], last["status"], last["lines"]) == (True, 0, [{"name": "x", "right": True}])
+    assert {name: result["status"] for name, result in found.items()} == {
+        name: status for name, (_, status) in FAILURES.items()
+    }
+    assert not any(result["ok"] for result in found.values())
+    assert capsys.readouterr().out.count("FAILED") == len(FAILURES)
+    out = tmp_path / "out"
+    assert "No module named 'no_such_package'" in (out / "log-first.txt").read_text()
+    assert "| first | a failure | what it is | FAILED (3) |" in (out / "results-first.md").read_text()
+    assert sorted(one.name for one in out.iterdir()) == [
+        "log-first.txt",
+        "results-first.json",
+        "results-first.md",
+    ]
 
 
 @pytest.mark.slow
-def test_a_step_without_an_end_is_ended(tmp_path: Path) -> None:
-    found = result_of(tmp_path, "import signal\nsignal.pause()", limit_s=1)
-    assert (found["ok"], found["status"]) == (False, "no end after 1 s")
+def test_what_a_peer_cannot_do_is_no_failure(tmp_path: Path) -> None:
+    told = 'print(\'{"name": "deepspeed:1", "peer": true, "error": "no such module"}\')'
+    assert results_of(tmp_path, {"speed": told})["speed"]["ok"]
+
+
+CHECKS = """
+import os, signal, sys
+from tests.gpu.checks import Check, run_checks
+from tests.gpu.line import tell
+
+def fail():
+    raise ValueError("of this check")
+
+def fail_on_one():
+    fail() if os.environ["RANK"] == "1" else signal.pause()
+
+def crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def be_right():
+    tell("right", ranks=os.environ["WORLD_SIZE"])
+
+sys.exit(run_checks([
+    Check("fails", fail), Check("hangs", signal.pause, share=0.01), Check("one of two fails", fail_on_one, 2),
+    Check("crashes", crash), Check("a peer's", fail, is_peers=True), Check("is right", be_right),
+]))
+"""
+
+
+@pytest.mark.slow
+def test_checks_that_raise_hang_or_crash_stop_no_other(tmp_path: Path) -> None:
+    result = results_of(tmp_path, {"checks": CHECKS}, limit_s=DEADLINE_S)["checks"]
+    told = [(line["name"], line.get("error", "").partition(" after ")[0]) for line in result["lines"]]
+    assert told == [
+        ("fails", "rank 0: ValueError: of this check"),
+        ("hangs", "no end of rank 0"),
+        ("one of two fails", "rank 1: ValueError: of this check"),
+        ("crashes", "rank 0 was ended by signal 11"),
+        ("a peer's", "rank 0: ValueError: of this check"),
+        ("right", ""),
+    ]
+    assert result["status"] == 4  # the peer's failure is not ours
+    assert (
+        "in _is_right" in (tmp_path / "out" / "log-first.txt").read_text()
+    )  # where the one that hangs stands
+
+
+@pytest.mark.slow
+def test_a_step_that_may_runs_beside_the_next_and_both_end_before_the_third(tmp_path: Path) -> None:
+    places = {name: tmp_path / name for name in ("slow", "beside")}
+    until = "import pathlib, time\nwhile not pathlib.Path({!r}).exists(): time.sleep(0.01)\n"
+    slow = until.format(str(places["beside"])) + f"pathlib.Path({str(places['slow'])!r}).touch()"
+    (tmp_path / "slow_one.py").write_text(slow)
+    (tmp_path / "next_one.py").write_text(f"open({str(places['beside'])!r}, 'w')")
+    (tmp_path / "third_one.py").write_text(f"open({str(places['slow'])!r})")
+    steps = [
+        Step("first", name, "", LIMIT_S, (f"{name}_one",), beside=name == "slow")
+        for name in ("slow", "next", "third")
+    ]
+    report = Report(tmp_path, name="first")
+    run_steps(steps, {**os.environ, "PYTHONPATH": str(tmp_path)}, is_fake=False, report=report)
+    assert [result["ok"] for result in report.results] == [True] * 3
 
 
 @pytest.mark.slow
 def test_what_the_fake_device_cannot_answer_is_left_out_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = result_of(tmp_path, "raise SystemExit(3)", is_fake=True, only_real="it has no such units")
-    assert capsys.readouterr().out == "works: one, of a test: left out: it has no such units\n"
-    write(tmp_path, {"machine": "vm"}, [found], name="works")
-    assert (
-        "| works | one, of a test | what it is | left out: it has no such units | 0.0 |"
-        in (tmp_path / "results-works.md").read_text()
-    )
-    assert json.loads((tmp_path / "results-works.json").read_text())["results"] == [found]
+    source = {"kernels": "raise SystemExit(3)"}
+    found = results_of(tmp_path, source, is_fake=True, only_real="it has no such units")
+    assert found["kernels"]["ok"]
+    assert capsys.readouterr().out == "first: kernels: left out: it has no such units\n"
+    table = (tmp_path / "out" / "results-first.md").read_text()
+    assert "| first | kernels | what it is | left out: it has no such units | 0.0 |" in table
 
 
 @pytest.mark.slow
-def test_on_the_fake_device_a_step_is_small_and_has_more_time(tmp_path: Path) -> None:
-    source = "import json, sys\nprint(json.dumps({'name': 'x', 'given': sys.argv[1:]}))"
-    found = result_of(tmp_path, source, is_fake=True)
-    assert found["lines"] == [{"name": "x", "given": ["--small"]}]
-    assert result_of(tmp_path, source)["lines"] == [{"name": "x", "given": []}]
+def test_on_the_fake_device_a_step_is_small(tmp_path: Path) -> None:
+    source = {"x": "import json, sys\nprint(json.dumps({'name': 'x', 'given': sys.argv[1:]}))"}
+    for is_fake, given in ((True, ["--small"]), (False, [])):
+        found = results_of(tmp_path, source, is_fake=is_fake, small=("--small",))
+        assert found["x"]["lines"] == [{"name": "x", "given": given}]
 
 
-def test_what_is_known_is_written_after_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine may be gone before the last step ends."""
-    (tmp_path / "first_of_two.py").write_text('print(\'{"name": "rate", "GB/s": 3}\')')
+SAYS_AND_WAITS = """
+import json, os, signal
+print(json.dumps({"name": "rate", "GB/s": 3, "pid": os.getpid()}), flush=True)
+signal.pause()
+"""
+RUNS = """
+import tests.gpu.__main__ as runner
+from tests.gpu.plan import Step
+runner.PLAN = [Step("first", "slow", "what it is", 100, ("says_and_waits",))]
+runner.main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_what_a_step_has_said_is_written_when_the_run_is_killed(tmp_path: Path, how: signal.Signals) -> None:
+    """The machine may be gone before the step ends."""
+    (tmp_path / "says_and_waits.py").write_text(SAYS_AND_WAITS)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    argv = [sys.executable, "-c", RUNS, "first", "--fake", "--out", str(tmp_path)]
+    results, table = tmp_path / "results-first.json", tmp_path / "results-first.md"
+    until = time.monotonic() + DEADLINE_S
+    runner = subprocess.Popen(argv, env=environ, stdout=subprocess.DEVNULL)
+    try:
+        while not (results.exists() and "rate" in results.read_text()):
+            assert time.monotonic() < until
+            assert runner.poll() is None
+    finally:
+        runner.send_signal(how)
+        runner.wait()
+    (result,) = json.loads(results.read_text())["results"]
+    (line,) = result["lines"]
+    step = line.pop("pid")
+    assert line == {"name": "rate", "GB/s": 3}
+    assert "| first | slow | what it is | not ended |" in table.read_text()
+    if how == signal.SIGKILL:
+        os.killpg(step, signal.SIGKILL)  # nothing was left to do it
+    while is_there(step):
+        assert time.monotonic() < until
+
+
+def is_there(pid: int) -> bool:
+    """A process that has ended and that nothing waits for counts as gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def put_wheel(path: Path, files: Mapping[str, str]) -> None:
+    with zipfile.ZipFile(path, "w") as packed:
+        for name, text in files.items():
+            packed.writestr(name, text)
+
+
+@pytest.mark.slow
+def test_wheels_that_cannot_be_unpacked_or_imported_stop_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheels = tmp_path / "bundle" / "wheels"
+    wheels.mkdir(parents=True)
+    (wheels / "cut-1.0-py3-none-any.whl").write_bytes(b"PK")
+    (tmp_path / "bundle" / "deepspeed.tgz").write_bytes(b"\x1f")
+    put_wheel(wheels / "whole_one-1.0-py3-none-any.whl", {"whole_one.py": "print('here')"})
+    broken = {"torch/__init__.py": "raise ImportError('libcudart.so.13: no such file')"}
+    put_wheel(wheels / "dslaunch-1.0-py3-none-any.whl", broken)
     steps = [
-        Step("works", name, "what it is", LONG_S, (f"{name}_of_two",), small=())
-        for name in ("first", "second")
+        Step("first", "setup", "", LIMIT_S, ("tests.gpu.machine",)),
+        Step("first", "next", "", LIMIT_S, ("whole_one",)),
     ]
-    out = tmp_path / "out"
-
-    def run_or_end(step: Step, environ: dict[str, str], **more: Any) -> dict[str, Any]:
-        if step.name == "second":
-            raise KeyboardInterrupt
-        return run(step, {**environ, "PYTHONPATH": str(tmp_path)}, **more)
-
+    monkeypatch.setattr(preparation, "BUNDLE", tmp_path / "bundle")
     monkeypatch.setattr(plan_runner, "PLAN", steps)
-    monkeypatch.setattr(plan_runner, "run", run_or_end)
-    monkeypatch.setattr(plan_runner, "describe_machine", lambda environ: {"machine": "vm"})
-    monkeypatch.setenv("OUT", str(out))
-    monkeypatch.setattr("sys.argv", ["gpu", "works", "--fake"])
-    with pytest.raises(KeyboardInterrupt):
-        main()
-    assert "| rate | GB/s 3 |" in (out / "results-works.md").read_text()
-    assert len(json.loads((out / "results-works.json").read_text())["results"]) == 1
+    monkeypatch.setattr("sys.argv", ["gpu", "first", "--out", str(tmp_path)])
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main() == 1
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    said = capsys.readouterr().out
+    assert "cut-1.0-py3-none-any.whl: left out: " in said
+    assert "deepspeed.tgz: left out: " in said
+    assert "| GPU | error ImportError: libcudart.so.13: no such file |" in said
+    assert "first: next: ok" in said
 
 
-@pytest.mark.slow
-def test_a_wheel_that_does_not_load_is_told_and_ends_nothing(tmp_path: Path) -> None:
-    (tmp_path / "dslaunch.py").write_text("raise ImportError('libcudart.so.13: no such file')")
-    found = describe_machine({**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert found["dslaunch and the GPU"] == "cannot be used here"
-    assert found["machine"]
+@pytest.mark.parametrize(
+    ("name", "is_ours"),
+    [
+        ("hjson-3.1.0-py3-none-any.whl", True),
+        (f"a-1-cp3{sys.version_info.minor}-cp3{sys.version_info.minor}-linux_x86_64.whl", True),
+        (f"a-1-cp3{sys.version_info.minor - 1}-abi3-linux_x86_64.whl", True),
+        (f"a-1-cp3{sys.version_info.minor + 1}-abi3-linux_x86_64.whl", False),
+        (f"a-1-cp3{sys.version_info.minor + 1}-cp3{sys.version_info.minor + 1}-linux_x86_64.whl", False),
+    ],
+)
+def test_a_wheel_is_of_this_python_or_of_the_stable_abi_of_an_older_one(name: str, is_ours: bool) -> None:
+    assert is_for_this_python(name) == is_ours
+
+
+def test_compilers_find_what_is_installed_beside_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    with prepared(is_fake=True) as environ:
+        assert environ["PATH"].split(os.pathsep) == ["/usr/bin", str(Path(sys.executable).parent)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "found", "said"),
+    [
+        ("7, GPU-a\n8, GPU-b\n9, GPU-a\n", {7: 1, 8: 1}, ""),
+        ("7, GPU-a\n8, GPU-a\n8, GPU-b\n", {7: 1, 8: 2}, ""),
+        ("3070, GPU-a\n", {}, "nvidia-smi names none of [7, 8]: 3070, GPU-a"),
+    ],
+)
+def test_the_gpus_that_processes_compute_on_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, found: dict[int, int], said: str
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<'end'\n{lines}end\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert contexts_of([7, 8]) == (found, said)
+
+
+@pytest.mark.parametrize(("mib", "fits"), [(LIMIT_MIB - 3, True), (LIMIT_MIB, False)])
+def test_what_is_to_be_carried_is_told_with_its_size(tmp_path: Path, mib: int, fits: bool) -> None:
+    for name, size in (("code.py", 2), ("a.whl", mib)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size * MIB)
+    said, is_little = sizes([tmp_path / "code.py"], [tmp_path / "a.whl"])
+    assert is_little == fits
+    assert said.startswith(
+        f"the checkout, 2.0 MiB, and .gpu, {mib}.0 MiB, are {'less' if fits else 'more'} than 64 MiB"
+    )
+    assert f"{mib}.0 MiB  a.whl" in said
 
 
 def test_a_shim_is_not_taken_for_a_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -298,13 +298,13 @@ def config_of(layout: Layout, **changes: Any) -> dict[str, Any]:
     return config
 
 
-def batches(layout: Layout, step: int) -> Iterator[Pair]:
-    """This rank's part of its micro batches of a step."""
+def batches(layout: Layout, step: int, device: torch.device) -> Iterator[Pair]:
+    """This rank's part of its micro batches of a step, on its device."""
     place = layout.axes.coordinates(dist.get_rank())
     own = [one.chunk(layout.dp)[place["dp"]] for one in data(step, size=SIZE * MICRO * layout.dp)]
     for pair in zip(*(one.chunk(MICRO) for one in own), strict=True):
         tokens, labels = (
-            _less(layout, place["dp"], one).chunk(layout.sp, dim=1)[place["sp"]] for one in pair
+            _less(layout, place["dp"], one).chunk(layout.sp, dim=1)[place["sp"]].to(device) for one in pair
         )
         yield tokens, labels
 
@@ -314,10 +314,10 @@ def train(engine: Any, layout: Layout, *, steps: int = STEPS) -> tuple[list[floa
     losses, norms = [], []
     for step in range(steps):
         if layout.pp > 1:
-            losses.append(engine.train_batch(batches(layout, step)).item())
+            losses.append(engine.train_batch(batches(layout, step, engine.device)).item())
         else:
-            total = torch.zeros((), dtype=torch.float64)
-            for tokens, labels in batches(layout, step):
+            total = torch.zeros((), dtype=torch.float64, device=engine.device)
+            for tokens, labels in batches(layout, step, engine.device):
                 loss = loss_of(layout, engine(tokens), labels)
                 engine.backward(loss)
                 engine.step()

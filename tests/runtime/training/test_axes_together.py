@@ -373,9 +373,11 @@ def _evaluated(rank: int, layout: Layout) -> tuple[Tensor, Tensor] | None:
     assert (grid.get_data_parallel_id(), grid.get_data_parallel_world_size()) == (place["dp"], layout.dp)
     assert grid.get_sequence_parallel_rank() == place["sp"]
     assert grid.stage_to_global(1 - place["pp"]) == layout.axes.rank_at(**{**place, "pp": 1 - place["pp"]})
-    found = engine.eval_batch(batches(layout, 0), compute_loss=False)
+    found = engine.eval_batch(batches(layout, 0, engine.device), compute_loss=False)
     with pytest.raises(ConfigError, match="parts 0 and 1 of a sequence differ"):
-        engine.train_batch(iter([(one[:, place["sp"] :], its) for one, its in batches(layout, 0)]))
+        engine.train_batch(
+            iter([(one[:, place["sp"] :], its) for one, its in batches(layout, 0, engine.device)])
+        )
     engine.destroy()
     if found is None:
         return None
