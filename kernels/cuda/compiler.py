@@ -84,6 +84,7 @@ class Nvrtc:
             ptxas_options="-v",
             **dict(_OPTIONS),
         )
+        core = None
         try:
             core = CoreProgram((SOURCES / f"{program.source}.cu").read_text(), "c++", options)
             code = core.compile("cubin", logs=log).code
@@ -92,6 +93,10 @@ class Nvrtc:
                 f"{program.source}.cu: {version} cannot compile it for {arch}; if that chip is newer or "
                 f"older than the compiler knows, install another: {INSTALL}. It said: {error}"
             ) from error
+        finally:
+            # The error's traceback would keep it. Found by the garbage collector, cuda-core 1.2's programs
+            # print an AttributeError.
+            del core
         return bytes(code), log.getvalue()
 
 

@@ -127,8 +127,9 @@ __device__ __forceinline__ unsigned int packed(const Half* from) {
     return from[0].bits | static_cast<unsigned int>(from[1].bits) << 16;
 }
 
-// Said in assembly: NVRTC 12.9 splits half of the stores that are written as a uint4 into single words. It
-// keeps loads whole.
+// Accesses are said in assembly, volatile ones. NVRTC 12.9 splits half of the stores that are written as a uint4
+// into single words. ptxas moves half of a pack's loads behind the roots and divisions of the other half, whose
+// slow paths are branches; it keeps the order of what is volatile.
 __device__ __forceinline__ void store(uint4* to, const uint4& words) {
 #if defined(__CUDA_ARCH__)
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words.x),
@@ -139,13 +140,26 @@ __device__ __forceinline__ void store(uint4* to, const uint4& words) {
 #endif
 }
 
+__device__ __forceinline__ uint4 load(const uint4* from) {
+#if defined(__CUDA_ARCH__)
+    uint4 words;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                 : "l"(__cvta_generic_to_global(from))
+                 : "memory");
+    return words;
+#else
+    return *from;
+#endif
+}
+
 template <typename T>
 __device__ __forceinline__ Elements<T> load(const T* from) {
     constexpr int of_word = sizeof(unsigned int) / sizeof(T);
     Elements<T> elements;
 #pragma unroll
     for (int k = 0; k < Elements<T>::num_words; k += 4) {
-        const uint4 words = reinterpret_cast<const uint4*>(from)[k / 4];
+        const uint4 words = load(reinterpret_cast<const uint4*>(from) + k / 4);
         T* to = elements.of + k * of_word;
         unpack(words.x, to);
         unpack(words.y, to + of_word);

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..inputs.env_file import EnvEntry, is_secret
+from ..node.preparation import MAX_CONNECTIONS
 from .master_address import LOOPBACK
 from .plan import NodePlan, Plan, RankPlan, environment_of
 from .trace_ranks import VARIABLE as TRACE_VARIABLE
@@ -37,6 +38,9 @@ def variables_of(plan: Plan, node: NodePlan, rank: RankPlan, *, shows_secrets: b
         add(entry.name, _value_of(entry, shows_secrets=shows_secrets), entry.source)
     num_local = len(node.devices)
     add("CUDA_VISIBLE_DEVICES", repr(",".join(node.devices)), f"{OURS}, if the host has GPUs")
+    if "CUDA_DEVICE_MAX_CONNECTIONS" not in found:
+        why = f"{OURS}, if the host has GPUs and does not set it"
+        add("CUDA_DEVICE_MAX_CONNECTIONS", repr(MAX_CONNECTIONS.decode()), why)
     if "OMP_NUM_THREADS" not in found and num_local > 1:
         why = f"{OURS}, if the host has no GPUs and does not set it"
         add("OMP_NUM_THREADS", f"(the host's cores / {num_local})", why)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..comm.captures import ignore_captures
 from ..comm.process_group import group_device
 from ..comm.rank_group import Job
 from ..errors import CheckpointError
@@ -141,6 +142,7 @@ class Saver:
             self._memory.clear()
 
     def _run(self, under_way: _UnderWay) -> None:
+        ignore_captures()
         try:
             for snapshot in under_way.snapshots:
                 snapshot.take_rest()

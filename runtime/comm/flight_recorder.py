@@ -117,9 +117,11 @@ class Flight:
     def is_over(self) -> bool:
         """Whether it has come to its end. On a GPU that is later than the end of wait()."""
         work, event = self._work, self._event  # the program's thread may take them away
+        if self._is_over or _is_captured():
+            return self._is_over
         if event is not None:
-            return not torch.cuda.is_current_stream_capturing() and bool(event.query())  # type: ignore[no-untyped-call]
-        return self._is_over or (work is not None and work.is_completed())
+            return bool(event.query())  # type: ignore[no-untyped-call]
+        return work is not None and work.is_completed()
 
     @property
     def tells_its_end(self) -> bool:
@@ -128,7 +130,11 @@ class Flight:
         return not isinstance(work, Messages) or work.tells_its_end
 
     def start(self, send: Callable[[], dist.Work | None]) -> Flight:
-        """Let `send` begin it; wait() ends it."""
+        """Let `send` begin it; wait() ends it.
+
+        In a CUDA graph that is captured it does not run, now or at wait(), so it counts as over.
+        """
+        self._is_over = _is_captured()
         if self._stopwatch is not None:
             self._work = self._block(partial(self._stopwatch.time, send))
             return self
@@ -151,12 +157,20 @@ class Flight:
         self._block(self._work.wait)
         if since:
             self._trace(since)
-        if self._work.is_completed() or not torch.cuda.is_available():
+        if self._is_over or self._work.is_completed() or not torch.cuda.is_available():
             self._is_over = True
         else:  # NCCL has made the stream wait, and not the host
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
         self._work = None  # which keeps tensors alive
+
+    def begin_with(self, call: Callable[[], T]) -> T:
+        """Return `call()`, which blocks, before start(): what is to be started is not known without it."""
+        since = time.monotonic_ns() if SPANS.is_on else 0
+        result = self._block(call)
+        if since:
+            self._trace_wait(since)
+        return result
 
     def run(self, call: Callable[[], T]) -> T:
         """Return `call()`, which is the whole of it, and blocks."""
@@ -179,6 +193,10 @@ class Flight:
             "optimizer step": label.step,
         }
         SPANS.add("communication", str(label), int(self.began * 1e9), ended, **about)
+        self._trace_wait(since, ended)
+
+    def _trace_wait(self, since: int, ended: int = 0) -> None:
+        label = self.label
         SPANS.add("wait", f"wait for {label}", since, ended, op=label.op, what=label.what)
 
     def _block(self, call: Callable[[], T]) -> T:
@@ -207,6 +225,11 @@ class Flight:
             file=sys.stderr,
             flush=True,
         )
+
+
+def _is_captured() -> bool:
+    """Whether this thread captures a CUDA graph, which would break if it asked for events."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 _RECORDERS: list[weakref.ref[FlightRecorder]] = []  # of this process, one for each engine

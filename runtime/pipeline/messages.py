@@ -103,11 +103,7 @@ class Post:
         fetch = partial(dist.irecv, group=axis.group, group_src=1 - axis.index)
         flight = self._begin("receive", what, place)
         if contents is None:
-            length = torch.empty(1, dtype=torch.int64, device=self._device)
-            flight.run(partial(_wait, partial(fetch, length.view(torch.uint8))))
-            data = torch.empty(int(length), dtype=torch.uint8, device=self._device)
-            flight.run(partial(_wait, partial(fetch, data)))
-            contents = Contents.from_bytes(bytes(data.tolist()))
+            contents = flight.begin_with(partial(self._told_contents, fetch))
         tensors = [torch.empty(one.shape, dtype=one.dtype, device=self._device) for one in contents.tensors]
         receives = [partial(fetch, _raw(one)) for one in tensors if one.numel()]
         return Arrival(contents, tensors, flight.start(self._started(receives)))
@@ -127,15 +123,18 @@ class Post:
         lane, line = (SEND_LANE, (own, other)) if op == "send" else (RECEIVE_LANE, (other, own))
         return self._wire.begin(op, None, what, sent_bytes=sent_bytes, lane=lane, line=Line("", line))
 
+    def _told_contents(self, fetch: Callable[[Tensor], Any]) -> Contents:
+        length = torch.empty(1, dtype=torch.int64, device=self._device)
+        fetch(length.view(torch.uint8)).wait()
+        data = torch.empty(int(length), dtype=torch.uint8, device=self._device)
+        fetch(data).wait()
+        return Contents.from_bytes(bytes(data.tolist()))
+
     def _header(self, contents: Contents | None) -> list[Tensor]:
         if contents is None:
             return []
         data = torch.frombuffer(bytearray(contents.to_bytes()), dtype=torch.uint8).to(self._device)
         return [torch.tensor([data.numel()], dtype=torch.int64, device=self._device).view(torch.uint8), data]
-
-
-def _wait(start: Any) -> None:
-    start().wait()
 
 
 def _raw(tensor: Tensor) -> Tensor:

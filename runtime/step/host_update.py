@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..comm.captures import ignore_captures
 from ..offload.device_copies import bring, to_host
 from ..tracing.spans import SPANS
 from ..zero.sub_buffer import SubBuffer
@@ -41,6 +42,7 @@ def make_thread(device: torch.device) -> ThreadPoolExecutor:
         torch.set_num_threads(num_threads)  # OpenMP asks each thread for itself
         if device.type == "cuda":
             torch.cuda.set_device(device)  # page-locked memory is taken in the name of one
+            ignore_captures()
 
     return ThreadPoolExecutor(1, "dslaunch-step", begin, (torch.get_num_threads(),))
 

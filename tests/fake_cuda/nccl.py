@@ -9,33 +9,53 @@ each of the ring's hops, and a reduce_scatter and an all_reduce add in different
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
+from .message_queue import Asked, MessageQueue
+from .standstill import Board
+
 _C10D = torch._C._distributed_c10d
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _SUPPORTED = (*_FLOATS, torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool)
+_OF_ALL = ""  # a group's stream for collectives, batches, and messages where it is bound to a device
 _Host = list[Tensor]
+
+
+class Place(NamedTuple):
+    """Where a group is among others."""
+
+    board: Board
+    name: str  # the same on all its ranks
+    ranks: tuple[int, ...]  # as they are called in the job
+
+
+def _stop(streams: dict[str, MessageQueue]) -> None:
+    while streams:
+        streams.popitem()[1].stop()
 
 
 class Work(_C10D.Work):  # type: ignore[name-defined, misc]
     """One collective; `outputs` live as long as it does."""
 
-    def __init__(self, native: Any, event: Any, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    def __init__(self, native: Any, stream: int, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """`stream` has been told to do it."""
         super().__init__()
-        self._native, self._event = native, event
+        self._native, self._event = native, native.record(stream)
+        self._device = native.device_of_stream(stream)
         self._inputs: Sequence[Tensor] = tuple(inputs)
         self.outputs = tuple(outputs)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Let the current stream come after it."""
-        self._native.block(self._event, self._native.get_stream(self._native.get_device()))
+        self._native.block(self._event, self._native.get_stream(self._device))
         self._inputs = ()
         return True
 
@@ -55,30 +75,22 @@ class Work(_C10D.Work):  # type: ignore[name-defined, misc]
         self.wait()
 
 
-class Receipt(Work):
-    """What comes from one rank: it is there at the first wait, since the other side may send it after what
-    this one sends in turn.
+class MessageWork(Work):
+    """Messages that run together. What is received is on the device from the first wait on: the other side
+    may send it after what this one sends in turn.
     """
 
-    def __init__(self, group: ProcessGroupNCCL, tensors: Sequence[Tensor], source: int, tag: int) -> None:
-        group._begin("recv", tensors)
-        super().__init__(group.native, None, (), tensors)
-        self._group = group
-        self._into = [torch.empty(one.shape, dtype=one.dtype, device="cpu") for one in tensors]
-        self._coming = group._gloo.recv(self._into, source, tag)
+    def __init__(
+        self, native: Any, messages: MessageQueue, asked: Sequence[Asked], inputs: Sequence[Tensor]
+    ) -> None:
+        targets = [one.target for one in asked if one.target is not None]
+        super().__init__(native, messages.stream, inputs, targets)
+        self._messages, self._unit = messages, messages.issue(asked)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Have it here, and let the current stream come after it."""
-        if self._event is None:
-            self._coming.wait()
-            for tensor, value in zip(self.outputs, self._into, strict=True):
-                self._native.land(tensor.detach(), value, self._group._stream, "recv")
-            self._event = self._native.record(self._group._stream)
+        """Have the host wait until they are over, and let the current stream come after them."""
+        self._messages.finish(self._unit)
         return super().wait(timeout)
-
-    def is_completed(self) -> bool:
-        """Whether the host has waited for something that came after it."""
-        return self._event is not None and super().is_completed()
 
 
 class Options:
@@ -97,17 +109,21 @@ class ProcessGroupNCCL(dist.ProcessGroup):
 
     Options = Options
     native: Any = None  # the device; see install()
+    alive: ClassVar[weakref.WeakSet[ProcessGroupNCCL]] = weakref.WeakSet()
 
     def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
         super().__init__(rank, size)
         self.options = options
         self._store = store
         self._gloo = dist.ProcessGroupGloo(store, rank, size, options._timeout)
-        self._stream: int | None = None
-        self._coalesced: list[Work] | None = None
+        self._streams: dict[str, int] = {}
+        self._messages: dict[str, MessageQueue] = {}  # by stream
+        self._batch: list[tuple[Asked, Tensor]] | None = None
         self._num_splits = 0
         self._has_cpu = False
-        self._sent: list[tuple[Any, _Host]] = []  # gloo reads them until they have been received
+        self._place = Place(Board(store, rank, size), "", tuple(range(size)))
+        self.alive.add(self)
+        weakref.finalize(self, _stop, self._messages)
 
     # What torch asks of a group or of its back ends.
 
@@ -171,22 +187,25 @@ class ProcessGroupNCCL(dist.ProcessGroup):
     def split_group(
         self, ranks: Sequence[int], *, timeout: timedelta, group_name: str, **_: Any
     ) -> ProcessGroupNCCL | None:
-        """One call of all ranks makes all groups: those that give the same ranks are one. Of torch the same
-        ranks get the same name each time.
+        """One call of all ranks makes all groups: those that give the same ranks are one. Their names may
+        differ: torch makes them of how many groups a rank is in.
         """
         self._num_splits += 1
         if self.rank() not in ranks:
             return None
         options = Options()
         options._timeout = timeout
-        store = dist.PrefixStore(f"split {self._num_splits} {group_name}", self._store)
+        store = dist.PrefixStore(f"split {self._num_splits} {[*ranks]}", self._store)
         made = ProcessGroupNCCL(store, list(ranks).index(self.rank()), len(ranks), options)
         made.setGroupName(group_name)
         made._has_cpu = self._has_cpu
+        members = tuple(self._place.ranks[rank] for rank in ranks)
+        made._place = Place(self._place.board, f"{self._place.name}/{self._num_splits}", members)
         return made
 
     def shutdown(self) -> None:
         """Gloo's threads end with the group."""
+        _stop(self._messages)
 
     def abort(self) -> None:
         """As shutdown."""
@@ -200,14 +219,16 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         stream comes to them.
         """
         native = self.native
-        self._begin(what, (*inputs, *outputs))
-        values = send([native.take(tensor.detach(), self._stream, what) for tensor in inputs])
+        stream = self._begin(what, (*inputs, *outputs))
+        if _OF_ALL in self._messages:
+            self._messages[_OF_ALL].finish()
+        values = send([native.take(tensor.detach(), stream, what) for tensor in inputs])
         for tensor, value in zip(outputs, values, strict=True):
-            native.land(tensor.detach(), value.view(tensor.shape), self._stream, what)
-        return Work(native, native.record(self._stream), inputs, outputs)
+            native.land(tensor.detach(), value.view(tensor.shape), stream, what)
+        return Work(native, stream, inputs, outputs)
 
-    def _begin(self, what: str, tensors: Sequence[Tensor]) -> None:
-        """The group's stream comes after what this rank's current one was told."""
+    def _begin(self, what: str, tensors: Sequence[Tensor], key: str = _OF_ALL) -> int:
+        """Return the stream of that name, which comes after what this rank's current one was told."""
         native = self.native
         for tensor in tensors:
             if tensor.dtype not in _SUPPORTED:
@@ -218,10 +239,11 @@ class ProcessGroupNCCL(dist.ProcessGroup):
                 )
             if not tensor.is_contiguous():
                 raise RuntimeError("Tensors must be contiguous")
-        device = native.get_device()
-        if self._stream is None:
-            self._stream = native.new_stream(device)
-        native.block(native.record(native.get_stream(device)), self._stream)
+        device = tensors[0].get_device() if tensors else native.get_device()
+        if key not in self._streams:
+            self._streams[key] = native.new_stream(device)
+        native.block(native.record(native.get_stream(device)), self._streams[key])
+        return self._streams[key]
 
     def _all(self, host: Tensor) -> list[Tensor]:
         """Every rank's."""
@@ -360,29 +382,72 @@ class ProcessGroupNCCL(dist.ProcessGroup):
 
     alltoall_base = all_to_all_single
 
+    # Messages.
+
     def send(self, tensors: Sequence[Tensor], target: int, tag: int = 0) -> Any:
         """To one rank."""
         if not tensors[0].is_cuda:
             return self._gloo.send(list(tensors), target, tag)
-
-        def hand_over(host: _Host) -> _Host:
-            self._sent = [one for one in self._sent if not one[0].is_completed()]
-            self._sent.append((self._gloo.send(host, target, tag), host))
-            return []
-
-        return self._run("send", tensors, [], hand_over)
+        return self._ask(tensors[0], target, is_send=True)
 
     def recv(self, tensors: Sequence[Tensor], source: int, tag: int = 0) -> Any:
         """From one rank."""
         if not tensors[0].is_cuda:
             return self._gloo.recv(list(tensors), source, tag)
+        return self._ask(tensors[0], source, is_send=False)
 
-        return Receipt(self, tensors, source, tag)
+    def _ask(self, tensor: Tensor, peer: int, *, is_send: bool) -> Any:
+        native, key = self.native, self._stream_with(peer)
+        what = "send" if is_send else "recv"
+        stream = self._begin(what, [tensor], key)
+        if is_send:
+            asked = Asked(True, peer, native.take(tensor.detach(), stream, what))
+        else:
+            native.promise(tensor.detach(), stream, what)
+            value = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            asked = Asked(False, peer, value, tensor)
+        if self._batch is None:
+            return self._issue(key, [(asked, tensor)])
+        self._batch.append((asked, tensor))
+        return None
+
+    def _stream_with(self, peer: int) -> str:
+        """Return the name of the stream of messages with that rank. One for all where the group is bound to a
+        device, as torch has it, and for a batch; else one for each two ranks.
+        """
+        if self._batch is not None or self.bound_device_id is not None:
+            return _OF_ALL
+        return f"{min(self.rank(), peer)} and {max(self.rank(), peer)}"
+
+    def _issue(self, key: str, asked: Sequence[tuple[Asked, Tensor]]) -> MessageWork:
+        stream, (board, name, ranks) = self._streams[key], self._place
+        if key not in self._messages:
+            own = f"{name}{key}"
+            self._messages[key] = MessageQueue(self.native, stream, self._gloo, board, name=own, ranks=ranks)
+        inputs = [tensor for one, tensor in asked if one.is_send]
+        return MessageWork(self.native, self._messages[key], [one for one, _ in asked], inputs)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Keep messages until the batch is whole. Collectives begin at once."""
+        self._batch = []
+
+    def _end_coalescing(self, device: torch.device) -> Any:
+        """Begin with the batch."""
+        batch, self._batch = self._batch, None
+        if batch:
+            return self._issue(_OF_ALL, batch)
+        stream = self._begin("batch", ())
+        return Work(self.native, stream, (), ())
+
+    def finish_messages(self) -> None:
+        """Have the host wait for all."""
+        for one in [*self._messages.values()]:
+            one.finish()
 
     def barrier(self, opts: Any = None) -> Any:
         """As NCCL's, which blocks the host."""
         self._gloo.barrier().wait()
-        return Work(self.native, self.native.record(self.native.get_stream(self.native.get_device())), (), ())
+        return Work(self.native, self.native.get_stream(self.native.get_device()), (), ())
 
 
 def install(native: Any) -> None:
@@ -393,14 +458,41 @@ def install(native: Any) -> None:
     c10d._NCCL_AVAILABLE = True
     c10d.default_pg_nccl_timeout = timedelta(minutes=10)  # type: ignore[attr-defined]
     torch.cuda.nccl.version = lambda: (2, 0, 0)  # type: ignore[assignment]
-    make = c10d._new_process_group_helper
+    make, batch = c10d._new_process_group_helper, c10d.batch_isend_irecv
+    synchronize = torch._C._cuda_synchronize
 
     def with_options(*args: Any, **more: Any) -> Any:
         made = make(*args, **more)
-        if isinstance(made[0], ProcessGroupNCCL):
-            made[0]._has_cpu = "gloo" in str(args[3] if len(args) > 3 else more.get("backend"))
+        group = made[0]
+        if isinstance(group, ProcessGroupNCCL):
+            group._has_cpu = "gloo" in str(args[3] if len(args) > 3 else more.get("backend"))
             if more.get("device_id") is not None:
-                made[0].bound_device_id = more["device_id"]
+                group.bound_device_id = more["device_id"]
+            if dist.is_initialized():
+                place = getattr(c10d._get_default_group(), "_place", None)
+                board = (
+                    Board(args[4], dist.get_rank(), dist.get_world_size()) if place is None else place.board
+                )
+                group._place = Place(board, group.getGroupName(), tuple(args[2]) or tuple(range(board.size)))
         return made
 
+    def as_one(operations: list[Any]) -> list[Any]:
+        group = operations[0].group or c10d._get_default_group()
+        device = operations[0].tensor.device
+        if not isinstance(group, ProcessGroupNCCL) or device.type != "cuda":
+            return batch(operations)
+        c10d._check_p2p_op_list(operations)
+        with c10d._coalescing_manager(group, device, async_ops=True) as manager:
+            for one in operations:
+                side = "group_dst" if one.op is c10d.isend else "group_src"
+                one.op(one.tensor, group=group, **{side: one.group_peer})
+        return list(manager.works)
+
+    def synchronize_all() -> None:
+        for group in [*ProcessGroupNCCL.alive]:
+            group.finish_messages()
+        synchronize()
+
     c10d._new_process_group_helper = with_options
+    c10d.batch_isend_irecv = dist.batch_isend_irecv = as_one
+    torch._C._cuda_synchronize = synchronize_all

@@ -110,6 +110,9 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
     import torch
     import torch.distributed as dist
 
+    from dslaunch.runtime.comm import captures
+
+    captures._driver = lambda: native.captures
     is_first = True
 
     @contextmanager
@@ -117,6 +120,7 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
         """All ranks on one host with a device for each; afterwards the device must have found nothing."""
         nonlocal is_first
         if is_first:  # autograd has a queue for each device that is there at the first backward of a process
+            torch.cuda.init()
             native.set_num_devices(MAX_DEVICES)
             torch.ones(1, requires_grad=True).sum().backward()
             is_first = False
@@ -126,7 +130,9 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
         torch.cuda.default_generators = tuple(native.generator(index) for index in range(world_size))
         native.set_device(rank)
         native.clear_conflicts()
-        native.contexts.clear()
+        native.forget_touched()
+        native.touch(rank, "its own")
+        native.captures.broken_by.clear()
         dist.init_process_group(
             "nccl",
             init_method=f"file://{store}",
@@ -143,8 +149,10 @@ def _group_on(native: Any) -> Callable[[int, int, str], Any]:
                 dist.destroy_process_group()
         found = native.conflicts()
         assert not found, found
-        others = native.contexts - {rank}
-        assert not others, f"rank {rank} has registered memory on devices {sorted(others)}"
+        others = {device: what for device, what in native.touched().items() if device != rank}
+        assert not others, f"rank {rank} has touched devices of others, each first by {others}"
+        broken_by = sorted(native.captures.broken_by)
+        assert not broken_by, f"threads {broken_by} would break a capture of another: see ignore_captures()"
 
     return group
 

@@ -4,22 +4,31 @@ beside it.
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
+import subprocess
+import sys
+import threading
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dslaunch.runtime.comm.collectives import reduce_scatter_single
-from tests.fake_cuda.torch_cuda import device
-from tests.runtime.ranks import Ranks
+from tests.fake_cuda.message_queue import EAGER_ENV
+from tests.fake_cuda.ranks import ROOT
+from tests.fake_cuda.torch_cuda import device, num_visible
+from tests.runtime.ranks import RankFailed, Ranks
 
 UNORDERED = "nothing has put the two in order"
 N = 1000
+EVERYWHERE = "tests/fake_cuda/everywhere"
 
 
 def conflict() -> pytest.RaisesExc[RuntimeError]:
@@ -256,11 +265,144 @@ def _devices(rank: int) -> None:
         with pytest.raises(RuntimeError, match="invalid device ordinal 2"):
             torch.ones(1, device="cuda:2")
         assert (here + there.to("cuda:0")).sum().item() == 2 * N
+        assert device().touched() == {0: "its own", 1: "memory"}
+        device().forget_touched()
         assert (here + torch.tensor(1.0)).sum().item() == 2 * N
 
 
 def test_tensors_of_two_devices_do_not_meet(cuda_ranks: Ranks) -> None:
     cuda_ranks(_devices, world_size=2)
+
+
+def _asked_for(what: str) -> Any:
+    """Have something of the current device."""
+    if what == "memory":
+        return torch.empty(N, device="cuda")
+    if what == "a stream":
+        return torch.cuda.Stream()
+    if what == "an event":
+        return torch.cuda.current_stream().record_event()
+    if what == "a wait for all":
+        return torch.cuda.synchronize()
+    if what == "a question for the free memory":
+        return torch.cuda.mem_get_info()
+    if what == "a registration of host memory":
+        pages = mmap.mmap(-1, mmap.PAGESIZE)
+        address = torch.frombuffer(pages, dtype=torch.uint8).data_ptr()
+        torch.cuda.cudart().cudaHostRegister(address, mmap.PAGESIZE, 0)
+        return torch.cuda.cudart().cudaHostUnregister(address)
+    values = torch.ones(N, device=f"cuda:{os.environ['RANK']}")
+    if what == "a copy":
+        return values.to("cuda")
+    assert what == "a collective"  # which is done where its values are
+    return dist.all_reduce(values)
+
+
+KINDS = (
+    "memory", "a stream", "an event", "a wait for all", "a question for the free memory",
+    "a registration of host memory", "a copy",
+)  # fmt: skip
+
+
+def _touched(rank: int) -> dict[str, list[dict[int, str]]]:
+    """Return which devices a new thread has touched by each, as it begins and on this rank's device."""
+    found: dict[str, list[dict[int, str]]] = {}
+
+    def in_thread(what: str) -> None:
+        device().forget_touched()
+        _asked_for(what)
+        found.setdefault(what, []).append(device().touched())
+
+    def on_own(what: str) -> None:
+        with torch.cuda.device(rank):
+            in_thread(what)
+
+    for what in (*KINDS, "a collective"):
+        for run in (in_thread, on_own):
+            thread = threading.Thread(target=run, args=(what,))
+            thread.start()
+            thread.join()
+    device().forget_touched()
+    device().captures.broken_by.clear()  # these threads are not the runtime's
+    return found
+
+
+def test_a_new_thread_begins_on_the_first_device(cuda_ranks: Ranks) -> None:
+    """Whatever it asks for makes a context there, unless it chooses its own rank's first."""
+    found = cuda_ranks(_touched, world_size=2)[1]
+    assert {what: len(devices) for what, devices in found.items()} == dict.fromkeys(
+        (*KINDS, "a collective"), 2
+    )
+    for what, (at_first, on_own) in found.items():
+        assert (0 in at_first) == (what != "a collective"), (what, at_first)
+        assert [*on_own] == [1], (what, on_own)
+
+
+def _in_a_thread(rank: int) -> None:
+    thread = threading.Thread(target=torch.cuda.Stream)
+    thread.start()
+    thread.join()
+
+
+def test_a_rank_that_touches_the_device_of_another_fails(cuda_ranks: Ranks) -> None:
+    text = r"rank 1 has touched devices of others, each first by \{0: 'a stream, in a thread of its own'\}"
+    with pytest.raises(RankFailed, match=text):
+        cuda_ranks(_in_a_thread, world_size=2)
+
+
+FORKS = """
+import os
+import dslaunch.runtime.engine.initialize, dslaunch.runtime.pipeline.module
+import torch
+
+def fork(answer):
+    child = os.fork()
+    if child == 0:
+        print(answer(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+def with_slices():
+    os.environ["CUDA_VISIBLE_DEVICES"] = "MIG-a,MIG-b"
+    return torch.cuda.device_count(), torch.cuda._is_in_bad_fork()
+
+def used():
+    try:
+        torch.ones(1, device="cuda")
+    except RuntimeError as error:
+        return torch.cuda._is_in_bad_fork(), "Cannot re-initialize CUDA in forked subprocess" in str(error)
+
+fork(torch.cuda._is_in_bad_fork)
+fork(with_slices)
+print(torch.cuda.device_count(), flush=True)
+fork(used)
+"""
+
+
+def test_a_child_that_is_forked_once_devices_were_asked_for_cannot_use_them(cuda_ranks: Ranks) -> None:
+    """Importing the runtime asks for none; and a process sees one slice of a divided GPU."""
+    environ = {**os.environ, "FAKE_CUDA_DEVICES": "4", "PYTHONPATH": f"{ROOT}:{ROOT / EVERYWHERE}"}
+    environ.pop("CUDA_VISIBLE_DEVICES", None)
+    said = subprocess.run(
+        [sys.executable, "-c", FORKS], env=environ, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert said.stdout.split("\n")[:4] == ["False", "(1, False)", "4", "(True, True)"]
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        (None, 4), ("", 0), ("2", 1), ("0,3,1", 3), ("0,7,1", 1), ("-1,0", 0), ("MIG-a", 1),
+        ("MIG-a,MIG-b", 1),
+    ],
+)  # fmt: skip
+def test_cuda_visible_devices_says_how_many_there_are(
+    monkeypatch: pytest.MonkeyPatch, given: str | None, count: int
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert num_visible(4) == count
 
 
 def _collective(rank: int) -> None:
@@ -302,6 +444,72 @@ def test_sums_of_16_bits_are_rounded_at_each_hop(cuda_ranks: Ranks) -> None:
     assert {one for one, _ in found} == {1.0, 1.0 + 2.0**-7}
 
 
+CIRCLE = [(0, 2), (0, 1), (1, 2)]  # messages: who sends, and who receives
+ORDERS = [[(0, 2), (0, 1)], [(0, 1), (1, 2)], [(1, 2), (0, 2)]]  # in which each rank issues its own
+
+
+def _send_in_a_circle(rank: int, kind: str) -> None:
+    groups: dict[tuple[int, int], Any] = dict.fromkeys(CIRCLE)
+    if kind == "a group for each two":
+        groups = {pair: dist.new_group([*pair]) for pair in CIRCLE}
+    messages = []
+    for pair in ORDERS[rank]:
+        values = torch.full((N,), 10.0 * pair[0] + pair[1] if rank == pair[0] else 0.0, device="cuda")
+        messages.append((pair, values))
+    operations = [
+        dist.P2POp(dist.isend, values, pair[1], group=groups[pair])
+        if rank == pair[0]
+        else dist.P2POp(dist.irecv, values, pair[0], group=groups[pair])
+        for pair, values in messages
+    ]
+    if kind == "a batch":
+        works = dist.batch_isend_irecv(operations)
+    else:
+        works = [one.op(one.tensor, one.peer, group=one.group) for one in operations]
+    for work in works:
+        work.wait()
+    for pair, values in messages:
+        assert values.eq(10.0 * pair[0] + pair[1]).all()
+
+
+@pytest.mark.parametrize("kind", ["a group for each two", "a batch"])
+def test_messages_in_a_circle_arrive_if_none_holds_up_another(cuda_ranks: Ranks, kind: str) -> None:
+    cuda_ranks(_send_in_a_circle, kind, world_size=3)
+
+
+def test_messages_of_one_group_hold_each_other_up_without_end(cuda_ranks: Ranks) -> None:
+    """As on NCCL, in whose streams large ones end when both sides have come to them."""
+    with pytest.raises(RankFailed) as raised:
+        cuda_ranks(_send_in_a_circle, "one group", world_size=3)
+    said = str(raised.value)
+    assert "ranks wait for each other's messages without end" in said
+    for rank, message in [(0, "sends rank 2"), (1, "receives from rank 0"), (2, "receives from rank 1")]:
+        assert f"rank {rank} {message} 4000 bytes, message 1 between the two" in said
+
+
+def _send_little_in_a_circle(rank: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(EAGER_ENV, str(4 * N))
+        _send_in_a_circle(rank, "one group")
+
+
+def test_messages_that_fit_into_nccl_s_buffers_hold_up_none(cuda_ranks: Ranks) -> None:
+    cuda_ranks(_send_little_in_a_circle, world_size=3)
+
+
+def _not_sent(rank: int) -> None:
+    values = torch.ones(N, device="cuda")
+    if rank == 0:
+        dist.recv(values, 1)
+    else:
+        dist.recv(values, 0)
+
+
+def test_ranks_that_both_receive_wait_without_end(cuda_ranks: Ranks) -> None:
+    with pytest.raises(RankFailed, match=r"rank 0 receives from rank 1 .* which rank 1 has not asked for"):
+        cuda_ranks(_not_sent, world_size=2)
+
+
 def _memory(rank: int) -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -336,6 +544,51 @@ def _counted(rank: int) -> None:
 
 def test_launches_waits_and_copies_are_counted(cuda_ranks: Ranks) -> None:
     cuda_ranks(_counted, world_size=1)
+
+
+WAITS: list[tuple[str, Callable[[Tensor], object], int]] = [
+    ("add", lambda x: x + 1, 0),
+    ("item", lambda x: x.sum().item(), 1),
+    ("bool", lambda x: bool((x > 1).any()), 1),
+    ("equal", lambda x: torch.equal(x, x), 1),
+    ("tolist", lambda x: x.tolist(), 1),
+    ("to the host", lambda x: x.cpu(), 1),
+    ("to the host, pinned", lambda x: torch.empty(N, pin_memory=True).copy_(x, non_blocking=True), 0),
+    ("a value", lambda x: torch.tensor(1.0, device=x.device), 1),
+    ("a value that is filled in", lambda x: torch.full((), 1.0, device=x.device), 0),
+    ("values", lambda x: x.new_tensor([1.0, 2.0]), 1),
+    ("values, pinned", lambda x: torch.ones(2, pin_memory=True).to(x.device, non_blocking=True), 0),
+    ("nonzero", lambda x: x.nonzero(), 1),
+    ("where", lambda x: torch.where(x > 1), 1),
+    ("a mask", lambda x: x[x > 1], 1),
+    ("a mask to write to", lambda x: x.clone().index_put_((x > 0,), x), 1),
+    ("a mask to fill in", lambda x: x.clone().masked_fill_(x > 1, 0.0), 0),
+    ("numbers as an index", lambda x: x[torch.arange(3, device=x.device)], 0),
+    ("masked_select", lambda x: x.masked_select(x > 1), 1),
+    ("unique", lambda x: x.unique(), 1),
+    ("repeat_interleave", lambda x: x.repeat_interleave(x.long()), 2),
+    ("of known size", lambda x: x.repeat_interleave(x.long(), output_size=N), 0),
+    ("as often each", lambda x: x.repeat_interleave(2), 0),
+    ("bincount", lambda x: x.long().bincount(minlength=4), 2),
+    ("one_hot", lambda x: torch.nn.functional.one_hot(x.long(), 4), 0),
+]
+
+
+def _waits(rank: int) -> dict[str, int]:
+    values, found = torch.ones(N, device="cuda"), {}
+    for name, work, _ in WAITS:
+        torch.cuda.synchronize()
+        device().clear_counters()
+        kept = work(values)
+        found[name] = sum(device().host_waits().values())
+        torch.cuda.synchronize()
+        del kept
+    return found
+
+
+def test_the_host_waits_where_it_needs_values_and_nowhere_else(cuda_ranks: Ranks) -> None:
+    """As torch's kernels for CUDA have it."""
+    assert cuda_ranks(_waits, world_size=1) == [{name: number for name, _, number in WAITS}]
 
 
 def _said_to_wait(rank: int) -> list[int]:

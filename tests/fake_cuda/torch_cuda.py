@@ -9,7 +9,9 @@ import ctypes
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
+import threading
 from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -26,8 +28,30 @@ def _load_native() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.contexts = set()  # type: ignore[attr-defined] # devices on which memory was registered
+    module.captures = Captures()  # type: ignore[attr-defined]
     return module
+
+
+class Captures:
+    """The threads of a program that would break a CUDA graph which another one captures: they ask for events
+    or lock memory, and have not told the driver that they ignore captures. Autograd's threads, which Python
+    does not start, are part of one.
+    """
+
+    def __init__(self) -> None:
+        self.broken_by: set[str] = set()  # names of threads
+        self._told = threading.local()
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:
+        """As the driver's."""
+        self._told.ignores_others = mode._obj.value == 1
+        return 0
+
+    def note(self) -> None:
+        """This thread does what may break one."""
+        thread = threading.current_thread()
+        if type(thread) is threading.Thread and not getattr(self._told, "ignores_others", False):
+            self.broken_by.add(thread.name)
 
 
 class _BeforeTorchCuda(importlib.abc.MetaPathFinder):
@@ -43,6 +67,29 @@ class _BeforeTorchCuda(importlib.abc.MetaPathFinder):
             sys.meta_path.remove(self)
             _extend(sys.modules["torch._C"], self._native)
         return None
+
+
+class _Driver:
+    """The first question for devices starts it, and children that are forked afterwards cannot use them."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self._is_started = self.is_of_parent = False
+
+    def start(self) -> None:
+        """Once."""
+        if not self._is_started:
+            self._is_started = True
+            os.register_at_fork(after_in_child=self._after_fork)
+            self._native.set_num_devices(num_visible(self._native.num_devices()))
+
+    def count_devices(self) -> int:
+        """Return how many this process sees."""
+        self.start()
+        return int(self._native.num_devices())
+
+    def _after_fork(self) -> None:
+        self.is_of_parent = True
 
 
 def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions, side by side)
@@ -76,6 +123,14 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
         def cuda_event(self) -> int:
             return int(self.event_id)
 
+        def query(self) -> bool:
+            native.captures.note()
+            return bool(super().query())
+
+        def synchronize(self) -> None:
+            native.captures.note()
+            super().synchronize()
+
         def elapsed_time(self, other: Any) -> float:
             """Nothing takes time there. As on a true one both must be over, and known to be."""
             if not (self.query() and other.query()):
@@ -86,7 +141,19 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
         stream = native.get_stream(device)
         return (0 if stream == device else stream), device, 1
 
+    def set_device(device: int) -> None:
+        if device != native.get_device():
+            native.set_device(device)
+            native.touch(device, "a choice of the current device")
+
     def exchange_device(device: int) -> int:
+        before: int = native.get_device()
+        if device >= 0:
+            set_device(device)
+        return before
+
+    def maybe_exchange_device(device: int) -> int:
+        """Without a context, if there is none."""
         before: int = native.get_device()
         if device >= 0:
             native.set_device(device)
@@ -111,11 +178,12 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
         }
 
     def free_and_total(device: int) -> tuple[int, int]:
+        native.touch(device, "a question for the free memory")
         total = native.capacity(device)
         return total - native.memory(device)["reserved"], total
 
     def lock_pages(address: int, num_bytes: int, flags: int) -> int:
-        native.contexts.add(native.get_device())  # CUDA makes one there, of half a GiB
+        native.captures.note()
         native.lock_pages(address, num_bytes)
         return 0
 
@@ -123,7 +191,10 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
         native.unlock_pages(address)
         return 0
 
+    driver = _Driver(native)
+
     def init() -> None:
+        driver.start()
         native.init()
         sys.modules["torch.cuda"].default_generators = tuple(  # type: ignore[attr-defined]
             native.generator(index) for index in range(native.num_devices())
@@ -166,13 +237,13 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
             markA=lambda message: None,
         ),
         "_cuda_init": init,
-        "_cuda_isInBadFork": lambda: False,
-        "_cuda_getDeviceCount": native.num_devices,
+        "_cuda_isInBadFork": lambda: driver.is_of_parent,
+        "_cuda_getDeviceCount": driver.count_devices,
         "_cuda_getArchFlags": lambda: "sm_90",
         "_cuda_getDevice": native.get_device,
-        "_cuda_setDevice": native.set_device,
+        "_cuda_setDevice": set_device,
         "_cuda_exchangeDevice": exchange_device,
-        "_cuda_maybeExchangeDevice": exchange_device,
+        "_cuda_maybeExchangeDevice": maybe_exchange_device,
         "_cuda_canDeviceAccessPeer": lambda *_: True,
         "_cuda_getCurrentStream": current,
         "_cuda_getCurrentRawStream": native.get_stream,
@@ -188,7 +259,7 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
         "_cuda_resetAccumulatedMemoryStats": lambda device: None,
         "_cuda_set_sync_debug_mode": native.set_sync_debug_mode,
         "_cuda_get_sync_debug_mode": native.sync_debug_mode,
-        "_cuda_hasPrimaryContext": lambda device: True,
+        "_cuda_hasPrimaryContext": lambda device: device in native.touched(),
     }
     for name, value in names.items():
         setattr(compiled, name, value)
@@ -218,6 +289,18 @@ def _finish(native: Any) -> None:
     torch.cuda.get_device_capability = lambda device=None: (9, 0)  # type: ignore[assignment]
     torch.cuda.is_bf16_supported = lambda *_, **__: True  # type: ignore[assignment]
     torch.version.cuda = "0.0"
+
+
+def num_visible(num_devices: int) -> int:
+    """Return how many of a machine's devices CUDA shows this process."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is None:
+        return num_devices
+    names = given.split(",")
+    if names[0].startswith("MIG-"):
+        return min(1, num_devices)  # a process sees the first instance, whatever it is given
+    known = [name for name in names if name.strip().isdecimal() and int(name) < num_devices]
+    return next((place for place, name in enumerate(names) if name not in known), len(names))
 
 
 def load() -> Any:

@@ -30,6 +30,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from ...errors import CollectiveError, ConfigError
+from ..captures import ignore_captures
 from ..flight_recorder import NUM_LANES, Flight, FlightRecorder
 from ..rank_group import Job
 from ..rank_names import RankNames
@@ -89,6 +90,7 @@ class Watchdog:
             self._thread.join(_END_S)
 
     def _run(self) -> None:
+        ignore_captures()
         while not self._stopped.wait(self._poll_s) and self._is_of_this_group():
             overdue = self._overdue()
             try:

@@ -35,7 +35,6 @@ class _WithDevice(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         native.set_num_devices(int(os.environ.get("FAKE_CUDA_DEVICES", "1")))
         nccl.install(native)
         torch: Any = sys.modules["torch"]
-        torch.cuda.init()  # as the first tensor on a true device does
         self._spec = torch.__spec__
         return torch  # type: ignore[no-any-return]
 

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/Allocator.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -158,10 +159,30 @@ class Machine {
   std::vector<std::string> conflicts;  // found so far
   std::mt19937 random;
 
+  // ---- which devices this process has used: CUDA makes a context on each, which takes half a GiB there
+
+  void touch(int device, const std::string& what) {
+    if (is_touched_.at(device)) return;
+    Locked locked(lock_of_all());
+    if (is_touched_[device].exchange(true)) return;
+    touched_[device] = what + (gettid() == getpid() ? "" : ", in a thread of its own");
+  }
+  bool is_touched(int device) const { return is_touched_.at(device); }
+  std::map<int, std::string> touched() {  // and by what first
+    Locked locked(lock_of_all());
+    return touched_;
+  }
+  void forget_touched() {
+    Locked locked(lock_of_all());
+    for (auto& one : is_touched_) one = false;
+    touched_.clear();
+  }
+
   // ---- streams
 
   // Those of the first numbers are the default streams of the devices.
   int new_stream(int device) {
+    touch(device, "a stream");
     Locked locked(lock_of_all());
     streams_.push_back(std::make_unique<Stream>());
     streams_.back()->device = device;
@@ -171,8 +192,9 @@ class Machine {
   int device_of_stream(int stream) { return streams_.at(stream)->device; }
 
   // Work that is issued now comes after all that the host knows to be done; returns its time on the stream.
-  uint64_t issue(int stream) {
+  uint64_t issue(int stream, const std::string& what = "a copy or a wait") {
     Stream& one = *streams_.at(stream);
+    touch(one.device, what);
     join(one.clock, host_);
     if (one.clock.size() <= static_cast<size_t>(stream)) one.clock.resize(stream + 1);
     one.clock[stream] = ++one.issued;
@@ -203,6 +225,7 @@ class Machine {
   Event record(int stream) {
     Locked locked(lock_of_all());
     Stream& one = *streams_.at(stream);
+    touch(one.device, "an event, or a wait for a stream");
     join(one.clock, host_);
     return {stream, one.issued, one.clock, 0};
   }
@@ -232,6 +255,7 @@ class Machine {
     arrive(event);
   }
   void synchronize_device(int device) {
+    touch(device, "a wait for all of a device");
     Locked locked(lock_of_all());
     ++counters.host_waits["device.synchronize"];
     for (int stream = 0; stream < num_streams(); ++stream) {
@@ -242,6 +266,7 @@ class Machine {
   // ---- memory
 
   char* allocate(int device, size_t num_bytes, int stream) {
+    touch(device, "memory");
     Locked locked(lock_of_all());
     free_those_used_up();
     size_t size = (num_bytes + 511) / 512 * 512;
@@ -312,9 +337,9 @@ class Machine {
   size_t capacity(int device) { return arenas_.at(device).capacity; }
 
   // ---- pinned memory of the host. As torch's, it is not given to anyone else before copies that use it are done, and each
-  // request is rounded up to a power of two.
-
-  char* allocate_pinned(size_t num_bytes) {
+  // request is rounded up to a power of two. The context may be any that there is.
+  char* allocate_pinned(size_t num_bytes, int device) {
+    if (std::none_of(is_touched_.begin(), is_touched_.end(), [](const auto& one) { return one.load(); })) touch(device, "pinned memory");
     Locked locked(lock_of_all());
     for (auto it = pinned_.begin(); it != pinned_.end();) {
       if (it->second.is_freed && is_done(it->second)) {
@@ -332,7 +357,8 @@ class Machine {
     return address;
   }
   // Memory that is not this machine's, page by page: its owner keeps it until copies that use it are done.
-  void lock_pages(char* address, size_t num_bytes) {
+  void lock_pages(char* address, size_t num_bytes, int device) {
+    touch(device, "a registration of host memory");
     Locked locked(lock_of_all());
     TORCH_CHECK(reinterpret_cast<uintptr_t>(address) % 4096 == 0 && num_bytes % 4096 == 0, "fake CUDA: only whole pages can be locked");
     add_pinned(address, num_bytes);
@@ -628,6 +654,8 @@ class Machine {
   }
 
   std::vector<std::unique_ptr<Stream>> streams_;
+  std::array<std::atomic<bool>, MAX_DEVICES> is_touched_{};
+  std::map<int, std::string> touched_;
   Clock host_;
   History history_;
   std::array<Arena, MAX_DEVICES> arenas_;

@@ -90,7 +90,7 @@ void release_pinned(void* address) { machine().free_pinned(static_cast<char*>(ad
 
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t num_bytes) override {
-    char* address = machine().allocate_pinned(num_bytes);
+    char* address = machine().allocate_pinned(num_bytes, current_device);
     return {address, address, &release_pinned, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_pinned; }
@@ -195,11 +195,31 @@ bool may_mix(const std::string& name) {
                                               "aten::_unsafe_index", "aten::_unsafe_index_put", "aten::_local_scalar_dense"};
   return names.count(name) > 0;
 }
-// Operators whose result's shape is a matter of values: the host waits for them.
-bool has_shape_of_values(const std::string& name) {
-  static const std::set<std::string> names = {"aten::nonzero", "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim",
-                                              "aten::unique_consecutive", "aten::repeat_interleave", "aten::bincount"};
-  return names.count(name) > 0;
+// How often the host waits in an operator for values that it needs itself: most often for the shape of the result.
+int num_waits_for_values(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  static const std::map<std::string, int> names = {{"aten::nonzero", 1}, {"aten::masked_select", 1}, {"aten::_unique", 1}, {"aten::_unique2", 1},
+                                                   {"aten::unique_dim", 1}, {"aten::unique_consecutive", 1},
+                                                   {"aten::repeat_interleave", 2},  // how many, and whether one is negative
+                                                   {"aten::bincount", 2}};          // the least and the largest
+  const auto& arguments = op.schema().arguments();
+  auto given = [&](const char* name) -> const c10::IValue* {
+    auto index = op.schema().argumentIndexWithName(name);
+    return index ? &stack[stack.size() - arguments.size() + *index] : nullptr;
+  };
+  const std::string& name = op.schema().name();
+  if (name == "aten::_index_put_impl_") {  // numbers are made of a mask, unless one value is put where it says
+    const at::Tensor& values = given("values")->toTensor();
+    if (values.numel() == 1 && values.is_cpu()) return 0;
+    int found = 0;
+    for (const std::optional<at::Tensor>& one : given("indices")->toOptionalTensorVector()) {
+      found += one && one->is_cuda() && (one->scalar_type() == at::kBool || one->scalar_type() == at::kByte);
+    }
+    return found;
+  }
+  const c10::IValue* size = given("output_size");
+  if (name == "aten::repeat_interleave" && size != nullptr && !size->isNone()) return 0;
+  auto found = names.find(name);
+  return found == names.end() ? 0 : found->second;
 }
 
 struct Arguments {
@@ -277,11 +297,12 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   {
     Locked locked(lock_of_all());
     machine().catch_up(stream);
-    machine().issue(stream);
+    machine().issue(stream, name);
     ++machine().counters.launches[name];
     for (const auto& [view, is_written] : arguments.views) machine().note(stream, view, is_written, name);
   }
   use_generator(op, *stack, arguments.device);
+  int num_waits = num_waits_for_values(op, *stack);
   {
     is_inside = true;
     struct Leave {
@@ -306,7 +327,7 @@ void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     }
     machine().catch_up(stream);
   }
-  if (!gives_tensors || has_shape_of_values(name)) {
+  for (num_waits += !gives_tensors; num_waits > 0; --num_waits) {
     machine().synchronize(machine().record(stream), name);
     tell_synchronized(stream);
   }
@@ -408,7 +429,7 @@ struct Hooks : at::CUDAHooksInterface {
   bool hasCUDA() const override { return true; }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
-  bool hasPrimaryContext(at::DeviceIndex) const override { return true; }
+  bool hasPrimaryContext(at::DeviceIndex device) const override { return machine().is_touched(device); }
   at::DeviceIndex deviceCount() const override { return static_cast<at::DeviceIndex>(machine().num_devices); }
   at::DeviceIndex getCurrentDevice() const override { return static_cast<at::DeviceIndex>(fake::current_device); }
   at::DeviceIndex current_device() const override { return static_cast<at::DeviceIndex>(fake::current_device); }
@@ -483,7 +504,7 @@ void resize_storage(const at::Storage& given, size_t num_bytes) {
 at::Tensor take(const at::Tensor& tensor, int stream, const std::string& what) {
   Locked locked(lock_of_all());
   machine().catch_up(stream);
-  machine().issue(stream);
+  machine().issue(stream, what);
   View view(tensor);
   machine().note(stream, view, false, what);
   machine().catch_up(stream);
@@ -501,12 +522,24 @@ void land(const at::Tensor& tensor, const at::Tensor& values, int stream, const 
   machine().perform(stream, [view, own = values.clone()] { Machine::move(view, View(own)); });
 }
 
+// What a message is received into: written from the time on when its stream comes to it, and at the latest when it is delivered.
+void promise(const at::Tensor& tensor, int stream, const std::string& what) {
+  Locked locked(lock_of_all());
+  machine().issue(stream);
+  machine().note(stream, View(tensor), true, what);
+}
+void deliver(const at::Tensor& tensor, const at::Tensor& values, int stream) {
+  Locked locked(lock_of_all());
+  machine().catch_up(stream);
+  Machine::move(View(tensor), View(values));
+}
+
 // A kernel that is not an operator of torch's: called with device memory open, after what its stream waits for.
 void launch(int stream, const std::string& name, const std::vector<std::tuple<uintptr_t, size_t, bool>>& ranges, const pybind11::function& run) {
   {
     Locked locked(lock_of_all());
     machine().catch_up(stream);
-    machine().issue(stream);
+    machine().issue(stream, name);
     ++machine().counters.launches[name];
     for (const auto& [address, num_bytes, is_written] : ranges) {
       View view(at::empty({0}));
@@ -526,14 +559,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("init", [] { at::globalContext().lazyInitDevice(at::kCUDA); });
   m.def("get_device", [] { return current_device; });
   m.def("set_device", [](int device) { current_device = checked(device); });
+  m.def("touch", [](int device, const std::string& what) { machine().touch(device, what); }, NoGil());
+  m.def("touched", [] { return machine().touched(); }, NoGil());
+  m.def("forget_touched", [] { machine().forget_touched(); }, NoGil());
   m.def("num_devices", [] { return machine().num_devices; });
   m.def("get_stream", [](int device) { return current_stream(device); });
   m.def("set_stream", [](int device, int64_t id) { current_streams.at(device) = id == 0 ? device : static_cast<int>(id); });
+  m.def("device_of_stream", [](int stream) { return machine().device_of_stream(stream); });
   m.def("new_stream", &make_stream, NoGil());
   m.def("synchronize_device", &fake::synchronize_device, NoGil());
   m.def("generator", [](int device) { return generators().at(device); });
   m.def("resize_storage", &resize_storage);
-  m.def("lock_pages", [](uintptr_t address, size_t num_bytes) { machine().lock_pages(reinterpret_cast<char*>(address), num_bytes); }, NoGil());
+  m.def("lock_pages", [](uintptr_t address, size_t num_bytes) { machine().lock_pages(reinterpret_cast<char*>(address), num_bytes, current_device); }, NoGil());
   m.def("unlock_pages", [](uintptr_t address) { machine().unlock_pages(reinterpret_cast<char*>(address)); }, NoGil());
 
   struct Delete {
@@ -553,6 +590,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("synchronize", [](const Event& event, const std::string& what) { synchronize_event(&event, what); }, NoGil());
   m.def("take", &take, NoGil());
   m.def("land", &land, NoGil());
+  m.def("promise", &promise, NoGil());
+  m.def("deliver", &deliver, NoGil());
   m.def("launch", &launch);
 
   m.def("memory", [](int device) {

@@ -1,19 +1,52 @@
-"""The optimizers that have a CUDA kernel, and how a test runs one on a device or on the host."""
+"""Optimizers that have a CUDA kernel, their programs, and how a test runs them on a device or the host."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
+from dslaunch.kernels import _C, Kernel
 from dslaunch.kernels.cuda import lamb, lamb_step, step, steps
 from dslaunch.kernels.cuda.arrays import CPU
-from dslaunch.kernels.cuda.shards import Rule
+from dslaunch.kernels.cuda.compiler import Program
+from dslaunch.kernels.cuda.shards import GRAD_DTYPES, PARAM_OUT_DTYPES, STATE_DTYPES, Rule
+from dslaunch.kernels.cuda.table import SMALL, TableSize, Variant
 from tests.kernels.cuda.host_device import HostDevice
 from tests.kernels.optimizers import LAMB, OPTIMIZERS, Optimizer
 
 ELEMENTWISE = tuple(one for one in OPTIMIZERS if one not in LAMB)
+
+
+def _modes(kernel: Kernel[Any]) -> tuple[int, ...]:
+    """Those that the optimizers of the tests have segments of."""
+    found = (
+        _C.pack_segments(
+            kernel.name, [one.segment], name="", shard_numel=0, lacking="", grad_scale=1.0, mode=one.mode
+        )
+        for one in OPTIMIZERS
+        if one.kernel is kernel
+    )
+    return tuple(sorted({mode for ((_, _, _, mode, _),) in found}))
+
+
+RULES = {rule.source: (rule, _modes(rule.kernel)) for rule in (Rule(kernel=one.kernel) for one in OPTIMIZERS)}
+ALL_DTYPES = tuple(itertools.product(GRAD_DTYPES, STATE_DTYPES, (None, *PARAM_OUT_DTYPES)))
+FEW_DTYPES = (
+    ("float32", "float32", None),
+    ("bfloat16", "float32", "bfloat16"),
+    ("float16", "bfloat16", "float16"),
+    ("bfloat16", "bfloat16", "float32"),
+)
+
+
+def programs(rule: Rule, mode: int, dtypes: tuple, size: TableSize = SMALL) -> list[Program]:  # type: ignore[type-arg]
+    return [
+        steps.program_of(rule, Variant(grad=grad, state=state, param_out=out, mode=mode), size)
+        for grad, state, out in dtypes
+    ]
 
 
 def rule_of(optimizer: Optimizer, *, grad_scale: float = 1.0) -> Rule:

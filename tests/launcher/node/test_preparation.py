@@ -237,6 +237,26 @@ def test_each_rank_is_shown_its_own_mig_device(
     assert prepare(job, num_devices=2).own_devices({b"LOCAL_RANK": b"1"}) == second
 
 
+@pytest.mark.parametrize(
+    ("of_host", "of_file", "num_devices", "expected"),
+    [(None, None, 2, b"32"), (None, "1", 2, b"1"), ("1", None, 2, b"1"), (None, None, 0, None)],
+)
+def test_streams_of_a_gpu_have_queues_of_their_own_unless_one_queue_is_asked_for(
+    of_host: str | None,
+    of_file: str | None,
+    num_devices: int,
+    expected: bytes | None,
+    job: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    inherited = {} if of_host is None else {name.encode(): of_host.encode()}
+    monkeypatch.setattr(preparation, "_inherited_environment", lambda: dict(inherited))
+    job["devices"] = ["0", "1"]
+    job["environment"] = [] if of_file is None else [[name, of_file]]
+    assert prepare(job, num_devices=num_devices).env.get(name.encode()) == expected
+
+
 def test_a_worker_is_started_with_its_own_mig_device(job: dict[str, Any]) -> None:
     job |= {"devices": ["MIG-a", "MIG-b"]}
     code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"

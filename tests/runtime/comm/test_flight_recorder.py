@@ -42,17 +42,42 @@ def test_a_host_that_waits_for_the_device_waits_for_the_oldest_collective() -> N
 
 
 class Captured:
-    """An event in a CUDA graph that is being captured: to ask whether it has happened breaks the capture."""
+    """What is in a CUDA graph that is being captured: to ask whether it has happened breaks the capture."""
 
     def query(self) -> bool:
         raise AssertionError("asked in a capture")
 
+    is_completed = query
+
+    def wait(self) -> None:
+        pass
+
+
+def begin_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
 
 def test_no_event_is_asked_for_while_the_program_captures_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     recorder = FlightRecorder()
-    first, _ = begun(recorder, "unit 'a'")
-    first._event = cast(Any, Captured())
-    begun(recorder, "unit 'b'")
+    first, second = (begun(recorder, what)[0] for what in ("unit 'a'", "unit 'b'"))
+    first._event, second._work = cast(Any, Captured()), cast(Any, Captured())
+    begin_capture(monkeypatch)
+    begun(recorder, "unit 'c'")
     assert not first.is_over
-    assert len(recorder.under_way()) == 2
+    assert not second.is_over
+    assert [flight.label.what for flight in recorder.under_way()] == ["unit 'a'", "unit 'b'"]
+
+
+def test_what_is_captured_counts_as_over_and_is_never_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs with the graph, as often as that does, or not at all."""
+    recorder = FlightRecorder()
+    begin_capture(monkeypatch)
+    flight = recorder.begin("all_gather", "unit 'a'", nbytes=4, lane=0).start(lambda: cast(Any, Captured()))
+    monkeypatch.undo()  # another thread asks, or this one later
+    assert flight.is_over
+    begin_capture(monkeypatch)
+    flight.wait()
+    monkeypatch.undo()
+    assert flight.is_over
+    assert recorder.under_way() == ()

@@ -461,6 +461,7 @@ def _with_rank_of_device(rank: int, folder: str) -> tuple[str, str]:
     device_of_engine = str(engine.device)
     engine.destroy()
     torch.cuda.set_device(rank)
+    device().forget_touched()  # the other rank's, as it was told
     return bound[0], device_of_engine
 
 
