@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +17,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import dslaunch
+from dslaunch.runtime.activation import checkpointing, host_inputs
 from dslaunch.runtime.checkpoint.files import writer
+from dslaunch.runtime.checkpoint.files.snapshot import Snapshot
+from dslaunch.runtime.checkpoint.saver import Saver
 from dslaunch.runtime.compat.generation import unwrap_model_for_generation
 from dslaunch.runtime.offload.device_copies import Arrival
 from dslaunch.runtime.offload.pinned_memory import PINNED_MEMORY
+from dslaunch.runtime.zero import parked_states
 from tests.exhaustive import few
 from tests.fake_cuda.torch_cuda import device
 from tests.runtime.compat.test_generation import Writer
@@ -328,6 +334,183 @@ def test_a_fault_is_found(cuda_ranks: Ranks, fault: str, world_size: int) -> Non
         RankFailed, match=r"nothing has put the two in order|the host changed|nan|AssertionError"
     ):
         cuda_ranks(_with_fault, fault, world_size=world_size, deadline_s=30.0)
+
+
+# ---- the same for memory that is let go of, or used, while a copy that blocks nothing is under way
+
+
+def _park(rank: int, folder: str) -> None:
+    """States go to host memory between steps, and others get their memory meanwhile."""
+    engine, *_ = dslaunch.initialize(model=make_model(), config=config_of(Case(2, "bf16"), folder))
+    train_steps(engine, steps=1)
+    expected = values_of(engine)
+    torch.cuda.synchronize()
+    engine.offload_states(non_blocking=True)
+    for of_kind in engine._model.parked_states._parked.values():
+        for one in of_kind:
+            torch.full((one._host.numel(),), 7, dtype=torch.uint8, device="cuda")
+    engine.reload_states(non_blocking=True)
+    assert worst_difference(values_of(engine), expected) == 0.0
+    train_steps(engine, first=1, steps=1)
+    engine.destroy()
+
+
+def _save_beside(rank: int, folder: str) -> None:
+    """The copy for a checkpoint is made before the next step, or after it if nothing waits for it."""
+    config = config_of(Case(3, "bf16"), folder)
+    expected = {}
+    for is_saved in (False, True):  # who looks at values or norms waits for them
+        engine, *_ = dslaunch.initialize(
+            model=make_model(), config={**config, "checkpoint": {"async_save": True}}
+        )
+        _step(engine, 0)
+        if is_saved:
+            engine.save_checkpoint(folder)
+            _step(engine, 1)
+            _AFTER_STEP.set()
+        else:
+            expected = values_of(engine)
+        engine.destroy()  # which waits for the save
+    fresh, *_ = dslaunch.initialize(model=make_model(seed=1), config=config)
+    fresh.load_checkpoint(folder)
+    assert worst_difference(values_of(fresh), expected) == 0.0
+    fresh.destroy()
+
+
+def _step(engine: dslaunch.Engine, number: int) -> None:
+    engine.backward(loss_of(engine, batch(number).to(engine.device).bfloat16()))
+    engine.step()
+
+
+_AFTER_STEP = threading.Event()  # of the rank that saves
+
+
+def _swap(rank: int, folder: str) -> None:
+    """Parameters and states come from a disk, through host memory that a GPU may read late."""
+    zero = {"offload_param": NVME, "offload_optimizer": NVME}
+    _with_late_reads(rank, Case(3, "bf16", 1, 1, zero), folder)
+
+
+def _keep_inputs(rank: int, folder: str) -> None:
+    """Inputs of checkpointed blocks wait in host memory."""
+    checkpointing.configure(None, checkpoint_in_cpu=True)
+    blocks = [nn.Linear(15, 15).cuda() for _ in range(3)]
+    for step in range(2):
+        x = torch.full((4, 15), 1.0 + step, device="cuda", requires_grad=True)
+        expected = x
+        for block in blocks:
+            x, expected = checkpointing.checkpoint(block, x), block(expected)
+        assert torch.equal(*(torch.autograd.grad(one.sum(), blocks[0].weight)[0] for one in (x, expected)))
+
+
+def _not_in_order(source: Tensor, target: Tensor, **_: Any) -> Tensor:
+    Arrival(source, target)
+    return target
+
+
+def _only_begun(direction: str) -> Callable[..., None]:
+    plain = parked_states._copy
+
+    def copy(source: Tensor, target: Tensor, *, non_blocking: bool) -> None:
+        if (direction == "to the host") == source.is_cuda:
+            _not_in_order(source, target)
+        else:
+            plain(source, target, non_blocking=non_blocking)
+
+    return copy
+
+
+def _begun_to_host(tensor: Tensor) -> host_inputs.HostCopy:
+    values = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    return host_inputs.HostCopy(_not_in_order(tensor.detach(), values), tensor.device)
+
+
+def _begun_to_device(saved: host_inputs.HostCopy) -> Tensor:
+    return _not_in_order(saved.values, torch.empty_like(saved.values, device=saved.device))
+
+
+def _freed_at_once() -> Callable[..., None]:
+    begin = Arrival.__init__
+
+    def and_free(self: Arrival, source: Tensor, target: Tensor, *, then: Any = None) -> None:
+        begin(self, source, target)
+        if then is not None:
+            then()
+
+    return and_free
+
+
+def _taken_after_the_step() -> Callable[[Any], None]:
+    take = Snapshot.take_rest
+
+    def late(self: Any) -> None:
+        _AFTER_STEP.wait(20.0)
+        take(self)
+
+    return late
+
+
+PATHS: dict[str, Callable[[int, str], None]] = {
+    "parked states": _park,
+    "a save beside training": _save_beside,
+    "swaps to a disk": _swap,
+    "inputs in host memory": _keep_inputs,
+}
+FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "freed while it is parked": (
+        "parked states",
+        lambda change: change.setattr(parked_states, "_copy", _only_begun("to the host")),
+    ),
+    "used before it is back": (
+        "parked states",
+        lambda change: change.setattr(parked_states, "_copy", _only_begun("to the device")),
+    ),
+    "written before it is copied": (
+        "a save beside training",
+        lambda change: change.setattr(torch.cuda.Stream, "synchronize", lambda self: None),
+    ),
+    "changed before it is copied": (
+        "a save beside training",
+        lambda change: (
+            change.setattr(Saver, "before_change", lambda self: None),
+            change.setattr(Snapshot, "take_rest", _taken_after_the_step()),
+        )[0],
+    ),
+    "read anew before it is copied": (
+        "swaps to a disk",
+        lambda change: change.setattr(Arrival, "__init__", _freed_at_once()),
+    ),
+    "kept before it is there": (
+        "inputs in host memory",
+        lambda change: change.setattr(host_inputs, "to_host", _begun_to_host),
+    ),
+    "computed anew before it is back": (
+        "inputs in host memory",
+        lambda change: change.setattr(host_inputs, "to_device", _begun_to_device),
+    ),
+}
+
+
+def _along(rank: int, path: str, fault: str | None, folder: str) -> None:
+    _AFTER_STEP.clear()
+    with pytest.MonkeyPatch.context() as change:
+        if fault is not None:
+            FAULTS[fault][1](change)
+        PATHS[path](rank, folder)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_copies_that_block_nothing_are_in_order(cuda_ranks: Ranks, tmp_path: Path, path: str) -> None:
+    cuda_ranks(_along, path, None, str(tmp_path), world_size=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_memory_that_a_copy_still_uses_is_found(cuda_ranks: Ranks, tmp_path: Path, fault: str) -> None:
+    with pytest.raises(
+        RankFailed, match=r"nothing has put the two in order|the host changed|nan|AssertionError"
+    ):
+        cuda_ranks(_along, FAULTS[fault][0], fault, str(tmp_path), world_size=1, deadline_s=60.0)
 
 
 # ---- torch's own detector of races, which a machine with a GPU is asked for, too
