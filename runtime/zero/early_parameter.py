@@ -15,7 +15,7 @@ from ..comm.collectives import Collectives
 from ..comm.rank_group import Job
 from .freed_parameter import FreedValues, Placeholder, sharded_until
 from .param_status import detach
-from .writes import differences
+from .writes import first_difference
 
 # parameter that no model has yet -> what zero.Init keeps of it; it keeps no parameter alive
 _EARLY: Any = WeakTensorKeyDictionary()
@@ -158,7 +158,7 @@ class EarlyParameter:
         param = self.param
         return (
             param._version != self._version
-            or differences(self._own_part(param), self._unpadded()) is not None
+            or first_difference(self._own_part(param), self._unpadded()) is not None
         )
 
     @torch.no_grad()

@@ -29,7 +29,7 @@ from .freed_parameter import FreedValues, Owner, Placeholder, put_all, sharded_u
 from .layout import FlatLayout
 from .param_status import detach
 from .sub_buffer_plan import SubBufferPlan
-from .writes import Lying, Writes, check_in_place, collect, differences
+from .writes import Lying, Writes, check_in_place, collect, first_difference
 
 _TAKEN: Any = (
     WeakTensorKeyDictionary()
@@ -294,7 +294,7 @@ class ParamShard:
     def is_edited(self) -> bool:
         """Whether the values that are here differ from this rank's shard of them."""
         with self.here():
-            return differences(self.own_values().to(self.kept.device), self.kept) is not None
+            return first_difference(self.own_values().to(self.kept.device), self.kept) is not None
 
     # What a program writes to the parameters, and what replaces them:
 

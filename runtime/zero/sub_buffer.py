@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,9 @@ from .make_gradients import make_gradients
 from .optimizer_shard import OptimizerShard
 from .param_shard import ParamShard
 from .sub_buffer_plan import Member, SubBufferPlan
-from .writes import differences
+from .writes import first_difference
+
+T = TypeVar("T")
 
 
 class SubBuffer:
@@ -249,7 +252,7 @@ class SubBuffer:
             return
         if writes.may_compare_late and self.refuses_writes is None and self._is_whole_on_gpu:
             writes.must_compare = False
-            writes.compare_late(*self._known_values())
+            self._compare(writes.compare_late)
             return
         writes.must_compare, writes.is_known, is_counted = False, True, writes.are_counted
         if self.refuses_writes is not None:
@@ -263,11 +266,10 @@ class SubBuffer:
         if is_counted:
             self.param_shard.check_in_place()
         if is_counted or not any(self._spills):  # to read a disk for it costs too much
-            known = self._known_values()
-            changed = differences(*known)
+            changed = self._compare(first_difference)
             if changed is not None:
                 if not is_counted:
-                    writes.say(f"parameter '{self._first_of(changed)}'")
+                    writes.say(f"parameter '{self._name_at(changed)}'")
                 self.take_edits(keeps_masters=True)
         writes.note()
 
@@ -277,23 +279,25 @@ class SubBuffer:
         residence = self.residence
         return self.device.type == "cuda" and not (residence.params_on_host or residence.steps_on_host)
 
-    def _known_values(self) -> tuple[Tensor, Tensor]:
-        """What this rank's parameters are, [kept] or [shard], and what they are known to be."""
+    def _compare(self, compare: Callable[[Tensor, Tensor], T]) -> T:
+        """Return `compare` of what this rank's parameters are, [kept] or [shard], and what they are known
+        to be.
+        """
         params = self.param_shard
         if self.is_sharded:
             with params.here():
-                return params.own_values().to(params.kept.device), params.kept
+                return compare(params.own_values().to(params.kept.device), params.kept)
         with self.here():
             master = self.optimizer_shard.master
-            new = params.own.to(master.device)
-            return new, master.to(new.dtype)
+            return compare(params.own.to(master.device), master)
 
-    def _first_of(self, changed: Tensor) -> str:
-        """Return the name of the first parameter of which an element has changed;
-        `changed` is [kept] or [shard] bool.
-        """
-        index = self.mesh.shard.index if self.is_sharded else self.plan.shard_index
-        element = index * changed.numel() + int(changed.nonzero()[0])
+    def _name_at(self, place: int) -> str:
+        """Return the name of the parameter in which this element of [kept] or [shard] lies."""
+        axis, plan = self.mesh.shard, self.plan
+        index, num_shards = (
+            (axis.index, axis.size) if self.is_sharded else (plan.shard_index, plan.num_shards)
+        )
+        element = self.layout.shard_range(index, num_shards=num_shards)[0] + place
         for member, slot in zip(self.members, self.layout.slots, strict=True):
             if slot.offset <= element < slot.offset + slot.numel:
                 return member.name

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .sub_buffer import SubBuffer
 from .unit import Unit
-from .writes import differences
+from .writes import first_difference
 
 
 class _Shown(NamedTuple):
@@ -53,7 +53,7 @@ class WholeParameters:
             param.data = part
             if cut is not None and tuple(whole.shape) == cut.shape:
                 new = cut.take(whole)
-                if differences(new, part) is not None:
+                if first_difference(new, part) is not None:
                     param.copy_(new)  # a write that torch counts
 
 

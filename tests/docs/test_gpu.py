@@ -19,7 +19,7 @@ def rows_of(title: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("title", "num_rows"),
-    [("Faults that are planted, and found", 14), ("What was wrong, and what holds now", 29)],
+    [("Faults that are planted, and found", 14), ("What was wrong, and what holds now", 30)],
 )
 def test_every_fault_has_a_test_that_exists(title: str, num_rows: int) -> None:
     """A file counts until another one is named."""

@@ -29,11 +29,13 @@ from dslaunch.runtime.comm.process_group import start_process_group
 from dslaunch.runtime.compat.grad_norm import clip_grad_norm_
 from dslaunch.runtime.environment import read_environment
 from dslaunch.runtime.offload.device_copies import Arrival
+from dslaunch.runtime.zero import writes
 from tests.fake_cuda.torch_cuda import device
 from tests.runtime.models import batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
 
 PINNED = {"device": "cpu", "pin_memory": True}
+PIECE = 1024
 BF16 = {"bf16": {"enabled": True}, "gradient_clipping": 0.05}
 
 
@@ -534,6 +536,33 @@ def test_writes_through_data_are_found_though_the_host_does_not_wait(cuda_ranks:
     assert "was written through .data" in said[0]
     assert is_taken
     assert is_taken_there
+
+
+def _beside_a_comparison(rank: int, stage: int) -> list[int]:
+    """The most bytes that comparing the values of a unit takes, the first time and later."""
+    model = nn.Linear(256, 256, bias=False)  # 65,536 elements
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage=stage, **BF16))
+    (sub_buffer,) = engine._model.trained
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writes, "PIECE_NUMEL", PIECE)
+        for _ in range(2):
+            sub_buffer.param_shard.writes.must_compare = True
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            sub_buffer.take_writes()
+            found.append(torch.cuda.max_memory_allocated() - before)
+    assert sub_buffer.param_shard.writes.is_known
+    engine.destroy()
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_to_compare_values_takes_no_memory_that_grows_with_a_unit(cuda_ranks: Ranks, stage: int) -> None:
+    """The formula of memory has nothing for it."""
+    for first, later in cuda_ranks(_beside_a_comparison, stage, world_size=2):
+        assert 0 < first <= 10 * PIECE
+        assert 0 < later <= 10 * PIECE + 64 * 512  # an answer of each piece, in a block of the allocator
 
 
 def _both_ways(rank: int) -> tuple[bool, bool]:
