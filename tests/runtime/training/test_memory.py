@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 import dslaunch
 from dslaunch import zero
 from dslaunch.runtime.placement.stage_policy import policy_for_stage
+from dslaunch.runtime.strided import is_strided
 from tests.exhaustive import few
 from tests.runtime.footprint import memory_bytes, optimizer_bytes_per_element
 from tests.runtime.models import make_config, make_model, train_engine
@@ -56,7 +57,7 @@ def _live_storages() -> Storages:
     sizes = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for tensor in gc.get_objects()
-        if type(tensor) in (Tensor, nn.Parameter) and tensor.untyped_storage().nbytes()
+        if type(tensor) in (Tensor, nn.Parameter) and is_strided(tensor) and tensor.untyped_storage().nbytes()
     }
     return Storages(len(sizes), sum(sizes.values()))
 
