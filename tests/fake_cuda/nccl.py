@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
+from .functional import Collectives
 from .message_queue import Asked, MessageQueue
 from .standstill import Board
 
@@ -109,6 +110,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
 
     Options = Options
     native: Any = None  # the device; see install()
+    functional: Collectives
     alive: ClassVar[weakref.WeakSet[ProcessGroupNCCL]] = weakref.WeakSet()
 
     def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
@@ -496,3 +498,5 @@ def install(native: Any) -> None:
     c10d._new_process_group_helper = with_options
     c10d.batch_isend_irecv = dist.batch_isend_irecv = as_one
     torch._C._cuda_synchronize = synchronize_all
+    ProcessGroupNCCL.functional = Collectives()
+    ProcessGroupNCCL.functional.install()

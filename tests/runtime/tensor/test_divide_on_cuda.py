@@ -104,6 +104,7 @@ CASES = {
     "optimizer in pinned memory": Case("rules", 2, 4, {"zero_optimization": {"offload_optimizer": PINNED}}),
     "parameters in pinned memory": Case("rules", 3, 4, {"zero_optimization": {"offload_param": PINNED}}),
     "torch's plan": Case("torch", 1),
+    "torch's plan, sequences in parts": Case("torch with sequences", 0),
     "torch's plan in shards, sequences in parts": Case("torch with sequences", 3),
     "Llama, tied": Case("Llama", 1, is_tied=True),
     "Llama, parts of logits": Case("Llama", 1, changes=VOCABULARY),
