@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 import torch.distributed as dist
 
@@ -219,20 +220,27 @@ class _Groups:
         return Axis(size=len(own), index=own.index(rank), group=self._made.get(longer))
 
 
+_numbers = count()  # ranks make their groups in the same order
+
+
 def _make_groups(lines: Lines, own: Sequence[int]) -> dist.ProcessGroup | None:
     """Make a group of each line, and return this rank's.
 
     NCCL splits its communicator into all of them at once. One by one each is a split of its own, in which all
     ranks wait for each other: 136 for a mesh of 64 x 8.
+
+    Of a group that is split off torch's reports have a description, and a name that may differ between its
+    ranks: a hash of the ranks and of how many groups this one is in. There is no way to say another.
     """
+    description = f"dslaunch:{next(_numbers)}"
     if _can_split():
         split: dist.ProcessGroup | None = dist.split_group(
-            split_ranks=[list(line) for line in lines], timeout=group_timeout()
+            split_ranks=[list(line) for line in lines], timeout=group_timeout(), group_desc=description
         )
         return split
     group = None
     for line in lines:
-        made = dist.new_group(list(line), timeout=group_timeout())
+        made = dist.new_group(list(line), timeout=group_timeout(), group_desc=description)
         group = made if tuple(line) == tuple(own) else group
     return group
 

@@ -187,7 +187,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         return self._store
 
     def split_group(
-        self, ranks: Sequence[int], *, timeout: timedelta, group_name: str, **_: Any
+        self, ranks: Sequence[int], *, timeout: timedelta, group_name: str, group_desc: str, **_: Any
     ) -> ProcessGroupNCCL | None:
         """One call of all ranks makes all groups: those that give the same ranks are one. Their names may
         differ: torch makes them of how many groups a rank is in.
@@ -200,6 +200,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         store = dist.PrefixStore(f"split {self._num_splits} {[*ranks]}", self._store)
         made = ProcessGroupNCCL(store, list(ranks).index(self.rank()), len(ranks), options)
         made.setGroupName(group_name)
+        made.setGroupDesc(group_desc)
         made._has_cpu = self._has_cpu
         members = tuple(self._place.ranks[rank] for rank in ranks)
         made._place = Place(self._place.board, f"{self._place.name}/{self._num_splits}", members)

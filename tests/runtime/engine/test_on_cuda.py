@@ -153,7 +153,7 @@ def test_a_model_that_begins_in_shards_is_never_whole_on_the_device(cuda_ranks: 
         assert found < 21 + 9
 
 
-def _lines(rank: int) -> tuple[dict[str, int], list[float]]:
+def _lines(rank: int) -> tuple[dict[str, int], list[float], list[str]]:
     made = {"split_group": 0, "new_group": 0}
 
     def counted(name: str) -> Callable[..., Any]:
@@ -170,24 +170,29 @@ def _lines(rank: int) -> tuple[dict[str, int], list[float]]:
             patch.setattr(dist, name, counted(name))
         mesh = make_mesh(shard_size=2)
         gathers = make_shard_axis(shard_size=2)
-    sums = []
+    sums, told = [], []
     for axis in (mesh.shard, mesh.replicate, gathers):
         value = torch.full((1,), 10.0**rank, device="cuda")
         dist.all_reduce(value, group=axis.group)
         sums.append(float(value))
+        assert axis.group is not None
+        told.append(axis.group.getGroupDesc())
         axis.without_group()
-    return made, sums
+    return made, sums, told
 
 
 def test_the_groups_of_an_axis_are_made_at_once(cuda_ranks: Ranks) -> None:
     found = cuda_ranks(_lines, world_size=4)
-    assert [made for made, _ in found] == [{"split_group": 3, "new_group": 0}] * 4
-    assert [sums for _, sums in found] == [
+    assert [made for made, *_ in found] == [{"split_group": 3, "new_group": 0}] * 4
+    assert [sums for _, sums, _ in found] == [
         [11, 101, 11],
         [11, 1010, 11],
         [1100, 101, 1100],
         [1100, 1010, 1100],
     ]
+    (told,) = {tuple(told) for *_, told in found}  # as torch's reports call a group, on all ranks
+    assert len(set(told)) == 3
+    assert all(one.startswith("dslaunch:") for one in told)
 
 
 # ---- what it waits for
