@@ -39,7 +39,7 @@ from tests.runtime.training.axes import (
 def _train(rank: int, layout: Layout) -> Trained:
     engine = make_engine(layout)
     losses, norms = train(engine, layout)
-    values = values_of(engine)
+    values = {name: value.cpu() for name, value in values_of(engine).items()}
     engine.destroy()
     return losses, norms, values
 
@@ -70,6 +70,30 @@ SEQUENCES_AND_EXPERTS = [
 )
 def test_sequences_and_experts_over_ranks(ranks: Ranks, layout: Layout) -> None:
     _check(ranks, layout)
+
+
+PINNED = {"device": "cpu", "pin_memory": True}
+ON_CUDA = [
+    Layout(pp=2, tp=2, stage=1, schedule="zero_bubble"),
+    Layout(pp=2, dp=2, ep=2, stage=1, schedule="zbv"),
+    Layout(pp=2, sp=2, stage=0, schedule="interleaved"),
+    Layout(pp=2, dp=2, stage=1, differs="length"),
+    Layout(pp=2, dp=2, stage=0, schedule="dualpipev"),
+    Layout(dp=2, sp=2, ep=2, stage=3),
+    Layout(dp=2, sp=2, ep=4, stage=2, gradient="sum"),
+    Layout(dp=2, tp=2, ep=2, stage=2, zero={"offload_optimizer": PINNED}),
+    Layout(sp=2, tp=2, ep=2, stage=3, zero={"offload_param": PINNED}),
+    Layout(pp=2, dp=2, stage=3, zero={"offload_optimizer": PINNED}),
+    Layout(dp=4, stage=3, zero={"mics_shard_size": 2}),
+    Layout(pp=2, tp=2, stage=3, order=("tp", "pp")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", few(ON_CUDA, lambda one: one in ON_CUDA[::5]), ids=str)
+def test_on_the_fake_cuda_device_they_are_the_same(cuda_ranks: Ranks, layout: Layout) -> None:
+    """Where streams and memory are watched, and messages run in the order of their issue."""
+    _check(cuda_ranks, layout)
 
 
 EXPERTS_IN_STAGES = [
