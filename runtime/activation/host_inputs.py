@@ -19,6 +19,7 @@ class HostCopy(NamedTuple):
 
     values: Tensor  # in host memory, pinned where the device is a GPU
     device: torch.device
+    copied: torch.cuda.Event | None  # comes after the copy, for which the host does not wait
 
 
 def to_host(tensor: Tensor, *, is_pinned: bool = True) -> Tensor | HostCopy:
@@ -29,13 +30,19 @@ def to_host(tensor: Tensor, *, is_pinned: bool = True) -> Tensor | HostCopy:
         # torch's pinned memory, though it rounds up to a power of two: inputs come and go in every micro
         # batch, as long as its texts are, and offload/pinned_memory.py would page-lock anew for each
         # length.
-        values = torch.empty_like(tensor, device="cpu", pin_memory=is_pinned and tensor.is_cuda)
-        return HostCopy(values.copy_(tensor), tensor.device)
+        is_pinned = is_pinned and tensor.is_cuda
+        values = torch.empty_like(tensor, device="cpu", pin_memory=is_pinned)
+        # In the stream that computes: a program may change the tensor next, or free it.
+        values.copy_(tensor, non_blocking=is_pinned)
+        copied = torch.cuda.current_stream(tensor.device).record_event() if is_pinned else None
+        return HostCopy(values, tensor.device, copied)
 
 
 def to_device(saved: Tensor | HostCopy) -> Tensor:
     """Return what `to_host` took."""
     if isinstance(saved, HostCopy):
+        if saved.copied is not None:
+            saved.copied.wait()
         return saved.values.to(saved.device, non_blocking=True)
     return saved
 

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -34,6 +35,7 @@ class Preemption:
         self._file = resize_file
         self._job = job
         self._is_asked = False
+        self.agreed_code = 0  # with which all ranks are to end; 0: none was asked to
         self._before: Any = None
         self._is_listening = save_dir is not None and threading.current_thread() is threading.main_thread()
         if self._is_listening:
@@ -47,16 +49,25 @@ class Preemption:
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._is_asked = True
 
-    def agreed_code(self, device: torch.device) -> int:
-        """The exit code with which all ranks are to end if any was asked to; 0: none was. Where SIGTERM and
-        the file ask, the signal counts: what sent it does not start the job again.
+    @property
+    def own_code(self) -> int:
+        """The exit code with which this rank was asked to end; 0: it was not."""
+        is_change = self._file is not None and os.path.exists(self._file)
+        return EXIT_CODE if self._is_asked else CHANGE_CODE if is_change else 0
+
+    def settle(self, codes: Sequence[float]) -> None:
+        """These are the codes of all ranks. Where SIGTERM and the file ask, the signal counts: what sent it
+        does not start the job again.
+        """
+        self.agreed_code = int(max(codes))
+
+    def ask(self, device: torch.device) -> None:
+        """Settle it between two steps, whose norms bring the ranks' codes.
 
         Order: a collective
         """
-        is_change = self._file is not None and os.path.exists(self._file)
-        own = EXIT_CODE if self._is_asked else CHANGE_CODE if is_change else 0
-        asked = torch.tensor(float(own), dtype=torch.float64, device=device)
-        return int(self._job.all_gather_float64(asked, what="whether to save and end").max())
+        what = "whether to save and end"
+        self.settle([code for (code,) in self._job.tell([self.own_code], device=device, what=what)])
 
     def close(self) -> None:
         """Let SIGTERM do what it did before."""

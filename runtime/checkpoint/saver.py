@@ -16,8 +16,6 @@ import weakref
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..comm.captures import ignore_captures
 from ..comm.process_group import group_device
 from ..comm.rank_group import Job
@@ -106,11 +104,9 @@ class Saver:
         under_way = self._current.save
         if under_way is None:
             return
-        is_done = torch.full(
-            (), float(not under_way.thread.is_alive()), dtype=torch.float64, device=group_device()
-        )
-        everywhere = self._job.all_gather_float64(is_done, what="the end of a save")
-        if bool((everywhere > 0).all()):
+        is_done = not under_way.thread.is_alive()
+        everywhere = self._job.tell([is_done], device=group_device(), what="the end of a save")
+        if all(one for (one,) in everywhere):
             self.wait()
 
     def wait(self) -> None:

@@ -25,12 +25,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ..errors import CollectiveError
 from .flight_recorder import DATA_LANE, NUM_LANES, Collective, Line, Stream
 from .mesh import Lines
-from .pending import Pending
 from .rank_group import Job, RankGroup
 from .rank_names import RankNames
 
@@ -78,7 +76,8 @@ class OrderCheck:
         self._of_job = talk_of(range(job.size))
         self._of_holders = self._of_job if self._holders is job else talk_of(job.peers)
         self._num_compared = (0,) * NUM_LANES
-        self._sent: tuple[Tensor, Pending] | None = None  # the fingerprints of all ranks then
+        # Waits for the fingerprints that all ranks had at the end of the last forward without gradients.
+        self._sent: Callable[[], list[list[float]]] | None = None
         self._recorder.remember(_NUM_REMEMBERED)
 
     @property
@@ -116,19 +115,19 @@ class OrderCheck:
         Errors: as `check`, for the forward before, on the holders alone
         """
         self.finish()
-        own = torch.tensor(self.fingerprints, dtype=torch.float64, device=device)
-        self._sent = self._holders.start_all_gather_float64(own, what="the order of collectives")
+        what = "the order of collectives"
+        self._sent = self._holders.start_tell(self.fingerprints, device=device, what=what)
 
     def finish(self) -> None:
         """Check what the last forward without gradients has sent.
 
         Errors: as `check`, on the holders alone
         """
-        sent, self._sent = self._sent, None
-        if sent is not None:
-            sent[1].wait()
+        wait, self._sent = self._sent, None
+        if wait is not None:
+            told = wait()
             before, self._num_compared = self._num_compared, self._recorder.issued
-            said = dict(zip(self._of_holders.ranks, sent[0].tolist(), strict=True))
+            said = dict(zip(self._of_holders.ranks, told, strict=True))
             if self._are_different(said):
                 raise CollectiveError(self._describe(before, self._of_holders))
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .flight_recorder import JOB_LANE, Flight, Line
 from .mesh import Axis
+from .numbers import ReadBack, aside, on_device
 from .pending import Pending, Steps
 from .rank_names import RankNames
 from .wire import Wire
@@ -93,6 +96,35 @@ class RankGroup:
             return value.unsqueeze(0), Pending.done()
         gathered = value.new_empty(self.axis.size, *value.shape)
         return gathered, Pending(self._all_gather_steps(value, gathered, what))
+
+    def tell(self, numbers: Sequence[float], *, device: torch.device, what: str) -> list[list[float]]:
+        """Return every rank's numbers in rank order: as many of each, which the host has."""
+        return self.start_tell(numbers, device=device, what=what)()
+
+    def start_tell(
+        self, numbers: Sequence[float], *, device: torch.device, what: str
+    ) -> Callable[[], list[list[float]]]:
+        """As that; the function that is returned waits for them. On a GPU they are sent in a stream of their
+        own: the host waits for the other ranks, and for what they have sent each other before, but not
+        for what the GPU computes.
+        """
+        if self.is_alone:
+            own = [float(one) for one in numbers]
+            return lambda: [own]
+        with aside(device):
+            sent = on_device(numbers, dtype=torch.float64, device=device)
+            gathered, pending = self.start_all_gather_float64(sent, what=what)
+            if gathered.is_cuda:
+                pending.wait()
+            told = ReadBack(gathered)
+
+        def wait() -> list[list[float]]:
+            pending.wait()
+            with self.wire.recorder.waiting_for_device() if gathered.is_cuda else nullcontext():
+                found: list[list[float]] = told.wait().tolist()
+            return found
+
+        return wait
 
     def gather_objects(self, value: object, *, what: str) -> list[Any] | None:
         """Return every rank's `value` on the first, in rank order, None elsewhere.

@@ -92,7 +92,9 @@ class Loader(DataLoader[Any]):
         # The seeds of workers: each rank's and each epoch's own, and the same in every run.
         self.generator.manual_seed(sampler.seed + begin.epoch * sampler.num_replicas + sampler.rank)
         num_moves = self._num_moves
-        for count, batch in enumerate(super().__iter__(), start=1):
+        with torch.device("cpu"):  # else torch would draw a number on the program's default device
+            batches = super().__iter__()
+        for count, batch in enumerate(batches, start=1):
             given = begin.num_samples + count * size * sampler.num_replicas
             is_last = count == num_batches
             self._position = after if is_last else Position(epoch=begin.epoch, num_samples=given)

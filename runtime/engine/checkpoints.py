@@ -91,7 +91,8 @@ class Checkpoints:
         """
         preemption = self._preemption
         if preemption is not None and preemption.save_dir is None and self._saved_in is None:
-            self._saved_in = save_dir if preemption.agreed_code(group_device()) else None
+            preemption.ask(group_device())
+            self._saved_in = save_dir if preemption.agreed_code else None
 
     def end_if_saved(self) -> None:
         """End the program, if the ranks have agreed to when they saved.
@@ -140,19 +141,15 @@ class Checkpoints:
         training.domains.wire.recorder.step = training.progress.global_steps + 1
         return loaded
 
-    def end_if_preempted(self, device: torch.device) -> None:
-        """Save and end the program, if a rank was told to.
+    def end_if_preempted(self) -> None:
+        """Save and end the program, if a rank was told to before the norm of the step.
 
-        Order:  a collective where `checkpoint.preemption_save_dir` is set
         Errors: SystemExit, after the save
         """
         preemption = self._preemption
-        if preemption is None or preemption.save_dir is None:
-            return
-        code = preemption.agreed_code(device)
-        if code:
+        if preemption is not None and preemption.save_dir is not None and preemption.agreed_code:
             self.save(preemption.save_dir)
-            self._end(preemption.save_dir, code)
+            self._end(preemption.save_dir, preemption.agreed_code)
 
     def _end(self, save_dir: str, code: int) -> None:
         self._saved_in = None

@@ -159,7 +159,7 @@ def make_components(
     model.before_change = saver.before_change
     if order_check is not None:
         model.prefetcher.after_evaluation = partial(order_check.end_forward, device)
-    optimizer_step = None
+    preemption, optimizer_step = _preemption(config, worker, job), None
     if optimizer is not None and roll_call is not None and skipped is not None:
         optimizer_step = OptimizerStep(
             optimizer,
@@ -172,6 +172,7 @@ def make_components(
             skipped=skipped,
             order_check=order_check,
             inputs=None if divided is None else divided.inputs,
+            preemption=preemption,
             checks_order_each_step=worker.checks_order,
         )
     return Components(
@@ -186,7 +187,7 @@ def make_components(
         direct_backward=direct_backward,
         schedule=schedule,
         saver=saver,
-        preemption=_preemption(config, worker, job),
+        preemption=preemption,
         optimizer_step=optimizer_step,
         divided_sequences=_divided_sequences(module, domains, config),
     )

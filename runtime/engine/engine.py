@@ -302,7 +302,7 @@ class Engine(Getters, nn.Module):
             self._instruments.report_step(
                 get_lr=self.get_lr, loss_scale=self._scaler.scale, grad_norm=self._grad_norm
             )
-            self._checkpoints.end_if_preempted(self.device)
+            self._checkpoints.end_if_preempted()
             if self._optimizer_step is not None:
                 self._optimizer_step.skipped.check()
         self._saver.check()

@@ -15,6 +15,7 @@ from ..activation import checkpointing
 from ..checkpoint.training_state import Progress
 from ..clock import Clock, show_times
 from ..comm import comms_log
+from ..comm.numbers import ReadBack
 from ..comm.phases import BACKWARD, DATA, FORWARD, OPTIMIZER
 from ..config import Config
 from ..config.monitor import FlopsProfilerConfig, MonitorConfig, ThroughputConfig
@@ -67,6 +68,7 @@ class Instruments:
         self._last_times_s: dict[str, float] = {}
         # 0-d: the mean of this step's micro batches, as far as they have run; of a GPU it stays there.
         self._loss: Tensor | float | None = None
+        self._read_loss: ReadBack
         self._writes_events = self.monitor.is_writing
         pipe = process_pipe()
         self.metrics = None if pipe is None else StepMetrics(pipe, device)
@@ -170,6 +172,8 @@ class Instruments:
             if self.metrics is not None:
                 part = part.clone()  # it is read later, and the program may change its loss
         self._loss = part if self._loss is None else self._loss + part
+        if self._writes_events and isinstance(self._loss, Tensor):
+            self._read_loss = ReadBack(self._loss)  # it is here when the norm is
 
     def forget_losses(self) -> None:
         """The micro batches since the last step count no more."""
@@ -230,7 +234,7 @@ class Instruments:
         """What DeepSpeed writes after a step; the times are those of the whole step."""
         samples, times_s = self._progress.global_samples, self._last_times_s
         if self._loss is not None:
-            loss = self._loss.item() if isinstance(self._loss, Tensor) else self._loss
+            loss = self._read_loss.wait().item() if isinstance(self._loss, Tensor) else self._loss
             yield "Train/Samples/train_loss", loss, samples
         yield "Train/Samples/lr", lr, samples
         if self._scales_loss:

@@ -10,6 +10,7 @@ from zlib import crc32
 from torch import Tensor
 
 from ..activation import checkpointing
+from ..checkpoint.preemption import Preemption
 from ..checkpoint.saver import Saver
 from ..checkpoint.training_state import Progress
 from ..comm.order_check import OrderCheck
@@ -50,12 +51,14 @@ class OptimizerStep:
         skipped: SkippedSteps,
         order_check: OrderCheck | None,
         inputs: InputCheck | None,
+        preemption: Preemption | None,
         checks_order_each_step: bool,
     ) -> None:
         self.roll_call, self.skipped = roll_call, skipped
         self._optimizer, self._model, self._domains, self._scaler = optimizer, model, domains, scaler
         self._schedule, self._saver, self._order_check = schedule, saver, order_check
         self._checks_order_each_step, self._inputs = checks_order_each_step, inputs
+        self._preemption = None if preemption is None or preemption.save_dir is None else preemption
         self._hyper_parameters = HyperParameters(optimizer, domains.job)
         self._copied = CopiedGradients(model.trained, domains)
         self._has_told_of_zero = False
@@ -111,6 +114,9 @@ class OptimizerStep:
         if check is not None:
             check.finish()
             note += [float(self._model.is_behind), *check.fingerprints]
+        place = len(note)
+        if self._preemption is not None:
+            note.append(self._preemption.own_code)
         if self._inputs is not None:
             note += self._inputs.notes
         norm, notes = global_grad_norm(trained, self._domains, device=self._model.device, note=note)
@@ -118,6 +124,8 @@ class OptimizerStep:
         is_same = len(set(said)) == 1  # then each of what it was made of is, too
         self.roll_call.settle([self.roll_call.note] if is_same else said)
         self._hyper_parameters.settle([self._hyper_parameters.note] if is_same else said)
+        if self._preemption is not None:
+            self._preemption.settle([one[place] for one in notes])
         if self._inputs is not None:
             self._inputs.settle([one[-2:] for one in notes], self._domains.axes.lines(("tp",)))
         if check is not None:

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from ..comm.flight_recorder import Line
 from ..comm.mesh import make_axis
+from ..comm.numbers import on_device
 from ..comm.rank_group import RankGroup
 from ..config.pipeline import PipelineConfig
 from ..data.loader import RepeatingLoader
@@ -185,27 +186,25 @@ class PipelineEngine(Engine):
     def _mean(self, outcome: Outcome, num_micro_batches: int) -> tuple[Tensor, dict[str, Tensor] | None]:
         """Return the mean loss of all ranks' micro batches, and the means of the module's other losses."""
         is_last = self.is_last_stage()
-        own = torch.stack(outcome.losses).double().sum().item() / num_micro_batches if is_last else 0.0
-        others = {
-            name: sum(value.item() for value in values) / num_micro_batches
-            for name, values in outcome.more_losses.items()
-        }
-        told = torch.tensor(
-            [own, float(is_last), float(bool(others))], dtype=torch.float64, device=self.device
-        )
-        gathered = self._domains.job.all_gather_float64(told, what="the loss").tolist()
-        losses = [loss for loss, has_loss, _ in gathered if has_loss]
-        loss = torch.tensor(sum(losses) / len(losses), dtype=torch.float32, device=self.device)
-        if not any(has_more for *_, has_more in gathered):
+        job, more = self._domains.job, outcome.more_losses
+        told = on_device([0.0, is_last, bool(more)], dtype=torch.float64, device=self.device)
+        if is_last:
+            told[0] = torch.stack(outcome.losses).double().sum() / num_micro_batches
+        gathered = job.all_gather_float64(told, what="the loss")
+        with self._wire.recorder.waiting_for_device():
+            said = gathered.tolist()
+        losses = [loss for loss, has_loss, _ in said if has_loss]
+        loss = self._filled(sum(losses) / len(losses))
+        if not any(has_more for *_, has_more in said):
             return loss, None
-        everywhere = self._domains.job.all_gather_objects(others, what="other losses")
-        found = [one for one in everywhere if one]
+        others = {name: sum(map(float, values)) / num_micro_batches for name, values in more.items()}
+        found = [one for one in job.all_gather_objects(others, what="other losses") if one]
         return loss, {
-            name: torch.tensor(
-                sum(one.get(name, 0.0) for one in found) / len(found), dtype=torch.float32, device=self.device
-            )
-            for name in found[0]
+            name: self._filled(sum(one.get(name, 0.0) for one in found) / len(found)) for name in found[0]
         }
+
+    def _filled(self, number: float) -> Tensor:
+        return torch.full((), number, dtype=torch.float32, device=self.device)
 
     # ---- evaluating
 

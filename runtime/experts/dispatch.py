@@ -59,16 +59,22 @@ class ExpertAxis:
         """Send along this group from now on."""
         self._group = group
 
-    def largest(self, number: int, device: torch.device) -> int:
-        """Return the largest of the ranks' numbers."""
+    def largest(self, number: int | Tensor, device: torch.device) -> int:
+        """Return the largest of the ranks' numbers: all have one that the host knows, or all a tensor []
+        there.
+        """
         if self.size == 1:
-            return number
-        value = torch.tensor(number, dtype=torch.int64, device=device)
+            return int(number)
+        what = f"the capacity of {self.name}"
+        if isinstance(number, int):
+            return int(max(one for (one,) in self.group.tell([number], device=device, what=what)))
+        value = number.clone()
         sent_bytes = 2 * value.nbytes * (self.size - 1) // self.size
-        flight = self.group.begin("all_reduce", value, f"the capacity of {self.name}", sent_bytes=sent_bytes)
+        flight = self.group.begin("all_reduce", value, what, sent_bytes=sent_bytes)
         send = partial(dist.all_reduce, value, op=dist.ReduceOp.MAX, async_op=True)
         flight.start(partial(send, group=self.group.axis.group)).wait()
-        return int(value)
+        with self.group.wire.recorder.waiting_for_device():
+            return int(value)
 
     def exchange(self, rows: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str) -> Tensor:
         """Return what the others have for this rank, in their order; its gradient goes the way back.
@@ -142,7 +148,9 @@ def through_rows(
     num_tokens, k = chosen.shape
     order = chosen.reshape(-1).argsort(stable=True)  # by expert, hence by rank
     rows = tokens[order // k]
-    counts = torch.bincount(chosen.reshape(-1), minlength=num_experts)
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=chosen.device)
+    # bincount() would wait for the smallest and the largest of them
+    counts.scatter_add_(0, chosen.reshape(-1), torch.ones_like(order))
     done = experts(rows, counts) if axis.size == 1 else _on_ranks(rows, counts, axis, experts)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
@@ -155,12 +163,14 @@ def _on_ranks(
     num_local = len(counts) // axis.size
     sizes = [num_local] * axis.size
     theirs = axis.send(counts, sizes, sizes, "counts").view(axis.size, num_local)
-    both = torch.stack([counts.view(axis.size, num_local), theirs]).cpu()  # the wait
-    sent, received = both.sum(dim=2).tolist()
+    both = torch.stack([counts.view(axis.size, num_local), theirs]).sum(dim=2)
+    with axis.group.wire.recorder.waiting_for_device():
+        sent, received = both.tolist()
     arrived = axis.exchange(rows, sent=sent, received=received, what="tokens")
     # What arrived is in order of ranks, and of experts within a rank; the experts want it by expert.
     number = torch.arange(num_local, device=rows.device).repeat(axis.size)
-    by_expert = number.repeat_interleave(theirs.reshape(-1)).argsort(stable=True)
+    numbers = number.repeat_interleave(theirs.reshape(-1), output_size=len(arrived))
+    by_expert = numbers.argsort(stable=True)
     done = experts(arrived[by_expert], theirs.sum(dim=0))
     back = torch.empty_like(by_expert)
     back[by_expert] = torch.arange(len(by_expert), device=rows.device)

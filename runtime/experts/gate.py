@@ -26,7 +26,7 @@ class Routes(NamedTuple):
     """Where the tokens of one rank go; a route that an expert has no room for has expert -1."""
 
     l_aux: Tensor  # [] float32: the loss that evens the load out
-    capacity: int
+    capacity: int | Tensor  # [] int64 where all tokens are taken: it depends on what they chose
     num_experts: int
     experts: Tensor  # [k, S] int64
     places: Tensor  # [k, S] int64: where in the expert's capacity
@@ -58,10 +58,7 @@ def top1(
     if used_token is not None:
         mask = used_token.reshape(-1, 1).to(mask.dtype) * mask
     counts = mask.sum(dim=0).detach()
-    if drop_tokens:
-        capacity = _capacity(gates, capacity_factor, min_capacity)
-    else:
-        capacity = min(_largest(counts), num_tokens)
+    capacity = _capacity(gates, capacity_factor, min_capacity) if drop_tokens else counts.max()
     l_aux = torch.sum(_mean(gates) * _mean(mask.float())) * num_experts
     preference = mask * torch.rand_like(gates) if use_rts else mask
     if num_tokens < min_capacity:
@@ -69,8 +66,9 @@ def top1(
             f"a layer of experts has {num_tokens} tokens and min_capacity {min_capacity}, which each expert "
             "takes at least: give it more tokens, or a min_capacity of at most as many, as 0"
         )
-    taken = torch.topk(preference, k=min(capacity, num_tokens), dim=0)[1]
-    mask = mask * torch.zeros_like(mask).scatter_(0, taken, 1)
+    if isinstance(capacity, int):
+        taken = torch.topk(preference, k=min(capacity, num_tokens), dim=0)[1]
+        mask = mask * torch.zeros_like(mask).scatter_(0, taken, 1)
     places = torch.cumsum(mask, dim=0) - 1
     return Routes(
         l_aux,
@@ -106,12 +104,13 @@ def top2(
     places2 = torch.cumsum(mask2, dim=0) - 1 + mask1.sum(dim=0, keepdim=True)
     l_aux = torch.mean(_mean(gates) * _mean(mask1.float())) * num_experts * num_experts
     counts = torch.sum(mask1 + mask2, dim=0).detach()
+    capacity: int | Tensor
     if drop_tokens:
         capacity = _capacity(gates, capacity_factor * 2, min_capacity)
         mask1 = mask1 * (places1 < capacity)
         mask2 = mask2 * (places2 < capacity)
     else:
-        capacity = _largest(counts)
+        capacity = counts.max()
     weight1, weight2 = (torch.einsum("se,se->s", gates, mask.float()) for mask in (mask1, mask2))
     total = torch.clamp(weight1 + weight2, min=torch.finfo(torch.float32).eps)
     return Routes(
@@ -140,13 +139,14 @@ def top_k(
     mask = torch.zeros_like(gates, dtype=torch.bool).scatter_(1, chosen, True)
     counts = mask.sum(dim=0).detach()
     l_aux = torch.mean(_mean(gates) * _mean(mask.float())) * num_experts * num_experts / k
+    capacity: int | Tensor
     if drop_tokens:
         capacity = _capacity(gates, capacity_factor * k, min_capacity)
         preference = torch.zeros_like(gates).scatter(1, chosen, best)
         taken = torch.topk(preference, k=min(capacity, num_tokens), dim=0, sorted=False)[1]
         mask = mask & torch.zeros_like(mask).scatter_(0, taken, True)
     else:
-        capacity = _largest(counts)
+        capacity = counts.max()
     places = torch.cumsum(mask, dim=0) - 1
     weights = gates * mask
     weights = weights / torch.clamp(weights.sum(dim=-1, keepdim=True), min=torch.finfo(torch.float32).eps)
@@ -249,14 +249,11 @@ def _mean(values: Tensor) -> Tensor:
     return values.mean(dim=0) if len(values) else values.sum(dim=0)
 
 
-def _largest(counts: Tensor) -> int:
-    return int(counts.max())
-
-
 def _uniform(like: Tensor, low: float, high: float) -> Tensor:
-    """Draw as torch.distributions.Uniform does."""
-    bounds = like.new_tensor([low, high], dtype=torch.float32)
-    return bounds[0] + torch.rand_like(like) * (bounds[1] - bounds[0])
+    """Draw as torch.distributions.Uniform does, whose bounds are float32."""
+    bounds = torch.tensor([low, high], dtype=torch.float32, device="cpu")
+    first, width = bounds[0].item(), (bounds[1] - bounds[0]).item()
+    return first + torch.rand_like(like) * width
 
 
 def _gumbel(like: Tensor) -> Tensor:

@@ -159,7 +159,8 @@ class LocalExperts:
             nothing = sum(param.reshape(-1)[:0].sum() for param in params)
             result: Tensor = rows + nothing
             return result
-        numbers = torch.arange(len(counts), device=rows.device).repeat_interleave(counts)
+        number = torch.arange(len(counts), device=rows.device)
+        numbers = number.repeat_interleave(counts, output_size=len(rows))
         ones = rows.new_ones(len(rows), 1)
         return self._forward(rows, numbers.unsqueeze(1), ones)
 

@@ -256,19 +256,18 @@ def _copy_from_gpu(line: dict[str, Any]) -> None:
     """Begin to copy the numbers that GPUs have."""
     for name, value in line.items():
         if getattr(value, "is_cuda", False):
-            from .device_number import DeviceNumber  # here: it imports torch
+            from ..comm.numbers import ReadBack  # here: it imports torch
 
-            line[name] = DeviceNumber(value)
+            line[name] = ReadBack(value)
 
 
 def _take_from_gpu(line: dict[str, Any]) -> bool:
     """Return whether all numbers are here."""
     for name, value in line.items():
-        if hasattr(value, "poll"):
-            line[name] = value.poll()
-            if line[name] is None:
-                line[name] = value
+        if hasattr(value, "is_here"):
+            if not value.is_here:
                 return False
+            line[name] = float(value.wait())
     return True
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..comm.flight_recorder import RECEIVE_LANE, SEND_LANE, Flight, Line
 from ..comm.messages import Messages
+from ..comm.numbers import on_device
 from ..comm.wire import Wire
 from .neighbours import Neighbour
 
@@ -133,8 +134,9 @@ class Post:
     def _header(self, contents: Contents | None) -> list[Tensor]:
         if contents is None:
             return []
-        data = torch.frombuffer(bytearray(contents.to_bytes()), dtype=torch.uint8).to(self._device)
-        return [torch.tensor([data.numel()], dtype=torch.int64, device=self._device).view(torch.uint8), data]
+        data = on_device(list(contents.to_bytes()), dtype=torch.uint8, device=self._device)
+        length = on_device([data.numel()], dtype=torch.int64, device=self._device)
+        return [length.view(torch.uint8), data]
 
 
 def _raw(tensor: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
+from ..comm.numbers import on_device
 from ..errors import ConfigError
 from ..log import logger
 from . import parallel_state
@@ -37,6 +38,7 @@ class UlyssesSPAttentionHF:
     ) -> None:
         self.attn, self._ranks, self.name, self.disable_in_eval = attn, ranks, name, disable_in_eval
         self.was_called = self._has_looked = False
+        self._shape: tuple[int, int] | None = None  # of the parts in the forward before
         self._last: tuple[weakref.ref[Tensor], int, WholePositions, weakref.ref[nn.Module]] | None = None
 
     def check_size(self, size: int) -> None:
@@ -148,8 +150,15 @@ class UlyssesSPAttentionHF:
             self._last = None
 
     def _check_shapes(self, batch: int, length: int, device: torch.device) -> None:
-        told = self._ranks.gather(torch.tensor([batch, length], device=device), "the shapes of parts")
-        shapes = [tuple(one.tolist()) for one in told]
+        """On a GPU only a rank whose shape is not that of its forward before waits for the others': see
+        [Note: who waits for the others' shapes] in tensor/inputs.py.
+        """
+        before, self._shape = self._shape, (batch, length)
+        own = on_device([batch, length], dtype=torch.int64, device=device)
+        told = self._ranks.gather(own, "the shapes of parts")
+        if device.type == "cuda" and self._shape == before:
+            return
+        shapes = [tuple(one) for one in torch.stack(told).tolist()]
         for index, shape in enumerate(shapes):
             if shape != shapes[0]:
                 raise ConfigError(

@@ -30,28 +30,32 @@ class WholePositions:
         """Them, of hidden ones too."""
         return self._positions.where(self.seen, HIDDEN - self._positions)
 
-    @cached_property
+    @property
     def has_hidden(self) -> bool:
         """Whether there is one that no token may see."""
-        return not bool(self.seen.all())
+        return self._kind[0]
 
     @cached_property
     def _begins(self) -> Tensor:
         """Whether another document begins, from the second one on."""
         begins = self.places[:, 1:] != self.places[:, :-1] + 1
-        if self.has_hidden:
-            # Positions of padding say nothing. Behind it goes on what has a higher place than the last token
-            # before it: a program may count the padding or not.
-            numbers = torch.arange(self.seen.shape[1], device=self.seen.device)
-            index = torch.where(self.seen, numbers, -1).cummax(dim=1).values
-            last = self.places.gather(1, index.clamp(min=0)).where(index >= 0, HIDDEN)
-            begins = torch.where(self.seen[:, :-1], begins, self.places[:, 1:] <= last[:, :-1])
-            begins = begins & self.seen[:, 1:]
-        return begins
+        # Positions of padding say nothing. Behind it goes on what has a higher place than the last token
+        # before it: a program may count the padding or not.
+        numbers = torch.arange(self.seen.shape[1], device=self.seen.device)
+        index = torch.where(self.seen, numbers, -1).cummax(dim=1).values
+        last = self.places.gather(1, index.clamp(min=0)).where(index >= 0, HIDDEN)
+        begins = torch.where(self.seen[:, :-1], begins, self.places[:, 1:] <= last[:, :-1])
+        return begins & self.seen[:, 1:]
 
     @cached_property
+    def _kind(self) -> tuple[bool, bool]:
+        """Whether some are hidden, and whether another document begins: what the host waits for."""
+        has_hidden, is_packed = torch.stack([~self.seen.all(), self._begins.any()]).tolist()
+        return has_hidden, is_packed
+
+    @property
     def _is_packed(self) -> bool:
-        return bool(self._begins.any())
+        return self._kind[1]
 
     def mask(self, *, is_causal: bool, window: int | None) -> Tensor | None:
         """Return which token sees which; None if `is_causal` says all of it.

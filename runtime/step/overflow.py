@@ -20,8 +20,8 @@ def has_overflow(sub_buffers: Sequence[SubBuffer], job: Job, device: torch.devic
     is_bad = any(
         not bool(torch.isfinite(piece).all()) for sub_buffer in sub_buffers for piece in _own(sub_buffer)
     )
-    flag = torch.tensor(float(is_bad), dtype=torch.float64, device=device)
-    return bool(job.all_gather_float64(flag, what="the look for infinite gradients").any())
+    told = job.tell([is_bad], device=device, what="the look for infinite gradients")
+    return any(one for (one,) in told)
 
 
 def _own(sub_buffer: SubBuffer) -> Iterable[Tensor]:

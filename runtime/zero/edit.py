@@ -13,6 +13,7 @@ from enum import IntEnum
 
 import torch
 
+from ..comm.numbers import on_device
 from ..comm.rank_group import Job
 from .early_parameter import EarlyParameter
 
@@ -93,7 +94,7 @@ class Edit:
         self._do(_Act(act), None if act == _Act.END else self._find(serial))
 
     def _send(self, act: int, serial: int) -> tuple[int, int]:
-        sent = torch.tensor([act, serial], device=self._device)
+        sent = on_device([act, serial], dtype=torch.int64, device=self._device)
         self._job.broadcast(sent, what=f"what rank {self.rank} uses", source=self.rank)
         heard_act, heard_serial = sent.tolist()
         return heard_act, heard_serial

@@ -285,11 +285,11 @@ class StepReducer(Reducer):
         for gradients in self._gradients:
             gradients.adopt()
         own = 0.0 if self._rest is None else 1.0 + bool(self._late)
-        told = torch.full((), own, dtype=torch.float64, device=self._sub_buffers[0].device)
-        found = self._domains.holders.all_gather_float64(told, what="whether gradients are averaged").tolist()
-        if any(found):
+        device, what = self._sub_buffers[0].device, "whether gradients are averaged"
+        most = max(one for (one,) in self._domains.holders.tell([own], device=device, what=what))
+        if most:
             self.finish()
-        if max(found) > 1.0:
+        if most > 1.0:
             self.catch_up(is_step=False)
 
     def average_all(self) -> None:
@@ -403,9 +403,9 @@ class BackwardReducer(Reducer):
     def settle(self) -> None:
         """At most once after each backward."""
         if not self._is_settled:
-            own = torch.tensor(float(self.is_behind), dtype=torch.float64, device=self._sub_buffers[0].device)
-            told = self._domains.holders.all_gather_float64(own, what="whether gradients came late")
-            if bool(told.any()):
+            device, what = self._sub_buffers[0].device, "whether gradients came late"
+            told = self._domains.holders.tell([self.is_behind], device=device, what=what)
+            if any(one for (one,) in told):
                 self.catch_up(is_step=False)
             self._is_settled = True
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..comm.numbers import ReadBack
 from ..errors import ConfigError
 
 _log = logging.getLogger("dslaunch")
@@ -44,7 +45,7 @@ class Writes:
         self.is_watched = False  # between `note` and `forget`
         self.must_compare = True
         self.is_known = False  # they have been compared once
-        self._late: tuple[Tensor, torch.cuda.Event] | None = None  # an answer on its way to the host
+        self._late: ReadBack | None = None  # an answer on its way to the host
 
     def note(self) -> None:
         """What is there now is known."""
@@ -83,15 +84,13 @@ class Writes:
         if self._late is not None:
             return
         found = [_differ(one, other).any() for _, one, other in _pieces(new, known)]
-        answer = torch.zeros((), dtype=torch.bool, device="cpu", pin_memory=True)
-        answer.copy_(found[0] if len(found) == 1 else torch.stack(found).any(), non_blocking=True)
-        self._late = answer, torch.cuda.current_stream(new.device).record_event()
+        self._late = ReadBack(found[0] if len(found) == 1 else torch.stack(found).any())
 
     def look_back(self, what: str) -> None:
         """See what became of that; `what` is said to be written."""
-        if self._late is not None and self._late[1].query():  # type: ignore[no-untyped-call]
-            (answer, _), self._late = self._late, None
-            if bool(answer):
+        if self._late is not None and self._late.is_here:
+            late, self._late = self._late, None
+            if bool(late.wait()):
                 self.say(what)
 
     def say(self, what: str) -> None:

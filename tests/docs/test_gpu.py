@@ -1,4 +1,4 @@
-"""The page about GPUs names tests that exist."""
+"""The page about GPUs names tests that exist, and has the numbers that they hold."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+from tests.fake_cuda.features import FEATURES
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/design/gpu.md"
@@ -19,7 +21,7 @@ def rows_of(title: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("title", "num_rows"),
-    [("Faults that are planted, and found", 14), ("What was wrong, and what holds now", 30)],
+    [("Faults that are planted, and found", 15), ("What was wrong, and what holds now", 33)],
 )
 def test_every_fault_has_a_test_that_exists(title: str, num_rows: int) -> None:
     """A file counts until another one is named."""
@@ -35,3 +37,11 @@ def test_every_fault_has_a_test_that_exists(title: str, num_rows: int) -> None:
                 source = (folder / f"{name}.py").read_text()
             else:
                 assert f"def {name}(" in source, name
+
+
+def test_the_waits_of_each_feature_are_those_that_are_counted() -> None:
+    rows = [[cell.strip() for cell in row] for row in rows_of("Host waits by feature")]
+    assert {name: int(now) for name, _, now, _ in rows} == {
+        one.name: sum(one.waits.values()) for one in FEATURES
+    }
+    assert all(reason for _, _, now, reason in rows if int(now))

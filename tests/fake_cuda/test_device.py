@@ -624,6 +624,8 @@ def _random_numbers(rank: int) -> None:
     assert torch.equal(second, torch.rand(N, device="cuda"))
     torch.manual_seed(7)
     assert torch.equal(first, torch.rand(N, device="cuda"))
+    with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"):
+        torch.rand(N, device="cuda", generator=torch.Generator())
 
 
 def test_the_device_has_random_numbers_of_its_own(cuda_ranks: Ranks) -> None:

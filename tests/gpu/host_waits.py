@@ -1,5 +1,8 @@
 """Where the host waits for the GPU within a step, by lines of the runtime: torch's own report of such waits.
 
+Of what happens in autograd's threads, as in a hook, torch reports when the backward has ended: it counts, and
+its line is that of the backward. Waits for events are not reported.
+
 python -m tests.gpu.host_waits
 """
 
@@ -16,10 +19,16 @@ import torch
 
 import dslaunch
 
+from ..fake_cuda.features import EVENT, FEATURES, NUM_BEFORE
 from .model import GPT, MIDDLE, SMALL, config, tokens
 
 PINNED = {"device": "cpu", "pin_memory": True}
 STEPS = 4
+BACKWARD = " (this line, or a hook that autograd calls in it)"
+ALONE = (
+    "events of a monitor", "cpu_checkpointing", "evaluation, stage 0", "MoE", "MoE, no drop_tokens",
+    "Hugging Face experts",
+)  # fmt: skip
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("stage 0", {"stage": 0}),
     ("stage 3", {"stage": 3}),
@@ -46,8 +55,31 @@ def main() -> None:
                 lines = waits_of(lambda engine=engine, ids=ids: _step(engine, ids))  # type: ignore[misc]
             else:
                 _step(engine, ids)
-        print(json.dumps({"name": name, "host_waits": sum(lines.values()), "lines": lines}), flush=True)
+        _tell(name, lines)
         engine.destroy()
+    if not given.first:
+        _tell_features()
+
+
+def _tell(name: str, lines: dict[str, int], **more: int) -> None:
+    print(json.dumps({"name": name, "host_waits": sum(lines.values()), **more, "lines": lines}), flush=True)
+
+
+def _tell_features() -> None:
+    """Those that one rank has, beside what the fake device counts of them."""
+    for feature in FEATURES:
+        if feature.name not in ALONE and feature.num_ranks > 1:
+            continue
+        try:
+            with feature.steps() as step:
+                for _ in range(NUM_BEFORE):
+                    step()
+                lines = waits_of(step)
+        except ImportError as error:  # of transformers
+            print(json.dumps({"name": feature.name, "left out": str(error)}), flush=True)
+            continue
+        expected = sum(number for what, number in feature.waits.items() if what != EVENT)
+        _tell(feature.name, lines, expected=expected)
 
 
 def _step(engine: dslaunch.Engine, ids: torch.Tensor) -> None:
@@ -67,7 +99,12 @@ def waits_of(work: Any) -> dict[str, int]:
             and "/torch/" not in frame.filename
             and "/tests/" not in frame.filename
         ]
-        seen[f"{'/'.join(ours[-1].filename.split('/')[-3:])}:{ours[-1].lineno}" if ours else "not ours"] += 1
+        if not ours:
+            seen["not ours"] += 1
+            return
+        last = ours[-1]
+        place = f"{'/'.join(last.filename.split('/')[-3:])}:{last.lineno}"
+        seen[place + BACKWARD * (".backward(" in (last.line or ""))] += 1
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

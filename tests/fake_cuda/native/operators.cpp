@@ -281,7 +281,10 @@ void use_generator(const c10::OperatorHandle& op, torch::jit::Stack& stack, int 
   const auto& arguments = op.schema().arguments();
   size_t first = stack.size() - arguments.size();
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (stack[first + i].isNone() && arguments[i].type()->str().find("Generator") != std::string::npos) stack[first + i] = generators()[device];
+    if (arguments[i].type()->str().find("Generator") == std::string::npos) continue;
+    if (stack[first + i].isNone()) stack[first + i] = generators()[device];
+    bool is_devices = std::ranges::count(generators(), stack[first + i].toGenerator()) > 0;
+    TORCH_CHECK(is_devices, "Expected a 'cuda' device type for generator but found 'cpu' (fake device, in ", op.schema().name(), ")");
   }
 }
 

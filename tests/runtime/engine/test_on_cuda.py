@@ -30,12 +30,15 @@ from dslaunch.runtime.compat.grad_norm import clip_grad_norm_
 from dslaunch.runtime.environment import read_environment
 from dslaunch.runtime.offload.device_copies import Arrival
 from dslaunch.runtime.zero import writes
+from tests.exhaustive import few
+from tests.fake_cuda.features import FEATURES, Feature, waits_of
 from tests.fake_cuda.torch_cuda import device
 from tests.runtime.models import batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
 
 PINNED = {"device": "cpu", "pin_memory": True}
 PIECE = 1024
+ALIKE = ("stage 1", "fp16", "MoE over ranks, RSample", "packed sequences over ranks", "pipeline zbv")
 BF16 = {"bf16": {"enabled": True}, "gradient_clipping": 0.05}
 
 
@@ -221,6 +224,19 @@ def test_the_host_waits_for_the_device_once_a_step(cuda_ranks: Ranks, stage: int
     """For the norm."""
     for found in cuda_ranks(_counted, stage, {}, 12, world_size=world_size):
         assert found["waits"] == {"copy to the host": 1}
+
+
+@pytest.mark.parametrize(
+    "feature",
+    few(FEATURES, lambda one: one.name not in ALIKE),
+    ids=lambda feature: feature.name,
+)
+def test_the_host_waits_in_a_step_for_what_the_page_says_and_no_more(
+    cuda_ranks: Ranks, feature: Feature
+) -> None:
+    """The table "Host waits by feature" of docs/design/gpu.md has the reasons."""
+    found = cuda_ranks(waits_of, feature.name, world_size=feature.num_ranks)
+    assert found == [feature.waits] * feature.num_ranks
 
 
 def test_the_norm_is_one_launch_however_many_units_there_are(cuda_ranks: Ranks) -> None:
