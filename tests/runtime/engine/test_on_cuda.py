@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -171,6 +172,8 @@ def _lines(rank: int) -> tuple[dict[str, int], list[float], list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         for name in made:
             patch.setattr(dist, name, counted(name))
+        # Of a job's ranks. These processes have been ranks of other jobs, and not all of the same.
+        patch.setattr("dslaunch.runtime.comm.mesh._numbers", itertools.count())
         mesh = make_mesh(shard_size=2)
         gathers = make_shard_axis(shard_size=2)
     sums, told = [], []
