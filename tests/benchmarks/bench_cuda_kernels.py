@@ -203,6 +203,8 @@ def main() -> None:
     )
     parser.add_argument("--first", action="store_true", help="the longest alone, a line of JSON each")
     is_first = parser.parse_args().first
+    if is_first:
+        torch.cuda.init()  # says why there is no device
     if not torch.cuda.is_available():
         print("no CUDA device: nothing to measure")
         return
@@ -230,6 +232,8 @@ def main() -> None:
             told |= {"of_copy": round(num_bytes / ours_s / rate, 2), "torch": round(torchs_s / ours_s, 2)}
             print(json.dumps(told), flush=True)
         torch.cuda.empty_cache()
+    if is_first:
+        return
     compiled_s, cached_s = first_use_s()
     print(f"the first step of a process: {compiled_s:.2f} s compiled, {cached_s:.2f} s from the cache")
 

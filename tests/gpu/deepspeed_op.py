@@ -30,6 +30,7 @@ def main(name: str) -> int:
         return 0
     try:
         import_deepspeed()
+        (built_in(name) / "lock").unlink(missing_ok=True)  # of one that was ended; torch would wait for it
         import deepspeed.ops.op_builder as builders
 
         getattr(builders, BUILDERS[name])().load(verbose=False)
@@ -54,9 +55,14 @@ def import_deepspeed() -> Any:
 
 def is_compiled(name: str) -> bool:
     """Whether `main` has made it for this Python and this torch."""
+    return (built_in(name) / f"{name}.so").is_file()
+
+
+def built_in(name: str) -> Path:
+    """Return torch's folder for it."""
     from torch.utils.cpp_extension import _get_build_directory
 
-    return (Path(_get_build_directory(name, verbose=False)) / f"{name}.so").is_file()
+    return Path(_get_build_directory(name, verbose=False))
 
 
 if __name__ == "__main__":

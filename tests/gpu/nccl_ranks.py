@@ -69,7 +69,8 @@ def stages(dtype: torch.dtype, cases: Sequence[tuple[int, dict[str, Any]]]) -> N
 
 
 def joined() -> tuple[int, int]:
-    """Join the others; return this one's rank and their number."""
+    """Join the others; return this one's rank and their number. Without a GPU that would be over gloo."""
+    torch.cuda.init()
     dslaunch.init_distributed()
     return dist.get_rank(), dist.get_world_size()
 

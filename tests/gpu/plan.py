@@ -26,7 +26,8 @@ class Step(NamedTuple):
 NO_CODE = "the fake device runs no CUDA code"
 SMALL = ("--small",)
 FEW_THREADS = {"OMP_NUM_THREADS": "2"}  # several processes compute at once
-_PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "--timeout", "60", "-n", "8", "-m", "gpu")
+_PLUGINS = ("-p", "no:cacheprovider", "-p", "tests.gpu.needs_gpu")
+_PYTEST = ("pytest", "-q", *_PLUGINS, "--timeout", "60", "-n", "8", "-m", "gpu")
 _GPU_TESTS = (
     "tests/runtime/training/test_gpu.py",
     "tests/runtime/engine/test_offload_states.py",
