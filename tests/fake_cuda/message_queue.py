@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .standstill import Board, Issued, Message, Waiting
+from .standstill import Board, Issued, Message
 
 LIMIT_S = 150.0  # of a message that no rank may ever want; less than what a test's ranks may take
 EAGER_ENV = (
@@ -121,8 +121,7 @@ class MessageQueue:
 
     def _wait_for(self, unit: Unit) -> None:
         end = time.monotonic() + LIMIT_S
-        issued = {one.name: one.issued() for one in self._board.streams}
-        with self._board.told(Waiting(self.name, unit.place, issued)):
+        with self._board.told(self.name, unit.place):
             while not unit.over.wait(_POLL_S):
                 why = self._board.standstill()
                 if why is None and time.monotonic() > end:

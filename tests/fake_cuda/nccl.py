@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .functional import Collectives
 from .message_queue import Asked, MessageQueue
-from .standstill import Board
+from .standstill import Barriers, Board
 
 _C10D = torch._C._distributed_c10d
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -120,10 +120,11 @@ class ProcessGroupNCCL(dist.ProcessGroup):
         self._gloo = dist.ProcessGroupGloo(store, rank, size, options._timeout)
         self._streams: dict[str, int] = {}
         self._messages: dict[str, MessageQueue] = {}  # by stream
+        self._barriers: Barriers | None = None
         self._batch: list[tuple[Asked, Tensor]] | None = None
         self._num_splits = 0
         self._has_cpu = False
-        self._place = Place(Board(store, rank, size), "", tuple(range(size)))
+        self._place = Place(Board(store, rank, size), "all ranks", tuple(range(size)))
         self.alive.add(self)
         weakref.finalize(self, _stop, self._messages)
 
@@ -425,7 +426,7 @@ class ProcessGroupNCCL(dist.ProcessGroup):
     def _issue(self, key: str, asked: Sequence[tuple[Asked, Tensor]]) -> MessageWork:
         stream, (board, name, ranks) = self._streams[key], self._place
         if key not in self._messages:
-            own = f"{name}{key}"
+            own = f"{name} {key}".rstrip()
             self._messages[key] = MessageQueue(self.native, stream, self._gloo, board, name=own, ranks=ranks)
         inputs = [tensor for one, tensor in asked if one.is_send]
         return MessageWork(self.native, self._messages[key], [one for one, _ in asked], inputs)
@@ -449,7 +450,11 @@ class ProcessGroupNCCL(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> Any:
         """As NCCL's, which blocks the host."""
-        self._gloo.barrier().wait()
+        if _OF_ALL in self._messages:
+            self._messages[_OF_ALL].finish()
+        self._barriers = self._barriers or Barriers(*self._place)
+        with self._barriers.wait():
+            self._gloo.barrier().wait()
         return Work(self.native, self.native.get_stream(self.native.get_device()), (), ())
 
 

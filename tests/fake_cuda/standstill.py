@@ -69,13 +69,13 @@ class Board:
             store = store.underlying_store
         self._store = dist.PrefixStore("fake nccl", store)
         self.rank, self.size = rank, size
-        self.streams: list[Any] = []  # of this rank, with messages
+        self.streams: list[Any] = []  # of this rank, with messages or barriers
         self._number = 0
 
     @contextmanager
-    def told(self, waiting: Waiting) -> Iterator[None]:
-        """Inside, the others know that this rank's host waits."""
-        self._tell(waiting)
+    def told(self, stream: str, place: int) -> Iterator[None]:
+        """Inside, the others know that this rank's host waits for that unit of a stream."""
+        self._tell(Waiting(stream, place, {one.name: one.issued() for one in self.streams}))
         try:
             yield
         finally:
@@ -109,6 +109,32 @@ class Board:
                     streams = {name: Issued.of(one) for name, one in issued.items()}
                     found[rank] = number, Waiting(stream, place, streams)
         return found
+
+
+class Barriers:
+    """Those of a group: each is as messages from all its ranks to all."""
+
+    def __init__(self, board: Board, name: str, ranks: Sequence[int]) -> None:
+        self.name = f"{name}: barriers"
+        self._board, self._others = board, [rank for rank in ranks if rank != board.rank]
+        self._num_over = 0
+        self._is_waiting = False
+        board.streams.append(self)
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Inside, this rank's host waits for the others."""
+        self._is_waiting = True
+        with self._board.told(self.name, self._num_over):
+            yield
+        self._num_over, self._is_waiting = self._num_over + 1, False
+
+    def issued(self) -> Issued:
+        """Return what the others are told of it."""
+        sides = [(is_send, rank) for is_send in (False, True) for rank in self._others]
+        unit = [Message(*side, self._num_over + 1, 0) for side in sides]
+        last_over = [(*side, self._num_over) for side in sides]
+        return Issued(self._num_over, last_over, [unit] if self._is_waiting else [], -1)
 
 
 class Play:

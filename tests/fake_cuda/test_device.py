@@ -450,6 +450,11 @@ ORDERS = [[(0, 2), (0, 1)], [(0, 1), (1, 2)], [(1, 2), (0, 2)]]  # in which each
 
 def _send_in_a_circle(rank: int, kind: str) -> None:
     groups: dict[tuple[int, int], Any] = dict.fromkeys(CIRCLE)
+    if kind == "a group that is not bound to a device":
+        group = dist.new_group(device_id=None)
+        assert group is not None
+        group.bound_device_id = None
+        groups = dict.fromkeys(CIRCLE, group)
     if kind == "a group for each two":
         groups = {pair: dist.new_group([*pair]) for pair in CIRCLE}
     messages = []
@@ -472,7 +477,7 @@ def _send_in_a_circle(rank: int, kind: str) -> None:
         assert values.eq(10.0 * pair[0] + pair[1]).all()
 
 
-@pytest.mark.parametrize("kind", ["a group for each two", "a batch"])
+@pytest.mark.parametrize("kind", ["a group for each two", "a group that is not bound to a device", "a batch"])
 def test_messages_in_a_circle_arrive_if_none_holds_up_another(cuda_ranks: Ranks, kind: str) -> None:
     cuda_ranks(_send_in_a_circle, kind, world_size=3)
 
@@ -508,6 +513,18 @@ def _not_sent(rank: int) -> None:
 def test_ranks_that_both_receive_wait_without_end(cuda_ranks: Ranks) -> None:
     with pytest.raises(RankFailed, match=r"rank 0 receives from rank 1 .* which rank 1 has not asked for"):
         cuda_ranks(_not_sent, world_size=2)
+
+
+def _not_received(rank: int) -> None:
+    if rank == 0:
+        dist.isend(torch.ones(N, device="cuda"), 1)
+
+
+def test_a_message_that_is_never_received_is_told_at_the_end(cuda_ranks: Ranks) -> None:
+    message = r"rank 0 sends rank 1 4000 bytes, message 1 between the two on stream 'all ranks'"
+    text = f"{message}, which rank 1 has not asked for"
+    with pytest.raises(RankFailed, match=text):
+        cuda_ranks(_not_received, world_size=2)
 
 
 def _memory(rank: int) -> None:
