@@ -67,7 +67,9 @@ class Preemption:
         Order: a collective
         """
         what = "whether to save and end"
-        self.settle([code for (code,) in self._job.tell([self.own_code], device=device, what=what)])
+        self.settle(
+            [code for (code,) in self._job.all_gather_numbers([self.own_code], device=device, what=what)]
+        )
 
     def close(self) -> None:
         """Let SIGTERM do what it did before."""

@@ -105,7 +105,7 @@ class Saver:
         if under_way is None:
             return
         is_done = not under_way.thread.is_alive()
-        everywhere = self._job.tell([is_done], device=group_device(), what="the end of a save")
+        everywhere = self._job.all_gather_numbers([is_done], device=group_device(), what="the end of a save")
         if all(one for (one,) in everywhere):
             self.wait()
 

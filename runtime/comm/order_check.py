@@ -116,7 +116,7 @@ class OrderCheck:
         """
         self.finish()
         what = "the order of collectives"
-        self._sent = self._holders.start_tell(self.fingerprints, device=device, what=what)
+        self._sent = self._holders.start_all_gather_numbers(self.fingerprints, device=device, what=what)
 
     def finish(self) -> None:
         """Check what the last forward without gradients has sent.

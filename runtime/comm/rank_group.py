@@ -97,11 +97,13 @@ class RankGroup:
         gathered = value.new_empty(self.axis.size, *value.shape)
         return gathered, Pending(self._all_gather_steps(value, gathered, what))
 
-    def tell(self, numbers: Sequence[float], *, device: torch.device, what: str) -> list[list[float]]:
+    def all_gather_numbers(
+        self, numbers: Sequence[float], *, device: torch.device, what: str
+    ) -> list[list[float]]:
         """Return every rank's numbers in rank order: as many of each, which the host has."""
-        return self.start_tell(numbers, device=device, what=what)()
+        return self.start_all_gather_numbers(numbers, device=device, what=what)()
 
-    def start_tell(
+    def start_all_gather_numbers(
         self, numbers: Sequence[float], *, device: torch.device, what: str
     ) -> Callable[[], list[list[float]]]:
         """As that; the function that is returned waits for them. On a GPU they are sent in a stream of their

@@ -67,7 +67,9 @@ class ExpertAxis:
             return int(number)
         what = f"the capacity of {self.name}"
         if isinstance(number, int):
-            return int(max(one for (one,) in self.group.tell([number], device=device, what=what)))
+            return int(
+                max(one for (one,) in self.group.all_gather_numbers([number], device=device, what=what))
+            )
         value = number.clone()
         sent_bytes = 2 * value.nbytes * (self.size - 1) // self.size
         flight = self.group.begin("all_reduce", value, what, sent_bytes=sent_bytes)

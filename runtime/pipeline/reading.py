@@ -63,7 +63,7 @@ class Reading:
         keys = [_key(inputs) for inputs, _ in self.pairs]
         count = float(len(self.pairs)) if self.wanted else _NONE_WANTED
         own = [_FAILED if self.error or self.misfit else count, *keys, *[0] * (number - len(keys))]
-        told = job.tell(own, device=device, what="the micro batches")
+        told = job.all_gather_numbers(own, device=device, what="the micro batches")
         counts = [int(one[0]) for one in told]
         if _FAILED in counts:
             self._raise_failure(job, number)

@@ -20,7 +20,7 @@ def has_overflow(sub_buffers: Sequence[SubBuffer], job: Job, device: torch.devic
     is_bad = any(
         not bool(torch.isfinite(piece).all()) for sub_buffer in sub_buffers for piece in _own(sub_buffer)
     )
-    told = job.tell([is_bad], device=device, what="the look for infinite gradients")
+    told = job.all_gather_numbers([is_bad], device=device, what="the look for infinite gradients")
     return any(one for (one,) in told)
 
 

@@ -130,7 +130,7 @@ class InputCheck:
         """See [Note: who waits for the others' shapes]."""
         text = repr([(name, *_form(leaf)) for name, leaf in given.items()])
         before, self._shapes = self._shapes, float(crc32(text.encode()))
-        wait = self._axis.group.start_tell(
+        wait = self._axis.group.start_all_gather_numbers(
             [self._shapes], device=self._device, what="the shapes of the inputs"
         )
         is_on_gpu = self._device.type == "cuda"

@@ -212,7 +212,7 @@ class GatheredParameters:
         }
         groups |= {early.init.job: early.init.device for early in self._outer_early}
         told = [
-            group.tell([bool(written)], device=device, what="edits of parameters")
+            group.all_gather_numbers([bool(written)], device=device, what="edits of parameters")
             for group, device in groups.items()
         ]
         if any(flag for of_group in told for (flag,) in of_group):

@@ -286,7 +286,9 @@ class StepReducer(Reducer):
             gradients.adopt()
         own = 0.0 if self._rest is None else 1.0 + bool(self._late)
         device, what = self._sub_buffers[0].device, "whether gradients are averaged"
-        most = max(one for (one,) in self._domains.holders.tell([own], device=device, what=what))
+        most = max(
+            one for (one,) in self._domains.holders.all_gather_numbers([own], device=device, what=what)
+        )
         if most:
             self.finish()
         if most > 1.0:
@@ -404,7 +406,7 @@ class BackwardReducer(Reducer):
         """At most once after each backward."""
         if not self._is_settled:
             device, what = self._sub_buffers[0].device, "whether gradients came late"
-            told = self._domains.holders.tell([self.is_behind], device=device, what=what)
+            told = self._domains.holders.all_gather_numbers([self.is_behind], device=device, what=what)
             if any(one for (one,) in told):
                 self.catch_up(is_step=False)
             self._is_settled = True

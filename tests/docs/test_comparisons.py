@@ -15,11 +15,13 @@ Telling = tuple[str, str, str]  # file, function, what is called
 _TELLING = (
     "agree",
     "all_gather_float64",
+    "all_gather_numbers",
     "all_gather_object",
     "all_gather_objects",
     "fail_together",
     "gather_objects",
     "start_all_gather_float64",
+    "start_all_gather_numbers",
 )
 _OF_SEQUENCES = "gather"  # of SequenceRanks
 # A program's own collectives, and the methods that the others call.

@@ -35,7 +35,7 @@ def _told(rank: int) -> tuple[list[list[float]], bool]:
     job = Job(Wire())
     torch.ones(1000, device="cuda").add_(1)
     computed = torch.cuda.current_stream().record_event()
-    told = job.tell([rank, 0.5], device=torch.device("cuda", rank), what="x")
+    told = job.all_gather_numbers([rank, 0.5], device=torch.device("cuda", rank), what="x")
     return told, computed.query()
 
 

@@ -165,7 +165,7 @@ def test_a_rank_alone_hears_itself_in_the_shape_that_many_ranks_give(ranks: Rank
 def _alone(rank: int) -> list[tuple[int, ...]]:
     group = RankGroup(make_mesh(shard_size=1).sharers, Wire())
     values = (torch.zeros((), dtype=torch.float64), torch.zeros(2, dtype=torch.float64))
-    assert group.tell([1, False], device=torch.device("cpu"), what="x") == [[1.0, 0.0]]
+    assert group.all_gather_numbers([1, False], device=torch.device("cpu"), what="x") == [[1.0, 0.0]]
     return [tuple(group.all_gather_float64(value, what="x").shape) for value in values]
 
 
