@@ -350,8 +350,14 @@ def test_a_module_that_is_compiled_as_a_whole_is_refused_by_name(
 
 def _quietly(call: Callable[..., object], *args: object) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit's
+        _ignore_jit()
         call(*args)
+
+
+def _ignore_jit() -> None:
+    """What torch says of torch.jit, since 2.14 in another class; its first jvp imports scripts of it."""
+    for category in (DeprecationWarning, FutureWarning):
+        warnings.simplefilter("ignore", category)
 
 
 def _misused(rank: int) -> dict[str, str]:
@@ -624,9 +630,7 @@ class _Forward(Model):
 
 def _slope(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # torch's own: its first jvp imports torch.jit's scripts
+        _ignore_jit()
         slope: Tensor = torch.func.jvp(function, (x,), (torch.ones_like(x),))[1]
     return slope
 
