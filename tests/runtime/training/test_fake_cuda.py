@@ -422,7 +422,7 @@ def _only_begun(direction: str) -> Callable[..., None]:
 
 def _begun_to_host(tensor: Tensor) -> host_inputs.HostCopy:
     values = torch.empty_like(tensor, device="cpu", pin_memory=True)
-    return host_inputs.HostCopy(_not_in_order(tensor.detach(), values), tensor.device)
+    return host_inputs.HostCopy(_not_in_order(tensor.detach(), values), tensor.device, None)
 
 
 def _begun_to_device(saved: host_inputs.HostCopy) -> Tensor:
