@@ -45,7 +45,10 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"{unknown[0]}: give one of {', '.join(PARTS)}")
-    given.out.mkdir(parents=True, exist_ok=True)
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {given.out}: {error.strerror}; give a folder that can be made, or is there")
     parts = given.parts or PARTS
     report = Report(given.out, name="-".join(parts))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
@@ -56,7 +59,7 @@ def main() -> int:
             is_fake=given.fake,
             report=report,
         )
-    print(report.table.read_text(), end="")
+    print(report.table(), end="")
     return 0 if all(result["ok"] for result in report.results) else 1
 
 

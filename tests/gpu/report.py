@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,13 @@ class Report:
 
     def __init__(self, out: Path, *, name: str) -> None:
         self._out, self._name = out, name
-        self.table, self._json, self._log = (
+        self._table, self._json, self._log = (
             out / f"results-{name}.md",
             out / f"results-{name}.json",
             out / f"log-{name}.txt",
         )
         self._log.unlink(missing_ok=True)
+        self._is_on_disk = True
         self.results: list[dict[str, Any]] = []
 
     def add(self, step: Step) -> dict[str, Any]:
@@ -44,13 +47,28 @@ class Report:
         """Put the log of a step that has ended to the others."""
         text = log.read_text(errors="replace")
         result["last"] = text.splitlines()[-SHOWN:]
-        with self._log.open("a") as whole:
+        with self._going_on(), self._log.open("a") as whole:
             whole.write(f"==== {step.part}: {step.name}: {result['status']}\n{text}\n")
         log.unlink()
 
     def write(self) -> None:
         """Write what is known."""
-        _put(self._json, json.dumps({"results": self.results}, indent=1))
+        with self._going_on():
+            _put(self._json, json.dumps({"results": self.results}, indent=1))
+            _put(self._table, self.table())
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Around what writes to the folder: a full disk is told once, and the steps go on."""
+        try:
+            yield
+        except OSError as error:
+            if self._is_on_disk:
+                print(f"{self._out}: {error.strerror}: what follows is here alone, not there", flush=True)
+            self._is_on_disk = False
+
+    def table(self) -> str:
+        """Return what is known as a table."""
         rows = ["| part | step | asks | result | s |", "|---|---|---|---|---|"]
         for result in self.results:
             what = " | ".join(result[key] for key in ("part", "step", "asks"))
@@ -61,7 +79,7 @@ class Report:
                 f"{key} {value}" for key, value in line.items() if key not in ("name", "lines")
             )
             rows.append(f"| {line['name']} | {' '.join(figures.split())} |")
-        _put(self.table, "\n".join(rows) + "\n")
+        return "\n".join(rows) + "\n"
 
 
 def outcome(result: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ import pytest
 
 from tests.benchmarks.bench_cuda_kernels import FIRST_USE
 from tests.fake_cuda.build import can_be_built
+from tests.small_disk import small_disk_at
 
 from . import __main__ as plan_runner, prepared as preparation
 from .__main__ import LAST_S, main, run_steps
@@ -104,6 +105,30 @@ def test_steps_go_on_after_one_that_fails_and_all_is_written(
         "results-first.json",
         "results-first.md",
     ]
+
+
+def test_a_full_disk_is_told_once_and_the_table_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk_at(tmp_path / "out", "size=8k") as out:
+        report = Report(out, name="first")
+        for part in ("one", "other"):
+            result = report.add(Step("first", part, "what it is", argv=(), limit_s=LIMIT_S))
+            result |= {"ok": True, "lines": [{"name": "x", "text": "y" * 9000}]}
+            report.write()
+        assert (
+            capsys.readouterr().out
+            == f"{out}: No space left on device: what follows is here alone, not there\n"
+        )
+        assert "| first | other | what it is | ok |" in report.table()
+
+
+def test_a_folder_for_results_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = [sys.executable, "-m", "tests.gpu", "first", "--out", str(tmp_path / "file" / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr.count("Traceback")) == (2, 0)
+    assert "Not a directory; give a folder that can be made" in done.stderr
 
 
 @pytest.mark.slow

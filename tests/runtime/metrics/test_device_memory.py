@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch.runtime import errors
+from dslaunch.runtime.metrics import device_memory
 from tests.fake_cuda.torch_cuda import device
 from tests.runtime.models import make_config
 from tests.runtime.ranks import Ranks
@@ -39,7 +40,8 @@ class Wide(nn.Module):
 
 def _told(rank: int, stage: int, zero: dict[str, Any], batch_size: int) -> str:
     """What is written after the traceback of a step that does not fit."""
-    gc.collect()  # engines of tests before
+    gc.collect()  # engines of tests before; one that a thread still holds counts neither
+    device_memory._MODELS.clear()
     config = make_config(stage=stage, bf16={"enabled": True}, reduce_bucket_size=BLOCK)
     config["zero_optimization"].update(zero)
     engine, *_ = dslaunch.initialize(model=Wide(), config=config)
