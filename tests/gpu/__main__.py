@@ -11,14 +11,17 @@ what the steps said: what is known when the machine has to be given back is ther
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from .line import END, found_in, is_right
@@ -45,22 +48,66 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := [part for part in given.parts if part not in PARTS]:
         parser.error(f"{unknown[0]}: give one of {', '.join(PARTS)}")
-    try:
-        given.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"--out {given.out}: {error.strerror}; give a folder that can be made, or is there")
     parts = given.parts or PARTS
-    report = Report(given.out, name="-".join(parts))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
-    with prepared(is_fake=given.fake) as environ:
+    with ExitStack() as held:
+        try:
+            held.enter_context(held_alone(given.out))
+        except OSError as error:
+            parser.error(
+                f"--out {given.out}: {error.strerror}; give a folder that can be made, or written to"
+            )
+        report = Report(given.out, name="-".join(parts))
+        held.enter_context(ended_by_signals())
         run_steps(
             [step for part in parts for step in PLAN if step.part == part],
-            environ,
+            held.enter_context(prepared(is_fake=given.fake)),
             is_fake=given.fake,
             report=report,
         )
     print(report.table(), end="")
     return 0 if all(result["ok"] for result in report.results) else 1
+
+
+@contextmanager
+def held_alone(out: Path) -> Iterator[None]:
+    """Make the folder, and keep other runs out of it.
+
+    Errors:  OSError if no file can be put there, or another run has it
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=out).close()
+    folder = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(folder)
+        raise OSError(error.errno, "another run writes there, which may be waited for") from None
+    except OSError:
+        pass  # a file system without locks
+    try:
+        yield
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """End with what runs when told to: by a key, by another process, or as the terminal goes."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+
+    def end(number: int, _: FrameType | None) -> None:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)  # once is enough
+        sys.exit(f"told to end by {signal.Signals(number).name}")
+
+    for one, handler in before.items():
+        if handler != signal.SIG_IGN:  # nohup
+            signal.signal(one, end)
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 # ---- steps
@@ -121,6 +168,14 @@ class Running:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        # where this process is killed its end of the pipe closes, and the step's group is ended
+        self._guard = subprocess.Popen(
+            ["sh", "-c", f"read _; kill -s KILL -- -{self._process.pid}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def look(self) -> bool:
         """Take in what is new, and end it if it takes too long; return whether there is news."""
@@ -140,6 +195,8 @@ class Running:
 
     def end(self) -> None:
         """Nothing of its group is left."""
+        self._guard.kill()
+        self._guard.communicate()
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):

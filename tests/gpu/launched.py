@@ -57,8 +57,9 @@ def main(words: list[str]) -> None:
         tell("check --gpu", right=False, exit_code=measured.exit_code, at_fault=dict(measured.at_fault))
         return
     (gpu,) = measured
-    is_right = not gpu.problem and not gpu.num_wrong and all(gpu.speeds.get(one, 0) > 0 for one in SPEEDS)
-    tell("check --gpu", right=is_right, gpu=gpu.name, problem=gpu.problem, **gpu.speeds)
+    problem = gpu.problem or ("" if gpu.name else "PyTorch finds no GPU")
+    is_right = not problem and not gpu.num_wrong and all(gpu.speeds.get(one, 0) > 0 for one in SPEEDS)
+    tell("check --gpu", right=is_right, gpu=gpu.name, problem=problem, **gpu.speeds)
 
 
 if __name__ == "__main__":

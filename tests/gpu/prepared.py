@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 BUNDLE = ROOT / ".gpu"
 CUDA = Path("/usr/local/cuda")
 BUILD_S = 300.0
+DAMAGED = (OSError, EOFError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
 
 
 @contextmanager
@@ -28,45 +32,76 @@ def prepared(*, is_fake: bool) -> Iterator[dict[str, str]]:
         path.append(str(ROOT / "tests" / "fake_cuda" / "everywhere"))
         environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
+        peers = Path(sys.prefix) / "deepspeed"
         if BUNDLE.is_dir() and not is_fake:
-            path.append(folder)
-            install(Path(folder))
-        if (BUNDLE / "deepspeed.tgz").exists() and not is_fake:
-            environ["PEERS"] = str(unpack_deepspeed(Path(folder) / "peers"))
-        elif (Path(sys.prefix) / "deepspeed").is_dir():
-            environ["PEERS"] = str(Path(sys.prefix) / "deepspeed")
+            path += install(Path(folder))
+            peers = unpack_deepspeed(Path(folder) / "peers") or peers
+        elif not is_fake and importlib.util.find_spec("dslaunch") is None:
+            print(
+                f"no dslaunch here, and no {BUNDLE}: run `make gpu-bundle` where there is a network, and "
+                "carry that folder here",
+                flush=True,
+            )
+        if peers.is_dir():
+            environ["PEERS"] = str(peers)
         environ["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])])
         yield environ | compilers(environ)
 
 
-def install(folder: Path) -> None:
-    """Unpack the bundle's wheels; where dslaunch's is of another Python, build it from the checkout. What
-    cannot be had is told: the steps that need it will say so, too.
+def install(folder: Path) -> list[str]:
+    """Unpack the bundle's wheels, each into a folder of its own, and return these; where dslaunch's is of
+    another Python or damaged, build it from the checkout. What cannot be had is told: the steps that need it
+    will say so, too.
     """
-    wheels = [one for one in sorted((BUNDLE / "wheels").glob("*.whl")) if is_for_this_python(one.name)]
-    for wheel in wheels:
-        try:
-            with zipfile.ZipFile(wheel) as packed:
-                packed.extractall(folder)
-        except (OSError, zipfile.BadZipFile) as error:
-            print(f"{wheel.name}: left out: {error}", flush=True)
-    if any(one.name.startswith("dslaunch-") for one in wheels):
-        return
-    build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-cache-dir"]
-    build += ["--no-build-isolation", "--target", str(folder), str(ROOT)]
     try:
-        subprocess.run(build, check=True, timeout=BUILD_S, env={**os.environ, "PYTHONPATH": str(folder)})
+        names = sorted(os.listdir(BUNDLE / "wheels"))
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", flush=True)
+        names = []
+    wheels = [one for one in names if one.endswith(".whl") and is_for_this_python(one)]
+    unpacked = [one for one in wheels if is_unpacked(BUNDLE / "wheels" / one, folder / one)]
+    path = [str(folder / one) for one in unpacked]
+    if any(one.startswith("dslaunch-") for one in unpacked):
+        return path
+    built = str(folder / "dslaunch")
+    build = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-cache-dir"]
+    build += ["--no-build-isolation", "--target", built, str(ROOT)]
+    try:
+        subprocess.run(
+            build, check=True, timeout=BUILD_S, env={**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        print(f"dslaunch was not built for this Python: {error}", flush=True)
+        print(
+            f"dslaunch was not built for this Python: {error}; `make gpu-bundle GPU_PYTHON="
+            f"{sys.version_info.major}.{sys.version_info.minor}` makes its wheel where there is a network",
+            flush=True,
+        )
+    return [*path, built]
 
 
-def unpack_deepspeed(folder: Path) -> Path:
+def is_unpacked(wheel: Path, folder: Path) -> bool:
+    """Leave out whole what is damaged: half a package may be imported, and crash."""
+    try:
+        with zipfile.ZipFile(wheel) as packed:
+            packed.extractall(folder)
+    except DAMAGED as error:
+        print(f"{wheel.name}: left out: {error}", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        return False
+    return True
+
+
+def unpack_deepspeed(folder: Path) -> Path | None:
     """Return where it is, if it is; what compares with it will say so if not."""
     try:
         with tarfile.open(BUNDLE / "deepspeed.tgz") as packed:
             packed.extractall(folder, filter="data")
-    except (OSError, tarfile.TarError) as error:
+    except FileNotFoundError:
+        return None
+    except DAMAGED as error:
         print(f"deepspeed.tgz: left out: {error}", flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
     return folder
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .line import is_right
 from .plan import Step
 
 SHOWN = 4  # last lines of a step that fails
@@ -74,12 +75,21 @@ class Report:
             what = " | ".join(result[key] for key in ("part", "step", "asks"))
             rows.append(f"| {what} | {outcome(result)} | {result['s']} |")
         rows += ["", "| what | figures |", "|---|---|"]
-        for line in (line for result in self.results for line in result["lines"] if "name" in line):
+        for line in (line for result in self.results for line in lines_of(result)):
             figures = ", ".join(
                 f"{key} {value}" for key, value in line.items() if key not in ("name", "lines")
             )
-            rows.append(f"| {line['name']} | {' '.join(figures.split())} |")
+            cell = " ".join(figures.split()).replace("|", r"\|")
+            rows.append(f"| {line['name']} | {cell} |")
         return "\n".join(rows) + "\n"
+
+
+def lines_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what a step told; of one that failed without a word in them, the last that it printed."""
+    lines = [line for line in result["lines"] if "name" in line]
+    if result.get("last") and not result["ok"] and all(map(is_right, lines)):
+        lines.append({"name": result["step"], "failed": result["last"][-1]})
+    return lines
 
 
 def outcome(result: dict[str, Any]) -> str:

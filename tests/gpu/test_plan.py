@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from tests.fake_cuda.build import can_be_built
 from tests.small_disk import small_disk_at
 
 from . import __main__ as plan_runner, prepared as preparation
-from .__main__ import LAST_S, main, run_steps
+from .__main__ import LAST_S, held_alone, main, run_steps
 from .bundle import LIMIT_MIB, MIB, python_of, sizes
 from .nccl_ranks import contexts_of
 from .plan import PARTS, PLAN, Step
@@ -99,6 +100,10 @@ def test_steps_go_on_after_one_that_fails_and_all_is_written(
     assert capsys.readouterr().out.count("FAILED") == len(FAILURES)
     out = tmp_path / "out"
     assert "No module named 'no_such_package'" in (out / "log-first.txt").read_text()
+    assert (
+        "| a missing package | failed ModuleNotFoundError: No module named 'no_such_package' |"
+        in (out / "results-first.md").read_text()
+    )
     assert "| first | a failure | what it is | FAILED (3) |" in (out / "results-first.md").read_text()
     assert sorted(one.name for one in out.iterdir()) == [
         "log-first.txt",
@@ -129,6 +134,16 @@ def test_a_folder_for_results_that_cannot_be_made_is_refused(tmp_path: Path) -> 
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stderr.count("Traceback")) == (2, 0)
     assert "Not a directory; give a folder that can be made" in done.stderr
+
+
+@pytest.mark.parametrize("why", ["Read-only file system", "another run writes there"])
+def test_a_folder_for_results_that_cannot_be_written_to_is_refused(tmp_path: Path, why: str) -> None:
+    out = tmp_path / "out"
+    words = [sys.executable, "-m", "tests.gpu", "first", "--out", str(out)]
+    with small_disk_at(out, "ro") if why.startswith("Read") else held_alone(out):
+        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stderr.count("Traceback")) == (2, 0)
+    assert why in done.stderr
 
 
 @pytest.mark.slow
@@ -230,29 +245,28 @@ runner.main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_what_a_step_has_said_is_written_when_the_run_is_killed(tmp_path: Path, how: signal.Signals) -> None:
-    """The machine may be gone before the step ends."""
+    """The machine may be gone before the step ends. No process is left that keeps its GPU."""
     (tmp_path / "says_and_waits.py").write_text(SAYS_AND_WAITS)
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     argv = [sys.executable, "-c", RUNS, "first", "--fake", "--out", str(tmp_path)]
     results, table = tmp_path / "results-first.json", tmp_path / "results-first.md"
     until = time.monotonic() + DEADLINE_S
-    runner = subprocess.Popen(argv, env=environ, stdout=subprocess.DEVNULL)
+    runner = subprocess.Popen(argv, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         while not (results.exists() and "rate" in results.read_text()):
             assert time.monotonic() < until
             assert runner.poll() is None
     finally:
         runner.send_signal(how)
-        runner.wait()
+        _, said = runner.communicate()
     (result,) = json.loads(results.read_text())["results"]
     (line,) = result["lines"]
     step = line.pop("pid")
     assert line == {"name": "rate", "GB/s": 3}
     assert "| first | slow | what it is | not ended |" in table.read_text()
-    if how == signal.SIGKILL:
-        os.killpg(step, signal.SIGKILL)  # nothing was left to do it
+    assert said == ("" if how == signal.SIGKILL else f"told to end by {how.name}\n")
     while is_there(step):
         assert time.monotonic() < until
 
@@ -271,6 +285,16 @@ def put_wheel(path: Path, files: Mapping[str, str]) -> None:
             packed.writestr(name, text)
 
 
+def put_damaged_wheel(path: Path) -> None:
+    put_wheel(path, {"before_the_damage.py": "print('here')", "after.py": "x"})
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("damaged.py", "y" * 9999)
+        start = packed.getinfo("damaged.py").header_offset + 30 + len("damaged.py")
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(b"\xff" * 9)
+
+
 @pytest.mark.slow
 def test_wheels_that_cannot_be_unpacked_or_imported_stop_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -278,25 +302,28 @@ def test_wheels_that_cannot_be_unpacked_or_imported_stop_nothing(
     wheels = tmp_path / "bundle" / "wheels"
     wheels.mkdir(parents=True)
     (wheels / "cut-1.0-py3-none-any.whl").write_bytes(b"PK")
-    (tmp_path / "bundle" / "deepspeed.tgz").write_bytes(b"\x1f")
+    put_damaged_wheel(wheels / "damaged-1.0-py3-none-any.whl")
+    packages = tmp_path / "bundle" / "deepspeed.tgz"
+    with tarfile.open(packages, "w:gz") as packed:
+        packed.add(__file__, arcname="deepspeed")
+    packages.write_bytes(packages.read_bytes()[:999])
     put_wheel(wheels / "whole_one-1.0-py3-none-any.whl", {"whole_one.py": "print('here')"})
     broken = {"torch/__init__.py": "raise ImportError('libcudart.so.13: no such file')"}
     put_wheel(wheels / "dslaunch-1.0-py3-none-any.whl", broken)
     steps = [
         Step("first", "setup", "", LIMIT_S, ("tests.gpu.machine",)),
         Step("first", "next", "", LIMIT_S, ("whole_one",)),
+        Step("first", "last", "", LIMIT_S, ("before_the_damage",)),
     ]
     monkeypatch.setattr(preparation, "BUNDLE", tmp_path / "bundle")
     monkeypatch.setattr(plan_runner, "PLAN", steps)
     monkeypatch.setattr("sys.argv", ["gpu", "first", "--out", str(tmp_path)])
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        assert main() == 1
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    assert main() == 1
     said = capsys.readouterr().out
     assert "cut-1.0-py3-none-any.whl: left out: " in said
+    assert "damaged-1.0-py3-none-any.whl: left out: " in said
     assert "deepspeed.tgz: left out: " in said
+    assert "No module named before_the_damage |" in said
     assert "| GPU | error ImportError: libcudart.so.13: no such file |" in said
     assert "first: next: ok" in said
 
