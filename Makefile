@@ -85,34 +85,34 @@ check: setup
 	$(BIN)/lint-imports
 
 bench: setup
-	@set -e; for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
+	@set -e; for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file; done
 
 bench-launch: setup
 	@# as pip does for who installs it: the editable installation may have no compiled modules
 	$(BIN)/python -m compileall -q launcher package
-	$(BIN)/python tests/benchmarks/bench_hosts.py --publish
+	$(BIN)/python benchmarks/bench_hosts.py --publish
 
 bench-zero: setup
-	$(BIN)/python tests/benchmarks/bench_zero.py --publish
+	$(BIN)/python benchmarks/bench_zero.py --publish
 
 bench-parallel: setup
-	$(BIN)/python tests/benchmarks/bench_parallel.py --publish
+	$(BIN)/python benchmarks/bench_parallel.py --publish
 
 bench-checkpoint: setup
-	$(BIN)/python tests/benchmarks/bench_checkpoint.py --publish
+	$(BIN)/python benchmarks/bench_checkpoint.py --publish
 
 bench-kernels: setup
-	$(BIN)/python tests/benchmarks/bench_kernels.py --publish
+	$(BIN)/python benchmarks/bench_kernels.py --publish
 
 bench-offload: setup
-	$(BIN)/python tests/benchmarks/bench_offload.py --publish
+	$(BIN)/python benchmarks/bench_offload.py --publish
 
 check-sanitizers: setup
 	$(BIN)/python tests/kernels/sanitizers.py
 
 bench-drop-in: setup
 	$(BIN)/python -m compileall -q package runtime kernels
-	$(BIN)/python tests/benchmarks/bench_drop_in.py --publish
+	$(BIN)/python benchmarks/bench_drop_in.py --publish
 
 gpu:
 	@# as the machine is: it need not have a network to set .venv up

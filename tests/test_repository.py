@@ -16,7 +16,10 @@ import dslaunch
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 FORMS = sorted(path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.name != "config.yml")
-FOLDERS = {".ci", ".github", "docs", "hostfiles", "kernels", "launcher", "package", "runtime", "tests"}
+FOLDERS = {
+    *(".ci", ".github", "benchmarks", "docs", "hostfiles"),
+    *("kernels", "launcher", "package", "runtime", "tests"),
+}
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -343,7 +343,7 @@ def draw_why(results: Results) -> None:
     """
     from matplotlib import pyplot  # late, as above
 
-    from tests.benchmarks.overview import GUIDE, draw_starts, figures  # the checkout was put on the path
+    from benchmarks.overview import GUIDE, draw_starts, figures  # the checkout was put on the path
 
     figure, (memory, start) = pyplot.subplots(1, 2, figsize=(11, 4.3), layout="constrained")
     names = list(results.held_bytes)

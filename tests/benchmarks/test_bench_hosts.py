@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.launch_peers import curve_tools
+from benchmarks.launch_peers import curve_tools
 from tests.conftest import LAB_NAME
 
-BENCH = Path(__file__).with_name("bench_hosts.py")
+BENCH = Path(__file__).resolve().parents[2] / "benchmarks" / "bench_hosts.py"
 TIMEOUT_S = 900  # half a minute on idle cores
 HEAVY = ("deepspeed", "torchrun")  # two minutes more; `make bench-launch` measures them
 

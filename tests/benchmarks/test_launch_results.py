@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.launch_clock import CommandFailed, Time, take_turns
-from tests.benchmarks.launch_measures import curve_targets
-from tests.benchmarks.launch_results import COMMAND, Results, Target, markdown, publish
+from benchmarks.launch_clock import CommandFailed, Time, take_turns
+from benchmarks.launch_measures import curve_targets
+from benchmarks.launch_results import COMMAND, Results, Target, markdown, publish
 
 BEGIN, END = (f"<!-- made by `{COMMAND}`: {word} -->" for word in ("begin", "end"))
 RESULTS = Results(

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.overview import GUIDE, PICTURE, figures, shown
+from benchmarks.overview import GUIDE, PICTURE, figures, shown
 
 TEXT = GUIDE.read_text(encoding="utf-8")
 
 
 def test_the_picture_shows_the_figures_of_the_tables() -> None:
     wanted = json.loads(json.dumps(asdict(figures(TEXT))))
-    assert shown(PICTURE) == wanted, "draw it again: python tests/benchmarks/overview.py"
+    assert shown(PICTURE) == wanted, "draw it again: python benchmarks/overview.py"
 
 
 def test_the_tables_are_read_as_they_stand() -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.benchmarks.training_turns import median_turns, take_turns
+from benchmarks.training_turns import median_turns, take_turns
 
 LIMIT_S = 20.0  # far more than a process needs to start
 HANGS_S = 0.5

@@ -32,8 +32,8 @@ from typing import NamedTuple
 
 import pytest
 
+from benchmarks.launch_peers import DEEPSPEED_FOLDER, DEEPSPEED_NEEDS
 from dslaunch import drop_in
-from tests.benchmarks.launch_peers import DEEPSPEED_FOLDER, DEEPSPEED_NEEDS
 
 HERE = Path(__file__).parent
 FILES = HERE / "files.txt"

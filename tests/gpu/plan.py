@@ -68,7 +68,7 @@ PLAN = (
     ),
     Step(
         *("first", "kernel-speed", "GB/s of the optimizer's kernels beside a copy", 15),
-        ("tests.benchmarks.bench_cuda_kernels", "--first"),
+        ("benchmarks.bench_cuda_kernels", "--first"),
         only_real=NO_CODE,
     ),
     Step(

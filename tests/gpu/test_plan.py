@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks.bench_cuda_kernels import FIRST_USE
+from benchmarks.bench_cuda_kernels import FIRST_USE
 from tests.fake_cuda.build import can_be_built
 from tests.small_disk import small_disk_at
 

@@ -1,6 +1,6 @@
 """Real jobs in which a rank or a link is slow: it is named on the console and in the events.
 
-tests/benchmarks/bench_stragglers.py has many of them, and says how often it is right.
+benchmarks/bench_stragglers.py has many of them, and says how often it is right.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.bench_stragglers import LIMIT_S, run_job
+from benchmarks.bench_stragglers import LIMIT_S, run_job
 from tests.lab import Lab
 from tests.launcher.local_job import Start
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
     ],
 )
 def test_what_the_others_wait_for_is_named(lab: Lab, kind: str, number: int, words: str) -> None:
-    """Of each way one: tests/benchmarks/bench_stragglers.py runs them all, many times."""
+    """Of each way one: benchmarks/bench_stragglers.py runs them all, many times."""
     run = run_job(lab, kind, number)
     assert run.named == run.expected
     assert len(run.texts) == (1 if words else 0)

@@ -1,0 +1,170 @@
+"""What training needs in memory and on a disk, and how long a step takes, wherever values lie:
+on CPUs, over gloo.
+
+    python benchmarks/bench_offload.py [FOLDER] [--short] [--publish]
+
+FOLDER is on a local disk (default: a temporary one beside this checkout). Each row is a training of its own,
+one after the other, with the same model and batches; the losses must agree. Peaks are of resident memory,
+read from the system, beside the formula's bytes. On a run without GPUs device "cpu" has no effect, so there
+is no row for it. --short trains a small model on one rank for a step. Nothing here fails on a time. --publish
+writes the table into docs/reference/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(CHECKOUT))
+
+from benchmarks.guide_section import conditions, replace_section, table  # noqa: E402
+from benchmarks.offload_worker import Taken, Turn  # noqa: E402
+
+WORKER = Path(__file__).with_name("offload_worker.py")
+GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
+COMMAND = "make bench-offload"
+RANKS = (1, 2)
+MICRO_BATCHES = (1, 4)
+ROWS = {  # stage, offload_optimizer.device, offload_param.device
+    "stage 2": (2, "none", "none"),
+    "stage 2, optimizer on nvme": (2, "nvme", "none"),
+    "stage 3": (3, "none", "none"),
+    "stage 3, optimizer on nvme": (3, "nvme", "none"),
+    "stage 3, both on nvme": (3, "nvme", "nvme"),
+}
+WHOLE = {"width": 768, "blocks": 12, "sequence": 64, "num_steps": 5}  # 86 million parameters
+SHORT = {"width": 512, "blocks": 6, "sequence": 32, "num_steps": 1}  # 19 million
+TIMEOUT_S = 900
+# losses: a rank that is alone adds micro batches in bfloat16 where nothing is offloaded,
+# and in float32 elsewhere
+AGREE = 0.05
+
+Found = dict[tuple[int, int, str], Taken]  # by ranks, micro batches and row
+
+
+def measure(turn: Turn, num_ranks: int) -> Taken:
+    """What rank 0 says.
+
+    Errors: RuntimeError if a rank failed
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), json.dumps(turn._asdict())],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(num_ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(num_ranks)
+    ]
+    try:
+        said = [rank.communicate(timeout=TIMEOUT_S) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for place, (rank, (_, error)) in enumerate(zip(ranks, said, strict=True)):
+        if rank.returncode:
+            raise RuntimeError(f"{turn}: rank {place} ended with {rank.returncode}: {error.strip()[-2000:]}")
+    return Taken(**json.loads(said[0][0].strip().splitlines()[-1]))
+
+
+def measure_all(shape: dict[str, int], folder: str, *, all_ranks: Sequence[int]) -> Found:
+    """Errors: RuntimeError if a rank failed, or rows did not train the same"""
+    found: Found = {}
+    for num_ranks in all_ranks:
+        for num_micro_batches in MICRO_BATCHES:
+            for row, (stage, states, parameters) in ROWS.items():
+                turn = Turn(
+                    stage=stage,
+                    states=states,
+                    parameters=parameters,
+                    num_micro_batches=num_micro_batches,
+                    folder=folder,
+                    **shape,
+                )
+                taken = found[num_ranks, num_micro_batches, row] = measure(turn, num_ranks)
+                print(
+                    f"{num_ranks} ranks, {num_micro_batches} micro batches, {row}: {_mb(taken.peak_bytes)} "
+                    f"of {_mb(taken.formula_bytes)} MB, {taken.s * 1e3:.0f} ms",
+                    flush=True,
+                )
+            losses = {row: found[num_ranks, num_micro_batches, row].loss for row in ROWS}
+            if max(losses.values()) - min(losses.values()) > AGREE:
+                raise RuntimeError(f"{num_ranks} ranks: the rows did not train the same: {losses}")
+    return found
+
+
+def markdown(found: Found) -> str:
+    heads = (
+        "ranks",
+        "micro batches",
+        "",
+        "memory, MB",
+        "formula",
+        "files, MB",
+        "formula",
+        "ms per step",
+        "/ not offloaded",
+    )
+    rows = []
+    for (num_ranks, num_micro_batches, row), taken in found.items():
+        at_home = found[num_ranks, num_micro_batches, row.partition(",")[0]]
+        rows.append(
+            (
+                str(num_ranks),
+                str(num_micro_batches),
+                row,
+                _mb(taken.peak_bytes),
+                _mb(taken.formula_bytes),
+                _mb(taken.disk_bytes),
+                _mb(taken.disk_formula_bytes),
+                f"{taken.s * 1e3:.0f}",
+                f"{taken.s / at_home.s:.2f}",
+            )
+        )
+    numel = next(iter(found.values())).numel
+    return (
+        f"{conditions()}; {numel / 1e6:.0f} million parameters in bfloat16, AdamW; of rank 0, "
+        "medians of the steps.\n\n"
+        f"{table(heads, rows)}\n"
+    )
+
+
+def _mb(nbytes: float) -> str:
+    return f"{nbytes / 1e6:.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", help="a folder on a local disk")
+    parser.add_argument("--short", action="store_true", help="a small model, one rank, one step")
+    parser.add_argument("--publish", action="store_true", help=f"write the results into {GUIDE.name}")
+    options = parser.parse_args()
+    shape = SHORT if options.short else WHOLE
+    with tempfile.TemporaryDirectory(dir=options.folder or CHECKOUT.parent) as folder:
+        found = measure_all(shape, folder, all_ranks=RANKS[:1] if options.short else RANKS)
+    text = markdown(found)
+    print(f"\n{text}")
+    if options.publish:
+        replace_section(GUIDE, COMMAND, text)
+
+
+if __name__ == "__main__":
+    main()
