@@ -32,19 +32,25 @@ spec.loader.exec_module(module)
 """
 
 
-def build() -> Path:
-    """Return the folder of what was built."""
+def compiled(folder: Path, *definitions: str) -> Path:
+    """Return the compiled module, built in `folder` from the sources as they are."""
     tools = Path(sys.executable).parent
     configure = [
-        *(str(tools / "cmake"), "-S", str(ROOT / "kernels"), "-B", str(BUILD), "-G", "Ninja"),
+        *(str(tools / "cmake"), "-S", str(ROOT / "kernels"), "-B", str(folder), "-G", "Ninja"),
         f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
         f"-DPython_EXECUTABLE={sys.executable}",
         f"-Dnanobind_DIR={nanobind.cmake_dir()}",
-        "-DDSLAUNCH_SANITIZE=ON",
+        *definitions,
     ]
     subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
-    subprocess.run([str(tools / "cmake"), "--build", str(BUILD)], check=True)
-    (module,) = BUILD.glob("_C*.so")
+    subprocess.run([str(tools / "cmake"), "--build", str(folder)], check=True)
+    (module,) = folder.glob("_C*.so")
+    return module
+
+
+def build() -> Path:
+    """Return the folder of what was built."""
+    module = compiled(BUILD, "-DDSLAUNCH_SANITIZE=ON")
     site = BUILD / "site"
     site.mkdir(exist_ok=True)
     (site / "sitecustomize.py").write_text(SITE_CUSTOMIZE.format(path=str(module)))
