@@ -376,6 +376,8 @@ fork(torch.cuda._is_in_bad_fork)
 fork(with_slices)
 print(torch.cuda.device_count(), flush=True)
 fork(used)
+torch.ones(1, device="cuda")
+fork(used)
 """
 
 
@@ -386,7 +388,7 @@ def test_a_child_that_is_forked_once_devices_were_asked_for_cannot_use_them(cuda
     said = subprocess.run(
         [sys.executable, "-c", FORKS], env=environ, capture_output=True, text=True, check=True, timeout=120
     )
-    assert said.stdout.split("\n")[:4] == ["False", "(1, False)", "4", "(True, True)"]
+    assert said.stdout.split("\n")[:5] == ["False", "(1, False)", "4", "(True, True)", "(True, True)"]
 
 
 @pytest.mark.parametrize(
@@ -532,6 +534,7 @@ def _memory(rank: int) -> None:
     before = torch.cuda.memory_allocated()
     values = torch.empty(N, device="cuda")
     assert torch.cuda.memory_allocated() - before == 4096
+    assert "GPU reserved memory" in torch.cuda.memory_summary()
     del values
     assert torch.cuda.memory_allocated() == before
     assert torch.cuda.max_memory_allocated() - before == 4096

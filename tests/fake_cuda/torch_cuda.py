@@ -90,6 +90,30 @@ class _Driver:
 
     def _after_fork(self) -> None:
         self.is_of_parent = True
+        self._native.forget_init()  # what is asked of a device begins anew, where torch refuses it
+
+
+def _statistics(counted: dict[str, int]) -> dict[str, Any]:
+    """Return what torch's allocator tells of a device, from what the fake one counts; the rest is zero."""
+
+    def amounts(now: int, peak: int) -> dict[str, dict[str, int]]:
+        of_all = {"current": now, "peak": peak, "allocated": counted["allocated"], "freed": 0}
+        return {"all": of_all, "large_pool": of_all, "small_pool": dict.fromkeys(of_all, 0)}
+
+    in_use = amounts(counted["in_use"], counted["peak"])
+    nothing = {pool: dict.fromkeys(("current", "peak", "allocated", "freed"), 0) for pool in in_use}
+    not_counted = ("inactive_split_bytes", "allocation", "active", "segment", "inactive_split")
+    return {
+        "allocated_bytes": in_use,
+        "active_bytes": in_use,
+        "requested_bytes": in_use,
+        "reserved_bytes": amounts(counted["reserved"], counted["peak_reserved"]),
+        **dict.fromkeys(not_counted, nothing),
+        "oversize_allocations": nothing["all"],
+        "oversize_segments": nothing["all"],
+        "num_ooms": counted["num_failures"],
+        "num_alloc_retries": 0,
+    }
 
 
 def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions, side by side)
@@ -162,20 +186,6 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
     def set_stream(stream_id: int, device_index: int, device_type: int = 1) -> None:
         native.set_device(device_index)
         native.set_stream(device_index, stream_id)
-
-    def statistics(device: int) -> dict[str, Any]:
-        found = native.memory(device)
-
-        def amounts(now: int, peak: int) -> dict[str, dict[str, int]]:
-            return {"all": {"current": now, "peak": peak, "allocated": found["allocated"], "freed": 0}}
-
-        return {
-            "allocated_bytes": amounts(found["in_use"], found["peak"]),
-            "active_bytes": amounts(found["in_use"], found["peak"]),
-            "reserved_bytes": amounts(found["reserved"], found["peak_reserved"]),
-            "num_ooms": found["num_failures"],
-            "num_alloc_retries": 0,
-        }
 
     def free_and_total(device: int) -> tuple[int, int]:
         native.touch(device, "a question for the free memory")
@@ -254,7 +264,7 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
         "_cuda_sleep": lambda cycles: None,
         "_cuda_ipc_collect": lambda: None,
         "_cuda_emptyCache": lambda *_: native.empty_cache(),
-        "_cuda_memoryStats": statistics,
+        "_cuda_memoryStats": lambda device: _statistics(native.memory(device)),
         "_cuda_resetPeakMemoryStats": native.reset_peaks,
         "_cuda_resetAccumulatedMemoryStats": lambda device: None,
         "_cuda_set_sync_debug_mode": native.set_sync_debug_mode,

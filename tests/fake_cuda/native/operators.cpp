@@ -12,6 +12,7 @@
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/GPUTrace.h>
+#include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
@@ -573,6 +574,7 @@ void launch(int stream, const std::string& name, const std::vector<std::tuple<ui
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("init", [] { at::globalContext().lazyInitDevice(at::kCUDA); });
+  m.def("forget_init", [] { torch::utils::set_requires_device_init(at::kCUDA, true); });
   m.def("get_device", [] { return current_device; });
   m.def("set_device", [](int device) { current_device = checked(device); });
   m.def("touch", [](int device, const std::string& what) { machine().touch(device, what); }, NoGil());
