@@ -11,11 +11,11 @@ import tempfile
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 import dslaunch
 from tests.fake_cuda.ranks import Parent
 from tests.fake_cuda.torch_cuda import device
+from tests.runtime.models import Blocks
 from tests.runtime.ranks import Ranks
 
 DEPTH, WIDTH, STEPS = 24, 64, 4
@@ -42,19 +42,6 @@ ROWS: list[tuple[str, int, dict[str, Any]]] = [
 ]
 
 
-class Blocks(nn.Module):
-    """Each is a unit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(DEPTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return x
-
-
 def count(rank: int, stage: int, zero: dict[str, Any]) -> list[int]:
     """Return host waits, launches, and bytes copied to the host and to the device."""
     torch.manual_seed(0)
@@ -70,7 +57,7 @@ def count(rank: int, stage: int, zero: dict[str, Any]) -> list[int]:
             **zero,
         },
     }
-    engine, *_ = dslaunch.initialize(model=Blocks(), config=config)
+    engine, *_ = dslaunch.initialize(model=Blocks(WIDTH, DEPTH), config=config)
     own = torch.ones(2, WIDTH, dtype=torch.bfloat16, device=engine.device)
     for number in range(STEPS):
         if number == STEPS - 1:

@@ -11,13 +11,15 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import dslaunch
 from tests.fake_cuda.torch_cuda import device
+from tests.runtime.models import Blocks
 
 Step = Callable[[], object]
 NUM_BEFORE = 4  # steps before the one that is counted: what is looked at in steps 1, 2, 4, 8 is not counted
+WIDTH, DEPTH = 64, 4  # of a dense model
 
 OFFLOADED = {"zero_optimization": {"offload_optimizer": {"device": "cpu", "pin_memory": True}}}
 # What a host waits for, as the fake device names it. The norm is copied to the host.
@@ -26,24 +28,9 @@ VALUE = "aten::_local_scalar_dense"
 EVENT = "event.synchronize"
 
 
-class Blocks(nn.Module):
-    """Each is a unit."""
-
-    WIDTH, DEPTH = 64, 4
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(self.WIDTH, self.WIDTH) for _ in range(self.DEPTH))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return x
-
-
 def make_config(stage: int, **changes: Any) -> dict[str, Any]:
     """A ds_config in which all that is looked at in a step is on."""
-    zero = {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": Blocks.WIDTH}
+    zero = {"stage": stage, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": WIDTH}
     return {
         "train_micro_batch_size_per_gpu": 2,
         "bf16": {"enabled": True},
@@ -71,9 +58,9 @@ def train(engine: Any, loss: Callable[[], Tensor], num_micro_batches: int = 1) -
 def blocks(stage: int, **changes: Any) -> Iterator[Step]:
     """Steps of a dense model."""
     torch.manual_seed(0)
-    engine, *_ = dslaunch.initialize(model=Blocks(), config=make_config(stage, **changes))
+    engine, *_ = dslaunch.initialize(model=Blocks(WIDTH, DEPTH), config=make_config(stage, **changes))
     dtype = next(engine.module.parameters()).dtype
-    own = torch.ones(2, Blocks.WIDTH, dtype=dtype, device=engine.device)
+    own = torch.ones(2, WIDTH, dtype=dtype, device=engine.device)
     yield partial(train, engine, partial(loss_of, engine, own), changes.get("gradient_accumulation_steps", 1))
     engine.destroy()
 
@@ -81,8 +68,8 @@ def blocks(stage: int, **changes: Any) -> Iterator[Step]:
 @contextmanager
 def evaluation(stage: int) -> Iterator[Step]:
     """Forwards without gradients, after a step."""
-    engine, *_ = dslaunch.initialize(model=Blocks(), config=make_config(stage))
-    own = torch.ones(2, Blocks.WIDTH, dtype=torch.bfloat16, device=engine.device)
+    engine, *_ = dslaunch.initialize(model=Blocks(WIDTH, DEPTH), config=make_config(stage))
+    own = torch.ones(2, WIDTH, dtype=torch.bfloat16, device=engine.device)
     train(engine, partial(loss_of, engine, own))
     with torch.no_grad():
         yield partial(loss_of, engine, own)
@@ -126,8 +113,8 @@ def checkpointing(**section: Any) -> Iterator[Step]:
             return x
 
     config = make_config(2, activation_checkpointing=section)
-    engine, *_ = dslaunch.initialize(model=Checkpointed(), config=config)
-    own = torch.ones(2, Blocks.WIDTH, dtype=torch.bfloat16, device=engine.device, requires_grad=True)
+    engine, *_ = dslaunch.initialize(model=Checkpointed(WIDTH, DEPTH), config=config)
+    own = torch.ones(2, WIDTH, dtype=torch.bfloat16, device=engine.device, requires_grad=True)
     yield partial(train, engine, partial(loss_of, engine, own))
     engine.destroy()
 

@@ -35,7 +35,22 @@ class Uneven(nn.Module):
         return result
 
 
-def make_model(kind: type[nn.Module] = Uneven, *, seed: int = 0) -> nn.Module:
+class Blocks(nn.Module):
+    """Linear layers of one size, each of which adds to what it takes; each is a unit, and the root has no
+    parameters of its own.
+    """
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def make_model(kind: Callable[[], nn.Module] = Uneven, *, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return kind()
 

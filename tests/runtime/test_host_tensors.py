@@ -17,7 +17,8 @@ from torch.utils._device import _device_constructors
 
 import dslaunch
 from dslaunch.utils import safe_get_full_fp32_param, safe_get_full_grad, safe_get_full_optimizer_state
-from tests.fake_cuda.features import Blocks, make_config
+from tests.fake_cuda.features import DEPTH, WIDTH, make_config
+from tests.runtime.models import Blocks
 from tests.runtime.ranks import Ranks
 
 RUNTIME = Path(__file__).parents[2] / "runtime"
@@ -112,8 +113,8 @@ def _whole_life(
             stack.enter_context(dslaunch.zero.Init(config_dict_or_path=config))
         with torch.device(f"cuda:{rank}"):
             torch.manual_seed(0)
-            model = Blocks()
-    data = [torch.full((Blocks.WIDTH,), 0.1 * one, dtype=torch.bfloat16, device="cpu") for one in range(16)]
+            model = Blocks(WIDTH, DEPTH)
+    data = [torch.full((WIDTH,), 0.1 * one, dtype=torch.bfloat16, device="cpu") for one in range(16)]
     engine, _, loader, _ = dslaunch.initialize(model=model, config=config, training_data=data)
     params = list(model.parameters())
     losses = []

@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -32,9 +33,9 @@ from dslaunch.runtime.environment import read_environment
 from dslaunch.runtime.offload.device_copies import Arrival
 from dslaunch.runtime.zero import writes
 from tests.exhaustive import few
-from tests.fake_cuda.features import FEATURES, Feature, waits_of
+from tests.fake_cuda.features import FEATURES, WIDTH, Feature, waits_of
 from tests.fake_cuda.torch_cuda import device
-from tests.runtime.models import batch, loss_of, make_config, make_model
+from tests.runtime.models import Blocks, batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
 
 PINNED = {"device": "cpu", "pin_memory": True}
@@ -123,31 +124,16 @@ def test_a_collective_that_was_waited_for_holds_no_memory(cuda_ranks: Ranks) -> 
     assert cuda_ranks(_flights, world_size=2) == [(0, True)] * 2
 
 
-class Deep(nn.Module):
-    """12 blocks of one size."""
-
-    width, depth = 64, 12
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(self.width, self.width) for _ in range(self.depth))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return x
-
-
 def _begun(rank: int) -> float:
     config = make_config(stage=3, reduce_bucket_size=64, **BF16)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     with dslaunch.zero.Init(config_dict_or_path=config):
-        model = make_model(Deep)
+        model = make_model(partial(Blocks, WIDTH, 12))
     engine, *_ = dslaunch.initialize(model=model, config=config)
     at_most = torch.cuda.max_memory_allocated() - before
     engine.destroy()
-    unit = 4 * (Deep.width + 1) * Deep.width
+    unit = 4 * (WIDTH + 1) * WIDTH
     return at_most / unit
 
 
@@ -205,11 +191,11 @@ def test_the_groups_of_an_axis_are_made_at_once(cuda_ranks: Ranks) -> None:
 
 
 def _counted(rank: int, stage: int, zero: dict[str, Any], depth: int) -> dict[str, Any]:
-    model = make_model(type("Deeper", (Deep,), {"depth": depth}))
+    model = make_model(partial(Blocks, WIDTH, depth))
     config = make_config(stage=stage, reduce_bucket_size=64, **BF16)
     config["zero_optimization"].update(zero)
     engine, *_ = dslaunch.initialize(model=model, config=config)
-    own = torch.ones(2, Deep.width, dtype=torch.bfloat16, device=engine.device)
+    own = torch.ones(2, WIDTH, dtype=torch.bfloat16, device=engine.device)
     for number in range(3):
         if number == 2:
             torch.cuda.synchronize()

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import gc
 import mmap
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 import dslaunch
 from dslaunch.runtime.offload.device_copies import Arrival
 from dslaunch.runtime.offload.pinned_memory import PINNED_MEMORY, PinnedMemory, host_empty
 from tests.fake_cuda.torch_cuda import device
-from tests.runtime.models import make_config, make_model
+from tests.runtime.models import Blocks, make_config, make_model
 from tests.runtime.ranks import Ranks
 
 N = 5000
+WIDTH, DEPTH = 65, 8  # two ranks' shards of a unit in float32 are a little more than 8 KiB
 BYTES = 5 * mmap.PAGESIZE  # of N elements of float32
 
 
@@ -27,29 +28,14 @@ def pinned() -> int:
     return int(device().memory(torch.cuda.current_device())["pinned"])
 
 
-class Blocks(nn.Module):
-    """Whose shards of float32, of two ranks, are a little more than 8 KiB."""
-
-    width, depth = 65, 8
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(self.width, self.width) for _ in range(self.depth))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return x
-
-
 def _trained(rank: int, stage: int, zero: dict[str, Any]) -> tuple[int, int]:
     """Return the bytes of the tensors in pinned memory, and of the memory itself at its peak."""
     before = pinned()
     torch.cuda.reset_peak_memory_stats()
     config = make_config(stage=stage, reduce_bucket_size=64, bf16={"enabled": True})
     config["zero_optimization"].update(zero)
-    engine, *_ = dslaunch.initialize(model=make_model(Blocks), config=config)
-    own = torch.ones(2, Blocks.width, dtype=torch.bfloat16, device=engine.device)
+    engine, *_ = dslaunch.initialize(model=make_model(partial(Blocks, WIDTH, DEPTH)), config=config)
+    own = torch.ones(2, WIDTH, dtype=torch.bfloat16, device=engine.device)
     for _ in range(3):
         engine.backward(engine(own).float().pow(2).mean())
         engine.step()
@@ -72,8 +58,8 @@ def test_offloading_takes_the_pinned_memory_of_its_tensors(
 ) -> None:
     """A page more for each of five tensors of a unit, and rounded parameters of three units in a step."""
     zero = {"offload_optimizer": {"device": "cpu"}, **more}  # pinned unless the config says otherwise
-    shard = (Blocks.width + 1) * Blocks.width / 2
-    units = Blocks.depth
+    shard = (WIDTH + 1) * WIDTH / 2
+    units = DEPTH
     for held, at_most in cuda_ranks(_trained, stage, zero, world_size=2):
         assert held >= units * shard * (12 + 2)
         assert at_most <= held + 3 * 2 * shard + (5 * units + 3) * mmap.PAGESIZE
@@ -84,7 +70,7 @@ def _not_pinned(rank: int) -> int:
     torch.cuda.reset_peak_memory_stats()
     config = make_config(stage=2, bf16={"enabled": True})
     config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
-    dslaunch.initialize(model=make_model(Blocks), config=config)[0].destroy()
+    dslaunch.initialize(model=make_model(partial(Blocks, WIDTH, DEPTH)), config=config)[0].destroy()
     return int(device().memory(rank)["peak_pinned"]) - before
 
 

@@ -651,23 +651,10 @@ def test_a_derivative_of_torch_func_that_goes_forward_gathers_what_it_meets(rank
 # ---- many units
 
 
-class Deep(nn.Module):
-    """Each block is a unit."""
-
-    def __init__(self, depth: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(7, 7) for _ in range(depth))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return x
-
-
 def _looked_at(rank: int, depth: int) -> int:
     """How often a step asks whether a unit is resharded."""
     engine, *_ = dslaunch.initialize(
-        model=Deep(depth), config=models.make_config(stage=3, reduce_bucket_size=50)
+        model=models.Blocks(7, depth), config=models.make_config(stage=3, reduce_bucket_size=50)
     )
     count = 0
     is_resharded = Unit.is_resharded.fget  # type: ignore[attr-defined]
