@@ -1,4 +1,4 @@
-"""Trainings on several hosts that mpirun and srun start themselves, without dslaunch."""
+"""Processes on several hosts that mpirun and srun start themselves, without dslaunch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.launcher.backends.programs import need, start_slurm
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = """
+TRAIN = """
 import os, torch, dslaunch
 import torch.distributed as dist
 dslaunch.init_distributed("gloo", verbose=False)
@@ -21,7 +21,22 @@ dist.all_reduce(total)
 print(f"{os.uname().nodename} rank {dist.get_rank()} of {dist.get_world_size()}, local rank "
       f"{os.environ.get('LOCAL_RANK')}: {total.item():g}", flush=True)
 """
-ALL = [f"node{1 + rank // 2} rank {rank} of 4, local rank {rank % 2}: 10" for rank in range(4)]
+# What decides it, without torch.
+PLACE = """
+import os
+from dslaunch.runtime.environment import read_environment
+one = read_environment()
+print(f"{os.uname().nodename} rank {one.rank} of {one.world_size}, local rank {one.local_rank}: "
+      f"{one.started and (one.started.why_not or one.started.master)}", flush=True)
+"""
+TRAINED = [f"node{1 + rank} rank {rank} of 2, local rank 0: 3" for rank in range(2)]
+
+
+@pytest.fixture
+def folder(folder: Path) -> Path:
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "place.py").write_text(PLACE)
+    return folder
 
 
 def words_of(stdout: str) -> list[str]:
@@ -30,37 +45,40 @@ def words_of(stdout: str) -> list[str]:
 
 def test_srun_starts_one_training_and_a_batch_script_one_process(lab: Lab, folder: Path) -> None:
     need("slurm")
-    (folder / "train.py").write_text(PROGRAM)
-    env, run = start_slurm(lab), [sys.executable, "train.py"]
+    env = start_slurm(lab)
+    train, place = [sys.executable, "train.py"], [sys.executable, "place.py"]
 
     def done(*words: str) -> str:
         found = lab.head.run(words, env=env, cwd=folder, timeout=120)
         assert found.returncode == 0, found.stderr + found.stdout
         return found.stdout
 
-    assert words_of(done("srun", "-N2", "--ntasks-per-node=2", *run)) == ALL
-    one_host = done("srun", "-N1", "-n2", "-w", "node3", *run)
-    assert words_of(one_host) == [f"node3 rank {rank} of 2, local rank {rank}: 3" for rank in range(2)]
-    (folder / "job.sh").write_text(f"#!/bin/sh\n{' '.join(run)}\nsrun {' '.join(run)}\n")
+    assert words_of(done("srun", "-N2", "-n2", *train)) == TRAINED
+    one_host = done("srun", "-N1", "-n2", "-w", "node3", *place)
+    assert words_of(one_host) == [
+        f"node3 rank {rank} of 2, local rank {rank}: 127.0.0.1" for rank in range(2)
+    ]
+    (folder / "job.sh").write_text(f"#!/bin/sh\n{' '.join(place)}\nsrun {' '.join(place)}\n")
     done("sbatch", "--wait", "-N2", "--ntasks-per-node=2", "-w", "node[1-2]", "-o", "said", "job.sh")
-    alone = "node1 rank 0 of 1, local rank None: 1"
-    assert words_of((folder / "said").read_text()) == [alone, *ALL]
-    alone = "head rank 0 of 1, local rank None: 1"
-    assert words_of(done("salloc", "-N2", "-n4", *run)) == [alone]
+    of_step = [f"node{1 + rank // 2} rank {rank} of 4, local rank {rank % 2}: node1" for rank in range(4)]
+    alone = "rank 0 of 1, local rank 0: None"
+    assert words_of((folder / "said").read_text()) == [f"node1 {alone}", *of_step]
+    assert words_of(done("salloc", "-N2", "-n4", *place)) == [f"head {alone}"]
 
 
 def test_open_mpi_starts_one_training_from_the_host_of_rank_0(lab: Lab, folder: Path) -> None:
     need("openmpi")
-    (folder / "train.py").write_text(PROGRAM)
-    mpirun = ["mpirun.openmpi", "--allow-run-as-root", "--map-by", "slot", "-n", "4", "--host"]
-    run = [sys.executable, "train.py"]
-    found = lab.host("node1").run([*mpirun, "node1:2,node2:2", *run], cwd=folder, timeout=120)
-    assert found.returncode == 0, found.stderr
-    assert words_of(found.stdout) == ALL
-    elsewhere = lab.head.run([*mpirun, "node1:2,node2:2", *run], cwd=folder, timeout=120)
-    assert "OMPI_COMM_WORLD_RANK=0 says that this is one of 4 processes" in elsewhere.stderr
-    assert elsewhere.returncode == 2
-    given = lab.head.run(
-        [*mpirun, "node1:2,node2:2", "-x", "MASTER_ADDR=node1", *run], cwd=folder, timeout=120
-    )
-    assert words_of(given.stdout) == ALL, given.stderr
+    mpirun = ["mpirun.openmpi", "--allow-run-as-root", "--map-by", "slot"]
+
+    def done(host: str, *words: str, hosts: str = "node1:2,node2:1") -> list[str]:
+        found = lab.host(host).run([*mpirun, "--host", hosts, *words], cwd=folder, timeout=120)
+        assert found.returncode == 0, found.stderr
+        return words_of(found.stdout)
+
+    assert done("node1", sys.executable, "train.py", hosts="node1,node2") == TRAINED
+    places = [f"node{1 + rank // 2} rank {rank} of 3, local rank {rank % 2}" for rank in range(3)]
+    place = [sys.executable, "place.py"]
+    assert done("node1", *place) == [f"{one}: {lab.host('node1').address}" for one in places]
+    why = "they are on several hosts: nothing says where rank 0 is"
+    assert f"{places[0]}: {why}" in done("head", *place)
+    assert done("head", "-x", "MASTER_ADDR=node1", *place) == [f"{one}: node1" for one in places]
