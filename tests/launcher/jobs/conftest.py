@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zlib
 from pathlib import Path
 
@@ -21,6 +22,18 @@ def folder(lab: Lab, request: pytest.FixtureRequest) -> Path:
     path.mkdir()
     (path / "hosts").write_text("".join(f"{node.name} slots=2\n" for node in lab.nodes))
     return path
+
+
+@pytest.fixture
+def quick_python(folder: Path) -> str:
+    """A Python on all hosts whose torch is imported at once, for tests in which a check asks of it."""
+    quick = folder / "quick"
+    quick.mkdir()
+    (quick / "torch.py").write_text("__version__ = '2.6.0'\nclass version: cuda = hip = None\n")
+    python = quick / "python3"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={quick} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return str(python)
 
 
 @pytest.fixture(params=["ssh", pytest.param("openssh", marks=pytest.mark.exhaustive)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from importlib import import_module
 
 import click
@@ -89,6 +91,49 @@ def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
         ("checkpoint prune out", "--keep=N is missing; write: dslaunch checkpoint prune DIR --keep=N"),
         ("checkpoint export --dtype int8 out there", "--dtype=int8: must be float32, bfloat16 or float16"),
         ("checkpoint diff --valeus a b", "there is no option --valeus; did you mean --values?"),
+        (
+            "--metrics_interval 0.01 t.py",
+            "--metrics_interval=0.01: must be 0.1 or more, in seconds, or 0 for no",
+        ),
+        (
+            "--metrics_interval 5 --launcher openmpi t.py",
+            "--metrics_interval has no effect with --launcher=openmpi, whose ranks have no agent to",
+        ),
+        ("--events . t.py", "--events=. is a folder; give the name of a file"),
+        ("--events missing/file t.py", "--events=missing/file: there is no folder missing"),
+        ("--no_ssh --on_end : t.py", "--on_end has no effect with --no_ssh, where each node has a dslaunch"),
+        ("--no_ssh --metrics_port 0 t.py", "--metrics_port has no effect with --no_ssh, where no node"),
+        ("--launcher=slurm --metrics_port 0 t.py", "--metrics_port has no effect with --launcher=slurm"),
+        ("--webhook ftp://x/SECRET t.py", "--webhook: this is no URL of http or https"),
+        ("--webhook http://u:p@/SECRET t.py", "--webhook: this is no URL of http or https"),
+        ("--webhook http://[::1/SECRET t.py", "--webhook: this is no URL of http or https"),
+        ("--webhook http://x:y/SECRET t.py", "--webhook: this is no URL of http or https"),
+        ("--metrics_port 99999 t.py", "--metrics_port: '99999' is no port; give one from 1 to 65535, or 0"),
+        ("--metrics_port :80 t.py", "':80' is no port"),
+        ("--metrics_port a\\ b:80 t.py", "'a b:80' is no port"),
+        ("--metrics_port 192.0.2.1:1 t.py", "--metrics_port=192.0.2.1:1: cannot listen there: Cannot assign"),
+        ("--events=x --report=./x t.py", "--events=x and --report=./x: are one file; give each its own"),
+        ("--trace=0 t.py", "--trace: '0' is not a step or a range of steps; write e.g. 10 or 10-12, where"),
+        ("--trace=5-3 t.py", "--trace: '5-3' is an empty range; write 3-5"),
+        (
+            "--trace_ranks=1 t.py",
+            "--trace_ranks has no effect without --trace; add --trace=STEPS, or leave it out",
+        ),
+        ("--trace=1 --trace_to=.json t.py", "--trace_to=.json: is a folder; give the name of a file"),
+        ("--trace=1 --trace_ranks=none t.py", "no rank would be traced; write ranks such as 0,4-7, or all"),
+        (
+            "--num_gpus=3 --trace=5 --trace_ranks=3 t.py",
+            "--trace_ranks: there is no rank 3; the job has 3 ranks: 0-2",
+        ),
+        (
+            "--trace=1 --trace_to=x.gz t.py",
+            "--trace_to=x.gz: Perfetto knows the file by its end; let the name",
+        ),
+        ("--trace=1 --trace_to=x/y.json t.py", "x is no folder, so no trace could be kept"),
+        (
+            "--launcher=openmpi --num_gpus=1 --trace=1 t.py",
+            "so what you gave of --trace, --trace_ranks, --trace_to has no effect",
+        ),
         ("exec -H hosts --no_fild -- x", "there is no option --no_fild; did you mean --no_fold"),
     ],
 )
@@ -102,11 +147,14 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     monkeypatch.chdir(str(tmp_path))
     with open("hosts", "w") as file:
         file.write("node1 slots=1\n")
+    with open("t.py", "w"):
+        os.mkdir(".json")
     with pytest.raises(SystemExit) as ended:
-        cli.main(words.split())
+        cli.main(shlex.split(words))
     printed = capsys.readouterr()
     assert ended.value.code == 2
     assert printed.out == ""
     assert printed.err.startswith("dslaunch: ")
     assert printed.err.count("\n") == 1
     assert message in printed.err
+    assert "SECRET" not in printed.err

@@ -23,7 +23,7 @@ from dslaunch.launcher.errors import EXIT_MISTAKE
 from dslaunch.launcher.options.end import EndOptions, without_secrets
 from dslaunch.launcher.run import job_end, run_job
 from dslaunch.launcher.run.job_end import tell_end
-from tests.launcher.local_job import Start, assert_short, poll
+from tests.launcher.local_job import Start, poll
 
 KEEP = "cat > end.json; echo $DSLAUNCH_JOB_NAME $DSLAUNCH_EXIT_CODE >> ends"
 
@@ -149,39 +149,6 @@ def test_a_mistake_is_told_too_and_a_job_that_is_only_shown_is_not(start: Start,
     job = start("", "--num_gpus=1", "--dry_run", "--on_end", KEEP)
     assert job.wait() == 0
     assert not (tmp_path / "ends").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (
-            ("--no_ssh", "--on_end", "x"),
-            "--on_end has no effect with --no_ssh, where each node has a dslaunch",
-        ),
-        (("--no_ssh", "--webhook", "http://x/y"), "--webhook has no effect with --no_ssh"),
-        (("--no_ssh", "--metrics_port", "0"), "--metrics_port has no effect with --no_ssh, where no node"),
-        (("--launcher=slurm", "--metrics_port", "0"), "--metrics_port has no effect with --launcher=slurm"),
-        (("--webhook", "ftp://x/SECRET"), "--webhook: this is no URL of http or https"),
-        (("--webhook", "http://u:p@/SECRET"), "--webhook: this is no URL of http or https"),
-        (("--webhook", "http://[::1/SECRET"), "--webhook: this is no URL of http or https"),
-        (("--webhook", "http://x:y/SECRET"), "--webhook: this is no URL of http or https"),
-        (("--metrics_port", "99999"), "--metrics_port: '99999' is no port; give one from 1 to 65535, or 0"),
-        (("--metrics_port", ":80"), "':80' is no port"),
-        (
-            ("--events=x", "--report=./x"),
-            "--events=x and --report=./x: are one file; give each its own",
-        ),
-        (("--metrics_port", "a b:80"), "'a b:80' is no port"),
-        (("--metrics_port", "192.0.2.1:1"), "--metrics_port=192.0.2.1:1: cannot listen there: Cannot assign"),
-    ],
-)
-def test_what_cannot_be_is_refused(start: Start, words: tuple[str, ...], why: str) -> None:
-    job = start("", *words)
-    assert job.wait() == EXIT_MISTAKE
-    assert why in job.err
-    assert "SECRET" not in job.err
-    assert_short(job)
 
 
 @pytest.mark.slow

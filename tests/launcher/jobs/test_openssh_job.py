@@ -6,18 +6,17 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.lab import Host, Lab
-from tests.launcher.command import AT_ONCE_S, BUSY_S, Command, poll
+from tests.launcher.command import BUSY_S, Command, poll
 
 pytestmark = pytest.mark.slow
 
 CLEAN_WITHIN_S = 15.0
-HEARTBEAT_S = 3
+HEARTBEAT_S = 2
 WORK = """
 import os, pathlib, time
 print("up", os.getpid(), flush=True)
@@ -27,21 +26,22 @@ while not pathlib.Path("go").exists():
 
 
 @pytest.fixture
-def folder(folder: Path) -> Path:
+def folder(folder: Path, lab: Lab) -> Path:
     (folder / "work.py").write_text(WORK)
+    (folder / "hosts").write_text("".join(f"{node.name} slots=1\n" for node in lab.nodes))
     (folder / "show.py").write_text('import os; print("rank", os.environ["RANK"], flush=True)')
     return folder
 
 
 def job(lab: Lab, folder: Path, *words: str) -> Command:
-    head = ("--launcher=openssh", "-H", "hosts", "--kill_grace=2", f"--heartbeat={HEARTBEAT_S}")
+    head = ("--launcher=openssh", "-H", "hosts", "--kill_grace=1", f"--heartbeat={HEARTBEAT_S}")
     return Command(lab.head, folder, *head, *words)
 
 
 def launch(lab: Lab, folder: Path, *words: str) -> Command:
-    """A job of 8 workers that are all up and wait for the file `go`."""
-    command = job(lab, folder, *words, "work.py")
-    command.wait_for("up ", times=8)
+    """A job of 2 workers that are both up and wait for the file `go`."""
+    command = job(lab, folder, *words, "-i", "node1@node2", "work.py")
+    command.wait_for("up ", times=2)
     return command
 
 
@@ -57,7 +57,7 @@ def assert_clean(lab: Lab) -> None:
 
 def test_one_ssh_for_each_host_which_says_nothing_of_the_job(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder, "--ssh_user=root", "--ssh_port=22", "--launcher_args=-o Compression=yes")
-    assert sorted(logins(lab.head)) == ["node1", "node2", "node3", "node4"]
+    assert sorted(logins(lab.head)) == ["node1", "node2"]
     (argv,) = {
         one.argv.replace("node2", "node1") for one in lab.head.processes() if "-- node" in one.argv[:400]
     } & {one.argv for one in lab.head.processes() if "-- node1 " in one.argv}
@@ -92,37 +92,23 @@ def test_a_stopped_ssh_is_a_silent_host_and_does_not_stay(lab: Lab, folder: Path
 def test_a_launcher_killed_by_9_leaves_no_ssh_even_of_a_host_that_is_cut_off(lab: Lab, folder: Path) -> None:
     """Long before ssh itself would notice that."""
     command = launch(lab, folder, "--heartbeat=60")
-    lab.host("node3").unplug()
+    lab.host("node2").unplug()
     command.process.kill()
     command.wait()
     poll(lambda: logins(lab.head) == {}, "the end of each ssh", command, BUSY_S)
-    lab.host("node3").plug()
+    lab.host("node2").plug()
     assert_clean(lab)
 
 
 def test_a_shared_connection_that_is_killed_is_a_lost_host(lab: Lab, folder: Path) -> None:
-    """And one that falls silent is noticed by the heartbeat, whatever the limits of its own are."""
     config = lab.head.home / ".ssh" / "config"
-    config.write_text("Host node1 node2\n  ControlPath ~/.ssh/shared-%n\n")
-    for name in ("node1", "node2"):
-        lab.head.run(["ssh", "-fNM", name], check=True)
-    masters = {one.argv.split()[-1]: one.pid for one in lab.head.processes() if "-fNM" in one.argv}
+    config.write_text("Host node2\n  ControlPath ~/.ssh/shared-%n\n")
+    lab.head.run(["ssh", "-fNM", "node2"], check=True)
+    (master,) = [one.pid for one in lab.head.processes() if "-fNM" in one.argv]
     command = launch(lab, folder)
-    lab.host("node1").unplug()
-    began = time.monotonic()
-    assert command.wait() == 3
-    assert time.monotonic() - began < HEARTBEAT_S + 2 + BUSY_S
-    assert f"dslaunch: node1: nothing heard for {HEARTBEAT_S} s" in command.err
-    lab.host("node1").plug()
-    left = [one.argv for one in lab.head.processes()]
-    assert all("-fNM" in argv for argv in left), left
-    (folder / "go").unlink(missing_ok=True)
-    command = job(lab, folder, "-i", "node2", "work.py")
-    command.wait_for("up ", times=2)
-    os.kill(next(pid for name, pid in masters.items() if "node2" in name), signal.SIGKILL)
+    os.kill(master, signal.SIGKILL)
     assert command.wait() == 3
     assert "dslaunch: node2: the connection ended before the job did" in command.err
-    lab.head.run(["sh", "-c", "ssh -O exit node1; pkill -f fNM"])
     assert_clean(lab)
 
 
@@ -161,16 +147,4 @@ def test_a_login_that_runs_no_command_is_said(lab: Lab, folder: Path) -> None:
         "node1: no agent started there: the login ended with status 7, and its last words are 'not today'"
         in (command.err)
     )
-    keys.write_text(keys.read_text().replace("echo not today >&2; exit 7", "sleep 600"))
-    command = job(lab, folder, "-i", "node1", "show.py")
-    poll(lambda: "waiting for node1" in command.err, "progress", command)
-    command.process.send_signal(signal.SIGINT)
-    assert command.wait(AT_ONCE_S) == 130
     assert logins(lab.head) == {}
-
-
-def test_files_that_were_named_and_are_not_there_are_mistakes(lab: Lab, folder: Path) -> None:
-    for word in ("--ssh_identity=/root/none", "--ssh_config=/root/none"):
-        command = job(lab, folder, word, "show.py")
-        assert command.wait() == 2
-        assert command.err.startswith(f"dslaunch: {word}: there is no such file")

@@ -19,8 +19,10 @@ WHERE = "import os; print(os.environ['RANK'], os.uname().nodename)"
 
 
 @pytest.fixture
-def folder(folder: Path) -> Path:
+def folder(lab: Lab, folder: Path, quick_python: str) -> Path:
     (folder / "where.py").write_text(WHERE)
+    lines = [f"{node.name} slots=2 python={quick_python}\n" for node in lab.nodes]
+    (folder / "hosts").write_text("".join(lines))
     return folder
 
 
@@ -103,6 +105,9 @@ def test_a_host_that_is_lost_while_the_network_is_measured_is_replaced(
         os.kill(measuring(lost)[0], signal.SIGKILL)
     else:
         getattr(lost, fault)()
+    for node in lab.nodes:
+        if node is not lost or fault == "kill_rank":
+            node.end_slowness()
     assert command.wait(3 * TIMEOUT_S) == 0, command.err
     assert places(command) == ["0 node1", "1 node3"]
     assert f"dslaunch: warning: {said}" in command.err

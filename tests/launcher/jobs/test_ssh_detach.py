@@ -19,8 +19,8 @@ from tests.launcher.local_job import poll
 pytestmark = pytest.mark.slow
 
 CLEAN_WITHIN_S = 15.0
-HEARTBEAT_S = 3
-NUM_RANKS = 6
+HEARTBEAT_S = 2
+NUM_RANKS = 3
 WORK = """
 import os, pathlib, sys, time
 print("up", os.environ["RANK"], flush=True)
@@ -28,14 +28,14 @@ while not pathlib.Path("go").exists():
     time.sleep(0.01)
 print("went", flush=True)
 """
-OPTIONS = ("--detach", "-H", "hosts", "--kill_grace=2", f"--heartbeat={HEARTBEAT_S}", "work.py")
+OPTIONS = ("--detach", "-H", "hosts", "--kill_grace=1", f"--heartbeat={HEARTBEAT_S}", "work.py")
 PROGRAM = (sys.executable, "-m", "dslaunch")
 
 
 @pytest.fixture
 def folder(folder: Path, lab: Lab) -> Path:
     (folder / "work.py").write_text(WORK)
-    (folder / "hosts").write_text("".join(f"{node.name} slots=2\n" for node in lab.nodes[:3]))
+    (folder / "hosts").write_text("".join(f"{node.name} slots=1\n" for node in lab.nodes[:3]))
     return folder
 
 
@@ -78,32 +78,6 @@ def launcher(lab: Lab) -> int:
     return pid
 
 
-def test_a_job_on_three_hosts_is_detached_followed_and_ends(lab: Lab, folder: Path) -> None:
-    detach(lab, folder)
-    found = job(lab)
-    assert (found["state"], found["hosts"]) == ("running", ["node1", "node2", "node3"])
-    assert found["num_ranks"] == NUM_RANKS
-    assert "node[1-3]" in ask(lab.head, "jobs").stdout
-    only = ask(lab.head, "logs", "work", "--rank=3")
-    assert only.stdout == "node2:3 | up 3\n"
-    (folder / "go").touch()
-    attached = ask(lab.head, "attach", "work")
-    assert attached.returncode == 0, attached.stderr
-    assert (
-        sorted(line for line in attached.stdout.splitlines() if line.endswith("went"))[-1] == "node3:5 | went"
-    )
-    assert job(lab)["state"] == "ended"
-    assert lab.wait_until_clean(CLEAN_WITHIN_S) == []
-
-
-def test_stop_ends_the_workers_of_all_hosts(lab: Lab, folder: Path) -> None:
-    detach(lab, folder)
-    stopped = ask(lab.head, "stop", "work")
-    assert stopped.returncode == 0, stopped.stderr
-    assert job(lab)["exit_code"] == 143
-    assert lab.wait_until_clean(CLEAN_WITHIN_S) == []
-
-
 def test_the_login_that_started_it_and_sshd_end_and_the_job_goes_on(lab: Lab, folder: Path) -> None:
     """A login with a terminal from another host; its sshd is killed, and then all of the head's."""
     forget(lab)
@@ -123,6 +97,7 @@ def test_the_login_that_started_it_and_sshd_end_and_the_job_goes_on(lab: Lab, fo
     (folder / "go").touch()
     attached = ask(lab.head, "attach", "work")
     assert attached.returncode == 0, attached.stderr
+    assert sorted(attached.stdout.splitlines())[-2:] == ["node3:2 | up 2", "node3:2 | went"]
     assert lab.wait_until_clean(CLEAN_WITHIN_S) == []
 
 
@@ -148,16 +123,6 @@ def test_an_agent_killed_by_9_ends_the_job_and_is_named(lab: Lab, folder: Path) 
     attached = ask(lab.head, "attach", "work")
     assert attached.returncode == 3
     assert "dslaunch: node2: the agent ended: it was killed by SIGKILL" in attached.stderr
-
-
-def test_a_job_whose_launcher_stands_still_is_killed_by_stop_now(lab: Lab, folder: Path) -> None:
-    """SIGCONT wakes it, so that the workers end in an orderly way."""
-    detach(lab, folder)
-    os.kill(launcher(lab), signal.SIGSTOP)
-    stopped = ask(lab.head, "stop", "--now", "work")
-    assert stopped.returncode == 0, stopped.stderr
-    assert job(lab)["state"] == "ended"
-    assert lab.wait_until_clean(CLEAN_WITHIN_S) == []
 
 
 def test_another_host_with_the_same_records_sends_there(lab: Lab, folder: Path) -> None:

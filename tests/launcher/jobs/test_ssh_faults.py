@@ -13,13 +13,13 @@ import pytest
 
 from tests.exhaustive import few
 from tests.lab import Lab
-from tests.launcher.command import AT_ONCE_S, BOTH_WAYS, BUSY_S, Command, poll
+from tests.launcher.command import BOTH_WAYS, BUSY_S, Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 CLEAN_WITHIN_S = 15.0
 STOP_WITHIN_S = 2.0  # after the first failure, beyond the grace
-GRACE_S = 2
+GRACE_S = 1
 WORK = """
 import os, pathlib, signal, sys, time
 rank, host = os.environ["RANK"], os.uname().nodename
@@ -49,13 +49,14 @@ time.sleep(0 if "--end" in sys.argv else 600)
 @pytest.fixture
 def folder(folder: Path) -> Path:
     (folder / "work.py").write_text(WORK)
+    (folder / "hosts").write_text("node1 slots=2\nnode2 slots=2\nnode3 slots=2\n")
     return folder
 
 
 def launch(lab: Lab, folder: Path, *words: str) -> Command:
-    """A job of 8 workers that are all up and wait for the file `go`."""
+    """A job of 6 workers that are all up and wait for the file `go`."""
     command = Command(lab.head, folder, "-H", "hosts", f"--kill_grace={GRACE_S}", *words)
-    command.wait_for("up ", times=8)
+    command.wait_for("up ", times=6)
     return command
 
 
@@ -91,11 +92,11 @@ def test_the_first_failure_ends_all_hosts_at_once_and_is_named(
 
 
 def test_what_ignores_sigterm_is_killed_when_the_grace_is_over(lab: Lab, folder: Path) -> None:
-    command = launch(lab, folder, "work.py", "--daemon", "--kill=6:SIGKILL")
+    command = launch(lab, folder, "work.py", "--daemon", "--kill=4:SIGKILL")
     (folder / "go").touch()
     assert lab.wait_until_clean(STOP_WITHIN_S + GRACE_S + BUSY_S) == []
     assert command.wait() == 137
-    assert "rank 6 on node4" in command.err
+    assert "rank 4 on node3" in command.err
 
 
 def test_a_normal_end_leaves_nothing_behind(lab: Lab, folder: Path) -> None:
@@ -116,19 +117,18 @@ def test_an_interrupt_stops_all_hosts(lab: Lab, folder: Path, signum: int) -> No
     command = launch(lab, folder, "work.py")
     command.process.send_signal(signum)
     assert command.wait() == 128 + signum
-    assert "stopping 8 other workers" not in command.err
-    assert f"{signal.Signals(signum).name} ({signum}): stopping 8 workers" in command.err
+    assert "stopping 6 other workers" not in command.err
+    assert f"{signal.Signals(signum).name} ({signum}): stopping 6 workers" in command.err
     assert_clean(lab)
 
 
-@BOTH_WAYS
 def test_a_cut_link_is_noticed_within_the_heartbeat_on_both_sides(lab: Lab, folder: Path) -> None:
-    command = launch(lab, folder, "--heartbeat=3", "work.py", "--daemon")
+    command = launch(lab, folder, "--heartbeat=2", "work.py", "--daemon")
     lab.host("node3").link_down()
     began = time.monotonic()
     assert command.wait() == 3
-    assert time.monotonic() - began < 3 + 2 + BUSY_S  # heartbeat, grace
-    assert "dslaunch: node3: nothing heard for 3 s" in command.err
+    assert time.monotonic() - began < 2 + GRACE_S + BUSY_S  # heartbeat, grace
+    assert "dslaunch: node3: nothing heard for 2 s" in command.err
     assert "node1" not in command.err.replace("no GPU here", "").partition("stopping")[2]
     assert_clean(lab)
 
@@ -144,9 +144,9 @@ def test_a_silent_cut_is_noticed_too(lab: Lab, folder: Path) -> None:
 
 def test_a_host_that_dies_is_named(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder, "work.py")
-    lab.host("node4").die()
+    lab.host("node3").die()
     assert command.wait() == 3
-    assert "dslaunch: node4: the connection ended before the job did" in command.err
+    assert "dslaunch: node3: the connection ended before the job did" in command.err
     assert_clean(lab)
 
 
@@ -158,14 +158,13 @@ def test_every_unreachable_host_is_reported_and_no_worker_starts(lab: Lab, folde
     lab.host("node2").sshd_kill()
     lab.host("node3").new_host_key()
     (lab.host("node4").home / ".ssh" / "authorized_keys").write_text("")
-    with (folder / "hosts").open("a") as file:
-        file.write("node5 slots=2\n")
-    command = Command(lab.head, folder, "-H", "hosts", "--connect_timeout=5", "work.py")
+    (folder / "hosts").write_text("".join(f"node{number} slots=1\n" for number in range(1, 6)))
+    command = Command(lab.head, folder, "-H", "hosts", "--connect_timeout=3", "work.py")
     assert command.wait() == 3
-    assert time.monotonic() - command.began_at < 5 + BUSY_S
+    assert time.monotonic() - command.began_at < 3 + BUSY_S
     reasons = [line for line in command.err.splitlines() if "waiting for" not in line]
     lines = {line.split(":")[1].strip(): line for line in reasons}
-    assert "did not answer within 5 s" in lines["node1"]
+    assert "did not answer within 3 s" in lines["node1"]
     assert "refused the connection" in lines["node2"]
     assert "its host key has CHANGED" in lines["node3"]
     assert "ssh-keygen -R 'node3'" in lines["node3"]
@@ -203,17 +202,6 @@ def test_a_wrong_key_is_refused_with_what_was_tried(lab: Lab, folder: Path, way:
     else:
         why = "tried /root/other); allow the key there"
     assert line.startswith(f"dslaunch: node1: root@node1 was refused ({why}")
-    assert_clean(lab)
-
-
-def test_an_sshd_that_does_not_answer_is_given_up(lab: Lab, folder: Path) -> None:
-    lab.host("node1").sshd_stop()
-    command = Command(lab.head, folder, "-H", "hosts", "--connect_timeout=5", "work.py")
-    assert command.wait() == 3
-    assert (
-        "dslaunch: node1: node1 port 22 accepted the connection but does not speak SSH: silent for 5 s"
-        in command.err
-    )
     assert_clean(lab)
 
 
@@ -272,13 +260,4 @@ def test_a_missing_script_is_a_mistake(lab: Lab, folder: Path) -> None:
     command = Command(lab.head, folder, "-H", "hosts", "-i", "node1@node2", "trian.py")
     assert command.wait() == 2
     assert f"no script trian.py in {folder}" in command.err
-    assert_clean(lab)
-
-
-def test_ctrl_c_while_connecting_ends_at_once(lab: Lab, folder: Path) -> None:
-    lab.host("node1").unplug()
-    command = Command(lab.head, folder, "-H", "hosts", "--connect_timeout=60", "work.py")
-    poll(lambda: "3 of 4 hosts connected, waiting for node1" in command.err, "progress", command)
-    command.process.send_signal(signal.SIGINT)
-    assert command.wait(AT_ONCE_S) == 130
     assert_clean(lab)

@@ -17,7 +17,7 @@ from tests.launcher.command import BOTH_WAYS, Command, poll
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 CLEAN_WITHIN_S = 15.0
-HEARTBEAT_S = 3
+HEARTBEAT_S = 2
 # Each worker has a grandchild, forked twice, in a session of its own, that ignores what it can.
 WORK = """
 import os, pathlib, signal, sys, time
@@ -40,14 +40,15 @@ while not pathlib.Path(sys.argv[1]).exists():
 @pytest.fixture
 def folder(folder: Path) -> Path:
     (folder / "work.py").write_text(WORK)
+    (folder / "hosts").write_text("node1 slots=1\nnode2 slots=2\n")
     return folder
 
 
 def launch(lab: Lab, folder: Path, *arguments: str, go: str = "go") -> Command:
-    """A job of 8 workers that are all up and wait for a file."""
-    options = ("-H", "hosts", "--kill_grace=2", f"--heartbeat={HEARTBEAT_S}", "--no_local_rank")
+    """A job of 3 workers that are all up and wait for a file."""
+    options = ("-H", "hosts", "--kill_grace=1", f"--heartbeat={HEARTBEAT_S}", "--no_local_rank")
     command = Command(lab.head, folder, *options, "work.py", go, *arguments)
-    command.wait_for("up ", times=8)
+    command.wait_for("up ", times=3)
     return command
 
 
@@ -129,7 +130,7 @@ def test_a_stopped_agent_goes_on_and_so_does_the_job(lab: Lab, folder: Path, vic
 @pytest.mark.exhaustive
 def test_stopped_workers_are_ended_with_the_others(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder)
-    for pid in workers(lab.host("node3")):
+    for pid in workers(lab.host("node2")):
         os.kill(pid, signal.SIGSTOP)
     command.process.send_signal(signal.SIGTERM)
     assert command.wait() == 143
@@ -138,10 +139,10 @@ def test_stopped_workers_are_ended_with_the_others(lab: Lab, folder: Path) -> No
 
 def test_a_frozen_host_is_lost_and_clean_once_it_is_thawed(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder)
-    frozen = lab.host("node3")
+    frozen = lab.host("node2")
     frozen.freeze()
     assert command.wait() == 3
-    assert f"dslaunch: node3: nothing heard for {HEARTBEAT_S} s" in command.err
+    assert f"dslaunch: node2: nothing heard for {HEARTBEAT_S} s" in command.err
     others = [host for host in lab.hosts if host is not frozen]
     poll(lambda: not any(host.processes() for host in others), "the others clean", command, CLEAN_WITHIN_S)
     frozen.thaw()
@@ -182,8 +183,8 @@ def interrupt(lab: Lab, job: Command) -> None:
 
 
 def kill_a_worker(lab: Lab, job: Command) -> None:
-    words = next(line for line in job.out.splitlines() if line.startswith("node3:")).split()
-    lab.host("node3").run(["kill", "-9", words[-1]], check=True)
+    words = next(line for line in job.out.splitlines() if line.startswith("node2:")).split()
+    lab.host("node2").run(["kill", "-9", words[-1]], check=True)
 
 
 @pytest.mark.exhaustive

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections.abc import Callable
 from copy import deepcopy
@@ -499,11 +500,13 @@ def test_seeded_layers_draw_the_same_numbers_wherever_the_model_is_cut(ranks: Ra
             assert found == pytest.approx(alone, abs=2e-6), (num_stages, schedule)
 
 
-def _sequential(rank: int) -> tuple[list[float], list[str]]:
+def _sequential(rank: int, folder: str) -> tuple[list[float], list[str]]:
     torch.manual_seed(3)
+    os.environ["DSLAUNCH_PLACE_FILE"] = f"{folder}/place-{rank}"
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
     module = dslaunch.pipeline(model, num_stages=2, loss_fn=lambda out, y: (out - y).square().mean())
     engine = engine_of(module, 3)
+    del os.environ["DSLAUNCH_PLACE_FILE"]
     micro = [(torch.ones(2, 4) * n, torch.zeros(2, 4)) for n in range(MICRO)]
     losses = [engine.train_batch(iter(micro)).item() for _ in range(2)]
     with pytest.raises(ConfigError, match=r"pipeline\(model=Linear\): must be a torch.nn.Sequential"):
@@ -514,11 +517,13 @@ def _sequential(rank: int) -> tuple[list[float], list[str]]:
     return losses, [name for name, _ in module.named_parameters()]
 
 
-def test_a_sequential_keeps_its_names(ranks: Ranks) -> None:
-    (losses, first), (others, second) = ranks(_sequential, world_size=2)
+def test_a_sequential_keeps_its_names(ranks: Ranks, tmp_path: Path) -> None:
+    (losses, first), (others, second) = ranks(_sequential, str(tmp_path), world_size=2)
     assert losses == others
     assert losses[1] < losses[0]
     assert [*first, *second] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    places = [(tmp_path / f"place-{rank}").read_text() for rank in range(2)]
+    assert places == ["stage 0 of 2", "stage 1 of 2"], "where the launcher reads them"
 
 
 class Breaks(nn.Module):

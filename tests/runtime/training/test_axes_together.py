@@ -31,6 +31,7 @@ from tests.runtime.training.axes import (
     make_judge,
     specs,
     train,
+    train_alone,
     values_of,
 )
 
@@ -43,6 +44,119 @@ def _train(rank: int, layout: Layout) -> Trained:
     return losses, norms, values
 
 
+def _check(ranks: Ranks, layout: Layout) -> None:
+    losses, norms, expected = train_alone(layout)
+    seen = set()
+    for own_losses, own_norms, values in ranks(_train, layout, world_size=layout.axes.world_size):
+        assert own_losses == pytest.approx(losses, abs=2e-6)
+        assert own_norms == pytest.approx(norms, rel=2e-6)
+        for name, value in values.items():
+            torch.testing.assert_close(value, expected[name], atol=2e-6, rtol=1e-5, msg=name)
+        seen |= set(values)
+    assert seen == set(expected)
+
+
+SEQUENCES_AND_EXPERTS = [
+    *(Layout(dp=2, sp=2, ep=ep, stage=stage) for ep in (2, 4) for stage in (0, 1, 2, 3)),
+    *(Layout(sp=4, ep=ep, stage=stage) for ep in (2, 4) for stage in (1, 3)),
+    *(Layout(dp=2, sp=2, ep=2, stage=stage, gradient="sum", has_mesh=True) for stage in (0, 3)),
+]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    few(SEQUENCES_AND_EXPERTS, lambda one: one in (SEQUENCES_AND_EXPERTS[3], SEQUENCES_AND_EXPERTS[-2])),
+    ids=str,
+)
+def test_sequences_and_experts_over_ranks(ranks: Ranks, layout: Layout) -> None:
+    _check(ranks, layout)
+
+
+PINNED = {"device": "cpu", "pin_memory": True}
+ON_CUDA = [
+    Layout(pp=2, tp=2, stage=1, schedule="zero_bubble"),
+    Layout(pp=2, dp=2, ep=2, stage=1, schedule="zbv"),
+    Layout(pp=2, sp=2, stage=0, schedule="interleaved"),
+    Layout(pp=2, dp=2, stage=1, differs="length"),
+    Layout(pp=2, dp=2, stage=0, schedule="dualpipev"),
+    Layout(dp=2, sp=2, ep=2, stage=3),
+    Layout(dp=2, sp=2, ep=4, stage=2, gradient="sum"),
+    Layout(dp=2, tp=2, ep=2, stage=2, zero={"offload_optimizer": PINNED}),
+    Layout(sp=2, tp=2, ep=2, stage=3, zero={"offload_param": PINNED}),
+    Layout(pp=2, dp=2, stage=3, zero={"offload_optimizer": PINNED}),
+    Layout(dp=4, stage=3, zero={"mics_shard_size": 2}),
+    Layout(pp=2, tp=2, stage=3, order=("tp", "pp")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", few(ON_CUDA, lambda one: one in ON_CUDA[::5]), ids=str)
+def test_on_the_fake_cuda_device_they_are_the_same(cuda_ranks: Ranks, layout: Layout) -> None:
+    """Where streams and memory are watched, and messages run in the order of their issue."""
+    _check(cuda_ranks, layout)
+
+
+EXPERTS_IN_STAGES = [
+    *(
+        Layout(pp=2, dp=2, ep=2, stage=stage, schedule=schedule)
+        for schedule in ("1f1b", "zbv", "interleaved", "zero_bubble")
+        for stage in (0, 1, 2, 3)
+    ),
+]
+
+
+@pytest.mark.parametrize("layout", few(EXPERTS_IN_STAGES, lambda one: one == EXPERTS_IN_STAGES[3]), ids=str)
+def test_experts_in_stages(ranks: Ranks, layout: Layout) -> None:
+    _check(ranks, layout)
+
+
+SEQUENCES_IN_STAGES = [
+    *(Layout(pp=2, sp=2, stage=stage) for stage in (0, 1, 2, 3)),
+    Layout(pp=2, sp=2, stage=3, schedule="zbv"),
+    Layout(pp=2, sp=2, stage=0, gradient="sum"),
+    *(Layout(pp=2, dp=2, sp=2, stage=stage) for stage in (1, 3)),
+    Layout(pp=2, sp=2, ep=2, stage=3),
+    Layout(pp=2, dp=2, sp=2, ep=4, stage=1),
+]
+
+
+@pytest.mark.parametrize(
+    "layout", few(SEQUENCES_IN_STAGES, lambda one: one == SEQUENCES_IN_STAGES[1]), ids=str
+)
+def test_sequences_in_stages(ranks: Ranks, layout: Layout) -> None:
+    _check(ranks, layout)
+
+
+EXPERTS_AND_LAYERS = [
+    *(Layout(dp=2, tp=2, ep=2, stage=stage) for stage in (0, 1, 2, 3)),
+    Layout(sp=2, tp=2, ep=2, stage=3),
+    Layout(pp=2, dp=2, tp=2, ep=2, stage=1),
+    Layout(pp=2, sp=2, tp=2, ep=2, stage=3, has_mesh=True),
+]
+
+
+@pytest.mark.parametrize("layout", few(EXPERTS_AND_LAYERS, lambda one: one == EXPERTS_AND_LAYERS[2]), ids=str)
+def test_experts_beside_layers_over_ranks(ranks: Ranks, layout: Layout) -> None:
+    """Each rank along tp computes with the same experts what the others do."""
+    _check(ranks, layout)
+
+
+ORDERS = [
+    Layout(pp=2, tp=2, stage=3, order=("tp", "pp")),
+    Layout(pp=2, tp=2, stage=1, order=("tp", "pp"), has_mesh=True),
+    Layout(pp=2, dp=2, ep=2, stage=1, order=("dp", "pp"), schedule="zbv"),
+    Layout(dp=2, tp=2, ep=2, stage=2, order=("tp", "dp")),
+    Layout(pp=2, dp=2, tp=2, ep=2, stage=3, order=("dp", "tp", "pp")),
+    Layout(dp=4, tp=2, stage=3, zero={"zero_hpz_partition_size": 2}, order=("tp", "dp")),
+    Layout(dp=4, tp=2, stage=3, zero={"mics_shard_size": 2}, order=("tp", "dp")),
+]
+
+
+@pytest.mark.parametrize("layout", few(ORDERS, lambda one: one == ORDERS[3]), ids=str)
+def test_axes_in_another_order(ranks: Ranks, layout: Layout) -> None:
+    _check(ranks, layout)
+
+
 def test_another_order_changes_where_ranks_lie_and_nothing_else(ranks: Ranks) -> None:
     """Losses, norms and parameters are those of the default order, bit by bit."""
     usual, other = Layout(pp=2, tp=2), Layout(pp=2, tp=2, order=("tp", "pp"))
@@ -52,6 +166,23 @@ def test_another_order_changes_where_ranks_lie_and_nothing_else(ranks: Ranks) ->
         assert (losses, norms) == expected[same][:2]
         assert values.keys() == expected[same][2].keys()
         assert all(torch.equal(value, expected[same][2][name]) for name, value in values.items())
+
+
+GROUPS = [
+    *(Layout(dp=2, sp=2, stage=3, zero={key: 2}) for key in ("zero_hpz_partition_size", "mics_shard_size")),
+    *(Layout(dp=2, tp=2, stage=3, zero={key: 2}) for key in ("zero_hpz_partition_size", "mics_shard_size")),
+    *(
+        Layout(dp=2, sp=2, tp=2, stage=3, zero={key: 2})
+        for key in ("zero_hpz_partition_size", "mics_shard_size")
+    ),
+    Layout(dp=4, tp=2, stage=3, zero={"zero_hpz_partition_size": 2}),
+    Layout(dp=4, tp=2, stage=3, zero={"mics_shard_size": 2}),
+]
+
+
+@pytest.mark.parametrize("layout", few(GROUPS, lambda one: one in GROUPS[:1]), ids=str)
+def test_shards_inside_of_groups(ranks: Ranks, layout: Layout) -> None:
+    _check(ranks, layout)
 
 
 def _written(rank: int, layout: Layout, writer: int) -> dict[str, bool] | None:
@@ -91,6 +222,60 @@ def test_what_a_rank_writes_reaches_those_that_hold_the_same(
     held = writer // layout.tp % layout.ep * EXPERTS // layout.ep
     for found in ranks(_written, layout, writer, world_size=4):
         assert found == {number: int(number) == held for number in found}
+
+
+DIFFERENT_DATA = [
+    Layout(differs=differs, stage=stage, **sizes)
+    for sizes in (
+        {"dp": 2},
+        {"dp": 2, "tp": 2},
+        {"dp": 2, "sp": 2},
+        {"dp": 2, "pp": 2},
+        {"dp": 4, "ep": 2},
+        {"dp": 2, "sp": 2, "tp": 2},
+        {"dp": 2, "pp": 2, "tp": 2},
+        {"dp": 2, "pp": 2, "sp": 2},
+        {"dp": 2, "tp": 2, "ep": 2},
+        {"dp": 2, "sp": 2, "ep": 2},
+        {"dp": 2, "pp": 2, "ep": 2},
+    )
+    for differs in ("length", "batch", "layers")
+    for stage in (0, 1, 2, 3)
+    # Where parameters are gathered, all ranks use the same units. Where gradients are sharded, ranks wait in
+    # a backward for those that do not use a layer, and must not exchange tokens with them.
+    if differs != "layers" or stage < (2 if "ep" in sizes else 3)
+]
+_FEW_DIFFERENT = (
+    Layout(dp=2, tp=2, stage=3, differs="length"),
+    Layout(dp=2, tp=2, stage=1, differs="layers"),
+    Layout(dp=2, sp=2, ep=2, stage=2, differs="batch"),
+)
+
+
+@pytest.mark.parametrize("layout", few(DIFFERENT_DATA, lambda one: one in _FEW_DIFFERENT), ids=str)
+def test_copies_of_the_model_may_have_other_data(ranks: Ranks, layout: Layout) -> None:
+    """Of other lengths, in batches of other sizes, and so that some layers are not used; see
+    docs/design/comparisons.md.
+    """
+    _check(ranks, layout)
+
+
+HOST = {"device": "cpu"}
+OFFLOADED = [
+    *(
+        Layout(stage=3, zero={key: HOST}, **sizes)
+        for sizes in ({"dp": 2, "sp": 2, "ep": 2}, {"dp": 2, "tp": 2, "ep": 2}, {"sp": 2, "tp": 2})
+        for key in ("offload_optimizer", "offload_param")
+    ),
+    Layout(pp=2, dp=2, ep=2, stage=2, zero={"offload_optimizer": HOST}),
+    Layout(pp=2, sp=2, stage=3, zero={"offload_optimizer": HOST}),
+    Layout(pp=2, sp=2, stage=1, zero={"offload_optimizer": HOST}),
+]
+
+
+@pytest.mark.parametrize("layout", few(OFFLOADED, lambda one: one == OFFLOADED[6]), ids=str)
+def test_states_and_parameters_in_host_memory(ranks: Ranks, layout: Layout) -> None:
+    _check(ranks, layout)
 
 
 MESHES: list[tuple[Layout, dict[str, Any], str]] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import signal
@@ -30,6 +31,7 @@ from dslaunch.runtime.comm.mesh import make_mesh, make_shard_axis
 from dslaunch.runtime.comm.process_group import group_timeout
 from dslaunch.runtime.comm.watchdog import watchdog
 from dslaunch.runtime.comm.watchdog.board import BoardLost, _connections_to
+from tests.runtime.metrics.told import Reader, telling
 from tests.runtime.models import make_config
 from tests.runtime.ranks import Ranks
 
@@ -159,6 +161,7 @@ def _held(rank: int, folder: str, stage: int) -> str:
     with (
         tcp_group(rank, path),
         watched_into(path / f"stderr-{rank}"),
+        telling(rank, path / "numbers"),
     ):
         engine = make_engine(stage)
         for step in range(4):
@@ -177,7 +180,10 @@ def _held(rank: int, folder: str, stage: int) -> str:
 def test_a_rank_in_its_own_code_is_named_with_its_stack_and_the_run_goes_on(
     ranks: Ranks, tmp_path: Path, stage: int, what: str
 ) -> None:
+    reader = Reader(tmp_path)
     report, *others = ranks(_held, str(tmp_path), stage, world_size=3)
+    reader.close()
+    assert json.loads((tmp_path / "hang-0.json").read_text()) == report, "the launcher is told, too"
     assert others == ["", ""], "one report for all"
     first, *rest = report.splitlines()
     assert re.fullmatch(
