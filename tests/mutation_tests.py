@@ -112,7 +112,9 @@ class Judge:
         names = [name for name in self._texts if name.startswith(f"{mirror}/")]
         own = [name for name in names if re.match(rf"test_{stem.strip('_')}(_\w+)?\.py$", Path(name).name)]
         naming = self._naming(site, mirror, without=own)
-        rest = [name for name in names if name not in (*own, *naming)] if mirror != "tests" else []
+        if mirror == "tests":  # not all there are
+            names = [name for name in names if Path(name).parent == Path(mirror)]
+        rest = [name for name in names if name not in (*own, *naming)]
         before = self._red_before.get(site.mutation, "")
         return {
             "red before": [before] if before else [],
@@ -123,7 +125,9 @@ class Judge:
 
     def _naming(self, site: Site, mirror: str, *, without: list[str]) -> list[str]:
         """Return the test files that name the module or the class, then those that name the function."""
-        folder, stem = Path(site.file).parent.name, Path(site.file).stem
+        module = Path(site.file).with_suffix("")
+        module = module.parent if module.name == "__init__" else module
+        folder, stem = module.parent.name, module.name
         names = [name for name in site.mutation.function.split(".") if name and name[:2] != "__"]
         classes = [rf"\b{name}\b" for name in names if name.lstrip("_")[0].isupper()]
         sure = re.compile("|".join([rf"\b{folder}[./]{stem}\b", rf"\bimport {stem}\b", *classes]))
@@ -151,7 +155,7 @@ class Judge:
             f"--durations-min={QUICK_S}",
         ]
         command = [sys.executable, "-m", "pytest", *options, *arguments]
-        env = {**os.environ, MARKER: str(os.getpid()), "DSLAUNCH_LAB_NAME": "mutations"}
+        env = {"DSLAUNCH_LAB_NAME": "mutations", **os.environ, MARKER: str(os.getpid())}
         with tempfile.NamedTemporaryFile("w+", suffix=".txt", errors="replace") as output:
             process = subprocess.Popen(
                 command, cwd=self._root, env=env, stdout=output, stderr=output, start_new_session=True

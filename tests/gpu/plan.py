@@ -81,7 +81,7 @@ PLAN = (
         *("first", "waits", "where does the host wait for the GPU", 15, ("tests.gpu.host_waits", "--first")),
         SMALL,
     ),
-    Step("second", "setup", "which machine, which versions", 5, ("tests.gpu.machine",)),
+    Step("second", "setup", "which machine, which versions", 10, ("tests.gpu.machine",)),
     Step(
         *(
             "second",
@@ -105,7 +105,7 @@ PLAN = (
         environ=FEW_THREADS,
     ),
     Step(
-        *("second", "offload", "steps with the optimizer or the parameters in host memory", 60),
+        *("second", "offload", "steps with the optimizer or the parameters in host memory", 55),
         (
             *("tests.gpu.speed", "dslaunch:2:cpu", "dslaunch:2:cpu:pageable", "dslaunch:2:cpu:super"),
             *("dslaunch:2:cpu:delayed", "dslaunch:3:params", "deepspeed:2:cpu"),

@@ -6,13 +6,14 @@ import importlib.util
 import os
 import re
 import shutil
+import site
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,14 +33,15 @@ def prepared(*, is_fake: bool) -> Iterator[dict[str, str]]:
         path.append(str(ROOT / "tests" / "fake_cuda" / "everywhere"))
         environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as folder:
+        environ |= home(Path(folder) / "home")
         peers = Path(sys.prefix) / "deepspeed"
-        if BUNDLE.is_dir() and not is_fake:
-            path += install(Path(folder))
+        if not is_fake and (names := bundled()):
+            path += install(names, Path(folder))
             peers = unpack_deepspeed(Path(folder) / "peers") or peers
         elif not is_fake and importlib.util.find_spec("dslaunch") is None:
             print(
-                f"no dslaunch here, and no {BUNDLE}: run `make gpu-bundle` where there is a network, and "
-                "carry that folder here",
+                f"no dslaunch here, and no packages in {BUNDLE}: run `make gpu-bundle` where there is a "
+                "network, and carry that folder here",
                 flush=True,
             )
         if peers.is_dir():
@@ -48,16 +50,36 @@ def prepared(*, is_fake: bool) -> Iterator[dict[str, str]]:
         yield environ | compilers(environ)
 
 
-def install(folder: Path) -> list[str]:
+def home(spare: Path) -> dict[str, str]:
+    """Return what the steps are to find as their HOME: the spare folder where the user has none or cannot
+    write there. Torch, compilers and the driver keep below it what they make. What pip has installed for the
+    user is found where it is.
+    """
+    own = os.environ.get("HOME") or os.path.expanduser("~")
+    try:
+        tempfile.TemporaryFile(dir=own).close()
+    except OSError as error:
+        print(f"HOME, {own}: {error.strerror}: what steps would keep there ends with this run", flush=True)
+        spare.mkdir()
+        return {"HOME": str(spare), "PYTHONUSERBASE": site.getuserbase()}
+    return {"HOME": own}
+
+
+def bundled() -> list[str]:
+    """Return the names of the bundle's wheels; none where there is no bundle that this user can read."""
+    try:
+        return sorted(os.listdir(BUNDLE / "wheels"))
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError) or BUNDLE.exists():
+            print(f"{error.filename}: {error.strerror}: the bundle is left out", flush=True)
+        return []
+
+
+def install(names: Sequence[str], folder: Path) -> list[str]:
     """Unpack the bundle's wheels, each into a folder of its own, and return these; where dslaunch's is of
     another Python or damaged, build it from the checkout. What cannot be had is told: the steps that need it
     will say so, too.
     """
-    try:
-        names = sorted(os.listdir(BUNDLE / "wheels"))
-    except OSError as error:
-        print(f"{error.filename}: {error.strerror}", flush=True)
-        names = []
     wheels = [one for one in names if one.endswith(".whl") and is_for_this_python(one)]
     unpacked = [one for one in wheels if is_unpacked(BUNDLE / "wheels" / one, folder / one)]
     path = [str(folder / one) for one in unpacked]

@@ -7,12 +7,15 @@ import importlib.util
 import json
 import os
 import signal
+import site
 import subprocess
 import sys
 import tarfile
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -326,6 +329,114 @@ def test_wheels_that_cannot_be_unpacked_or_imported_stop_nothing(
     assert "No module named before_the_damage |" in said
     assert "| GPU | error ImportError: libcudart.so.13: no such file |" in said
     assert "first: next: ok" in said
+
+
+BACKEND = """
+import zipfile
+FILES = {
+    "dslaunch.py": "",
+    "dslaunch-1.0.dist-info/METADATA": "Metadata-Version: 2.1\\nName: dslaunch\\nVersion: 1.0\\n",
+    "dslaunch-1.0.dist-info/WHEEL":
+        "Wheel-Version: 1.0\\nGenerator: us\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+    "dslaunch-1.0.dist-info/RECORD": "",
+}
+def build_wheel(folder, *_):
+    with zipfile.ZipFile(f"{folder}/dslaunch-1.0-py3-none-any.whl", "w") as packed:
+        for name, text in FILES.items():
+            packed.writestr(name, text)
+    return "dslaunch-1.0-py3-none-any.whl"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_beside_a_damaged_wheel_dslaunch_is_built_with_the_packages_of_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_damaged: bool
+) -> None:
+    wheels, folder = tmp_path / "wheels", tmp_path / "unpacked"
+    wheels.mkdir()
+    (tmp_path / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend_of_ours"\n'
+        '[project]\nname = "dslaunch"\nversion = "1.0"\n'
+    )
+    put_wheel(wheels / "backend_of_ours-1.0-py3-none-any.whl", {"backend_of_ours.py": BACKEND})
+    (put_damaged_wheel if is_damaged else partial(put_wheel, files={}))(
+        wheels / "dslaunch-1.0-py3-none-any.whl"
+    )
+    monkeypatch.setattr(preparation, "BUNDLE", tmp_path)
+    monkeypatch.setattr(preparation, "ROOT", tmp_path)
+    path = preparation.install(preparation.bundled(), folder)
+    assert path[0] == str(folder / "backend_of_ours-1.0-py3-none-any.whl")
+    assert (Path(path[-1]) / "dslaunch.py").is_file() == is_damaged
+
+
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """As one who may read less than root."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if before == 0:
+            os.seteuid(before)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("nothing", ""),
+        ("a file", "Not a directory: the bundle is left out\n"),
+        ("an empty folder", "No such file or directory: the bundle is left out\n"),
+        ("another user's", "Permission denied: the bundle is left out\n"),
+    ],
+)
+def test_a_bundle_that_cannot_be_read_is_told_and_left_out(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    what: str,
+    told: str,
+) -> None:
+    bundle = tmp_path / ".gpu"
+    monkeypatch.setattr(preparation, "BUNDLE", bundle)
+    if what == "a file":
+        bundle.touch()
+    elif what != "nothing":
+        bundle.mkdir()
+    if what == "another user's":
+        (bundle / "wheels").mkdir(mode=0)
+    with as_another_user() if what == "another user's" else nullcontext():
+        assert preparation.bundled() == []
+    said = capsys.readouterr().out
+    assert said == (f"{bundle / 'wheels'}: {told}" if told else "")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with prepared(is_fake=False):
+        assert (
+            f"no dslaunch here, and no packages in {bundle}: run `make gpu-bundle`" in capsys.readouterr().out
+        )
+
+
+@pytest.mark.parametrize("why", ["No such file or directory", "Read-only file system"])
+def test_where_home_cannot_be_written_to_steps_have_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], why: str
+) -> None:
+    own = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(own))
+    monkeypatch.setattr(preparation, "BUNDLE", tmp_path / "none")
+    with (
+        small_disk_at(own, "ro") if why.startswith("Read") else nullcontext(),
+        prepared(is_fake=True) as environ,
+    ):
+        assert os.access(environ["HOME"], os.W_OK)
+        assert environ["HOME"] != str(own)
+        assert environ["PYTHONUSERBASE"] == site.getuserbase()
+    assert not Path(environ["HOME"]).exists()
+    assert f"HOME, {own}: {why}: " in capsys.readouterr().out
+    own.mkdir(exist_ok=True)
+    with prepared(is_fake=True) as environ:
+        assert environ["HOME"] == str(own)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import dslaunch
 from dslaunch.runtime.offload.device_copies import Arrival
 from dslaunch.runtime.offload.pinned_memory import PINNED_MEMORY, PinnedMemory, host_empty
+from dslaunch.runtime.step.host_update import make_thread
 from tests.fake_cuda.torch_cuda import device
 from tests.runtime.models import Blocks, make_config, make_model
 from tests.runtime.ranks import Ranks
@@ -152,6 +153,17 @@ def _not_lockable(rank: int) -> None:
 
 def test_where_pages_cannot_be_locked_memory_is_torch_s(cuda_ranks: Ranks) -> None:
     cuda_ranks(_not_lockable, world_size=1)
+
+
+def _taken_by_the_thread_that_steps(rank: int) -> None:
+    with make_thread(torch.device("cuda", rank)) as thread:
+        take = partial(host_empty, (N,), torch.float32, pin_memory=True)
+        assert thread.submit(take).result().is_pinned()
+
+
+def test_the_thread_that_steps_in_host_memory_locks_pages_for_the_ranks_own_gpu(cuda_ranks: Ranks) -> None:
+    """Ranks of the fake device fail if they touch another's, or would break the capture of a CUDA graph."""
+    cuda_ranks(_taken_by_the_thread_that_steps, world_size=2)
 
 
 def test_without_a_device_host_memory_is_plain() -> None:

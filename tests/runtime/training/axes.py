@@ -6,6 +6,7 @@ experts, so that the same layers are an nn.Sequential or the stages of a pipelin
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,11 @@ from dslaunch.runtime.sequence.loss import mean_over_tokens
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.runtime.models import make_config
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
+    "SGD": (torch.optim.SGD, {"lr": 0.5, "momentum": 0.9}),
+    "AdamW": (torch.optim.AdamW, {"lr": 0.002, "weight_decay": 0.1, "eps": 1e-3}),
+}
 VOCABULARY, WIDTH, HEADS, EXPERTS = 24, 8, 4, 4
 LENGTH, SIZE, MICRO, STEPS = 8, 2, 4, 2  # of a sequence; samples of a micro batch; micro batches; steps
 CLIP = 0.2  # below every norm here
@@ -48,6 +54,8 @@ class Layout:
     schedule: str = "1f1b"
     gradient: str = "mean"  # of the ranks that share a sequence
     zero: Mapping[str, Any] = field(default_factory=dict)  # more of that section
+    precision: str = "fp32"
+    optimizer: str = "SGD"
     has_mesh: bool = False  # the section mesh says all sizes, and no key beside it
     order: tuple[str, ...] = ORDER  # of the axes with more than one rank, the outermost first
     # What every second copy of the model has less of than the others: "length" of its sequences, samples in a
@@ -63,11 +71,20 @@ class Layout:
         sizes = {name: getattr(self, name) for name in ("pp", "dp", "sp", "tp", "ep")}
         more = [self.schedule] if self.pp > 1 else []
         more += [self.gradient] if self.gradient != "mean" else []
+        more += [self.precision] if self.precision != "fp32" else []
+        more += [self.optimizer] if self.optimizer != "SGD" else []
         more += ["mesh"] if self.has_mesh else []
         more += [f"other-{self.differs}"] if self.differs else []
         more += ["-over-".join(self.order)] if self.order != ORDER else []
         said = [*(f"{name}{size}" for name, size in sizes.items() if size > 1), f"stage{self.stage}"]
-        return "-".join([*said, *more, *self.zero])
+        return "-".join([*said, *more, *(_words(key, value) for key, value in self.zero.items())])
+
+
+def _words(key: str, value: Any) -> str:
+    """Return a setting in words for a test's name."""
+    if not isinstance(value, Mapping):
+        return f"{key}_{value}"
+    return "_".join([key, value["device"], *(word for word in value if word not in ("device", "nvme_path"))])
 
 
 class Embed(nn.Embedding):
@@ -75,7 +92,7 @@ class Embed(nn.Embedding):
         super().__init__(VOCABULARY, WIDTH)
 
     def forward(self, tokens: Tensor) -> Pair:  # type: ignore[override]
-        return super().forward(tokens), torch.zeros((), device=tokens.device)
+        return super().forward(tokens), torch.zeros((), device=tokens.device, dtype=self.weight.dtype)
 
 
 class Attention(nn.Module):
@@ -224,25 +241,30 @@ def loss_of(layout: Layout, outputs: Pair, labels: Tensor) -> Tensor:
 
 
 def train_alone(layout: Layout) -> Trained:
-    """Return losses, norms before clipping, and the parameters after SGD in one process."""
-    judge = make_judge(layout.sp, layout.differs)
-    optimizer = torch.optim.SGD(judge.parameters(), lr=0.5, momentum=0.9)
+    """Return losses, norms before clipping, and the masters' values after training in one process."""
+    masters = make_judge(layout.sp, layout.differs)
+    judge = copy.deepcopy(masters).to(DTYPES[layout.precision])
+    kind, params = OPTIMIZERS[layout.optimizer]
+    optimizer = kind(masters.parameters(), **params)
     losses, norms = [], []
     for step in range(STEPS):
-        optimizer.zero_grad()
+        judge.zero_grad()
         total = 0.0
         tokens, labels = data(step, size=SIZE * MICRO * layout.dp)
         number = MICRO * layout.dp
         for place, (one, its) in enumerate(zip(tokens.chunk(number), labels.chunk(number), strict=True)):
             one, its = _less(layout, place // MICRO, one), _less(layout, place // MICRO, its)
             logits, aux = judge(one)
-            loss = F.cross_entropy(logits.flatten(0, 1), its.flatten(), ignore_index=-100) + AUX * aux
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), its.flatten(), ignore_index=-100) + AUX * aux
             (loss / number).backward()
             total += loss.item() / number
-        norms.append(nn.utils.clip_grad_norm_(judge.parameters(), CLIP).item())
+        for master, param in zip(masters.parameters(), judge.parameters(), strict=True):
+            master.grad = None if param.grad is None else param.grad.float()
+        norms.append(nn.utils.clip_grad_norm_(masters.parameters(), CLIP).item())
         optimizer.step()
+        judge.load_state_dict(masters.state_dict())
         losses.append(total)
-    return losses, norms, {name: param.detach() for name, param in judge.named_parameters()}
+    return losses, norms, {name: param.detach() for name, param in masters.named_parameters()}
 
 
 def make_engine(layout: Layout, **changes: Any) -> Any:
@@ -272,9 +294,13 @@ def config_of(layout: Layout, **changes: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": SIZE,
         "gradient_accumulation_steps": MICRO,
-        "optimizer": {"type": "SGD", "params": {"lr": 0.5, "momentum": 0.9}},
+        "optimizer": {"type": layout.optimizer, "params": OPTIMIZERS[layout.optimizer][1]},
         "gradient_clipping": CLIP,
     }
+    if layout.precision != "fp32":
+        settings[layout.precision] = {"enabled": True}
+    if layout.precision == "fp16":
+        settings["fp16"]["loss_scale"] = 64
     if layout.sp > 1:
         settings |= {"sequence_parallel_size": layout.sp, "sequence": {"gradient": layout.gradient}}
     if layout.tp > 1:
