@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pty
@@ -12,7 +14,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from dslaunch.launcher.command_line.jobs import command as jobs_command
 from tests.launcher.local_job import FORGOTTEN, TIMEOUT_S, Job, poll
 
 
@@ -53,9 +57,12 @@ def tell(folder: Path, *words: str, timeout_s: float = TIMEOUT_S, **env: str) ->
 
 
 def jobs(folder: Path) -> list[dict[str, Any]]:
-    told = tell(folder, "jobs", "--all", "--json")
-    assert told.code == 0, told
-    found: list[dict[str, Any]] = json.loads(told.out)
+    """What `dslaunch jobs --all --json` prints; it is asked often, so in this process."""
+    state = {"HOME": str(folder / "home"), "XDG_STATE_HOME": str(folder / "state")}
+    with mock.patch.dict(os.environ, state), contextlib.redirect_stdout(io.StringIO()) as out:
+        assert jobs_command.callback is not None
+        assert jobs_command.callback(all=True, json=True) == 0
+    found: list[dict[str, Any]] = json.loads(out.getvalue())
     return found
 
 
@@ -70,6 +77,8 @@ def wait_for_state(folder: Path, name: str, state: str) -> dict[str, Any]:
 
 
 def wait_for_line(folder: Path, name: str, text: str) -> None:
+    words = text.rpartition(" | ")[2].encode()
+    poll(lambda: any(words in one.read_bytes() for one in folder.glob("state/dslaunch/jobs/*/journal")), text)
     poll(lambda: text in tell(folder, "logs", name).out, f"{text!r} in {tell(folder, 'logs', name)}")
 
 

@@ -12,7 +12,7 @@ from dslaunch.launcher.errors import EXIT_HOST
 from tests.lab import Lab
 from tests.launcher.command import BOTH_WAYS, Command
 
-pytestmark = [pytest.mark.slow, BOTH_WAYS, pytest.mark.usefixtures("way")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
 
 @pytest.fixture
@@ -29,6 +29,7 @@ WAYS = {
 }
 
 
+@BOTH_WAYS
 @pytest.mark.parametrize(
     "what", [one if one == "a jump" else pytest.param(one, marks=pytest.mark.exhaustive) for one in WAYS]
 )

@@ -192,25 +192,6 @@ def test_a_rank_that_the_job_does_not_show_is_refused_by_name(
     poll(lambda: Path(path).read_text() == "up 1\n", path)
 
 
-def test_stop_ends_a_job_in_order_and_waits(detach: Callable[..., Job], tmp_path: Path) -> None:
-    started = detach(
-        """
-        signal.signal(signal.SIGTERM, lambda *_: (say('saving'), time.sleep(0.3), say('saved'), sys.exit(0)))
-        say('up')
-        wait()
-        """
-    )
-    name = name_of(started)
-    wait_for_line(tmp_path, name, "up")
-    told = tell(tmp_path, "stop", name)
-    assert told.code == 0, told
-    assert "dslaunch: train ended with exit code 143" in told.err
-    assert tell(tmp_path, "logs", name).out.splitlines()[-1] == "localhost:0 | saved"
-    started.assert_nothing_is_left()
-    again = tell(tmp_path, "stop", name)
-    assert (again.code, again.err) == (0, "dslaunch: train ended with exit code 143 before\n")
-
-
 def test_stop_ends_a_job_whose_process_stands_still(detach: Callable[..., Job], tmp_path: Path) -> None:
     name = name_of(detach(WAIT))
     os.kill(job(tmp_path, name)["pid"], signal.SIGSTOP)
@@ -220,12 +201,22 @@ def test_stop_ends_a_job_whose_process_stands_still(detach: Callable[..., Job], 
 
 def test_stop_tells_of_a_job_that_takes_long_to_end(detach: Callable[..., Job], tmp_path: Path) -> None:
     name = name_of(
-        detach("signal.signal(signal.SIGTERM, lambda *_: (time.sleep(3), os._exit(0)))\nsay('up')\nwait()")
+        detach(
+            """
+            signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2.2), say('saved'), sys.exit(0)))
+            say('up')
+            wait()
+            """
+        )
     )
     wait_for_line(tmp_path, name, "up")
     told = tell(tmp_path, "stop", name)
     assert told.code == 0
     assert told.err.startswith("dslaunch: train is stopping, for 2.")
+    assert told.err.endswith("dslaunch: train ended with exit code 143\n")
+    assert tell(tmp_path, "logs", name).out.splitlines()[-1] == "localhost:0 | saved"
+    again = tell(tmp_path, "stop", name)
+    assert (again.code, again.err) == (0, "dslaunch: train ended with exit code 143 before\n")
 
 
 def test_a_ctrl_c_without_a_terminal_detaches(detach: Callable[..., Job], tmp_path: Path) -> None:
@@ -278,15 +269,6 @@ def test_stop_now_kills_also_after_a_stop_in_order(detach: Callable[..., Job], t
     assert all(line.startswith("dslaunch: train is stopping, for ") for line in before), "after two seconds"
     started.assert_nothing_is_left()
     assert wait_for_state(tmp_path, name, "ended")["exit_code"] == 143
-
-
-def test_stop_now_kills_at_once(detach: Callable[..., Job], tmp_path: Path) -> None:
-    started = detach("signal.signal(signal.SIGTERM, lambda *_: say('no'))\nsay('up')\nwait()")
-    name = name_of(started)
-    wait_for_line(tmp_path, name, "up")
-    assert tell(tmp_path, "stop", "--now", name).code == 0
-    started.assert_nothing_is_left()
-    assert job(tmp_path, name)["state"] == "ended"
 
 
 def test_stacks_of_a_detached_job_are_shown_by_the_command(
@@ -444,9 +426,9 @@ def test_a_killed_launcher_is_a_lost_job_and_leaves_nothing(
     assert "is lost" in told.err
 
 
-def test_twenty_jobs_at_once_are_listed_right(start_words: Start, tmp_path: Path) -> None:
+def test_eight_jobs_at_once_are_listed_right(start_words: Start, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WORKER + "time.sleep(0)\nwait()")
-    num_jobs = 20
+    num_jobs = 8
     command = f"{sys.executable} -m dslaunch --quiet --detach train.py"
     shell = f"for i in $(seq {num_jobs}); do {command} & done; wait"
     env = {"XDG_STATE_HOME": str(tmp_path / "state")}

@@ -32,6 +32,7 @@ def test_each_rank_gets_its_place(start: Start) -> None:
 
 
 def test_a_file_that_sets_what_every_rank_gets_from_us_is_told_so(start: Start, tmp_path: Path) -> None:
+    (tmp_path / ".deepspeed_env").write_text("MY_OWN=default\n")
     file = tmp_path / "variables"
     file.write_text("MY_OWN=1\nRANK=7\nMASTER_ADDR=node9\n")
     job = start(
@@ -104,27 +105,12 @@ def test_environment_files_of_the_home_and_the_folder(start: Start, tmp_path: Pa
     assert job.lines(0) == ["'home' 'here' 'two words' '$(id)' '/here:/home:/his'"]
 
 
-def test_ds_env_file_names_the_file(start: Start, tmp_path: Path) -> None:
-    (tmp_path / ".deepspeed_env").write_text("A=default\n")
-    (tmp_path / "job.env").write_text("A=chosen\n")
-    job = start("say(os.environ['A'])", env={"DS_ENV_FILE": "job.env"})
-    assert job.wait() == 0
-    assert job.lines(0) == ["chosen"]
-
-
 def test_a_mistake_in_an_environment_file_is_one_line(start: Start, tmp_path: Path) -> None:
     (tmp_path / ".deepspeed_env").write_text("A=1\nno equals sign\n")
     job = start("say('started')")
     assert job.wait() == 2
     assert job.err.startswith(f"dslaunch: {tmp_path}/.deepspeed_env:2: ")
     assert job.err.count("\n") == 1
-
-
-def test_a_rank_s_own_variables_win(start: Start, tmp_path: Path) -> None:
-    (tmp_path / ".deepspeed_env").write_text("RANK=9\nMASTER_ADDR=else\n")
-    job = start("say(os.environ['RANK'], os.environ['MASTER_ADDR'])")
-    assert job.wait() == 0
-    assert job.lines(0) == ["0 127.0.0.1"]
 
 
 def test_a_venv_script_changes_what_the_workers_find(start: Start, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -27,15 +26,6 @@ while not os.path.exists('go'): time.sleep(0.005)
 if child.poll() is not None: sys.exit(f'the child ended with {child.returncode}')
 child.communicate(b'\\n')
 """
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
-    """Two workers that say which signals they get, until there is a file `go`."""
-    (tmp_path / "train.py").write_text(WORKER + NOTING)
-    made = Job(tmp_path, ["--num_gpus=2", "train.py"])
-    yield made
-    made.end()
 
 
 def test_watching_ends_as_it_began() -> None:
@@ -78,18 +68,6 @@ def test_what_was_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGUSR2, before)
 
 
-@pytest.mark.slow
-def test_usr1_and_usr2_reach_every_worker_and_not_its_children(job: Job) -> None:
-    job.wait_for("ready", times=2)
-    for name in ("SIGUSR1", "SIGUSR2"):
-        job.signal(signal.Signals[name])
-        job.wait_for(f"got {name}", times=2)
-        assert f"{name} ({signal.Signals[name].value}): passed on to 2 workers" in job.err
-    (job.folder / "go").touch()
-    assert job.wait() == 0, job.err
-    assert job.lines(1) == ["ready", "1 got SIGUSR1", "1 got SIGUSR2"]
-
-
 UNHEARD = {
     signal.SIGUSR1: "warning: SIGUSR1 (10): no worker runs that it could be passed on to",
     signal.SIGQUIT: "warning: SIGQUIT (3): no worker runs that could be asked what it does",
@@ -128,11 +106,12 @@ def test_nor_does_one_while_hosts_are_looked_at_first(tmp_path: Path) -> None:
             job.wait_for_err(words)
         job.signal(signal.SIGTERM)
         assert job.wait() == 143
+        assert job.err.endswith("dslaunch: SIGTERM (15): nothing was started\n")
     finally:
         job.end()
 
 
-HEARTBEAT_S = 2.0
+HEARTBEAT_S = 1.0
 
 
 @pytest.mark.lab  # among those that have the machine to themselves: it counts heartbeats
@@ -160,12 +139,12 @@ def test_ctrl_z_stops_the_launcher_and_the_workers_run_on(tmp_path: Path) -> Non
         assert len(workers) == 1
         os.killpg(process.pid, signal.SIGTSTP)
         poll(lambda: launcher.status() == psutil.STATUS_STOPPED, "the stop")
-        until = time.monotonic() + 3 * HEARTBEAT_S
-        poll(lambda: time.monotonic() > until or not workers[0].is_running(), "three heartbeats")
+        until = time.monotonic() + 2.5 * HEARTBEAT_S
+        poll(lambda: time.monotonic() > until or not workers[0].is_running(), "more than two heartbeats")
         assert workers[0].is_running()
         os.killpg(process.pid, signal.SIGCONT)
-        until = time.monotonic() + 2 * HEARTBEAT_S  # no host is called lost for what it could not hear
-        poll(lambda: time.monotonic() > until or process.poll() is not None, "two heartbeats")
+        until = time.monotonic() + 1.5 * HEARTBEAT_S  # no host is called lost for what it could not hear
+        poll(lambda: time.monotonic() > until or process.poll() is not None, "more than a heartbeat")
         assert process.poll() is None, (tmp_path / "out").read_text()
         (tmp_path / "go").touch()
         assert process.wait(30) == 0
@@ -196,10 +175,13 @@ def test_signals_reach_workers_on_all_hosts(lab: Lab) -> None:
     folder = lab.shared / "signals"
     folder.mkdir()
     (folder / "train.py").write_text(WORKER + NOTING)
-    (folder / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
+    (folder / "hosts").write_text("node1 slots=2\nnode2 slots=1\n")
     command = Command(lab.head, folder, "-H", "hosts", "train.py")
-    command.wait_for("ready", times=4)
-    command.process.send_signal(signal.SIGUSR1)
-    command.wait_for("got SIGUSR1", times=4)
+    command.wait_for("ready", times=3)
+    for name in ("SIGUSR1", "SIGUSR2"):
+        number = signal.Signals[name]
+        command.process.send_signal(number)
+        command.wait_for(f"got {name}", times=3)
+        assert f"{name} ({number:d}): passed on to 3 workers" in command.err
     (folder / "go").touch()
     assert command.wait() == 0, command.err

@@ -42,8 +42,6 @@ def text_in(folder: Path, text: str) -> int:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ((), ["0 read ['a', 'b']"]),
-        (("--num_gpus=2",), ["0 read []", "1 read []"]),
         (("--num_gpus=2", "--stdin=1"), ["0 read []", "1 read ['a', 'b']"]),
         (("--preload=json",), ["0 read ['a', 'b']"]),
     ],

@@ -137,13 +137,13 @@ def test_a_launcher_killed_by_9_ends_all_others_with_3(job: Job) -> None:
     ("place", "named"), few([(2, "node 2 (node3)"), (0, "node 0 (node1)")], lambda place, named: place == 0)
 )
 def test_a_cut_link_ends_all_within_the_heartbeat(job: Job, place: int, named: str) -> None:
-    commands = job.start_and_wait("--heartbeat=3", "work.py", "--daemon")
+    commands = job.start_and_wait("--heartbeat=2", "work.py", "--daemon")
     job.lab.nodes[place].unplug()
     began = time.monotonic()
     assert codes(commands) == [3, 3, 3]
-    assert time.monotonic() - began < 3 + 2 + BUSY_S  # heartbeat, grace of workers that ignore nothing
+    assert time.monotonic() - began < 2 + 2 + BUSY_S  # heartbeat, grace of workers that ignore nothing
     for other in {0, 1, 2} - {place}:
-        assert f"dslaunch: {named}: nothing heard for 3 s" in commands[other].err
+        assert f"dslaunch: {named}: nothing heard for 2 s" in commands[other].err
     job.assert_clean()
 
 
@@ -198,10 +198,9 @@ def test_a_second_node_0_is_told_where_the_first_is(job: Job, first: int) -> Non
     job.assert_clean()
 
 
-@pytest.mark.parametrize("how", few(["drop", "refuse"], lambda how: how == "drop"))
-def test_a_blocked_coordinator_port_is_said_and_the_job_trains(job: Job, how: str) -> None:
-    node = job.lab.nodes[0]
-    (node.drop_port if how == "drop" else node.refuse_port)(PORT + 1)
+@pytest.mark.exhaustive
+def test_a_blocked_coordinator_port_is_said_and_the_job_trains(job: Job) -> None:
+    job.lab.nodes[0].drop_port(PORT + 1)
     began = time.monotonic()
     commands = job.start_all("work.py", "--meet")
     assert codes(commands) == [0, 0, 0], [one.err for one in commands]

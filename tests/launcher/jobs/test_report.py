@@ -1,4 +1,4 @@
-"""`dslaunch report` on real jobs: one that trains, one that fails and begins again, one that still runs."""
+"""`dslaunch report` on real jobs: one that failed, has begun again and still runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.detached_job import tell
-from tests.launcher.local_job import Start
+from tests.launcher.local_job import Start, poll
 from tests.launcher.page.made_events import MadeRun, as_lines
 
 pytestmark = pytest.mark.slow
@@ -33,50 +33,41 @@ def tell(**numbers):
 """
 
 
-def test_a_job_that_fails_and_begins_again_has_a_page(start: Start, tmp_path: Path) -> None:
+def test_a_job_that_has_begun_again_and_runs_has_a_page(start: Start, tmp_path: Path) -> None:
     job = start(
         TELL
         + textwrap.dedent("""
+        is_first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'
         for step in range(1, 5):
             tell(step=step, steps=1, loss=1.0 / step, step_s=0.1, forward_s=0.05, comm_s=0.01)
             time.sleep(0.1)
-        if rank == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':
+        if rank == 1 and is_first:
             raise RuntimeError('<b>the disk</b> is full')
+        if not is_first:
+            open(f'again-{rank}', 'w').close()
+            wait()
+        wait()
         """),
-        *("--num_gpus", "2", "--log_dir", "logs", "--metrics_interval", "0.1"),
+        *("--detach", "--name", "mine", "--num_gpus", "2", "--metrics_interval", "0.1"),
         *("--max_restarts", "1", "--min_uptime", "0"),
+        env={"XDG_STATE_HOME": str(tmp_path / "state")},
     )
-    assert job.wait() == 0
-    told = tell(tmp_path, "report", "logs", "-o", "first.html", timeout_s=PAGE_S)
-    assert told.code == 0, told
-    assert re.fullmatch(r"dslaunch: wrote first\.html \(1\.\d MiB\)\n", told.err), told
-    page = (tmp_path / "first.html").read_text()
-    assert "RuntimeError: &lt;b&gt;the disk&lt;/b&gt; is full" in page
-    assert "<b>the disk" not in page
-    assert "ended well" in page
-    for key in ("curve-loss", "phases-by-rank", "time-line", "host-cpu"):
-        assert f'data-key="{key}"' in page
-    assert (tmp_path / "first.html").stat().st_mode & 0o077 == 0
-    (tmp_path / "mine.html").write_text("<html>")
-    told = tell(tmp_path, "report", "logs", "-o", "mine.html", timeout_s=PAGE_S)
-    assert told.code == 2
-    assert "mine.html is there already, and is no page of dslaunch report" in told.err
-    assert (tmp_path / "mine.html").read_text() == "<html>"
-    told = tell(tmp_path, "report", "logs", "-o", "", timeout_s=PAGE_S)
-    assert (told.code, "give the name of one, or leave it out" in told.err) == (2, True)
-
-
-def test_a_job_is_found_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import time\nprint('here', flush=True)\ntime.sleep(600)\n")
-    told = tell(tmp_path, "--detach", "--num_gpus", "1", "--name", "mine", "train.py")
-    assert told.code == 0, told
+    assert job.wait() == 0, job.err
+    poll(lambda: all((tmp_path / f"again-{rank}").exists() for rank in range(2)), "the second attempt")
     try:
         told = tell(tmp_path, "report", "mine", timeout_s=PAGE_S)
-        assert told.code == 0, told
-        (page,) = tmp_path.glob("mine*.html")
-        assert ">running</span>" in page.read_text()
     finally:
         tell(tmp_path, "stop", "mine", "--now")
+    assert told.code == 0, told
+    (path,) = tmp_path.glob("mine*.html")
+    assert re.fullmatch(rf"dslaunch: wrote {path.name} \(1\.\d MiB\)\n", told.err), told
+    assert path.stat().st_mode & 0o077 == 0
+    page = path.read_text()
+    assert "RuntimeError: &lt;b&gt;the disk&lt;/b&gt; is full" in page
+    assert "<b>the disk" not in page
+    assert ">running</span>" in page
+    for key in ("curve-loss", "phases-by-rank", "time-line", "host-cpu"):
+        assert f'data-key="{key}"' in page
 
 
 def test_without_the_library_of_charts_one_line_says_what_to_install(tmp_path: Path) -> None:

@@ -16,12 +16,10 @@ pytestmark = pytest.mark.slow
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "launch" / "slurm.md"
 TELL = "import os\nprint('rank', os.environ['RANK'], os.uname().nodename, flush=True)\n"
 DSLAUNCH = f"{sys.executable} -m dslaunch --no_local_rank"
-STARTED = (  # what starts dslaunch, its options, its exit code, and the hosts of ranks 0, 1 ...
-    ("salloc -Q -w node1,node2 -N2 -n3", "", 0, "node1 node1 node2"),
-    ("salloc -Q -w node1,node2 -N2 -n3", "--launcher slurm", 0, "node1 node1 node2"),
-    ("salloc -Q -w node1,node2 -N2 --ntasks-per-node=2", "--exclude node1:0", 0, "node1 node2 node2"),
-    ("salloc -Q -w node1,node2,node3 -N3 srun -N2 -n2", "--no_ssh --master_addr=node1", 0, "node1 node2"),
-    ("salloc -Q -w node1,node2 -N2 -n4 srun -n4", "", 2, ""),
+STARTED = (  # what starts dslaunch, its options, and the hosts of ranks 0, 1 ...
+    ("salloc -Q -w node1,node2 -N2 --ntasks-per-node=2", "--exclude node1:0", "node1 node2 node2"),
+    ("salloc -Q -w node1,node2 -N2 -n3", "--launcher slurm", "node1 node1 node2"),
+    ("salloc -Q -w node1,node2,node3 -N3 srun -N2 -n2", "--no_ssh --master_addr=node1", "node1 node2"),
 )
 
 
@@ -31,14 +29,13 @@ def test_the_hosts_of_an_allocation_are_found(lab: Lab) -> None:
     folder = lab.shared / "allocation"
     folder.mkdir()
     (folder / "tell.py").write_text(TELL)
-    for starter, options, code, hosts in STARTED:
+    for starter, options, hosts in STARTED:
         done = lab.head.run(["sh", "-c", f"cd {folder}; {starter} {DSLAUNCH} {options} tell.py"], env=env)
-        assert done.returncode == code, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
         ranks = sorted(line[line.index("rank ") :] for line in done.stdout.splitlines() if "rank " in line)
         wanted = [f"rank {rank} {host}" for rank, host in enumerate(hosts.split())]
         assert ranks == wanted, done.stdout + done.stderr
-        told = "processes that srun started" if code else "hosts from Slurm, SLURM_"
-        assert told in done.stdout + done.stderr
+        assert "hosts from Slurm, SLURM_" in done.stdout + done.stderr
     assert procfs.wait_until(lambda: not left_over(lab), timeout_s=15), left_over(lab)
 
 

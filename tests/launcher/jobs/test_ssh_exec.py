@@ -64,21 +64,12 @@ def test_the_environment_is_a_job_s_without_a_rank(lab: Lab, folder: Path) -> No
     command = execute(lab, folder, "--", sys.executable, "-c", show, env={"NCCL_X": "1"})
     assert command.wait() == 0, command.err
     assert command.out == f"node[1-4]: {folder} there 1\n"
-    command = execute(lab, folder, "--cwd=/root", "--", "pwd")
-    assert command.wait() == 0, command.err
-    assert command.out == "node[1-4]: /root\n"
-
-
-def test_a_slot_of_a_host_that_counts_its_own_is_that_host(lab: Lab, folder: Path) -> None:
-    (folder / "hosts").write_text("node1 slots=auto\nnode2 slots=auto\n")
-    command = execute(lab, folder, "-i", "node2:3", "--", "uname", "-n")
-    assert command.wait() == 0, command.err
-    assert command.out == "node2: node2\n"
 
 
 def test_a_failure_or_a_lost_host_does_not_keep_the_others_from_it(lab: Lab, folder: Path) -> None:
     lab.host("node2").sshd_kill()
-    command = execute(lab, folder, "--", "sh", "-c", "sleep 2; echo did; [ $(uname -n) != node3 ] || exit 7")
+    script = "sleep 0.5; echo did; [ $(uname -n) != node3 ] || exit 7"
+    command = execute(lab, folder, "--", "sh", "-c", script)
     assert command.wait() == 3, "node2 could not be used, which was known first"
     assert command.out == "node[1,3-4]: did\n"
     assert "dslaunch: node2: node2 port 22 refused the connection" in command.err

@@ -74,13 +74,9 @@ def test_every_slot_of_every_host_gets_a_rank_in_hostfile_order(lab: Lab, folder
     few(
         [
             (["-e", "node2:0@node3"], {"node1": 2, "node2": 1, "node4": 2}),
-            (["--include", "node2:0@node3"], {"node2": 1, "node3": 2}),
-            (["--include", "node4"], {"node4": 2}),
-            (["--num_nodes", "3"], {"node1": 2, "node2": 2, "node3": 2}),
-            (["--num_gpus", "1"], {"node1": 1, "node2": 1, "node3": 1, "node4": 1}),
             (["--num_nodes=2", "--num_accelerators=1"], {"node1": 1, "node2": 1}),
         ],
-        lambda words, expected: words[0] in ("-e", "--num_gpus"),  # the others: tests of inputs/selection.py
+        lambda words, expected: words[0] == "-e",  # the others: tests of inputs/selection.py
     ),
 )
 def test_hosts_and_slots_can_be_chosen(
@@ -89,12 +85,6 @@ def test_hosts_and_slots_can_be_chosen(
     ranks = shown(Command(lab.head, folder, "-H", "hosts", *words, "show.py"))
     hosts = [one["host"] for one in ranks]
     assert {host: hosts.count(host) for host in hosts} == expected
-
-
-def test_unequal_hosts_rotate_local_ranks_as_deepspeed_does(lab: Lab, folder: Path) -> None:
-    (folder / "hosts").write_text("node1 slots=2\nnode2 slots=3\n")
-    ranks = shown(Command(lab.head, folder, "-H", "hosts", "show.py"))
-    assert [one["LOCAL_RANK"] for one in ranks] == ["0", "1", "2", "0", "1"]
 
 
 def test_one_remote_host_runs_there_and_not_here(lab: Lab, folder: Path) -> None:
@@ -116,20 +106,6 @@ def test_force_multi_reaches_this_machine_by_ssh_too(lab: Lab, folder: Path) -> 
     command = Command(lab.head, folder, "-H", "hosts", "--force_multi", "show.py")
     assert command.wait() == 3
     assert "refused the connection" in command.err
-
-
-def test_an_ipv6_host_with_a_port_of_its_own(lab: Lab, folder: Path) -> None:
-    node = lab.host("node1")
-    node.run(["ip", "addr", "add", "fd77::1/64", "dev", "eth0", "nodad"], check=True)
-    lab.head.run(["ip", "addr", "add", "fd77::ff/64", "dev", "eth0", "nodad"], check=True)
-    key = lab.head.run(["ssh-keyscan", "-t", "ed25519", "fd77::1"], check=True).stdout
-    with (lab.head.home / ".ssh" / "known_hosts").open("a") as file:
-        file.write(key)
-    (folder / "hosts").write_text("[fd77::1] slots=1 port=22\nnode2 slots=1\n")
-    lab.host("node2").run(["ip", "addr", "add", "fd77::2/64", "dev", "eth0", "nodad"], check=True)
-    ranks = shown(Command(lab.head, folder, "-H", "hosts", "show.py"))
-    assert [one["host"] for one in ranks] == ["node1", "node2"]
-    assert {one["MASTER_ADDR"] for one in ranks} == {"fd77::1"}
 
 
 def test_ssh_config_is_honoured_through_a_jump_host(lab: Lab, folder: Path) -> None:
@@ -256,8 +232,8 @@ def test_dry_run_prints_the_plan_and_touches_no_host(lab: Lab, folder: Path) -> 
 @pytest.mark.parametrize(
     "shell",
     few(
-        ["sh", "bash", "dash", "zsh", "csh", "tcsh", "fish", "ksh"],
-        lambda shell: shell in ("dash", "zsh", "tcsh", "fish"),  # one of each kind of grammar
+        ["bash", "dash", "zsh", "tcsh", "fish", "ksh"],
+        lambda shell: shell in ("tcsh", "fish"),  # the others have sh's grammar, as bash has
     ),
 )
 def test_the_agent_starts_through_any_login_shell(lab: Lab, folder: Path, shell: str) -> None:

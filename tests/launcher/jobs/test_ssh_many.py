@@ -1,5 +1,5 @@
-"""A start on 32 real hosts of which three cannot be used: all three are in one report,
-and nothing runs anywhere.
+"""A start on 32 real hosts of which three cannot be used: all three are in one report, and nothing runs
+anywhere; and one on four, that needs no program for SSH.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tests.launcher.command import BUSY_S, Command
 pytestmark = pytest.mark.slow
 
 NUM_HOSTS = 32
+WORK = "import os; open('ran-' + os.environ['RANK'], 'w').close()"
 CONNECT_TIMEOUT_S = 15  # 32 logins at once take 3 s of both cores of a small machine, if it does nothing else
 
 
@@ -31,17 +32,10 @@ def many(lab: Lab) -> Iterator[Lab]:
 def folder(many: Lab, request: pytest.FixtureRequest) -> Iterator[Path]:
     path = many.shared / request.node.name[:80]
     path.mkdir()
-    (path / "work.py").write_text("import os; open('ran-' + os.environ['RANK'], 'w').close()")
+    (path / "work.py").write_text(WORK)
     (path / "hosts").write_text("".join(f"{node.name} slots=1\n" for node in many.nodes))
     yield path
     many.restore()
-
-
-def test_all_start_though_neither_ssh_nor_pdsh_is_installed(many: Lab, folder: Path) -> None:
-    command = Command(many.head, folder, "-H", "hosts", "work.py", env={"PATH": "/nowhere"})
-    assert command.wait() == 0, command.err
-    assert len(list(folder.glob("ran-*"))) == NUM_HOSTS
-    assert many.wait_until_clean() == []
 
 
 @pytest.mark.exhaustive
@@ -64,3 +58,14 @@ def test_three_hosts_that_cannot_be_used_are_one_report_soon_after_the_timeout(
     assert command.out == ""
     assert list(folder.glob("ran-*")) == []
     assert many.wait_until_clean() == []
+
+
+def test_all_start_though_neither_ssh_nor_pdsh_is_installed(lab: Lab) -> None:
+    folder = lab.shared / "neither"
+    folder.mkdir()
+    (folder / "work.py").write_text(WORK)
+    words = ("-H", str(lab.hostfile), "work.py")
+    command = Command(lab.head, folder, *words, env={"PATH": "/nowhere"})
+    assert command.wait() == 0, command.err
+    assert len(list(folder.glob("ran-*"))) == 2 * len(lab.nodes)
+    assert lab.wait_until_clean() == []

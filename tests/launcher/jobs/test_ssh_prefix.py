@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from tests.exhaustive import few
 from tests.lab import Lab
 from tests.launcher.boxes import UNSHARE
-from tests.launcher.command import AT_ONCE_S, BOTH_WAYS, Command, poll
+from tests.launcher.command import AT_ONCE_S, Command, poll
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +49,6 @@ def shown(command: Command) -> list[list[object]]:
     return sorted(found, key=lambda one: int(one[1]))
 
 
-@BOTH_WAYS
 @pytest.mark.usefixtures("way")
 def test_ranks_of_all_hosts_run_inside_and_reach_rank_0(lab: Lab, folder: Path) -> None:
     lines = [f"{node.name} slots=2" for node in lab.nodes[:3]]
@@ -64,9 +61,7 @@ def test_ranks_of_all_hosts_run_inside_and_reach_rank_0(lab: Lab, folder: Path) 
 
 @pytest.mark.parametrize(
     "shell",
-    few(
-        ["sh", "bash", "dash", "zsh", "csh", "tcsh", "fish"], lambda shell: shell in ("dash", "tcsh", "fish")
-    ),
+    few(["bash", "dash", "tcsh", "fish"], lambda shell: shell == "tcsh"),
 )
 def test_the_words_of_a_prefix_pass_any_login_shell(lab: Lab, folder: Path, shell: str) -> None:
     path = shutil.which(shell)
@@ -96,36 +91,28 @@ def test_hosts_behind_a_gateway_have_their_prefix_and_it_has_its_own(lab: Lab, f
     assert " 0 hosts reached through" not in command.err
 
 
-@pytest.mark.parametrize(
-    ("prefix", "said"),
-    [
-        ("no-such-program -x", "no-such-program -x ended with status 127 before an agent ran behind it"),
-        ("sh -c 'echo refused >&2; exit 125'", "ended with status 125 before an agent ran behind it, and its "
-         "last words are 'refused'"),
-    ],
-)  # fmt: skip
-def test_a_prefix_that_leads_nowhere_on_one_host_starts_nothing_on_the_others(
-    lab: Lab, folder: Path, prefix: str, said: str
-) -> None:
+def test_a_prefix_that_leads_nowhere_on_one_host_starts_nothing_on_the_others(lab: Lab, folder: Path) -> None:
+    prefix = "sh -c 'echo refused >&2; exit 125'"
     text = (folder / "hosts").read_text()
     (folder / "hosts").write_text(text.replace("node2 slots=2", f'node2 slots=2 exec_prefix="{prefix}"'))
     command = Command(lab.head, folder, "-H", "hosts", "wait.py")
     assert command.wait(AT_ONCE_S) == 3
     assert "node2: " in command.err
+    said = "ended with status 125 before an agent ran behind it, and its last words are 'refused'"
     assert said in command.err
     assert "up" not in command.out
     assert not lab.wait_until_clean()
 
 
 @pytest.mark.parametrize(
-    "words", [(), pytest.param(("--launcher=openssh",), marks=pytest.mark.exhaustive), ("--tree_above=1",)]
+    "words", ["--tree_above=1", pytest.param("--launcher=openssh", marks=pytest.mark.exhaustive)]
 )
 def test_a_login_script_that_ends_the_login_is_not_taken_for_the_prefix(
-    lab: Lab, folder: Path, words: tuple[str, ...]
+    lab: Lab, folder: Path, words: str
 ) -> None:
     """Of a gateway, too."""
     (lab.host("node1").home / ".bashrc").write_text("exit 3\n")
-    command = Command(lab.head, folder, *words, "-H", "hosts", "--exec_prefix=env", "show.py")
+    command = Command(lab.head, folder, words, "-H", "hosts", "--exec_prefix=env", "show.py")
     assert command.wait(AT_ONCE_S) == 3
     *before, last = [line for line in command.err.splitlines() if "connected, " not in line]
     assert last.startswith(
@@ -139,7 +126,7 @@ def test_a_login_script_that_ends_the_login_is_not_taken_for_the_prefix(
         )
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "network"])
+@pytest.mark.parametrize("how", few(["SIGKILL", "network"], lambda how: how == "SIGKILL"))
 def test_nothing_is_left_inside_when_the_launcher_is_gone(lab: Lab, folder: Path, how: str) -> None:
     (folder / "hosts").write_text("node1 slots=2\nnode2 slots=2\n")
     words = (
@@ -155,7 +142,7 @@ def test_nothing_is_left_inside_when_the_launcher_is_gone(lab: Lab, folder: Path
         lab.host("node2").link_down()
         assert command.wait(AT_ONCE_S) == 3
     else:
-        os.kill(command.process.pid, getattr(signal, how))
+        command.process.kill()
         command.wait(AT_ONCE_S)
     try:
         poll(lambda: not lab.wait_until_clean(1), f"the end of {lab.processes()}", command, AT_ONCE_S)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.exhaustive import few
 from tests.lab import Lab
-from tests.launcher.command import Command, poll
+from tests.launcher.command import Command
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
 
@@ -65,7 +65,7 @@ def hosts(attempt: dict[int, dict[str, str]]) -> str:
     return " ".join(attempt[rank]["host"] for rank in sorted(attempt))
 
 
-@pytest.mark.parametrize("launcher", ["ssh", "pdsh"])
+@pytest.mark.parametrize("launcher", few(["ssh", "pdsh"], lambda launcher: launcher == "ssh"))
 def test_a_failed_rank_starts_the_whole_job_again_on_the_same_hosts(
     lab: Lab, folder: Path, launcher: str
 ) -> None:
@@ -132,20 +132,6 @@ def test_the_last_failure_is_the_exit_code(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder, "--num_nodes=1", "--max_restarts=1", "work.py", "0:0:7", "1:1:9")
     assert command.wait() == 9
     assert "dslaunch: not started again: the one restart is used" in command.err
-
-
-def test_a_spare_takes_the_place_and_the_ranks_of_a_lost_host(lab: Lab, folder: Path) -> None:
-    command = launch(
-        lab, folder, "--num_nodes=3", "--spares=1", "--max_restarts=1", "--heartbeat=2", "work.py", "wait"
-    )
-    command.wait_for('"attempt": 0', times=6)
-    lab.host("node2").unplug()
-    assert command.wait() == 0, command.err
-    first, second = attempts(command)
-    assert hosts(first) == "node1 node1 node2 node2 node3 node3"
-    assert hosts(second) == "node1 node1 node4 node4 node3 node3"
-    assert "node4 instead of node2 (nothing heard for 2 s" in command.err
-    assert lab.wait_until_clean(15) == []
 
 
 def test_a_host_that_cannot_be_reached_at_the_start_is_replaced_without_a_restart(
@@ -226,31 +212,11 @@ def test_hosts_that_count_their_own_slots_keep_that_number(lab: Lab, folder: Pat
     assert command.err.count("slots=auto: looking at 3 hosts") == 1
 
 
-def test_a_host_that_cannot_count_its_slots_is_replaced_like_any_other(lab: Lab, folder: Path) -> None:
-    (folder / "hosts").write_text("".join(f"{node.name} slots=auto\n" for node in lab.nodes[:3]))
-    lab.host("node1").sshd_kill()
-    command = launch(lab, folder, "--spares=1", "--num_gpus=2", "work.py")
-    assert command.wait() == 0, command.err
-    (only,) = attempts(command)
-    assert hosts(only) == "node3 node3 node2 node2"
-    assert "warning: slots=auto: node1: node1 port 22 refused the connection" in command.err
-    assert "starting with other hosts; node3 instead of node1" in command.err
-
-
 def test_what_fails_at_once_is_not_started_again(lab: Lab, folder: Path) -> None:
     command = launch(lab, folder, "--num_nodes=1", "--min_uptime=30", "--max_restarts=5", "work.py", "0:0:7")
     assert command.wait() == 7
     assert "not started again: it failed" in command.err
     assert len(attempts(command)) == 1
-
-
-def test_an_interrupt_is_no_failure(lab: Lab, folder: Path) -> None:
-    command = launch(lab, folder, "--num_nodes=1", "--max_restarts=5", "work.py", "wait")
-    command.wait_for('"attempt": 0', times=2)
-    command.process.terminate()
-    assert command.wait() == 143
-    assert "starting again" not in command.err
-    poll(lambda: lab.processes() == [], "an empty lab", command)
 
 
 def test_an_import_error_is_not_started_again_and_again(lab: Lab, folder: Path) -> None:
@@ -272,14 +238,15 @@ def test_a_cut_link_in_the_middle_of_a_job_costs_one_restart_and_the_ranks_stay(
     lab: Lab, folder: Path
 ) -> None:
     """The host notices it too: its workers are gone before it is plugged in again."""
-    words = ("--num_nodes=3", "--spares=1", "--max_restarts=1", "--heartbeat=2", "work.py", "wait")
+    (folder / "hosts").write_text("node1 slots=1\nnode3 slots=2\nnode4 slots=2\n")
+    words = ("--num_nodes=2", "--spares=1", "--max_restarts=1", "--heartbeat=2", "work.py", "wait")
     command = launch(lab, folder, *words)
-    command.wait_for('"attempt": 0', times=6)
+    command.wait_for('"attempt": 0', times=3)
     lost = lab.host("node3")
     lost.link_down()
     assert command.wait() == 0, command.err
     first, second = attempts(command)
-    assert hosts(first) == "node1 node1 node2 node2 node3 node3"
-    assert hosts(second) == "node1 node1 node2 node2 node4 node4"
-    assert "dslaunch: starting again (1 of 1 restarts); node4 instead of node3" in command.err
+    assert hosts(first) == "node1 node3 node3"
+    assert hosts(second) == "node1 node4 node4"
+    assert "(1 of 1 restarts); node4 instead of node3 (nothing heard for 2 s" in command.err
     assert lab.wait_until_clean(15) == [], "while the link is still down"

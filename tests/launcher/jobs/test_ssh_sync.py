@@ -112,7 +112,7 @@ def assert_shows(command: Command, text: str, *ranks: str) -> None:
     assert [command.lines(rank) for rank in ranks] == [[text]] * len(ranks), command.out + command.err
 
 
-# In the middle of 20 MB that go over a slow line.
+# In the middle of 10 MB that go over a slow line.
 
 
 def kill_launcher(project: Project, command: Command) -> None:
@@ -139,8 +139,8 @@ def test_a_kill_in_the_middle_leaves_the_old_files_and_the_next_sync_goes_on(
     project.write("data/words.txt", "second\n")
     draw = random.Random(1)
     for number in range(10):
-        (project.here / f"large{number}").write_bytes(draw.randbytes(2_000_000))
-    lab.head.slow_down(40)
+        (project.here / f"large{number}").write_bytes(draw.randbytes(1_000_000))
+    lab.head.slow_down(20)
     command = project.start("show.py")
     coming = project.on(lab.nodes[0], ".dslaunch/coming")
     poll(lambda: len(names_in(coming)) > 2, "some of the files on node1", command)
@@ -149,7 +149,7 @@ def test_a_kill_in_the_middle_leaves_the_old_files_and_the_next_sync_goes_on(
     assert command.out == ""
     assert project.on(lab.nodes[0], "data/words.txt").read_text() == "first\n"
     assert sorted(names_in(project.on(lab.nodes[0]))) == [".dslaunch", "data", "hosts", "show.py"]
-    num_there = sum((coming / name).stat().st_size == 2_000_000 for name in names_in(coming))
+    num_there = sum((coming / name).stat().st_size == 1_000_000 for name in names_in(coming))
     is_other_done = project.on(lab.nodes[1], "large9").exists()
     assert project.on(lab.nodes[1], "data/words.txt").read_text() == (
         "second\n" if is_other_done else "first\n"
@@ -160,7 +160,7 @@ def test_a_kill_in_the_middle_leaves_the_old_files_and_the_next_sync_goes_on(
     before = lab.head.tx_bytes()
     again = project.run("show.py")
     assert_shows(again, "second", "node1:0", "node2:1")
-    most = 20e6 * (1 if is_other_done else 2) - 2e6 * num_there
+    most = 10e6 * (1 if is_other_done else 2) - 1e6 * num_there
     assert lab.head.tx_bytes() - before < 1.1 * most, "what had come was sent again"
     for number in range(10):
         for node in lab.nodes[:2]:
@@ -206,6 +206,7 @@ def test_a_folder_of_its_own_on_a_host(lab: Lab, project: Project) -> None:
     assert not project.on(lab.nodes[0]).exists()
 
 
+@pytest.mark.exhaustive
 def test_a_spare_host_gets_the_folder_when_it_takes_part(lab: Lab, project: Project) -> None:
     project.write(
         "fail.py",
@@ -221,12 +222,16 @@ def test_a_spare_host_gets_the_folder_when_it_takes_part(lab: Lab, project: Proj
 
 
 @pytest.mark.parametrize(
-    "words", [("--launcher=pdsh",), ("--tree_above=1", "--tree_radix=4")], ids=["pdsh", "tree"]
+    "words",
+    [
+        pytest.param(("--launcher=pdsh",), marks=pytest.mark.exhaustive, id="pdsh"),
+        pytest.param(("--tree_above=1", "--tree_radix=4"), id="tree"),
+    ],
 )
 def test_another_way_to_the_hosts_is_as_good(lab: Lab, project: Project, words: tuple[str, ...]) -> None:
     if "--launcher=pdsh" in words and shutil.which("pdsh") is None:
         pytest.skip("pdsh is not installed")
-    (project.here / "large").write_bytes(random.Random(1).randbytes(3_000_000))
+    (project.here / "large").write_bytes(random.Random(1).randbytes(1_500_000))
     (project.here / "hosts").write_text("".join(f"{node.name} slots=1\n" for node in lab.nodes))
     ranks = [f"{node.name}:{place}" for place, node in enumerate(lab.nodes)]
     assert_shows(project.run(*words, "show.py"), "first", *ranks)
@@ -234,24 +239,8 @@ def test_another_way_to_the_hosts_is_as_good(lab: Lab, project: Project, words: 
         assert project.on(node, "large").read_bytes() == (project.here / "large").read_bytes()
 
 
-def test_files_of_many_hosts_come_back_through_a_slow_line(lab: Lab, project: Project) -> None:
-    project.write(
-        "work.py",
-        "import os\nopen('out.bin', 'wb').write(os.urandom(3_000_000))\nos.mkdir('logs')\n"
-        "open('logs/a.txt', 'w').write(os.uname().nodename)\n",
-    )
-    lab.nodes[0].slow_down(20)
-    command = project.run("--collect", "out.bin", "--collect=logs", "--collect_to", "back", "work.py")
-    assert command.process.returncode == 0, command.err
-    for node in lab.nodes[:2]:
-        back = project.here / "back" / node.name
-        assert (back / "out.bin").read_bytes() == project.on(node, "out.bin").read_bytes()
-        assert (back / "logs/a.txt").read_text() == node.name
-    assert "collected 4 files, 5.7 MiB, of 2 hosts into /root/project/back" in command.err
-
-
 def test_a_file_that_changes_while_it_is_sent_ends_the_job_by_name(lab: Lab, project: Project) -> None:
-    (project.here / "log.bin").write_bytes(random.Random(1).randbytes(6_000_000))
+    (project.here / "log.bin").write_bytes(random.Random(1).randbytes(4_000_000))
     lab.head.slow_down(20)
     command = project.start("show.py")
     poll(lambda: names_in(project.on(lab.nodes[0], ".dslaunch/coming")) != [], "a file on node1", command)

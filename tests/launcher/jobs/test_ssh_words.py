@@ -40,11 +40,6 @@ def bashrc(host: Host, text: str) -> None:
     ("script", "status", "words"),
     [
         ("echo 'your account has expired' >&2; exit 3", 3, "your account has expired"),
-        (
-            "echo 'This account is currently not available.'; exit 1",
-            1,
-            "This account is currently not available.",
-        ),
         ("ulimit -n 3", 127, "Error 24"),
         ("kill -9 $$", 137, "said nothing"),
     ],
@@ -96,13 +91,13 @@ def test_text_of_another_program_in_the_stream_is_quoted(lab: Lab, folder: Path)
     assert lab.wait_until_clean() == []
 
 
-@pytest.mark.parametrize("command", ["no-such-program %h", "sh -c 'echo cannot go there >&2; exit 5'"])
-def test_a_proxy_command_that_does_not_work_is_named(command: str, lab: Lab, folder: Path, way: str) -> None:
+def test_a_proxy_command_that_does_not_work_is_named(lab: Lab, folder: Path, way: str) -> None:
+    command = "sh -c 'echo cannot go to %h >&2; exit 5'"
     (lab.head.home / ".ssh" / "config").write_text(f"Host node1\n  ProxyCommand {command}\n")
     said = said_of(lab, folder, "--connect_timeout=2")
     shown, status = (command.replace("%h", "node1"), " with 5") if way == "ssh" else (command, "")
     assert said.startswith(f"dslaunch: node1: ProxyCommand {shown!r} ended"), said
-    assert ("no-such-program: not found" in said) or (f" ended{status}: cannot go there" in said)
+    assert f" ended{status}: cannot go to node1" in said
 
 
 def test_a_proxy_command_is_run_by_a_shell_and_leaves_nothing_behind(lab: Lab, folder: Path) -> None:
