@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from math import isfinite
 
+from ..shared import variables
+from ..shared.axes import AXES, ORDER
 from .errors import ConfigError
 from .started import Started, find_started
 
 _DEFAULT_TIMEOUT_MIN = 30
-_AXES = ("pp", "dp", "ep", "sp", "tp")
-_IN_ORDER = {"pp", "dp", "sp", "tp"}
 _DEBUG = "collectives"  # what DSLAUNCH_DEBUG may be
 
 
@@ -70,8 +70,8 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         local_world_size=local_size if started is None else started.local_size,
         mesh=mesh,
         mesh_order=mesh_order,
-        resize_file=env.get("DSLAUNCH_RESIZE_FILE") or None,
-        place_file=env.get("DSLAUNCH_PLACE_FILE") or None,
+        resize_file=env.get(variables.RESIZE_FILE) or None,
+        place_file=env.get(variables.PLACE_FILE) or None,
         started=started,
     )
 
@@ -91,10 +91,10 @@ def read_metrics(environ: Mapping[str, str] | None = None) -> MetricsPlace | Non
     Errors: ConfigError for a value that is not allowed
     """
     env = os.environ if environ is None else environ
-    path = env.get("DSLAUNCH_METRICS_PIPE")
+    path = env.get(variables.METRICS_PIPE)
     if not path:
         return None
-    interval_s = _seconds(env, "DSLAUNCH_METRICS_INTERVAL")
+    interval_s = _seconds(env, variables.METRICS_INTERVAL)
     return MetricsPlace(
         path=path, rank=_number(env, "RANK", 0), interval_s=1.0 if interval_s is None else interval_s
     )
@@ -127,7 +127,7 @@ def read_trace(environ: Mapping[str, str] | None = None) -> TraceRequest | None:
     Errors: ConfigError for steps that are none
     """
     env = os.environ if environ is None else environ
-    text, path = env.get("DSLAUNCH_TRACE", ""), env.get("DSLAUNCH_TRACE_FILE", "")
+    text, path = env.get(variables.TRACE, ""), env.get(variables.TRACE_FILE, "")
     if not text or not path:
         return None
     first, dash, last = text.partition("-")
@@ -183,7 +183,7 @@ def _seconds(env: Mapping[str, str], name: str) -> float | None:
 
 
 def _mesh(env: Mapping[str, str]) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
-    text = env.get("DSLAUNCH_MESH", "")
+    text = env.get(variables.MESH, "")
     sizes: dict[str, int] = {}
     order: tuple[str, ...] = ()
     for item in text.split(",") if text else ():
@@ -191,10 +191,10 @@ def _mesh(env: Mapping[str, str]) -> tuple[tuple[tuple[str, int], ...], tuple[st
         is_order = axis == "order" and not order
         if is_order:
             order = tuple(size.split("-"))
-        is_size = axis in _AXES and axis not in sizes and size.isascii() and size.isdigit() and int(size) > 0
-        if not (set(order) <= _IN_ORDER and len(set(order)) == len(order) if is_order else is_size):
+        is_size = axis in AXES and axis not in sizes and size.isascii() and size.isdigit() and int(size) > 0
+        if not (set(order) <= set(ORDER) and len(set(order)) == len(order) if is_order else is_size):
             raise ConfigError(
-                f"DSLAUNCH_MESH={text!r} in the environment: must be sizes of {', '.join(_AXES)}, each once, "
+                f"DSLAUNCH_MESH={text!r} in the environment: must be sizes of {', '.join(AXES)}, each once, "
                 "and may have an order of all but ep, as in pp=2,tp=2,order=dp-tp-pp; dslaunch --mesh sets it"
             )
         if is_size:

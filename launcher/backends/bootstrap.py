@@ -24,6 +24,7 @@ from typing import Any
 from ..inputs.host import Host
 
 _LAUNCHER = __package__.rpartition(".")[0]
+_FACADE = _LAUNCHER.rpartition(".")[0]
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+-]+")  # the same word in every login shell
 
 # Words of a prefix, or of an `ssh`, that is not what it must be; they stand on a command line.
@@ -140,7 +141,8 @@ class Later:
     def exec_module(self, module):
         run(module.__spec__.loader_state, module)
 folder = []
-for name in ("dslaunch_node", "dslaunch_node.wire", "dslaunch_node.node"):
+for name in ("", ".shared", ".launcher", ".launcher.wire", ".launcher.node"):
+    name = "dslaunch_node" + name
     sys.modules[name] = package = Module(name)
     package.__path__ = folder
 sys.meta_path.append(Later())
@@ -157,9 +159,9 @@ if is_future_new:
 """
 
 # What travels to a node stands in two folders, and nothing of it imports anything from outside them but
-# the standard library.
+# the standard library and one file of names.
 _FOLDERS = ("wire", "node")
-_ALL = ("wire.fast_tuple", "wire.fast_json", "node.lean_stdlib", "wire.frames")
+_ALL = ("shared.variables", "wire.fast_tuple", "wire.fast_json", "node.lean_stdlib", "wire.frames")
 _AGENT = (
     *_ALL,
     "wire.job",
@@ -310,8 +312,8 @@ def _command(words: tuple[str, ...]) -> str:
 
 
 def _compiled(names: tuple[str, ...], later: tuple[str, ...] = ()) -> bytes:
-    modules = [(name, _code(name)) for name in names]
-    packed = {name: _packed(marshal.dumps(_code(name))) for name in later}
+    modules = [(_place(name), _code(name)) for name in names]
+    packed = {_place(name): _packed(marshal.dumps(_code(name))) for name in later}
     code = _packed(marshal.dumps((compile(_INSTALL, "dslaunch_node", "exec"), modules, packed)))
     python = (sys.implementation.cache_tag, MAGIC_NUMBER)
     loader = f"SIZE = {len(code)}\nPYTHON = {python!r}\n{_LOAD}".encode()
@@ -330,17 +332,22 @@ def _packed(data: bytes) -> bytes:
 
 
 def _sources(names: tuple[str, ...]) -> list[tuple[str, str]]:
-    return [(name, _loader_of(name).get_source(f"{_LAUNCHER}.{name}")) for name in names]
+    return [(_place(name), _loader_of(name).get_source(f"{_FACADE}.{_place(name)}")) for name in names]
 
 
 def _code(name: str) -> CodeType:
     """The module as this Python compiles it, or has compiled it when it was installed."""
-    code: CodeType = _loader_of(name).get_code(f"{_LAUNCHER}.{name}")
+    code: CodeType = _loader_of(name).get_code(f"{_FACADE}.{_place(name)}")
     return code
 
 
+def _place(name: str) -> str:
+    """Return the module's name below the facade."""
+    return name if name.startswith("shared.") else f"launcher.{name}"
+
+
 def _loader_of(name: str) -> Any:  # importlib.abc.InspectLoader, or the like of an editable installation
-    spec = find_spec(f"{_LAUNCHER}.{name}")
+    spec = find_spec(f"{_FACADE}.{_place(name)}")
     if spec is None:
         raise AssertionError(f"{name}: a module of the agent is missing from {_LAUNCHER}")
     return spec.loader

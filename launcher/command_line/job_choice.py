@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import click
 
+from ...shared.table import table, terminal_columns
 from ..errors import LaunchError
-from ..output.table import screen_text, table, terminal_columns
+from ..output.screen_text import screen_text
 from ..registry.known_jobs import ELSEWHERE, LOST, AmbiguousError, KnownJob, find_job, known_jobs
 from ..wording import cleaned
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from ...shared.table import table, terminal_columns
 from ..inputs.host_list import folded
-from ..output.table import screen_text, table, terminal_columns
+from ..output.screen_text import screen_text
 from ..registry.known_jobs import ELSEWHERE, LOST, RECENT_S, KnownJob, clean, exact_names, known_jobs
 from ..registry.record import State, as_json
 from ..registry.state_folder import jobs_folder

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..inputs.rank_set import parse_ranks
-from ..output.table import screen_text
+from ..output.screen_text import screen_text
 from .prefix_command import SETTINGS, PrefixCommand
 
 EPILOG = """

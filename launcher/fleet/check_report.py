@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...shared.table import table, terminal_columns
 from ..controller.master_search import first_reached
 from ..errors import EXIT_HOST
 from ..inputs.host_list import folded
-from ..output.table import screen_text, table, terminal_columns
+from ..output.screen_text import screen_text
 from ..wording import count
 from .check_facts import ClusterFacts
 from .check_findings import Finding, findings_of

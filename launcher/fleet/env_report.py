@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from ...shared.table import table, terminal_columns
 from ..node.inspection import answer, ask
-from ..output.table import table, terminal_columns
 
 TORCH_TIMEOUT_S = 120.0
 KERNELS_TIMEOUT_S = 60.0

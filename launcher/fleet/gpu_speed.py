@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ..output.table import screen_text, table, terminal_columns
+from ...shared.table import table, terminal_columns
+from ..output.screen_text import screen_text
 from ..wording import count
 from .check_facts import clean
 from .check_findings import Finding
 
-MARK = "dslaunch gpu: "  # before what each rank prints; runtime/metrics/gpu_check.py says the same
 SLOW = 0.8  # of what most GPUs of that name do
 MAX_SHOWN = 64
 _KINDS = {  # how each quantity is called, and its unit

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from ..output.table import screen_text, table, terminal_columns
+from ...shared.table import table, terminal_columns
+from ..output.screen_text import screen_text
 from ..wording import shown_ms, shown_size
 from .check_facts import clean
 from .check_findings import Finding
 
 _Hosts = tuple[str, ...]
 
-MARK = "dslaunch network: "  # before what rank 0 prints; runtime/comm/network_check.py says the same
 SLOW_FACTOR = 3.0  # below the speed of most; less is noise of other jobs
 NO_ANSWER = "no answer"
 LATE_FACTOR, LATE_S = 5.0, 0.001  # above the latency of most, and at least so much

@@ -1,8 +1,7 @@
 """The ranks of a job along the axes of its parallelism, and which of them are on one host. Arithmetic only.
 
-The runtime has the same axes in the same order (its mesh/axes.py): pp outermost, then dp, sp, and tp, whose
-ranks are neighbours, unless another order is given. Groups of ep are consecutive among the ranks that share a
-stage's other layers, dp x sp, so it is no factor of the number of ranks.
+Groups of ep are consecutive among the ranks that share a stage's other layers, dp x sp, so it is no factor of
+the number of ranks.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from ...shared.axes import AXES, ORDER, SAMPLES, SEPARATOR, Axes, full_order, place_text
 from ..errors import LaunchError
 from ..inputs.selection import Selected
-from ..options.mesh import ORDER, SEPARATOR, MeshOptions
+from ..options.mesh import MeshOptions
 from ..options.restart import RestartOptions
 from ..wording import count, shown_size
 from .restart import Decision
 
 INSIDE_A_HOST = ("tp", "sp")  # what they send in every layer is waited for
-VARIABLE = "DSLAUNCH_MESH"  # which tells the runtime
 
 
 class Mesh(NamedTuple):
@@ -50,51 +49,35 @@ class Mesh(NamedTuple):
             return max(1, second - first)
         return prod(self.size(inner) for inner in self.order[self.order.index(name) + 1 :])
 
+    @property
+    def axes(self) -> Axes:
+        """Return the axes without ep."""
+        return Axes(pp=self.pp, dp=self.dp, sp=self.sp, tp=self.tp, order=self.order)
+
     def lines(self, name: str) -> list[tuple[int, ...]]:
-        """Return all lines along this axis, each rank in one of them."""
-        if name == "ep":
-            return self._groups_of_experts()
-        size, stride = self.size(name), self.stride(name)
-        ranks = range(self.num_ranks)
-        return [
-            tuple(first + stride * place for place in range(size))
-            for first in ranks
-            if first // stride % size == 0
-        ]
+        """Return all lines along this axis, each rank in one of them. Groups of ep are consecutive among the
+        ranks with the same layers.
+        """
+        if name != "ep":
+            return sorted(self.axes.lines((name,)))
+        starts = range(0, self.dp * self.sp, self.ep)
+        return sorted(line[start : start + self.ep] for line in self.axes.lines(SAMPLES) for start in starts)
 
     @property
     def num_ranks(self) -> int:
         """Return the number of ranks of the job."""
         return self.pp * self.dp * self.sp * self.tp
 
-    def _groups_of_experts(self) -> list[tuple[int, ...]]:
-        """Of the ranks with the same layers, or parts of them, always ep consecutive ones."""
-        alike: dict[tuple[int, int], list[int]] = {}
-        for rank in range(self.num_ranks):
-            at = self._coordinates(rank)
-            alike.setdefault((at["pp"], at["tp"]), []).append(rank)
-        lines = [tuple(line) for _, line in sorted(alike.items())]
-        return sorted(
-            line[start : start + self.ep] for line in lines for start in range(0, len(line), self.ep)
-        )
-
-    def _coordinates(self, rank: int) -> dict[str, int]:
-        at = {name: rank // self.stride(name) % self.size(name) for name in ORDER}
-        place = 0  # among the ranks with the same layers, or parts of them
-        for name in self.order:
-            if name in ("dp", "sp"):
-                place = place * self.size(name) + at[name]
-        return {**at, "ep": place % self.ep}
-
     def place(self, rank: int) -> str:
         """Return where the rank is, for messages: "stage 1 of 2, dp 0"; without axes of one rank, and "" if
-        there is none but dp, or no such rank. The runtime says the same.
+        there is none but dp, or no such rank.
         """
-        if self.pp * self.sp * self.tp * self.ep == 1 or not 0 <= rank < self.num_ranks:
+        if not 0 <= rank < self.num_ranks:
             return ""
-        at = self._coordinates(rank)
-        said = [f"{name} {index}" for name, index in at.items() if name != "pp" and self.size(name) > 1]
-        return ", ".join([f"stage {at['pp']} of {self.pp}"] * (self.pp > 1) + said)
+        axes = self.axes
+        place_of_experts = axes.line_of(rank, SAMPLES).index(rank) % self.ep
+        sizes = {name: self.size(name) for name in AXES}
+        return place_text({**axes.coordinates(rank), "ep": place_of_experts}, sizes)
 
 
 class HostSlots(NamedTuple):
@@ -141,15 +124,14 @@ def _order_of(options: MeshOptions, mesh: Mesh) -> tuple[str, ...]:
 
     Errors: LaunchError if one of more ranks is left out
     """
-    long = [name for name in ORDER if mesh.size(name) > 1]
-    left_out = [name for name in long if name not in options.order]
+    sizes = {name: mesh.size(name) for name in ORDER}
+    left_out = [name for name in ORDER if sizes[name] > 1 and name not in options.order]
     if options.order and left_out:
         raise LaunchError(
             f"--mesh={_text(dict(options.sizes), options.order)}: its order leaves out {left_out[0]}, which "
-            f"has {mesh.size(left_out[0])} ranks; name all axes with more than one rank, the outermost first"
+            f"has {sizes[left_out[0]]} ranks; name all axes with more than one rank, the outermost first"
         )
-    order = [name for name in options.order if name in long]
-    return ORDER if not order or order == long else (*(one for one in ORDER if one not in long), *order)
+    return full_order(options.order or ORDER, sizes)
 
 
 def check_hosts(mesh: Mesh, hosts: Sequence[HostSlots]) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ...shared import variables
 from ..inputs.env_file import EnvEntry, is_secret
-from ..node.preparation import MAX_CONNECTIONS
 from .master_address import LOOPBACK
 from .plan import NodePlan, Plan, RankPlan, environment_of
-from .trace_ranks import VARIABLE as TRACE_VARIABLE
 
 OURS = "dslaunch"
 MASK = "***"
@@ -37,24 +36,27 @@ def variables_of(plan: Plan, node: NodePlan, rank: RankPlan, *, shows_secrets: b
     for entry in environment_of(plan, node.host):
         add(entry.name, _value_of(entry, shows_secrets=shows_secrets), entry.source)
     num_local = len(node.devices)
-    add("CUDA_VISIBLE_DEVICES", repr(",".join(node.devices)), f"{OURS}, if the host has GPUs")
-    if "CUDA_DEVICE_MAX_CONNECTIONS" not in found:
-        why = f"{OURS}, if the host has GPUs and does not set it"
-        add("CUDA_DEVICE_MAX_CONNECTIONS", repr(MAX_CONNECTIONS.decode()), why)
-    if "OMP_NUM_THREADS" not in found and num_local > 1:
-        why = f"{OURS}, if the host has no GPUs and does not set it"
-        add("OMP_NUM_THREADS", f"(the host's cores / {num_local})", why)
-    add("MASTER_ADDR", _master_addr(plan), OURS)
+    add(variables.DEVICES, repr(",".join(node.devices)), f"{OURS}, {variables.WITH_GPUS}")
+    if variables.CONNECTIONS not in found:
+        why = f"{OURS}, {variables.WITH_GPUS_UNSET}"
+        add(variables.CONNECTIONS, repr(variables.MAX_CONNECTIONS), why)
+    if variables.THREADS not in found and num_local > 1:
+        why = f"{OURS}, {variables.WITHOUT_GPUS_UNSET}"
+        add(variables.THREADS, f"(the host's cores / {num_local})", why)
+    add(variables.MASTER_ADDR, _master_addr(plan), OURS)
     or_another = "" if plan.master.is_port_fixed else " (or another, if that is in use)"
-    add("MASTER_PORT", f"{str(plan.master.port)!r}{or_another}", OURS)
-    add("TORCHELASTIC_ERROR_FILE", "(a file of this rank's own)", OURS)
-    add("DSLAUNCH_PLACE_FILE", "(a file of this rank's own)", OURS)
+    add(variables.MASTER_PORT, f"{str(plan.master.port)!r}{or_another}", OURS)
+    add(variables.ERROR_FILE, "(a file of this rank's own)", OURS)
+    add(variables.PLACE_FILE, "(a file of this rank's own)", OURS)
+    if plan.metrics_interval_s:
+        add(variables.METRICS_PIPE, "(a pipe of this host's own)", OURS)
+        add(variables.METRICS_INTERVAL, repr(f"{plan.metrics_interval_s:g}"), OURS)
     if plan.elastic.is_on:
-        add("DSLAUNCH_RESIZE_FILE", "(a file of this host's own, there when the hosts change)", OURS)
-    if any(name == TRACE_VARIABLE for name, _ in rank.env):
-        add("DSLAUNCH_TRACE_FILE", "(files of this rank's own)", OURS)
-        if "KINETO_LOG_LEVEL" not in found:
-            add("KINETO_LOG_LEVEL", "'99'", f"{OURS}, if the host does not set it")
+        add(variables.RESIZE_FILE, "(a file of this host's own, there when the hosts change)", OURS)
+    if any(name == variables.TRACE for name, _ in rank.env):
+        add(variables.TRACE_FILE, "(files of this rank's own)", OURS)
+        if variables.PROFILER_LOG not in found:
+            add(variables.PROFILER_LOG, repr(variables.PROFILER_LOG_QUIET), f"{OURS}, {variables.UNSET}")
     for name, value in rank.env:
         add(name, "(a name that each run gets)" if name == "TORCHELASTIC_RUN_ID" else repr(value), OURS)
     return tuple(sorted(found.values(), key=lambda one: one.name))

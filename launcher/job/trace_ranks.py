@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from ...shared import variables
 from ..errors import LaunchError
 from ..inputs.rank_set import format_ranks
 from ..options.trace import TraceOptions
 from ..wording import count
 from .plan import NodePlan
 
-VARIABLE = "DSLAUNCH_TRACE"
 MAX_RANKS = 8  # unless others are named: each is some megabytes to bring and to look at
 
 
@@ -25,7 +25,7 @@ def with_trace(
         return nodes
     world_size = sum(len(node.ranks) for node in nodes)
     chosen = set(_chosen(nodes, options, world_size=world_size, is_first=is_first))
-    variable = (VARIABLE, options.steps)
+    variable = (variables.TRACE, options.steps)
     return tuple(
         node._replace(
             ranks=tuple(
@@ -38,7 +38,7 @@ def with_trace(
 
 def traced_ranks(node: NodePlan) -> tuple[int, ...]:
     """Those of one host."""
-    return tuple(one.rank for one in node.ranks if any(name == VARIABLE for name, _ in one.env))
+    return tuple(one.rank for one in node.ranks if any(name == variables.TRACE for name, _ in one.env))
 
 
 def _chosen(

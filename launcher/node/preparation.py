@@ -11,6 +11,7 @@ import os
 import stat
 import sys
 
+from ...shared import variables
 from ..wire.frames import bytes_of, text_of
 from ..wire.job import TOKEN_VARIABLE
 from .devices import count_hidden
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 VENV_PART = 0.25  # of --prepare_timeout, which the shell has for --venv_script
 MAX_CLAIMS = 100
-MAX_CONNECTIONS = b"32"  # hardware queues of a process: CUDA has 8 by itself, and a training more streams
 _VENV_VARIABLE = b"DSLAUNCH_VENV_SCRIPT"  # the script's name goes this way, not on a command line
 _SOURCE_AND_PRINT = (
     '[ -r "$DSLAUNCH_VENV_SCRIPT" ] || { echo no such file >&2; exit 1; }; '
@@ -164,7 +164,7 @@ class Prepared:
                     "choose with --include, or with devices= in the hostfile"
                 )
             self.env[b"CUDA_VISIBLE_DEVICES"] = chosen
-            self.env.setdefault(b"CUDA_DEVICE_MAX_CONNECTIONS", MAX_CONNECTIONS)
+            self.env.setdefault(variables.CONNECTIONS.encode(), variables.MAX_CONNECTIONS.encode())
             self._devices = devices
             return
         named = [one for one in devices if not one.isdigit()]

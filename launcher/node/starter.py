@@ -9,6 +9,7 @@ import os
 import sys
 import time
 
+from ...shared import variables
 from ..wire.frames import bytes_of
 from .preparation import Prepared, Unprepared
 from .private_folder import PrivateFolder
@@ -95,16 +96,16 @@ class Starter:
         env.update(self._prepared.own_devices(env))
         error_file = self._folder.file(f"error-{rank.rank}.json")
         if error_file is not None and not self._job.is_verbatim:
-            env[b"TORCHELASTIC_ERROR_FILE"] = os.fsencode(error_file)
+            env[variables.ERROR_FILE.encode()] = os.fsencode(error_file)
         place_file = self._folder.file(f"place-{rank.rank}")
         if place_file is not None and not self._job.is_verbatim:
-            env[b"DSLAUNCH_PLACE_FILE"] = os.fsencode(place_file)
+            env[variables.PLACE_FILE.encode()] = os.fsencode(place_file)
         if self.metrics_pipe is not None:
-            env[b"DSLAUNCH_METRICS_PIPE"] = os.fsencode(self.metrics_pipe)
-            env[b"DSLAUNCH_METRICS_INTERVAL"] = b"%g" % self._job.metrics_interval_s
+            env[variables.METRICS_PIPE.encode()] = os.fsencode(self.metrics_pipe)
+            env[variables.METRICS_INTERVAL.encode()] = b"%g" % self._job.metrics_interval_s
         if self._resize_file is not None:
-            env[b"DSLAUNCH_RESIZE_FILE"] = os.fsencode(self._resize_file)
-        if b"DSLAUNCH_TRACE" in env:
+            env[variables.RESIZE_FILE.encode()] = os.fsencode(self._resize_file)
+        if variables.TRACE.encode() in env:
             self._trace(rank, env)
         stacks_file = None
         if self._job.has_stacks and self._hook is not None:
@@ -124,12 +125,11 @@ class Starter:
     def _trace(self, rank: RankJob, env: dict[bytes, bytes]) -> None:
         """Let it know where its trace goes; without a place it writes none, and the launcher says so."""
         trace_file = self._folder.file(f"trace-{rank.rank}")
-        if trace_file is not None and any(name == "DSLAUNCH_TRACE" for name, _ in rank.env):
+        if trace_file is not None and any(name == variables.TRACE for name, _ in rank.env):
             self.is_tracing = True
-            env[b"DSLAUNCH_TRACE_FILE"] = os.fsencode(trace_file)
-            env.setdefault(
-                b"KINETO_LOG_LEVEL", b"99"
-            )  # torch's profiler tells stderr that it begins and ends
+            env[variables.TRACE_FILE.encode()] = os.fsencode(trace_file)
+            quiet = variables.PROFILER_LOG_QUIET.encode()  # it tells stderr that it begins and ends
+            env.setdefault(variables.PROFILER_LOG.encode(), quiet)
 
     def end(self) -> None:
         """All are started."""

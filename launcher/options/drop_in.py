@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import click
 
+from ...shared import variables
 from ..inputs.env_file import EnvEntry
 
-VARIABLE = "DSLAUNCH_DROP_IN"  # each worker's Python reads it, see package/dslaunch/drop_in/__init__.py
 MODES = ("auto", "always", "never")
 
 
@@ -21,7 +21,7 @@ class DropInOptions(NamedTuple):
         """Tell the workers, after what the shell and the environment files say if it was given,
         before that if not.
         """
-        entry = EnvEntry(name=VARIABLE, value=(self.mode or "auto",), source="--drop_in")
+        entry = EnvEntry(name=variables.DROP_IN, value=(self.mode or "auto",), source="--drop_in")
         return (entry, *entries) if self.mode is None else (*entries, entry)
 
 

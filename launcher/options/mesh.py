@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import click
 
-AXES = ("pp", "dp", "ep", "sp", "tp")
-ORDER = ("pp", "dp", "sp", "tp")  # groups of ep lie among dp x sp
-SEPARATOR = "-"  # of the axes in order=
+from ...shared.axes import AXES, ORDER, SEPARATOR
+
 _SIZE = re.compile(r"\s*([a-z]+)\s*=\s*([1-9][0-9]{0,6})\s*")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _ESTIMATE = (

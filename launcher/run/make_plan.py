@@ -7,9 +7,10 @@ import sys
 import uuid
 from pathlib import Path
 
+from ...shared import variables
 from ..errors import LaunchError
 from ..inputs import env_file
-from ..job.mesh import VARIABLE, HostSlots, Mesh, check_hosts, make_mesh
+from ..job.mesh import HostSlots, Mesh, check_hosts, make_mesh
 from ..job.mesh_estimate import estimate_of
 from ..job.plan import Endpoint, Plan, plan_nodes, plan_program
 from ..job.restart import Attempt, first_attempt
@@ -73,7 +74,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         no_local_rank=options.no_local_rank,
     )
     mesh = _mesh_of(options, attempt)
-    env = _restart_env(options, attempt) | ({} if mesh is None else {VARIABLE: mesh.text})
+    env = _restart_env(options, attempt) | ({} if mesh is None else {variables.MESH: mesh.text})
     nodes = plan_nodes(attempt.hosts, program, local_names=local_names(options), env=env)
     nodes = with_trace(with_stdin(nodes, options), options.trace, is_first=attempt.number == 0)
     first_port = DEFAULT_PORT if options.master_port is None else options.master_port

@@ -7,12 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ...shared import marks
 from ..backends.choose import choose_access
 from ..backends.refused_before import RefusedBefore
 from ..controller.controller import Controller
 from ..errors import LaunchError
-from ..fleet.gpu_speed import MARK as GPU_MARK, MeasuredGpu, read_gpus
-from ..fleet.network import MARK as NETWORK_MARK, Network, read_network
+from ..fleet.gpu_speed import MeasuredGpu, read_gpus
+from ..fleet.network import Network, read_network
 from ..inputs.selection import Selected
 from ..job.plan import Plan
 from ..job.restart import Attempt
@@ -53,7 +54,7 @@ def measure_network(
     once = tuple(one._replace(devices=one.devices[:1] or ("0",)) for one in hosts)
     arguments = (f"{STEP_TIMEOUT_S:g}",)
     told, plan, verdict = _run(
-        options, once, NETWORK_PROGRAM, arguments, mark=NETWORK_MARK, console=console, refused=refused
+        options, once, NETWORK_PROGRAM, arguments, mark=marks.NETWORK, console=console, refused=refused
     )
     if not told:
         return _unmeasured(verdict)
@@ -74,7 +75,7 @@ def measure_gpus(
     """The same for each GPU. `size` of a matrix is for tests."""
     once = tuple(one._replace(devices=one.devices or ("0",)) for one in hosts)
     told, plan, verdict = _run(
-        options, once, GPU_PROGRAM, size, mark=GPU_MARK, console=console, refused=refused
+        options, once, GPU_PROGRAM, size, mark=marks.GPU, console=console, refused=refused
     )
     if len(told) < plan.world_size:
         return _unmeasured(verdict)

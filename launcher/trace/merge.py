@@ -19,10 +19,11 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
+from ...shared import marks
 from ..errors import LaunchError
 from ..inputs.named_file import open_named
 from ..node.plain_file import open_plain
-from .rank_trace import MARK, RANGE, RankTrace, Slice
+from .rank_trace import RANGE, RankTrace, Slice
 
 MAX_TORCH_EVENTS = 400_000  # of a rank; more make Perfetto slow
 _TOLD_EACH = 10_000  # events
@@ -183,7 +184,7 @@ class _Process:
     def _torch(self, notes: list[tuple[int, str]]) -> Iterator[Event]:
         trace = self._trace
         # Of what has a mark of ours our own span says more, but where a GPU does it.
-        slices = [one for one in trace.torch if not (one.kind == RANGE and one.name.startswith(MARK))]
+        slices = [one for one in trace.torch if not (one.kind == RANGE and one.name.startswith(marks.SPAN))]
         kept_ids: set[int] | None = None
         if len(slices) > MAX_TORCH_EVENTS:
             by_length = sorted(slices, key=lambda one: one.began - one.ended)

@@ -22,7 +22,6 @@ KINDS = (
 OPERATOR, RANGE, KERNEL, GPU_RANGE = "cpu_op", "user_annotation", "kernel", "gpu_user_annotation"
 GPU_COPIES = ("gpu_memcpy", "gpu_memset")
 _TORCH_KINDS = {OPERATOR, RANGE, KERNEL, GPU_RANGE, *GPU_COPIES, "cuda_runtime", "cuda_driver"}
-MARK = "dslaunch: "  # before the names of our own ranges among torch's
 
 
 class Slice(NamedTuple):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...shared.table import table
 from ..errors import LaunchError
 from ..inputs.rank_set import format_ranks
-from ..output.table import table
 from .merge import not_ours, read_head
 from .times import MAX_NAMED, RankTimes
 

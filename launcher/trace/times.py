@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ...shared import marks
 from .intervals import Runs, common, length, union, without
-from .rank_trace import GPU_COPIES, GPU_RANGE, KERNEL, MARK, OPERATOR, RANGE, RankTrace, Slice
+from .rank_trace import GPU_COPIES, GPU_RANGE, KERNEL, OPERATOR, RANGE, RankTrace, Slice
 
 MAX_NAMED = 10
 _MAX_KEPT = 200  # of a rank; the mean over ranks needs those, too, that are long on other ranks only
@@ -151,7 +152,7 @@ def _gpu_times(trace: RankTrace) -> RankTimes:
     ranges = [one for one in trace.torch if one.kind == GPU_RANGE]
     by_stream: dict[tuple[int, int], list[Slice]] = {}
     for one in ranges:
-        if one.name.startswith(MARK) and one.name != f"{MARK}optimizer":
+        if one.name.startswith(marks.SPAN) and one.name != f"{marks.SPAN}optimizer":
             by_stream.setdefault((one.device, one.thread), []).append(one)
     sends = [one for one in kernels if _is_sent(one)]
     works = window.clip(one for one in kernels if not _is_sent(one))
@@ -159,7 +160,7 @@ def _gpu_times(trace: RankTrace) -> RankTimes:
     sent = window.clip(sends)
     exposed = without(sent, works)
     steps = window.clip(
-        one for one in ranges if one.name == f"{MARK}optimizer" or one.name.startswith(_TORCH_OPTIMIZER)
+        one for one in ranges if one.name == f"{marks.SPAN}optimizer" or one.name.startswith(_TORCH_OPTIMIZER)
     )
     optimizer = common(works, steps)
     loads = window.torch(lambda one: one.kind == RANGE and one.name.startswith(_TORCH_LOADER))
@@ -201,7 +202,7 @@ def _named_by(kernel: Slice, ranges: Sequence[Slice]) -> str:
     """As our range in its stream says that is around its start."""
     around = (one for one in ranges if one.began <= kernel.began < one.ended)
     found = next(around, None)
-    return kernel.name if found is None else found.name.removeprefix(MARK)
+    return kernel.name if found is None else found.name.removeprefix(marks.SPAN)
 
 
 def _waits(trace: RankTrace, window: _Window) -> Iterator[tuple[str, int]]:

@@ -25,11 +25,11 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from ...shared.table import table
 from ..clock import wait_for_device
 from ..config.monitor import CommsLoggerConfig
 from ..config.section import read_section
 from ..errors import ConfigError
-from ..table import table
 
 T = TypeVar("T")
 _log = logging.getLogger("dslaunch")

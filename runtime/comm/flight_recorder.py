@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from ..tracing.spans import MARK, SPANS
+from ...shared import marks
+from ..tracing.spans import SPANS
 from .comms_log import Stopwatch
 from .messages import Messages
 from .phases import COMM, Phases
@@ -140,7 +141,7 @@ class Flight:
             return self
         try:
             if SPANS.is_on and SPANS.has_gpu:  # so that NCCL's kernels have its name
-                with record_function(f"{MARK}{self.label}"):
+                with record_function(f"{marks.SPAN}{self.label}"):
                     self._work = send()
             else:
                 self._work = send()

@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from ...shared import marks
 from .collectives import reduce_scatter_single
 from .rank_group import all_gather_single
 
-MARK = "dslaunch network: "
 FIRST_NUMEL, LAST_NUMEL = 1 << 14, 1 << 24  # float32: 64 KiB to 64 MiB
 GROWTH = 4
 ENOUGH_S = 0.1  # a message that takes this long says how fast the link is
@@ -45,7 +45,7 @@ def main(text: str) -> NoReturn:
     store = TCPStore(*where, world_size, is_master=rank == 0, timeout=STORE_TIMEOUT, use_libuv=uses_libuv)
     told = _Probe(store, rank, world_size, timeout).run()
     if rank == 0:
-        print(MARK + json.dumps(told), flush=True)
+        print(marks.NETWORK + json.dumps(told), flush=True)
         if told["silent"]:
             os._exit(1)  # the launcher ends the others
         others = [f"over/{other}" for other in range(1, world_size)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from .axis_order import ORDER, full_order
+from ...shared.axes import ORDER, full_order
 from .keys.value import AxesInOrder, Positive
 from .section import Section
 

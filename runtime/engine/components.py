@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ...shared.axes import Axes
 from ..checkpoint.preemption import Preemption
 from ..checkpoint.saver import Saver
 from ..comm.order_check import OrderCheck
@@ -23,7 +24,6 @@ from ..environment import WorkerEnvironment
 from ..errors import ConfigError
 from ..experts.placed import PlacedExperts
 from ..log import logger as _log
-from ..mesh.axes import Axes
 from ..mesh.current import note
 from ..mesh.domain import Domains
 from ..metrics.device_memory import watch_memory

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from ...shared.axes import Axes
 from ..checkpoint.training_state import Progress, Training
 from ..config import Config
 from ..data.loader import Loader, load_data
 from ..environment import WorkerEnvironment
 from ..errors import CheckpointError, ConfigError
 from ..experts.placed import PlacedExperts
-from ..mesh.axes import Axes
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import check_metric
 from ..tensor.divided_model import DividedModel

@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...shared.axes import Axes
 from ..checkpoint.training_state import Progress
 from ..comm import comms_log
 from ..comm.wire import Wire
 from ..config import Config
 from ..config.monitor import FlopsProfilerConfig
-from ..mesh.axes import Axes
 from ..mesh.domain import Domains
 from ..placement.stage_policy import Placement, Policy
 from ..step.flat_optimizer import FlatOptimizer

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...kernels.compiled import require_compiled
+from ...shared.axes import Axes, axes_of_job
 from ..activation import checkpointing
 from ..comm.init_distributed import init_distributed as init_distributed, require_process_group
 from ..comm.process_group import choose_device, start_process_group
@@ -24,7 +25,6 @@ from ..environment import WorkerEnvironment, read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
 from ..experts.placed import PlacedExperts
 from ..log import logger as _log
-from ..mesh.axes import Axes, axes_of_job
 from ..mesh.mpu import MpuSizes, check_mpu, read_mpu
 from ..offload.host_memory import keep_freed_memory
 from ..pipeline.module import PipelineModule

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...shared.axes import SAMPLES, Axes
 from ..comm.mesh import Lines
 from ..config import Config
 from ..config.experts import ExpertParallelConfig
 from ..errors import ConfigError
-from ..mesh.axes import SAMPLES, Axes
 from ..mesh.domain import Domains
 from ..mesh.names import NamesByRank
 from ..mesh.parts import Parts

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import torch.distributed as dist
 
+from ...shared.axes import Axes
 from ..comm.mesh import ALONE, Axis
 from ..comm.wire import Wire
-from .axes import Axes
 from .domain import Domains
 
 _last: weakref.ref[Domains] | None = None

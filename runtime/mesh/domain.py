@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ...shared.axes import HOLDERS, SAMPLES, Axes
 from ..comm.collectives import Collectives
 from ..comm.flight_recorder import DATA_LANE, Line
 from ..comm.mesh import ALONE, Axis, Lines, make_axis, make_mesh, make_shard_axis
 from ..comm.rank_group import Job, RankGroup
 from ..comm.wire import Wire
-from .axes import HOLDERS, SAMPLES, Axes
 from .cut import Cut
 from .names import NamesByRank
 from .parts import Cuts, Parts

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ...shared.axes import Axes
 from ..errors import ConfigError
-from .axes import Axes
 
 # By axis: what stands between get_ and _world_size, _rank or _group; the first one that is there counts.
 _NAMES = {

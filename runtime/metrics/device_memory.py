@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...shared.table import table
 from ..errors import explain
 from ..placement.stage_policy import Placement
-from ..table import table
 from ..zero.sharded_model import ShardedModel
 
 _GIB = 2**30

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 import torch
 
-MARK = "dslaunch gpu: "
+from ...shared import marks
+
 ENOUGH_S = 0.5  # for which each operation is repeated
 SIZE = 8192  # of a side of the matrices: 128 MiB in bfloat16
 TIMEOUT_S = 60.0  # a GPU that hangs does so without end
@@ -41,7 +42,7 @@ def _give_up() -> None:
 
 
 def _tell(told: dict[str, Any]) -> None:
-    sys.stdout.write(MARK + json.dumps({"rank": int(os.environ["RANK"]), **told}) + "\n")
+    sys.stdout.write(marks.GPU + json.dumps({"rank": int(os.environ["RANK"]), **told}) + "\n")
     sys.stdout.flush()
 
 

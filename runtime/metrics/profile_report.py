@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...shared.table import table
 from ..errors import ConfigError
-from ..table import table
 from .amounts import duration_to_string, flops_to_string, macs_to_string, number_to_string, params_to_string
 
 

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ...shared.axes import ORDER, Axes, axes_of_job
 from ..activation import checkpointing
 from ..comm.agreement import agree
 from ..comm.process_group import choose_device
 from ..environment import read_environment
 from ..errors import ConfigError
-from ..mesh.axes import ORDER, Axes, axes_of_job
 from ..zero.early_parameter import early_of
 from .cutting import PARAMETERS, cut
 from .layers import LayerSpec, TiedLayerSpec, name_of

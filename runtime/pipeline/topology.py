@@ -12,9 +12,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ...shared.axes import ORDER, Axes
 from ..comm.mesh import make_axis
 from ..errors import ConfigError
-from ..mesh.axes import ORDER, Axes
 
 # By DeepSpeed's names, and "sequence", which it has none for beside stages.
 _AXIS_OF = {"pipe": "pp", "data": "dp", "sequence": "sp", "model": "tp"}

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ...shared.axes import axes_of_job
 from ..comm.mesh import make_axis
 from ..errors import ConfigError
-from ..mesh.axes import axes_of_job
 from ..mesh.current import sequence_axis, sharers
 from .exchange import SequenceRanks
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves_with_path
 
+from ...shared.axes import Axes
 from ..errors import ConfigError
 from ..log import logger
-from ..mesh.axes import Axes
 from .attention import DistributedAttention
 from .exchange import TRAFFIC, SequenceRanks
 from .hf_layers import check_layers, position_of

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from ...shared.axes import HOLDERS, Axes
 from ..comm.agreement import agree
 from ..comm.mesh import Axis, make_axis
 from ..config import Config
 from ..config.tensor import TensorParallelConfig
 from ..errors import ConfigError
 from ..log import logger
-from ..mesh.axes import HOLDERS, Axes
 from ..mesh.cut import Cut, cut_evenly
 from ..zero.early_parameter import early_of
 from .divided_model import DividedModel, earlier_division

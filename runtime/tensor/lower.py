@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...shared.axes import Axes
 from ..errors import ConfigError
-from ..mesh.axes import Axes
 from ..mesh.cut import Cut, cut_evenly
 from ..zero.module_parameters import parameters_of
 

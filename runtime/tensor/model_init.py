@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...shared.axes import Axes
 from ..errors import ConfigError
-from ..mesh.axes import Axes
 
 
 @dataclass(frozen=True, slots=True)

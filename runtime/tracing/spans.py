@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 MAX_SPANS = 200_000  # of one trace; 40 MB of memory or so
-MARK = "dslaunch: "  # before the names of ours among torch's own ranges
 
 
 _NOTHING = nullcontext()  # to make one anew takes longer than to enter it

@@ -26,8 +26,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ...shared import marks
 from ..environment import TraceRequest, read_environment, read_trace
-from .spans import MARK, SPANS, Span
+from .spans import SPANS, Span
 from .torch_profile import TorchProfile
 
 if TYPE_CHECKING:
@@ -252,7 +253,7 @@ def _marked(kind: str) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
     from torch.profiler import record_function
 
-    return record_function(f"{MARK}{kind}")
+    return record_function(f"{marks.SPAN}{kind}")
 
 
 _PROCESS: list[Tracer] = []

@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ....shared.table import table, terminal_columns
 from ...errors import CheckpointError
-from ...table import table, terminal_columns
 from ..deepspeed.folder import DeepSpeedFolder, is_deepspeed
 from ..export.output_plan import size_text
 from ..files.manifest import read_manifest

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
-from ...table import table
+from ....shared.table import table
 from ..flight_recorder import (
     JOB_LANE,
     MESSAGE_LANES,

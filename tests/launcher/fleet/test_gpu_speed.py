@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from dslaunch.launcher.fleet.gpu_speed import (
-    MARK,
     MeasuredGpu,
     faults_of_speed,
     gpus_as_dict,
     gpus_as_text,
     read_gpus,
 )
-from dslaunch.runtime.metrics import gpu_check
 
 SLOTS = {rank: (f"node{rank // 2 + 1}", str(rank % 2)) for rank in range(4)}
 
@@ -28,10 +26,6 @@ def told(rank: int, **changed: Any) -> str:
 
 def read(*changed: dict[str, Any]) -> tuple[MeasuredGpu, ...]:
     return read_gpus([told(rank, **one) for rank, one in enumerate(changed)], SLOTS)
-
-
-def test_both_sides_use_the_same_mark() -> None:
-    assert MARK == gpu_check.MARK
 
 
 def test_gpus_that_are_alike_have_no_fault() -> None:

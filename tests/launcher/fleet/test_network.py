@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 from dslaunch.launcher.fleet.network import (
-    MARK,
     MAX_PAIRS_SHOWN,
     Network,
     faults_of,
     network_as_text,
     read_network,
 )
-from dslaunch.runtime.comm import network_check
 
 FAST, SLOW = 1.2e9, 2.5e6
 TOGETHER = {"all_reduce": {"bytes": 64 << 20, "seconds": 0.15, "bytes_per_s": 5.9e8}}
@@ -44,10 +42,6 @@ def network(*given: Any, **more: Any) -> Network:
     answer = told(*given, **more)
     names = [f"node{rank + 1}" for rank in range(given[0])]
     return read_network(json.dumps(answer), names, timeout_s=TIMEOUT_S)
-
-
-def test_launcher_and_program_have_one_mark() -> None:
-    assert network_check.MARK == MARK
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from dslaunch.launcher.job.restart import Attempt, Decision
 from dslaunch.launcher.options.mesh import MeshOptions
 from dslaunch.launcher.options.restart import RestartOptions
 from dslaunch.runtime.experts.placed import expert_lines
-from dslaunch.runtime.mesh.axes import Axes
+from dslaunch.shared.axes import Axes
 
 SIZES = st.integers(1, 3)
 

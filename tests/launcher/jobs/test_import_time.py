@@ -162,7 +162,11 @@ def test_a_python_that_is_too_old_says_so_and_which_it_is(source: bytes) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "sent"), [("node.agent", agent_text(moves_files=True)), ("node.gateway_relay", relay_text())]
+    ("name", "sent"),
+    [
+        ("launcher.node.agent", agent_text(moves_files=True)),
+        ("launcher.node.gateway_relay", relay_text()),
+    ],
 )
 def test_what_runs_on_a_node_needs_only_the_standard_library_of_python_3_8(name: str, sent: bytes) -> None:
     """It runs on whatever Python a node has, so what it imports is asked of the sources
@@ -180,30 +184,36 @@ def test_what_runs_on_a_node_needs_only_the_standard_library_of_python_3_8(name:
                     assert node.module
                     assert node.module.partition(".")[0] in sys.stdlib_module_names
                     continue
-                folder = name_of.partition(".")[0] if node.level == 1 else ""
-                base = ".".join(word for word in (folder, node.module) if word)
+                folder = name_of.split(".")[: -node.level]
+                base = ".".join([*folder, *([node.module] if node.module else [])])
                 named = {base} if base in sources else {f"{base}.{one.name}" for one in node.names}
                 assert named <= sources.keys()
 
 
-def test_what_travels_is_two_folders_whole() -> None:
+def test_what_travels_is_two_folders_whole_and_the_names_of_variables() -> None:
     """A module that is put into one of the folders is on every node, and needs no entry anywhere."""
     travels = (
         sources_in(agent_text(moves_files=True)).keys()
         | sources_in(relay_text()).keys()
-        | {"node.address", "node.worker_shim"}
+        | {"launcher.node.address", "launcher.node.worker_shim"}
     )
     launcher = Path(bootstrap.__file__).parents[1]
     there = {
-        f"{folder}.{path.stem}" for folder in ("node", "wire") for path in (launcher / folder).glob("*.py")
+        f"launcher.{folder}.{path.stem}"
+        for folder in ("node", "wire")
+        for path in (launcher / folder).glob("*.py")
     }
-    assert travels == there - {"node.__init__", "wire.__init__"}
+    assert travels == there - {"launcher.node.__init__", "launcher.wire.__init__"} | {"shared.variables"}
 
 
 def test_what_moves_files_travels_only_to_where_files_are_moved() -> None:
     every, usual = (sources_in(agent_text(moves_files=moves)).keys() for moves in (True, False))
     assert usual < every
-    assert every - usual >= {"node.sync_receiver", "node.collecting", "wire.manifest"}
+    assert every - usual >= {
+        "launcher.node.sync_receiver",
+        "launcher.node.collecting",
+        "launcher.wire.manifest",
+    }
     assert all("sync_" not in name for name in usual)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import uuid
@@ -111,29 +112,39 @@ def test_a_dry_run_prints_in_every_locale(name: str, start: Start, tmp_path: Pat
     assert job.wait() == 0, job.err
 
 
-def test_the_environment_is_that_of_the_launcher_and_nothing_more(start: Start, tmp_path: Path) -> None:
-    """Python sets LC_CTYPE in its own environment in the C locale; the workers must not see that."""
-    job = start("open('environ', 'wb').write(open('/proc/self/environ', 'rb').read())", "--num_gpus=1")
-    assert job.wait() == 0
-    names = {
-        pair.split(b"=")[0].decode() for pair in (tmp_path / "environ").read_bytes().split(b"\0") if pair
-    }
-    mine = {name for name in os.environ if not name.startswith(FORGOTTEN)} | {"PYTHONDONTWRITEBYTECODE", MARK}
-    added = {
-        "CROSS_RANK", "CROSS_SIZE", "DSLAUNCH_DROP_IN", "DSLAUNCH_PLACE_FILE", "DSLAUNCH_STACKS",
-        "DSLAUNCH_METRICS_INTERVAL", "DSLAUNCH_METRICS_PIPE", "GROUP_RANK",
-        "GROUP_WORLD_SIZE", "LOCAL_RANK",
-        "LOCAL_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-        "PYTHONPATH", "RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_ERROR_FILE",
-        "TORCHELASTIC_MAX_RESTARTS",
-        "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "WORLD_SIZE",
-    }  # fmt: skip
-    assert names - {"PWD", "OLDPWD", "SHLVL", "_", "CUDA_VISIBLE_DEVICES"} == (mine | added) - {
-        "PWD",
-        "OLDPWD",
-        "SHLVL",
-        "_",
-    }
+TELL_ENVIRONMENT = r"""
+with open('/proc/self/environ') as file:  # and not what Python adds to its own: LC_CTYPE in the C locale
+    names = {pair.partition('=')[0] for pair in file.read().split('\0')}
+with open(f'of_ranks/{rank}', 'w') as file:  # and not what was for the start of Python only
+    file.write('\0'.join(f'{name}={value}' for name, value in os.environ.items() if name in names))
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--num_gpus=1"],
+        ["--num_gpus=2", "--trace=1-2", "--max_nodes=1", "--mesh=pp=2", "--metrics_interval=2"],
+    ],
+    ids=" ".join,
+)
+def test_the_environment_is_that_of_the_launcher_and_what_dslaunch_env_shows(
+    options: list[str], start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "of_ranks").mkdir()
+    job = start(TELL_ENVIRONMENT, *options)
+    assert job.wait() == 0, job.err
+    for file in (tmp_path / "of_ranks").iterdir():
+        got = dict(pair.split("=", 1) for pair in file.read_text().split("\0"))
+        asked = Job(tmp_path, ["env", *options, f"--rank={file.name}", "train.py"])
+        assert asked.wait() == 0, asked.err
+        rows = re.findall(r"^  (\w+)=(.*)  \(from (.*)\)$", asked.out, flags=re.MULTILINE)
+        shown = {name: value for name, value, why in rows if "if the host has GPUs" not in why}
+        own = {name for name in os.environ if not name.startswith(FORGOTTEN)} | {MARK, "PWD", "SHLVL", "_"}
+        assert got.keys() - (own - shown.keys()) == shown.keys()
+        known = {name: value for name, value in shown.items() if value.endswith("'")}
+        assert known.keys() > {"RANK", "WORLD_SIZE", "DSLAUNCH_METRICS_INTERVAL"}
+        assert {name: repr(got[name]) for name in known} == known
 
 
 def test_no_value_is_on_a_command_line(start: Start, tmp_path: Path) -> None:

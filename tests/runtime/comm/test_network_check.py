@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from dslaunch.runtime.comm import network_check
-from dslaunch.runtime.comm.network_check import MARK, rounds_of_pairs
+from dslaunch.runtime.comm.network_check import rounds_of_pairs
+from dslaunch.shared import marks
 from tests.runtime.ranks import Ranks
 
 TIMEOUT_S = 60.0
@@ -135,6 +136,6 @@ def test_a_rank_that_falls_silent_is_told_and_not_waited_for() -> None:
     finally:
         silent.communicate()
     assert ended.returncode == 1
-    found = json.loads(ended.stdout.partition(MARK)[2])
+    found = json.loads(ended.stdout.partition(marks.NETWORK)[2])
     assert found["silent"] == [1]
     assert "error" in found["pairs"][0]["found"][0]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch.runtime.errors import ConfigError
 from dslaunch.runtime.experts.dispatch import ExpertAxis, through_rows
-from dslaunch.runtime.mesh.axes import Axes
 from dslaunch.runtime.mesh.domain import Domains
+from dslaunch.shared.axes import Axes
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.exhaustive import few
 from tests.runtime.experts.models import make_config, start, train, train_plain

@@ -17,7 +17,7 @@ from dslaunch.runtime.experts.api import (
     split_params_into_different_moe_groups_for_optimizer,
 )
 from dslaunch.runtime.experts.placed import expert_lines
-from dslaunch.runtime.mesh.axes import Axes
+from dslaunch.shared.axes import Axes
 from dslaunch.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from tests.exhaustive import few
 from tests.runtime.experts.models import (

@@ -23,8 +23,8 @@ from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from dslaunch.runtime.config import Config, load_config
 from dslaunch.runtime.engine import components, initialize
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.mesh.axes import Axes
 from dslaunch.runtime.mesh.domain import Domains
+from dslaunch.shared.axes import Axes
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.exhaustive import few
 from tests.runtime.mesh.test_groups import reduced

@@ -12,8 +12,8 @@ from dslaunch.runtime.comm.flight_recorder import JOB_LANE, NUM_LANES
 from dslaunch.runtime.comm.mesh import Axis, make_mesh
 from dslaunch.runtime.comm.rank_group import Job, RankGroup
 from dslaunch.runtime.comm.wire import Wire
-from dslaunch.runtime.mesh.axes import Axes
 from dslaunch.runtime.mesh.domain import Domains
+from dslaunch.shared.axes import Axes
 from tests.runtime.ranks import Ranks
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch.runtime.errors import CollectiveError
-from dslaunch.runtime.mesh.axes import Axes
+from dslaunch.shared.axes import Axes
 from dslaunch.utils import safe_get_full_fp32_param, safe_get_full_grad
 from tests.runtime.mesh.test_domains import arranged
 from tests.runtime.models import Uneven, loss_of, make_config, make_model

@@ -12,10 +12,10 @@ from torch import nn
 
 import dslaunch
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.mesh.axes import Axes
 from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.runtime.pipeline.topology import PipeDataParallelTopology
 from dslaunch.runtime.sequence import parallel_state
+from dslaunch.shared.axes import Axes
 from tests.runtime.ranks import Ranks
 from tests.runtime.tensor.models import make_net
 

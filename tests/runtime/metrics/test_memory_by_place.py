@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch.runtime.mesh.axes import axes_of_job
 from dslaunch.runtime.metrics.memory_by_place import memory_by_place
 from dslaunch.runtime.pipeline.layers import LayerSpec
 from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.runtime.pipeline.topology import topology_of
 from dslaunch.runtime.step.fused_rule import FusedRule
+from dslaunch.shared.axes import axes_of_job
 from tests.exhaustive import few
 from tests.runtime.models import make_config
 from tests.runtime.offload.census import LET_GO_S, Census

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.mesh.axes import ORDER, Axes
 from dslaunch.runtime.pipeline.topology import (
     PipeDataParallelTopology,
     PipelineParallelGrid,
@@ -18,6 +17,7 @@ from dslaunch.runtime.pipeline.topology import (
     axes_of,
     topology_of,
 )
+from dslaunch.shared.axes import ORDER, Axes
 from tests.runtime.ranks import Ranks
 
 

@@ -25,8 +25,9 @@ from dslaunch.runtime.comm.flight_recorder import FlightRecorder
 from dslaunch.runtime.environment import TraceRequest, read_trace
 from dslaunch.runtime.errors import ConfigError
 from dslaunch.runtime.tracing import tracer
-from dslaunch.runtime.tracing.spans import MARK, MAX_SPANS, SPANS, Spans
+from dslaunch.runtime.tracing.spans import MAX_SPANS, SPANS, Spans
 from dslaunch.runtime.tracing.tracer import Tracer, mark_step
+from dslaunch.shared import marks
 from tests.runtime.models import make_config, make_model
 from tests.runtime.ranks import Ranks
 
@@ -416,4 +417,4 @@ def test_what_a_gpu_does_for_a_collective_has_its_name_in_torch_s_profile() -> N
         SPANS.end()
         SPANS.has_gpu = False
     names = {one.name for one in profile.events() or ()}
-    assert {f"{MARK}all_gather of unit 'x'", f"{MARK}optimizer"} <= names
+    assert {f"{marks.SPAN}all_gather of unit 'x'", f"{marks.SPAN}optimizer"} <= names

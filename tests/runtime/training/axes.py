@@ -18,13 +18,13 @@ from torch.nn import functional as F
 
 import dslaunch
 from dslaunch.moe import MoE
-from dslaunch.runtime.mesh.axes import ORDER, SAMPLES, Axes, axes_of_job
 from dslaunch.runtime.pipeline.layers import LayerSpec
 from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.runtime.pipeline.topology import topology_of
 from dslaunch.runtime.sequence import parallel_state
 from dslaunch.runtime.sequence.attention import DistributedAttention
 from dslaunch.runtime.sequence.loss import mean_over_tokens
+from dslaunch.shared.axes import ORDER, SAMPLES, Axes, axes_of_job
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.runtime.models import make_config
 

@@ -23,9 +23,9 @@ import dslaunch
 from dslaunch.runtime.config import load_config
 from dslaunch.runtime.engine.engine import Engine
 from dslaunch.runtime.environment import read_environment
-from dslaunch.runtime.mesh.axes import axes_of_job
 from dslaunch.runtime.step.choose_optimizer import choose_optimizer
 from dslaunch.runtime.zero import partition, sharded_model as sharded_model
+from dslaunch.shared.axes import axes_of_job
 
 pytestmark = pytest.mark.slow
 

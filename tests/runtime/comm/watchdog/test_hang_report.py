@@ -20,7 +20,7 @@ from dslaunch.runtime.comm.flight_recorder import (
 from dslaunch.runtime.comm.rank_names import RankNames
 from dslaunch.runtime.comm.watchdog.hang_report import describe_hang
 from dslaunch.runtime.comm.watchdog.position import Position, Wait, take_position
-from dslaunch.runtime.mesh.axes import Axes
+from dslaunch.shared.axes import Axes
 
 A, B, C = (Collective(0, number, 17, "all_gather", f"unit '{number}'", 8) for number in (1, 2, 3))
 OTHER_B = Collective(0, 2, 17, "all_gather", "unit 'other'", 8)

@@ -1,4 +1,4 @@
-"""Rows as columns: the form of every table of the launcher; runtime/table.py has the same."""
+"""Rows as columns: the form of every table that a person reads."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import sys
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from shutil import get_terminal_size
-
-from ..wording import cleaned, wrapped
 
 _BETWEEN = "  "
 _MIN_LAST = 16  # columns that a last cell needs, to be broken in its column
@@ -21,14 +19,6 @@ def terminal_columns() -> int | None:
     if sys.stdout is None or not sys.stdout.isatty():
         return None
     return get_terminal_size().columns
-
-
-def screen_text(lines: Sequence[str]) -> str:
-    """Return lines as they are printed: none steers the terminal, and none is wider."""
-    columns = terminal_columns()
-    return "".join(
-        f"{cleaned(line) if columns is None else wrapped(cleaned(line), columns)}\n" for line in lines
-    )
 
 
 def table(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from types import ModuleType
+import sys
+from collections.abc import Collection, Sequence
 
 import pytest
 
-from dslaunch.launcher.output import table as of_launcher
-from dslaunch.runtime import table as of_runtime
+from dslaunch.shared.table import table, terminal_columns
 
-MODULES = [of_launcher, of_runtime]
 NUMBERS_TO_THE_RIGHT = """\
 host    time  speed
 node1   1 ms      9
@@ -22,7 +20,6 @@ Python  3.11
 C       2.36"""
 
 
-@pytest.mark.parametrize("table", [of_launcher.table, of_runtime.table])
 @pytest.mark.parametrize(
     ("rows", "head", "numbers", "expected"),
     [
@@ -38,7 +35,6 @@ C       2.36"""
     ],
 )
 def test_a_table_is_columns_two_spaces_apart_and_a_short_row_ends_with_a_remark(
-    table: Callable[..., list[str]],
     rows: Sequence[Sequence[str]],
     head: Sequence[str],
     numbers: Collection[int],
@@ -64,21 +60,17 @@ node1   the other hosts
 node10  good"""
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_table_that_is_wider_than_the_terminal_is_broken_in_its_last_column_or_becomes_lines(
-    module: ModuleType,
-) -> None:
+def test_a_table_that_is_wider_than_the_terminal_is_broken_in_its_last_column_or_becomes_lines() -> None:
     head = ("host", "time", "speed", "why")
-    assert "\n".join(module.table(WIDE, head=head, numbers=(1, 2), columns=15)) == IN_LINES
-    whole = module.table(WIDE, head=head, numbers=(1, 2))
-    assert module.table(WIDE, head=head, numbers=(1, 2), columns=len(whole[2])) == whole
+    assert "\n".join(table(WIDE, head=head, numbers=(1, 2), columns=15)) == IN_LINES
+    whole = table(WIDE, head=head, numbers=(1, 2))
+    assert table(WIDE, head=head, numbers=(1, 2), columns=len(whole[2])) == whole
     rows = [("node1", "the other hosts are faster"), ("node10", "good")]
-    assert "\n".join(module.table(rows, columns=24)) == IN_ITS_COLUMN
+    assert "\n".join(table(rows, columns=24)) == IN_ITS_COLUMN
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_only_a_terminal_has_a_width(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    assert module.terminal_columns() is None  # pytest has stdout
-    monkeypatch.setattr(module.sys.stdout, "isatty", lambda: True)
-    assert module.terminal_columns() == 40
+    assert terminal_columns() is None  # pytest has stdout
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert terminal_columns() == 40

@@ -13,13 +13,14 @@ Source: DeepSpeed 0.19.8 runtime/pipe/topology.py (order of the axes); torch.dis
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from ..config.axis_order import ORDER as ORDER, full_order
-
+ORDER = ("pp", "dp", "sp", "tp")  # the outermost first, unless another order is given
+AXES = ("pp", "dp", "ep", "sp", "tp")  # groups of ep lie among dp x sp
+SEPARATOR = "-"  # of the axes in a written order
 SAMPLES = ("dp", "sp")  # along these the ranks train the same parameters
 HOLDERS = ("dp", "sp", "tp")  # along these they hold the same layers, or parts of them
 
@@ -68,11 +69,7 @@ class Axes:
         """Return where the rank is, for messages: "stage 1 of 2, dp 0"; without axes of one rank, and "" if
         there is none but dp.
         """
-        at = self.coordinates(rank)
-        if self.pp * self.sp * self.tp == 1:
-            return ""
-        said = [f"{name} {at[name]}" for name in ORDER[1:] if self._size(name) > 1]
-        return ", ".join([f"stage {at['pp']} of {self.pp}"] * (self.pp > 1) + said)
+        return place_text(self.coordinates(rank), {name: self._size(name) for name in ORDER})
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -137,3 +134,32 @@ def axes_of_job(
         raise ValueError(f"{given} does not divide the {world_size} ranks")
     found = {"pp": pp, "dp": world_size // inner, "sp": sp, "tp": tp}
     return Axes(**found, order=full_order(order, found))
+
+
+def full_order(order: Sequence[str], sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """Return an order of all axes in which those with more than one rank stand as in `order`: the same one
+    for all that make no difference.
+
+    Errors: ValueError if one with more than one rank is left out
+    """
+    long = [name for name in ORDER if sizes[name] > 1]
+    left_out = [name for name in long if name not in order]
+    if left_out:
+        raise ValueError(
+            f"the order {', '.join(order)} leaves out {left_out[0]}, which has {sizes[left_out[0]]} ranks; "
+            "name all axes with more than one rank, the outermost first"
+        )
+    named = [name for name in order if name in long]
+    if named == long:
+        return ORDER
+    if "sp" not in named and "dp" in named:  # ranks with data of their own, which may yet share sequences
+        named.insert(named.index("dp") + 1, "sp")
+    return (*(name for name in ORDER if name not in named), *named)
+
+
+def place_text(at: Mapping[str, int], sizes: Mapping[str, int]) -> str:
+    """Return indices along axes of these sizes in words, "stage 1 of 2, dp 0"; "" without axes but dp."""
+    if all(size == 1 for name, size in sizes.items() if name != "dp"):
+        return ""
+    stage = [f"stage {at['pp']} of {sizes['pp']}"] if sizes["pp"] > 1 else []
+    return ", ".join([*stage, *(f"{name} {at[name]}" for name in at if name != "pp" and sizes[name] > 1)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from dslaunch.runtime.mesh.axes import ORDER, SAMPLES, Axes, axes_of_job
+from dslaunch.shared.axes import ORDER, SAMPLES, Axes, axes_of_job
 
 SIZES = st.fixed_dictionaries({name: st.integers(1, 4) for name in ORDER})
 ORDERS = st.permutations(ORDER).map(tuple)

@@ -1,0 +1,16 @@
+"""Lines as a person may read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...shared.table import terminal_columns
+from ..wording import cleaned, wrapped
+
+
+def screen_text(lines: Sequence[str]) -> str:
+    """Return lines as they are printed: none steers the terminal, and none is wider."""
+    columns = terminal_columns()
+    return "".join(
+        f"{cleaned(line) if columns is None else wrapped(cleaned(line), columns)}\n" for line in lines
+    )
