@@ -10,7 +10,6 @@ docs/reference/benchmarks.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -23,19 +22,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.checkpoint_worker import HAS_ASYNC, SHAPES, TAG, Turn  # noqa: E402
-from benchmarks.guide_section import conditions, replace_section, table  # noqa: E402
-from benchmarks.launch_peers import why_no_deepspeed  # noqa: E402
-from benchmarks.team import Team, rank_environment  # noqa: E402
-from benchmarks.zero_worker import Gpt  # noqa: E402
+from benchmarks.checkpoint_worker import HAS_ASYNC, RAW, READY, SHAPES, TAG, UNIVERSAL, Turn
+from benchmarks.guide_section import arguments, conditions, goal, left_out, paragraphs, publish, table
+from benchmarks.launch_peers import why_no_deepspeed
+from benchmarks.models import Gpt
+from benchmarks.team import Team, environments
+from benchmarks.training_worker import numel_of
 
-WORKER = Path(__file__).with_name("checkpoint_worker.py")
-GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
+WORKER = str(Path(__file__).with_name("checkpoint_worker.py"))
 COMMAND = "make bench-checkpoint"
-RAW = "raw write"
 OURS = ("dslaunch 2", "dslaunch 3")
 PEERS = ("FSDP2", "DeepSpeed 2", "DeepSpeed 3")
 NUM_RANKS = 2
@@ -59,9 +56,9 @@ def _take_turn(team: Team, what: str, folder: Path) -> Turn:
 
 @contextmanager
 def _team(tool: str, shape: str, num_ranks: int, folder: Path) -> Iterator[Team]:
-    team = Team(WORKER, tool, shape, num_ranks, folder / tool.replace(" ", "-"))
+    team = Team(tool, [WORKER, shape, tool], num_ranks, folder / tool.replace(" ", "-"))
     try:
-        team.answers()  # it is ready
+        team.ask(READY)
         yield team
     finally:
         team.end()
@@ -111,7 +108,7 @@ def measure_other_world(shape: str, tools: Sequence[str], root: Path) -> list[tu
         folder, loader, before = root / f"checkpoints-{tool.replace(' ', '-')}", tool, "nothing"
         try:
             if tool.startswith("DeepSpeed"):
-                loader, before = "DeepSpeed 2 universal", f"{_to_universal(folder):.2f} s of conversion"
+                loader, before = f"DeepSpeed 2{UNIVERSAL}", f"{_to_universal(folder):.2f} s of conversion"
             with _team(loader, shape, 1, root) as team:
                 os.sync()
                 _leave_page_cache(folder)
@@ -129,7 +126,7 @@ def _to_universal(folder: Path) -> float:
     places = ["--input_folder", str(folder / TAG), "--output_folder", str(folder / "universal")]
     said = subprocess.run(
         [*command, *places, "--num_extract_workers=2", "--num_merge_workers=2", "--inject_missing_state"],
-        env={**os.environ, **rank_environment(0, 1, 0)},
+        env=environments(1)[0],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -151,8 +148,8 @@ def markdown(
     rounds: int,
     missing: str,
 ) -> str:
-    numel = sum(param.numel() for param in Gpt(SHAPES[shape]).parameters())
-    parts = [
+    numel = numel_of(Gpt(SHAPES[shape]))
+    return paragraphs(
         f"{conditions()}; {numel / 1e6:.1f} million parameters in bf16 with AdamW, {NUM_RANKS} ranks; "
         f"medians of {rounds} rounds, the tools taking turns.",
         "Bytes of a checkpoint, beside what is in it:",
@@ -166,10 +163,8 @@ def markdown(
         table(("", "peer", "ratio", "goal"), _goal_rows(found)),
         "Loading with 1 rank what 2 have written:",
         table(("", "before", "s"), other_world),
-    ]
-    if missing:
-        parts.append(f"Left out: DeepSpeed, because {missing}.")
-    return "\n\n".join(parts) + "\n"
+        left_out(missing),
+    )
 
 
 def _byte_rows(num_bytes: dict[str, int], numel: int) -> list[tuple[str, ...]]:
@@ -196,8 +191,8 @@ def _goal_rows(found: Found) -> list[tuple[str, ...]]:
     rows = []
 
     def compare(what: str, ours: float, peer: str, theirs: float, limit: float | None = None) -> None:
-        missed = " (missed)" if limit is not None and ours / theirs > limit else ""
-        rows.append((what, peer, f"{ours / theirs:.3f}", "" if limit is None else f"<= {limit:g}{missed}"))
+        said = "" if limit is None else goal(ours / theirs, limit)
+        rows.append((what, peer, f"{ours / theirs:.3f}", said))
 
     def seconds(tool: str, what: str) -> float:
         return found[tool][what].s
@@ -213,12 +208,10 @@ def _goal_rows(found: Found) -> list[tuple[str, ...]]:
     return rows
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--short", action="store_true", help=f"a small model and {SHORT_ROUNDS} rounds")
+def main() -> None:
+    parser = arguments(__doc__, short=f"a small model and {SHORT_ROUNDS} rounds")
     parser.add_argument("--folder", type=Path, help="where to write; default: a temporary folder")
-    parser.add_argument("--publish", action="store_true", help=f"write the results into {GUIDE.name}")
-    given = parser.parse_args(argv)
+    given = parser.parse_args()
     shape, rounds = ("small", SHORT_ROUNDS) if given.short else ("gigabyte", ROUNDS)
     missing = why_no_deepspeed()
     tools = [tool for tool in (RAW, *OURS, *PEERS) if not (missing and tool.startswith("DeepSpeed"))]
@@ -226,9 +219,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         found, num_bytes = measure(shape, tools, rounds, Path(folder))
         other_world = measure_other_world(shape, tools, Path(folder))
     text = markdown(shape, found, num_bytes, other_world, rounds, missing)
-    print(f"\n{text}")
-    if given.publish:
-        replace_section(GUIDE, COMMAND, text)
+    publish(COMMAND, text, is_wanted=given.publish)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,13 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dslaunch.launcher.controller.controller import Controller  # noqa: E402
-from dslaunch.launcher.job.plan import NodePlan  # noqa: E402
-from dslaunch.launcher.output.console import Console  # noqa: E402
-from dslaunch.launcher.wire.frames import Done, Exited, Frame, Output, Start, Started, encode  # noqa: E402
-from tests.launcher.memory_host import MemoryHost, plan_of, way_to  # noqa: E402
+from dslaunch.launcher.controller.controller import Controller
+from dslaunch.launcher.job.plan import NodePlan
+from dslaunch.launcher.output.console import Console
+from dslaunch.launcher.wire.frames import Done, Exited, Frame, Output, Start, Started, encode
+from tests.launcher.memory_host import MemoryHost, plan_of, way_to
 
 RANKS_PER_HOST = 8
 LINES_PER_RANK = 20

@@ -11,10 +11,8 @@ docs/reference/benchmarks.md.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -22,16 +20,14 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.guide_section import conditions, replace_section, table  # noqa: E402
-from benchmarks.launch_peers import DEEPSPEED_FOLDER, why_no_deepspeed  # noqa: E402
-from benchmarks.team import rank_environment  # noqa: E402
-from dslaunch import drop_in  # noqa: E402
+from benchmarks.guide_section import arguments, conditions, left_out, paragraphs, publish, table
+from benchmarks.launch_peers import DEEPSPEED_FOLDER, why_no_deepspeed
+from benchmarks.team import environments
+from dslaunch import drop_in
 
 WORKER = Path(__file__).with_name("drop_in_worker.py")
-GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
 COMMAND = "make bench-drop-in"
 RANKS = 2
 ROUNDS = 2
@@ -73,17 +69,11 @@ def run(case: tuple[str, ...], folder: Path) -> Run:
 
     Errors: RuntimeError if rank 0 has no answer
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     ranks = []
-    for rank in range(RANKS):
-        env = {**os.environ, **rank_environment(rank, RANKS, port), "BEGUN": repr(time.monotonic())}
-        env["PYTHONPATH"] = f"{folder}:{WORKER.parent}"
-        env["PATH"] = (
-            # DeepSpeed compiles with the ninja of this environment
-            f"{Path(sys.executable).parent}:{env['PATH']}"
-        )
-        env["OMP_NUM_THREADS"] = "1"
+    for rank, env in enumerate(environments(RANKS)):
+        env |= {"BEGUN": repr(time.monotonic()), "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+        # DeepSpeed compiles with the ninja of this environment
+        env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
         command = [sys.executable, str(WORKER), *case]
         pipe = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
         ranks.append(subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True))
@@ -168,12 +158,7 @@ def case_row(case: tuple[str, ...], runs: dict[str, Run]) -> tuple[str, ...]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--short", action="store_true", help="one round of two cases")
-    parser.add_argument("--publish", action="store_true", help=f"write the results into {GUIDE.name}")
-    given = parser.parse_args()
+    given = arguments(__doc__, short="one round of two cases").parse_args()
     missing = why_no_deepspeed()
     tools = {tool: folder for tool, folder in folders().items() if not (missing and tool == "DeepSpeed")}
     rows, versions = [], {}
@@ -191,24 +176,16 @@ def main() -> None:
         imports.append((what, *cells))
         print(" | ".join(imports[-1]), flush=True)
     head = ("", "loss", "losses apart by", "ms per step", "peak MB of rank 0", "s to the first step")
-    text = "\n\n".join(
-        [
-            (
-                f"{conditions()}; {RANKS} ranks over gloo, one thread each; medians of {ROUNDS} runs, the "
-                "packages taking turns: "
-            )
-            + ", ".join(f"{tool} is {version}" for tool, version in versions.items())
-            + ". Pairs are dslaunch / DeepSpeed.",
-            table(head, rows),
-            f"Milliseconds to import, the least of {IMPORTS}, goal {IMPORT_GOAL:g}:",
-            table(("", *tools, "ratio")[: len(imports[0])], imports),
-        ]
+    packages = ", ".join(f"{tool} is {version}" for tool, version in versions.items())
+    text = paragraphs(
+        f"{conditions()}; {RANKS} ranks over gloo, one thread each; medians of {ROUNDS} runs, the packages "
+        f"taking turns: {packages}. Pairs are dslaunch / DeepSpeed.",
+        table(head, rows),
+        f"Milliseconds to import, the least of {IMPORTS}, goal {IMPORT_GOAL:g}:",
+        table(("", *tools, "ratio")[: len(imports[0])], imports),
+        left_out(missing),
     )
-    if missing:
-        text += f"\n\nLeft out: DeepSpeed, because {missing}."
-    print(f"\n{text}")
-    if given.publish:
-        replace_section(GUIDE, COMMAND, text + "\n")
+    publish(COMMAND, text, is_wanted=given.publish)
 
 
 if __name__ == "__main__":

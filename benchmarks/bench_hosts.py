@@ -17,18 +17,17 @@ import sys
 import time
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.launch_clock import CommandFailed  # noqa: E402
-from benchmarks.launch_measures import Bench, Size  # noqa: E402
-from benchmarks.launch_results import markdown, publish, write  # noqa: E402
-from tests.lab import Lab, LabError  # noqa: E402
+from benchmarks.guide_section import GUIDE
+from benchmarks.launch_clock import CommandFailed
+from benchmarks.launch_measures import Bench, Size
+from benchmarks.launch_results import markdown, publish, write
+from tests.lab import Lab, LabError
 
 COUNTS = (1, 2, 4, 8, 16, 32, 64)
 QUICK = Size(counts=(2,), num_runs=1, num_warm_ups=0, num_local_workers=2)
 HEAVY = ("deepspeed", "torchrun")  # the peers of which every process imports torch
-GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
 
 
 def main() -> int:

@@ -12,30 +12,28 @@ docs/reference/benchmarks.md. Nothing here fails on a time.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.guide_section import conditions, replace_section, table  # noqa: E402
-from benchmarks.kernel_works import (  # noqa: E402
+from benchmarks.guide_section import CHECKOUT, arguments, conditions, goal, paragraphs, publish, table
+from benchmarks.kernel_works import (
     Work,
     bf16_step,
     fp32_step,
     kernel_works,
     load_deepspeed_adam,
 )
-from benchmarks.memory_copy import build_copy  # noqa: E402
+from benchmarks.memory_copy import build_copy
 
-GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
 COMMAND = "make bench-kernels"
 DEEPSPEED_BUILD = CHECKOUT / "build" / "deepspeed"
 COPY, TORCH_COPY = "copy loop", "torch copy_"
@@ -44,8 +42,10 @@ NUMEL, SHORT_NUMEL = 2**24, 2**18
 SHARE_GOAL = 0.9
 DEEPSPEED_GOAL = 0.6
 
+K = TypeVar("K")
 
-def best_s(calls: dict[str, Callable[[], object]], min_s: float) -> dict[str, float]:
+
+def best_s(calls: Mapping[K, Callable[[], object]], min_s: float) -> dict[K, float]:
     """The shortest time of one call of each; they take turns for at least `min_s` and three rounds."""
     for call in calls.values():
         call()  # touches new memory
@@ -63,11 +63,6 @@ def best_s(calls: dict[str, Callable[[], object]], min_s: float) -> dict[str, fl
 
 def gb_per_s(num_bytes: int, numel: int, seconds: float) -> float:
     return num_bytes * numel / seconds / 1e9
-
-
-def goal(value: float, limit: float, *, at_least: bool) -> str:
-    is_met = value >= limit if at_least else value <= limit
-    return f"{'>=' if at_least else '<='} {limit:g}{'' if is_met else ' (missed)'}"
 
 
 def kernel_rows(
@@ -89,7 +84,7 @@ def kernel_rows(
                     f"{loop:.1f}",
                     f"{torchs:.1f}",
                     f"{ours / loop:.2f}",
-                    goal(ours / loop, SHARE_GOAL, at_least=True),
+                    goal(ours / loop, SHARE_GOAL, ">="),
                 ]
             )
             print("  ".join(rows[-1]), flush=True)
@@ -106,7 +101,6 @@ def peer_rows(
         times = best_s(work.calls, min_s)
         for peer, seconds in times.items():
             ratio = times["dslaunch"] / seconds
-            is_goal = limit is not None and peer == "DeepSpeed"
             rows.append(
                 [
                     work.name,
@@ -114,7 +108,7 @@ def peer_rows(
                     peer,
                     f"{seconds / numel * 1e9:.3f}",
                     f"{ratio:.2f}",
-                    goal(ratio, limit, at_least=False) if is_goal and limit is not None else "",
+                    goal(ratio, limit) if limit is not None and peer == "DeepSpeed" else "",
                 ]
             )
             print("  ".join(rows[-1]), flush=True)
@@ -153,23 +147,17 @@ def measure(numel: int, min_s: float) -> str:
     ]
     peer_head = ["work", "threads", "by", "ns / element", "dslaunch's time / this", "goal"]
     about = f"{conditions()}, torch {torch.__version__}; {numel:,} elements, best of the runs, taking turns."
-    without = f"\n\nWithout DeepSpeed: {why_none}." if why_none else ""
-    return f"{about}{without}\n\n{table(head, of_kernels)}\n\n{table(peer_head, peers)}"
+    without = f"Without DeepSpeed: {why_none}." if why_none else ""
+    return paragraphs(about, without, table(head, of_kernels), table(peer_head, peers))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--short", action="store_true", help="small arrays and few runs: does it work?")
-    parser.add_argument("--publish", action="store_true", help=f"write the results into {GUIDE.name}")
+    parser = arguments(__doc__, short="small arrays and few runs: does it work?")
     options = parser.parse_args()
     if options.short and options.publish:
         parser.error("--short --publish: a short measurement is not worth publishing; leave one of them out")
     text = measure(SHORT_NUMEL, 0.05) if options.short else measure(NUMEL, 4.0)
-    print(f"\n{text}")
-    if options.publish:
-        replace_section(GUIDE, COMMAND, text)
+    publish(COMMAND, text, is_wanted=options.publish)
 
 
 if __name__ == "__main__":

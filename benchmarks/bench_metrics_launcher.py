@@ -18,17 +18,16 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dslaunch.launcher.inputs.line_prefix import Origin  # noqa: E402
-from dslaunch.launcher.job.plan import MOST_SINGLE_RANKS  # noqa: E402
-from dslaunch.launcher.node.metrics import fold  # noqa: E402
-from dslaunch.launcher.output.event_files import EventRing, keep_events, write_events  # noqa: E402
-from dslaunch.launcher.output.prometheus import open_endpoint  # noqa: E402
-from dslaunch.launcher.telemetry.summary import Summary  # noqa: E402
-from dslaunch.launcher.telemetry.telemetry import Telemetry  # noqa: E402
-from dslaunch.launcher.wire.frames import Decoder, Metrics, encode  # noqa: E402
+from dslaunch.launcher.inputs.line_prefix import Origin
+from dslaunch.launcher.job.plan import MOST_SINGLE_RANKS
+from dslaunch.launcher.node.metrics import fold
+from dslaunch.launcher.output.event_files import EventRing, keep_events, write_events
+from dslaunch.launcher.output.prometheus import open_endpoint
+from dslaunch.launcher.telemetry.summary import Summary
+from dslaunch.launcher.telemetry.telemetry import Telemetry
+from dslaunch.launcher.wire.frames import Decoder, Metrics, encode
 
 RANKS_PER_HOST = 8
 NUMBERS = (

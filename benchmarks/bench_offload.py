@@ -12,24 +12,19 @@ writes the table into docs/reference/benchmarks.md.
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.guide_section import conditions, replace_section, table  # noqa: E402
-from benchmarks.offload_worker import Taken, Turn  # noqa: E402
+from benchmarks.guide_section import CHECKOUT, arguments, conditions, paragraphs, publish, table
+from benchmarks.offload_worker import Taken, Turn
+from benchmarks.team import Team
 
-WORKER = Path(__file__).with_name("offload_worker.py")
-GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
+WORKER = str(Path(__file__).with_name("offload_worker.py"))
 COMMAND = "make bench-offload"
 RANKS = (1, 2)
 MICRO_BATCHES = (1, 4)
@@ -42,7 +37,6 @@ ROWS = {  # stage, offload_optimizer.device, offload_param.device
 }
 WHOLE = {"width": 768, "blocks": 12, "sequence": 64, "num_steps": 5}  # 86 million parameters
 SHORT = {"width": 512, "blocks": 6, "sequence": 32, "num_steps": 1}  # 19 million
-TIMEOUT_S = 900
 # losses: a rank that is alone adds micro batches in bfloat16 where nothing is offloaded,
 # and in float32 elsewhere
 AGREE = 0.05
@@ -55,34 +49,12 @@ def measure(turn: Turn, num_ranks: int) -> Taken:
 
     Errors: RuntimeError if a rank failed
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), json.dumps(turn._asdict())],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(num_ranks),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(num_ranks)
-    ]
-    try:
-        said = [rank.communicate(timeout=TIMEOUT_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for place, (rank, (_, error)) in enumerate(zip(ranks, said, strict=True)):
-        if rank.returncode:
-            raise RuntimeError(f"{turn}: rank {place} ended with {rank.returncode}: {error.strip()[-2000:]}")
-    return Taken(**json.loads(said[0][0].strip().splitlines()[-1]))
+    with tempfile.TemporaryDirectory() as said:
+        team = Team(str(turn), [WORKER, json.dumps(turn._asdict())], num_ranks, Path(said) / "rank")
+        try:
+            return Taken(**json.loads(team.ask("")[0]))
+        finally:
+            team.end()
 
 
 def measure_all(shape: dict[str, int], folder: str, *, all_ranks: Sequence[int]) -> Found:
@@ -140,10 +112,10 @@ def markdown(found: Found) -> str:
             )
         )
     numel = next(iter(found.values())).numel
-    return (
+    return paragraphs(
         f"{conditions()}; {numel / 1e6:.0f} million parameters in bfloat16, AdamW; of rank 0, "
-        "medians of the steps.\n\n"
-        f"{table(heads, rows)}\n"
+        "medians of the steps.",
+        table(heads, rows),
     )
 
 
@@ -152,18 +124,13 @@ def _mb(nbytes: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = arguments(__doc__, short="a small model, one rank, one step")
     parser.add_argument("folder", nargs="?", help="a folder on a local disk")
-    parser.add_argument("--short", action="store_true", help="a small model, one rank, one step")
-    parser.add_argument("--publish", action="store_true", help=f"write the results into {GUIDE.name}")
     options = parser.parse_args()
     shape = SHORT if options.short else WHOLE
     with tempfile.TemporaryDirectory(dir=options.folder or CHECKOUT.parent) as folder:
         found = measure_all(shape, folder, all_ranks=RANKS[:1] if options.short else RANKS)
-    text = markdown(found)
-    print(f"\n{text}")
-    if options.publish:
-        replace_section(GUIDE, COMMAND, text)
+    publish(COMMAND, markdown(found), is_wanted=options.publish)
 
 
 if __name__ == "__main__":

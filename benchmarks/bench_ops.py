@@ -9,13 +9,17 @@ a GPU, and for fused where it has it.
 
 from __future__ import annotations
 
-import time
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.bench_kernels import best_s
 from dslaunch.ops.adagrad import DeepSpeedCPUAdagrad
 from dslaunch.ops.adam import FusedAdam
 
@@ -47,25 +51,14 @@ def made(
     return optimizer
 
 
-def best_s(sides: list[torch.optim.Optimizer]) -> list[float]:
-    """The shortest time of a step of each."""
-    best = [float("inf")] * len(sides)
-    end = time.perf_counter() + MIN_MEASURE_S
-    while time.perf_counter() < end:
-        for index, optimizer in enumerate(sides):
-            start = time.perf_counter()
-            optimizer.step()
-            best[index] = min(best[index], time.perf_counter() - start)
-    return best
-
-
 def main() -> None:
     """Print one line for each pair, model and dtype."""
     print(f"{'':28}{'parameters':20}{'dtype':10}{'dslaunch ms':>12}{'torch ms':>10}{'torch / dslaunch':>18}")
     for name, pair in PAIRS.items():
         for model, shapes in MODELS.items():
             for dtype in (torch.float32, torch.bfloat16):
-                ours, torchs = best_s([made(make, shapes, dtype) for make in pair])
+                steps = {place: made(make, shapes, dtype).step for place, make in enumerate(pair)}
+                ours, torchs = best_s(steps, MIN_MEASURE_S).values()
                 kind = str(dtype).removeprefix("torch.")
                 print(
                     f"{name:28}{model:20}{kind:10}{ours * 1e3:12.2f}{torchs * 1e3:10.2f}{torchs / ours:18.2f}"

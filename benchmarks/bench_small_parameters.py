@@ -25,12 +25,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import dslaunch  # noqa: E402
-from dslaunch.runtime.zero import access, param_shard, reducer  # noqa: E402
-from tests.gpu.one_of_eight import RANKS, pretend  # noqa: E402
+import dslaunch
+from dslaunch.runtime.zero import access, param_shard, reducer
+from tests.gpu.one_of_eight import RANKS, pretend
 
 BLOCKS, PER_BLOCK, WIDTH, BATCH = 80, 25, 8, 2
 STEPS, WARM_UP, PROBES = 20, 4, 20_000

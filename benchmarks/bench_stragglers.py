@@ -25,12 +25,10 @@ from tests.lab import Lab
 from tests.launcher.command import Command
 
 WORKER = Path(__file__).parent / "straggler_worker.py"
-ENGINE_WORKER = Path(__file__).parent / "straggler_engine_worker.py"
 KINDS = ("compute", "data", "link", "none")
 NUM_HOSTS = 3
 SECONDS = 40.0  # of training: the window, the time until it is full, and some more
 LIMIT_S = 400.0
-MEGABYTES = 4.0
 LINK_MBIT = 700.0  # 53 Mbit of a step take 76 ms, of 100 ms without network
 
 
@@ -71,12 +69,11 @@ def run_job(
         node.slow_down(mbit)
     try:
         words = ("-H", "hosts", "--events", "events", "--no_local_rank")
-        worker = (ENGINE_WORKER, f"{seconds:g}") if has_engine else (WORKER, f"{seconds:g}", f"{MEGABYTES:g}")
         command = Command(
             lab.head,
             folder,
             *words,
-            *(*map(str, worker), kind, str(rank)),
+            *(str(WORKER), f"{seconds:g}", kind, str(rank), *(["engine"] if has_engine else [])),
             env={"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
         )
         code = command.wait(LIMIT_S)

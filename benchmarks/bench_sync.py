@@ -17,10 +17,9 @@ import sys
 import time
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.lab import Lab  # noqa: E402
+from tests.lab import Lab
 
 SEED = 20
 

@@ -10,23 +10,31 @@ time. --publish writes the tables and the picture into docs/reference/benchmarks
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.guide_section import conditions, replace_section, table  # noqa: E402
-from benchmarks.launch_peers import why_no_deepspeed  # noqa: E402
-from benchmarks.training_turns import median_turns  # noqa: E402
-from benchmarks.zero_worker import MANY_SMALL, SHAPES, SMALL_WHOLE, STEPS, TOOLS, Turn  # noqa: E402
+from benchmarks.guide_section import (
+    GUIDE,
+    arguments,
+    conditions,
+    goal,
+    left_out,
+    paragraphs,
+    picture,
+    publish,
+    table,
+)
+from benchmarks.launch_peers import why_no_deepspeed
+from benchmarks.training_turns import TRAINING, median_turns
+from benchmarks.training_worker import MANY_SMALL, PARTS, SMALL_WHOLE, Tool, Turn
 
-WORKER = Path(__file__).with_name("zero_worker.py")
-GUIDE = CHECKOUT / "docs" / "reference" / "benchmarks.md"
 PICTURE = "zero.png"
 COMMAND = "make bench-zero"
+ZERO = PARTS["zero"]
+SHAPES, TOOLS = ZERO.shapes, ZERO.tools
 RANKS = (1, 2, 4)
 ROUNDS = 9
 # Who takes turns with whom: all at once would need more memory than a small machine has.
@@ -73,9 +81,8 @@ def measure_all(tools: Collection[str], shapes: Collection[str] = tuple(SHAPES))
             if groups:
                 found[shape, num_ranks] = {}
             for group in groups:
-                turns = median_turns(
-                    WORKER, Turn, shape, num_ranks, [tool for tool in group if tool in tools], rounds=ROUNDS
-                )
+                wanted = [tool for tool in group if tool in tools]
+                turns = median_turns([TRAINING, "zero", shape], Turn, num_ranks, wanted, rounds=ROUNDS)
                 found[shape, num_ranks] |= turns
                 times = ", ".join(f"{tool} {turn.s * 1e3:.0f} ms" for tool, turn in turns.items())
                 print(f"{shape}, {num_ranks} ranks: {times}", flush=True)
@@ -84,18 +91,16 @@ def measure_all(tools: Collection[str], shapes: Collection[str] = tuple(SHAPES))
 
 def markdown(found: Found, missing: str) -> str:
     heads = ("", *(f"{shape}, {ranks} ranks" for shape, ranks in found))
-    parts = [
-        f"{conditions()}; medians of {ROUNDS} rounds of {STEPS} steps, the tools taking turns.",
+    return paragraphs(
+        f"{conditions()}; medians of {ROUNDS} rounds of {ZERO.steps} steps, the tools taking turns.",
         "Milliseconds per step:",
         table(heads, _rows(found, lambda turn: turn.s * 1e3)),
         "Pages that the system had to give rank 0 in a step, in thousands:",
         table(heads, _rows(found, lambda turn: turn.page_faults / 1e3)),
         "Beside the peers, in the same run:",
         table(("shape", "ranks", "dslaunch", "peer", "ratio", "goal"), _goal_rows(found)),
-    ]
-    if missing:
-        parts.append(f"Left out: DeepSpeed, because {missing}.")
-    return "\n\n".join(parts) + "\n"
+        left_out(missing),
+    )
 
 
 def _rows(found: Found, value: Callable[[Turn], float]) -> list[tuple[str, ...]]:
@@ -112,49 +117,39 @@ def _goal_rows(found: Found) -> list[tuple[str, ...]]:
         times = found.get((shape, ranks), {})
         if peer in times:
             ratio = times[ours].s / times[peer].s
-            missed = " (missed)" if ratio > limit else ""
-            rows.append((shape, str(ranks), ours, peer, f"{ratio:.2f}", f"<= {limit:g}{missed}"))
+            rows.append((shape, str(ranks), ours, peer, f"{ratio:.2f}", goal(ratio, limit)))
     return rows
 
 
 def draw(found: Found, path: Path) -> None:
     """One group of bars for each shape and number of ranks."""
-    import matplotlib  # late: it takes a second, and the measuring comes first
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     cases = [case for case in found if case[1] > 1]
     tools = [tool for tool in TOOLS if any(tool in found[case] for case in cases)]
-    figure, axes = pyplot.subplots(figsize=(9, 4.8), layout="constrained")
     width = 0.8 / len(tools)
     colors = {"DDP": "0.6", "FSDP2": "0.35", "dslaunch": "tab:blue", "DeepSpeed": "tab:orange"}
-    for place, tool in enumerate(tools):
-        name, _, stage = tool.partition(",")[0].partition(" ")
-        axes.bar(
-            [case + place * width for case in range(len(cases))],
-            [found[case][tool].s * 1e3 if tool in found[case] else 0.0 for case in cases],
-            width,
-            label=tool,
-            color=colors.get(name, "0.8"),
-            alpha=0.4 + 0.2 * int(stage or 3),
+    where = "all ranks on one machine, gloo"
+    with picture(path, "A training step at each ZeRO stage", where, (9, 4.8)) as axes:
+        for place, tool in enumerate(tools):
+            name, stage, _ = Tool.of(tool)
+            axes.bar(
+                [case + place * width for case in range(len(cases))],
+                [found[case][tool].s * 1e3 if tool in found[case] else 0.0 for case in cases],
+                width,
+                label=tool,
+                color=colors.get(name, "0.8"),
+                alpha=0.4 + 0.2 * (stage or 3),
+            )
+        axes.set_xticks(
+            [case + 0.4 - width / 2 for case in range(len(cases))],
+            [f"{shape}\n{ranks} ranks" for shape, ranks in cases],
         )
-    axes.set_xticks(
-        [case + 0.4 - width / 2 for case in range(len(cases))],
-        [f"{shape}\n{ranks} ranks" for shape, ranks in cases],
-    )
-    axes.set_ylabel("milliseconds per step")
-    axes.legend(ncols=3, fontsize=8)
-    axes.grid(axis="y", alpha=0.3)
-    figure.suptitle("A training step at each ZeRO stage")
-    axes.set_title(f"all ranks on one machine, gloo: {conditions()}", fontsize=9)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+        axes.set_ylabel("milliseconds per step")
+        axes.legend(ncols=3, fontsize=8)
+        axes.grid(axis="y", alpha=0.3)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--publish", action="store_true", help=f"write the results into {GUIDE.name}")
+    parser = arguments(__doc__)
     parser.add_argument("--shape", choices=tuple(SHAPES), help="measure this one alone, and publish nothing")
     given = parser.parse_args()
     is_published = given.publish and given.shape is None
@@ -164,10 +159,9 @@ def main() -> None:
         tuple(SHAPES) if given.shape is None else (given.shape,),
     )
     text = markdown(found, missing)
-    print(f"\n{text}")
+    drawn = f"![milliseconds per step by tool, shape and number of ranks]({PICTURE})"
+    publish(COMMAND, f"{drawn}\n\n{text}", is_wanted=is_published)
     if is_published:
-        picture = f"![milliseconds per step by tool, shape and number of ranks]({PICTURE})"
-        replace_section(GUIDE, COMMAND, f"{picture}\n\n{text}")
         draw(found, GUIDE.with_name(PICTURE))
 
 

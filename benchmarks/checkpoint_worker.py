@@ -2,12 +2,12 @@
 
 python checkpoint_worker.py SHAPE TOOL      with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
 
-It reads lines `WHAT FOLDER` and answers each with one of JSON. WHAT is save, async or load.
+It reads lines, `ready` first and then `WHAT FOLDER`, and answers each with one of JSON. WHAT is save, async
+or load.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -19,23 +19,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Not by package: a worker starts from anywhere.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.zero_worker import ADAMW, VOCABULARY, Gpt, Shape
+from benchmarks.models import VOCABULARY, Gpt, Shape
+from benchmarks.training_worker import ADAMW, Tool, config_of, engine_loop, engine_of, numel_of, shard_fully
+from benchmarks.turn import bytes_of, serve, start_of_peak, timed
 
 SHAPES = {
     "gigabyte": Shape(width=768, blocks=10, batch=1, sequence=32),  # 72 million parameters: 1.0 GB
     "small": Shape(width=256, blocks=8, batch=1, sequence=32),  # 6.6 million: 92 MB
 }
-TAG = "tag"
+TAG, READY = "tag", "ready"
 CHUNK = 16 << 20
 
 
-class Tool(Protocol):
+class Saver(Protocol):
     """What is measured."""
 
-    def step(self, tokens: Tensor) -> None:
+    def step(self, tokens: Tensor) -> object:
         """Train."""
 
     def save(self, folder: str) -> None:
@@ -55,10 +56,7 @@ class _Engine:
 
     def __init__(self, engine: Any, *, is_synced: bool) -> None:
         self._engine, self._is_synced = engine, is_synced
-
-    def step(self, tokens: Tensor) -> None:
-        self._engine.backward(self._engine(tokens))
-        self._engine.step()
+        self.step = engine_loop(engine)
 
     def save(self, folder: str) -> None:
         self._engine.save_checkpoint(folder, TAG)
@@ -86,14 +84,9 @@ class _Fsdp2:
     """fully_shard and torch.distributed.checkpoint."""
 
     def __init__(self, model: Gpt) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy
 
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
+        shard_fully(model, model.blocks, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         self._model = model
         self._optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
         self._beside = dist.new_group()  # async_save's messages would get among those of training
@@ -139,8 +132,7 @@ class _Raw:
     """As many bytes as a checkpoint of ours, written from memory that is there."""
 
     def __init__(self, model: Gpt) -> None:
-        numel = sum(param.numel() for param in model.parameters())
-        self._left = 14 * numel // dist.get_world_size()
+        self._left = 14 * numel_of(model) // dist.get_world_size()
         self._chunk = memoryview(bytearray(os.urandom(CHUNK)))
 
     def step(self, tokens: Tensor) -> None:
@@ -163,48 +155,21 @@ class _Raw:
                 pass
 
 
-def _config(stage: int) -> dict[str, Any]:
-    return {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_clipping": 0.0,
-        "bf16": {"enabled": True},
-        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
-    }
-
-
-def _dslaunch(stage: int) -> Callable[[Gpt], Tool]:
-    def make(model: Gpt) -> Tool:
-        import dslaunch
-
-        config = {**_config(stage), "optimizer": {"type": "AdamW", "params": ADAMW}}
-        return _Engine(dslaunch.initialize(model=model, config=config)[0], is_synced=True)
-
-    return make
-
-
-def _deepspeed(stage: int, *, is_universal: bool = False) -> Callable[[Gpt], Tool]:
-    def make(model: Gpt) -> Tool:
-        import deepspeed  # type: ignore[import-not-found]
-
-        config = {**_config(stage), "zero_allow_untested_optimizer": True}
-        if is_universal:
-            config["checkpoint"] = {"load_universal": True}
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
-        return _Engine(
-            deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0], is_synced=False
-        )
-
-    return make
-
-
-TOOLS: dict[str, Callable[[Gpt], Tool]] = {
-    "raw write": _Raw,
-    **{f"dslaunch {stage}": _dslaunch(stage) for stage in (2, 3)},
-    **{f"DeepSpeed {stage}": _deepspeed(stage) for stage in (2, 3)},
-    "FSDP2": _Fsdp2,
-    "DeepSpeed 2 universal": _deepspeed(2, is_universal=True),
-}
+RAW, UNIVERSAL = "raw write", ", universal"
 HAS_ASYNC = ("dslaunch 2", "dslaunch 3", "FSDP2")
+
+
+def saver_of(model: Gpt, text: str) -> Saver:
+    """What a tool makes of the model."""
+    if text == RAW:
+        return _Raw(model)
+    if text == "FSDP2":
+        return _Fsdp2(model)
+    tool = Tool.of(text)
+    config = config_of(tool.stage, stage3_param_persistence_threshold=0) | {"bf16": {"enabled": True}}
+    if tool.more:
+        config["checkpoint"] = {"load_universal": True}
+    return _Engine(engine_of(tool, model, config), is_synced=tool.name == "dslaunch")
 
 
 class Turn(NamedTuple):
@@ -215,64 +180,41 @@ class Turn(NamedTuple):
     memory_bytes: float  # at most, on this rank, beside what training has
 
 
-def take_turn(tool: Tool, what: str, folder: str, tokens: Tensor) -> Turn:
+def take_turn(saver: Saver, what: str, folder: str, tokens: Tensor) -> Turn:
     for _ in range(2):
-        tool.step(tokens)
-    usual_s = min(_timed(lambda: tool.step(tokens)) for _ in range(3))
-    before = _start_of_peak()
+        saver.step(tokens)
+    usual_s = min(timed(lambda: saver.step(tokens)) for _ in range(3))
+    before = start_of_peak()
     if what == "async":
         dist.barrier()
         began = time.perf_counter()
-        wait = tool.save_async(folder)
+        wait = saver.save_async(folder)
         called_s = time.perf_counter() - began
-        next_s = _timed(lambda: tool.step(tokens))
+        next_s = timed(lambda: saver.step(tokens))
         wait()
         dist.barrier()
         took_s, stall_s = time.perf_counter() - began, called_s + max(0.0, next_s - usual_s)
     else:
-        action = tool.save if what == "save" else tool.load
-        took_s = stall_s = _timed(lambda: action(folder))
-    return Turn(took_s, stall_s, _bytes_of("VmHWM") - before)
-
-
-def _timed(action: Callable[[], object]) -> float:
-    """Seconds until all ranks have done it."""
-    dist.barrier()
-    began = time.perf_counter()
-    action()
-    dist.barrier()
-    return time.perf_counter() - began
-
-
-def _start_of_peak() -> int:
-    """Forget the peak of this process's memory; return what it has now."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _bytes_of("VmRSS")
-
-
-def _bytes_of(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"/proc/self/status has no {field}")
+        action = saver.save if what == "save" else saver.load
+        took_s = stall_s = timed(lambda: action(folder))
+    return Turn(took_s, stall_s, bytes_of("VmHWM") - before)
 
 
 def main(shape: Shape, tool: str) -> None:
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    answers, sys.stdout = sys.stdout, sys.stderr  # tools print
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    one = TOOLS[tool](Gpt(shape))
-    tokens = torch.randint(
-        VOCABULARY, (shape.batch, shape.sequence), generator=torch.Generator().manual_seed(rank)
-    )
-    one.step(tokens)
-    print(json.dumps("ready"), file=answers, flush=True)
-    for line in sys.stdin:
-        what, folder = line.split()
-        print(json.dumps(take_turn(one, what, folder, tokens)._asdict()), file=answers, flush=True)
-    dist.destroy_process_group()
+    def prepare() -> Callable[[int, str], Turn]:
+        saver = saver_of(Gpt(shape), tool)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        tokens = torch.randint(VOCABULARY, (shape.batch, shape.sequence), generator=generator)
+
+        def answer(_: int, line: str) -> Turn:
+            if line == READY:
+                return Turn(timed(lambda: saver.step(tokens)), 0.0, 0.0)
+            what, folder = line.split()
+            return take_turn(saver, what, folder, tokens)
+
+        return answer
+
+    serve(prepare)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 from benchmarks.launch_peers import why_no_deepspeed
-from benchmarks.team import EXTENSIONS_FOLDER, rank_environment
+from benchmarks.team import EXTENSIONS_FOLDER, environments
 
 COMPILE_S = 240  # half a minute where the cores have nothing else to do
 _PROGRAM = """
@@ -35,7 +35,7 @@ def why_not_compiled() -> str:
     command = [sys.executable, "-c", _PROGRAM]
     process = subprocess.Popen(
         command,
-        env={**os.environ, **rank_environment(0, 1, 0)},
+        env=environments(1)[0],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

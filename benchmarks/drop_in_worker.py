@@ -3,7 +3,7 @@ first on PYTHONPATH.
 
 python drop_in_worker.py SCRIPT STAGE PRECISION [offload]      SCRIPT: engine | trainer
 
-Rank 0 prints one line of JSON; "begun" is when its process was started, by the variable BEGUN.
+Rank 0 prints one line of JSON. The variable BEGUN says when its process was started.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import resource
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 STEPS = 20
@@ -39,12 +40,11 @@ def config_of(stage: int, precision: str, is_offloaded: bool) -> dict[str, Any]:
 
 def by_engine(config: dict[str, Any]) -> dict[str, Any]:
     """A loop of its own, as DeepSpeed's tutorials have it."""
-    begun_at = time.monotonic()
     import deepspeed  # type: ignore[import-not-found]
-
-    imported_at = time.monotonic()
     import torch
-    from zero_worker import VOCABULARY, Gpt, Shape
+
+    sys.path.append(str(Path(__file__).resolve().parents[1]))
+    from benchmarks.models import VOCABULARY, Gpt, Shape
 
     torch.manual_seed(0)
     model = Gpt(Shape(width=256, blocks=4, batch=2, sequence=64))
@@ -65,7 +65,6 @@ def by_engine(config: dict[str, Any]) -> dict[str, Any]:
         "version": deepspeed.__version__,
         "losses": losses,
         "times": times,
-        "import": imported_at - begun_at,
         "ready_at": ready_at,
     }
 
@@ -147,7 +146,6 @@ def by_trainer(config: dict[str, Any]) -> dict[str, Any]:
         "version": deepspeed.__version__,
         "losses": losses,
         "times": seen.times,
-        "import": 0.0,
         "ready_at": seen.ready_at,
     }
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "step": 10}
 MAX_NORM, LOSS_SCALE = 1.0, 1.0
 
 Call = Callable[[], object]
-FP32, BF16 = torch.float32, torch.bfloat16
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,44 +42,37 @@ class Work:
 
 def kernel_works(numel: int, num_threads: int) -> Iterator[Work]:
     """One kernel each, in the dtypes of a bf16 model unless the name says otherwise."""
-    threads = {"num_threads": num_threads}
 
-    def adam(grad: torch.dtype, state: torch.dtype, out: torch.dtype | None) -> Call:
-        segment = kernels.AdamSegment(**COUNTED, **ADAM, numel=numel)
-        states = {"exp_avg": _zeros(numel, state), "exp_avg_sq": _zeros(numel, state)}
-        shard = kernels.AdamShard(**_shard(numel, grad, out), **states, segments=(segment,))
-        return lambda: kernels.adamw_step((shard,), **threads)
+    def work(name: str, num_bytes: int, step: Callable[..., object], shard: object) -> Work:
+        call = partial(step, (shard,), num_threads=num_threads)
+        return Work(name=name, num_bytes=num_bytes, calls={"dslaunch": call})
 
-    yield Work(name="AdamW, fp32 gradient", num_bytes=28, calls={"dslaunch": adam(FP32, FP32, None)})
-    yield Work(name="AdamW", num_bytes=28, calls={"dslaunch": adam(BF16, FP32, BF16)})
-    yield Work(
-        name="AdamW, fp16 model", num_bytes=28, calls={"dslaunch": adam(torch.float16, FP32, torch.float16)}
-    )
-    yield Work(name="AdamW, bf16 states", num_bytes=20, calls={"dslaunch": adam(BF16, BF16, BF16)})
-
+    for name, num_bytes, grad, state, out in (
+        ("AdamW, fp32 gradient", 28, FP32, FP32, None),
+        ("AdamW", 28, BF16, FP32, BF16),
+        ("AdamW, fp16 model", 28, FP16, FP32, FP16),
+        ("AdamW, bf16 states", 20, BF16, BF16, BF16),
+    ):
+        yield work(name, num_bytes, kernels.adamw_step, _adam(_shard(numel, grad, out), numel, state))
     lion = kernels.LionShard(
         **_shard(numel, BF16, BF16),
         exp_avg=_zeros(numel),
         segments=(kernels.LionSegment(**COUNTED, numel=numel, beta1=0.9, beta2=0.99),),
     )
-    yield Work(name="Lion", num_bytes=20, calls={"dslaunch": lambda: kernels.lion_step((lion,), **threads)})
+    yield work("Lion", 20, kernels.lion_step, lion)
     adagrad = kernels.AdagradShard(
         **_shard(numel, BF16, BF16),
         sum=_zeros(numel),
         segments=(kernels.AdagradSegment(**COUNTED, numel=numel, lr_decay=0.0, eps=1e-10, step=10),),
     )
-    yield Work(
-        name="Adagrad", num_bytes=20, calls={"dslaunch": lambda: kernels.adagrad_step((adagrad,), **threads)}
-    )
-    of_sgd = {"momentum": 0.9, "dampening": 0.0, "nesterov": False, "step": 10}
+    yield work("Adagrad", 20, kernels.adagrad_step, adagrad)
+    of_sgd: dict[str, Any] = {"momentum": 0.9, "dampening": 0.0, "nesterov": False, "step": 10}
     sgd = kernels.SgdShard(
         **_shard(numel, BF16, BF16),
         momentum_buffer=_zeros(numel),
-        segments=(kernels.SgdSegment(**COUNTED, **of_sgd, numel=numel),),  # type: ignore[arg-type]
+        segments=(kernels.SgdSegment(**COUNTED, **of_sgd, numel=numel),),
     )
-    yield Work(
-        name="SGD, momentum", num_bytes=20, calls={"dslaunch": lambda: kernels.sgd_step((sgd,), **threads)}
-    )
+    yield work("SGD, momentum", 20, kernels.sgd_step, sgd)
     lamb = kernels.LambShard(
         **_shard(numel, BF16, BF16),
         exp_avg=_zeros(numel),
@@ -87,22 +81,10 @@ def kernel_works(numel: int, num_threads: int) -> Iterator[Work]:
         segments=(kernels.LambSegment(**COUNTED, **ADAM, numel=numel),),
     )
     # 26 in the first pass: bf16 gradient, parameter, two moments twice, direction; 14 in the second
-    yield Work(
-        name="LAMB, two passes",
-        num_bytes=40,
-        calls={"dslaunch": lambda: kernels.lamb_step((lamb,), **threads)},
-    )
-    for dtype, name, num_bytes in (
-        (FP32, "norm, fp32", 4),
-        (BF16, "norm, bf16", 2),
-        (torch.float16, "norm, fp16", 2),
-    ):
-        grads = (torch.randn(numel).to(dtype),)
-        yield Work(
-            name=name,
-            num_bytes=num_bytes,
-            calls={"dslaunch": lambda grads=grads: kernels.squared_norm(grads, num_threads)},  # type: ignore[misc]
-        )
+    yield work("LAMB, two passes", 40, kernels.lamb_step, lamb)
+    for dtype, name, num_bytes in ((FP32, "fp32", 4), (BF16, "bf16", 2), (FP16, "fp16", 2)):
+        call = partial(kernels.squared_norm, (torch.randn(numel).to(dtype),), num_threads)
+        yield Work(name=f"norm, {name}", num_bytes=num_bytes, calls={"dslaunch": call})
 
 
 # ---- beside others
@@ -110,9 +92,7 @@ def kernel_works(numel: int, num_threads: int) -> Iterator[Work]:
 
 def fp32_step(numel: int, num_threads: int, deepspeed_adam: Any) -> Work:
     """AdamW on float32: what every fused optimizer does in one pass."""
-    segment = kernels.AdamSegment(**COUNTED, **ADAM, numel=numel)
-    states = {"exp_avg": _zeros(numel), "exp_avg_sq": _zeros(numel)}
-    shard = kernels.AdamShard(**_shard(numel, FP32, None), **states, segments=(segment,))
+    shard = _adam(_shard(numel, FP32, None), numel)
     calls: dict[str, Call] = {
         "dslaunch": lambda: kernels.adamw_step((shard,), num_threads=num_threads),
         "torch fused": torch.optim.AdamW([_param(numel)], **HYPER, fused=True).step,
@@ -125,10 +105,8 @@ def fp32_step(numel: int, num_threads: int, deepspeed_adam: Any) -> Work:
 
 def bf16_step(numel: int, num_threads: int, deepspeed_adam: Any) -> Work:
     """The whole step of a bf16 model: norm, unscale, clip, update of a float32 master, cast."""
-    segment = kernels.AdamSegment(**COUNTED, **ADAM, numel=numel)
     arrays = _shard(numel, BF16, BF16)
-    states = {"exp_avg": _zeros(numel), "exp_avg_sq": _zeros(numel)}
-    shard = kernels.AdamShard(**arrays, **states, segments=(segment,))
+    shard = _adam(arrays, numel)
     grads = [grad for _, grad in arrays["grads"]]
 
     def ours() -> None:
@@ -209,6 +187,12 @@ def _shard(numel: int, grad: torch.dtype, out: torch.dtype | None) -> dict[str, 
         "grads": ((0, torch.randn(numel).to(grad)),),
         "param_out": None if out is None else torch.zeros(numel, dtype=out),
     }
+
+
+def _adam(arrays: dict[str, Any], numel: int, state: torch.dtype = FP32) -> kernels.AdamShard:
+    segment = kernels.AdamSegment(**COUNTED, **ADAM, numel=numel)
+    states = {"exp_avg": _zeros(numel, state), "exp_avg_sq": _zeros(numel, state)}
+    return kernels.AdamShard(**arrays, **states, segments=(segment,))
 
 
 def _param(numel: int) -> torch.nn.Parameter:

@@ -5,7 +5,6 @@ and single things that have a goal.
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -143,17 +142,9 @@ class Bench:
         if self._has_deepspeed:
             commands["deepspeed + pdsh"] = peers.deepspeed
         row = self._job_times("first all_reduce on 2 hosts", self._job(2, TORCH), commands)
-        return [
-            Target(
-                measure="2 hosts x 1 worker until the first all_reduce",
-                ours=row[OURS].wall_s,
-                peer=peer,
-                theirs=_wall_s(row, peer),
-                unit="s",
-                max_ratio=max_ratio,
-            )
-            for peer, max_ratio in (("deepspeed + pdsh", 1 / 2), ("torchrun", 1.0))
-        ]
+        measure = "2 hosts x 1 worker until the first all_reduce"
+        peers_and_goals = (("deepspeed + pdsh", 1 / 2), ("torchrun", 1.0))
+        return [_beside(row, measure, peer, max_ratio) for peer, max_ratio in peers_and_goals]
 
     def _all_reduce_on_one_host(self) -> list[Target]:
         num_workers = self._size.num_local_workers
@@ -163,22 +154,13 @@ class Bench:
             program=TORCH,
             num_slots=num_workers,
         )
-        ours = {OURS: peers.dslaunch_local}
-        if has_preload():
-            ours[f"{OURS} --preload torch"] = partial(peers.dslaunch_local, options=("--preload", "torch"))
+        preloaded = partial(peers.dslaunch_local, options=("--preload", "torch"))
+        ours = {OURS: peers.dslaunch_local, f"{OURS} --preload torch": preloaded}
         theirs = {"deepspeed": peers.deepspeed_local} if self._has_deepspeed else {}
         row = self._job_times(f"first all_reduce of {num_workers} workers", job, {**ours, **theirs})
+        measure = f"{num_workers} workers on one host until the first all_reduce"
         return [
-            Target(
-                measure=(
-                    f"{num_workers} workers on one host until the first all_reduce{name.removeprefix(OURS)}"
-                ),
-                ours=_wall_s(row, name),
-                peer="deepspeed",
-                theirs=_wall_s(row, "deepspeed"),
-                unit="s",
-                max_ratio=1 / 3,
-            )
+            _beside(row, f"{measure}{name.removeprefix(OURS)}", "deepspeed", 1 / 3, ours=name)
             for name in ours
         ]
 
@@ -191,23 +173,15 @@ def curve_targets(rows: Mapping[int, Row]) -> list[Target]:
     """The goals that lie on the curve, of those numbers of hosts that were measured;
     the largest stands for CPU.
     """
-    targets = []
     goals = (
         *((16, "deepspeed + pdsh", 0.1), (16, "pdsh", 0.6)),
         *((64, "pdsh", 0.4), (64, "paramiko: true", 1.25)),
     )
-    for count, peer, max_ratio in goals:
-        if count in rows:
-            targets.append(
-                Target(
-                    measure=f"all workers started on {count} hosts",
-                    ours=rows[count][OURS].wall_s,
-                    peer=peer,
-                    theirs=_wall_s(rows[count], peer),
-                    unit="s",
-                    max_ratio=max_ratio,
-                )
-            )
+    targets = [
+        _beside(rows[count], f"all workers started on {count} hosts", peer, max_ratio)
+        for count, peer, max_ratio in goals
+        if count in rows
+    ]
     most = max(rows)
     theirs = rows[most].get("pdsh")
     targets.append(
@@ -223,10 +197,10 @@ def curve_targets(rows: Mapping[int, Row]) -> list[Target]:
     return targets
 
 
-def has_preload() -> bool:
-    """Whether this dslaunch can import modules before it starts the workers."""
-    shown = subprocess.run([peers.DSLAUNCH, "help", "all"], capture_output=True, text=True, check=True)
-    return "--preload" in shown.stdout.split()
+def _beside(row: Row, measure: str, peer: str, max_ratio: float, *, ours: str = OURS) -> Target:
+    """Seconds of ours and of a peer."""
+    of_ours, of_peer = _wall_s(row, ours), _wall_s(row, peer)
+    return Target(measure=measure, ours=of_ours, peer=peer, theirs=of_peer, unit="s", max_ratio=max_ratio)
 
 
 def _wall_s(row: Row, tool: str) -> float | None:

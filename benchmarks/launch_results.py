@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.guide_section import conditions, replace_section, table
+from benchmarks.guide_section import conditions, paragraphs, picture, replace_section, table
+from benchmarks.overview import draw_starts
 
 COMMAND = "make bench-launch"
 PICTURE = "launch.png"
 PHASES_PICTURE = "launch-phases.png"
+ON_ONE_MACHINE = "all hosts on one machine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +73,18 @@ class Results:
 
 def markdown(results: Results) -> str:
     """Where it was measured, the table of the curve and the table of the targets."""
-    parts = [
-        f"{conditions()}; medians of {results.num_runs} runs, the tools taking turns.",
-        "Seconds until the last host's program ran:",
-        table(("hosts", *results.curve), _curve_rows(results)),
-        "Beside the peers, in the same run:",
-        table(("", "dslaunch", "peer", "ratio", "goal"), [target.row() for target in results.targets]),
-    ]
-    if results.missing:
-        parts.append(f"Left out: {'; '.join(results.missing)}.")
-    return "\n\n".join(parts) + "\n"
-
-
-def _curve_rows(results: Results) -> list[tuple[str, ...]]:
-    return [
+    curve = [
         (str(count), *(_seconds(times[place]) for times in results.curve.values()))
         for place, count in enumerate(results.counts)
     ]
+    return paragraphs(
+        f"{conditions()}; medians of {results.num_runs} runs, the tools taking turns.",
+        "Seconds until the last host's program ran:",
+        table(("hosts", *results.curve), curve),
+        "Beside the peers, in the same run:",
+        table(("", "dslaunch", "peer", "ratio", "goal"), [target.row() for target in results.targets]),
+        f"Left out: {'; '.join(results.missing)}." if results.missing else "",
+    )
 
 
 def _seconds(value: float | None) -> str:
@@ -111,61 +108,34 @@ def publish(results: Results, guide: Path) -> None:
 
     Errors: ValueError if the guide has no place for them
     """
-    picture = f"![seconds until the last of N hosts runs a program]({PICTURE})"
+    curve = f"![seconds until the last of N hosts runs a program]({PICTURE})"
     phases = f"![seconds of each phase of a start on N hosts]({PHASES_PICTURE})"
-    replace_section(guide, COMMAND, f"{picture}\n\n{markdown(results)}\n{phases}\n")
+    replace_section(guide, COMMAND, f"{curve}\n\n{markdown(results)}\n\n{phases}")
     draw(results, guide.with_name(PICTURE))
     draw_phases(results, guide.with_name(PHASES_PICTURE))
 
 
 def draw(results: Results, path: Path) -> None:
     """One line for each tool, both axes logarithmic."""
-    import matplotlib  # late: it takes a second, and the measuring comes first
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.8), layout="constrained")
-    for name, times in results.curve.items():
-        points = [
-            (count, took) for count, took in zip(results.counts, times, strict=True) if took is not None
-        ]
-        if points:
-            width = 2.5 if name == "dslaunch" else 1.3
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, linewidth=width, label=name)
-    axes.set(xscale="log", yscale="log", xlabel="hosts", ylabel="seconds until the last one runs the program")
-    axes.set_xticks(results.counts, [str(count) for count in results.counts])
-    axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 5, 10, 20])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.suptitle("Starting a program on N hosts")
-    axes.set_title(f"all hosts on one machine: {conditions()}", fontsize=9)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    curve = {
+        name: {str(count): s for count, s in zip(results.counts, times, strict=True) if s is not None}
+        for name, times in results.curve.items()
+    }
+    with picture(path, "Seconds until the last of N hosts runs a program", ON_ONE_MACHINE) as axes:
+        draw_starts(axes, {name: times for name, times in curve.items() if times})
 
 
 def draw_phases(results: Results, path: Path) -> None:
     """A bar for each number of hosts, cut into the phases of a start."""
-    import matplotlib  # as above
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.8), layout="constrained")
     names = list(dict.fromkeys(name for ends in results.phases.values() for name in ends))
     begins = dict.fromkeys(results.phases, 0.0)
-    for name in names:
-        lengths = [max(0.0, ends.get(name, 0.0) - begins[count]) for count, ends in results.phases.items()]
-        axes.bar([str(count) for count in begins], lengths, bottom=[*begins.values()], label=name)
-        for count, length in zip(begins, lengths, strict=True):
-            begins[count] += length
-    axes.set(xlabel="hosts", ylabel="seconds")
-    axes.grid(alpha=0.3, axis="y")
-    axes.legend()
-    figure.suptitle("Where the time of a start goes")
-    axes.set_title(f"all hosts on one machine: {conditions()}", fontsize=9)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    with picture(path, "Where the time of a start goes", ON_ONE_MACHINE) as axes:
+        for name in names:
+            ends = [of.get(name, 0.0) for of in results.phases.values()]
+            lengths = [max(0.0, end - begin) for end, begin in zip(ends, begins.values(), strict=True)]
+            axes.bar([str(count) for count in begins], lengths, bottom=[*begins.values()], label=name)
+            for count, length in zip(begins, lengths, strict=True):
+                begins[count] += length
+        axes.set(xlabel="hosts", ylabel="seconds")
+        axes.grid(alpha=0.3, axis="y")
+        axes.legend()

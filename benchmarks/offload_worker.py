@@ -1,29 +1,26 @@
-"""One rank of bench_offload.py: trains a GPT in bfloat16 with values in one place, and says what that took.
+"""One rank of bench_offload.py: trains a GPT in bfloat16 with values in one place, and answers the first line
+that it reads with what that took, a `Taken` as JSON.
 
 python offload_worker.py TURN      a `Turn` as JSON, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
-
-Its last line is a `Taken` as JSON.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import os
+import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(CHECKOUT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.zero_worker import VOCABULARY, Gpt, Shape  # noqa: E402
-
-RESET_PEAK = "5"  # proc(5), clear_refs
+from benchmarks.models import ADAMW, VOCABULARY, Gpt, Shape
+from benchmarks.training_worker import engine_loop, numel_of
+from benchmarks.turn import bytes_of, serve, start_of_peak, timed
 
 
 class Turn(NamedTuple):
@@ -52,13 +49,6 @@ class Taken(NamedTuple):
     numel: int
 
 
-def _status(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"/proc/self/status has no {key}")
-
-
 def _config(turn: Turn, block_numel: int) -> dict[str, Any]:
     zero: dict[str, Any] = {
         "stage": turn.stage,
@@ -74,7 +64,7 @@ def _config(turn: Turn, block_numel: int) -> dict[str, Any]:
         "gradient_accumulation_steps": turn.num_micro_batches,
         "gradient_clipping": 1.0,
         "bf16": {"enabled": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01}},
+        "optimizer": {"type": "AdamW", "params": ADAMW},
         "zero_optimization": zero,
     }
 
@@ -107,50 +97,42 @@ def _train_small(turn: Turn) -> None:
 
     model = Gpt(Shape(width=64, blocks=2, batch=1, sequence=turn.sequence))
     engine = dslaunch.initialize(model=model, config=_config(turn, 10**5))[0]
+    step = engine_loop(engine)
     for _ in range(2 * turn.num_micro_batches):
-        engine.backward(engine(torch.zeros(1, turn.sequence, dtype=torch.int64)))
-        engine.step()
+        step(torch.zeros(1, turn.sequence, dtype=torch.int64))
     engine.destroy()
-    del engine, model
+    del engine, model, step
     gc.collect()
 
 
 def take(turn: Turn) -> Taken:
     import dslaunch
 
-    dslaunch.init_distributed("gloo")
     _train_small(turn)
     torch.manual_seed(0)
-    before = _status("VmRSS")
+    before = bytes_of("VmRSS")
     model = Gpt(Shape(width=turn.width, blocks=turn.blocks, batch=1, sequence=turn.sequence))
-    block_numel = sum(param.numel() for param in model.blocks[0].parameters())
-    numel = sum(param.numel() for param in model.parameters())
-    engine = dslaunch.initialize(model=model, config=_config(turn, block_numel))[0]
+    numel = numel_of(model)
+    engine = dslaunch.initialize(model=model, config=_config(turn, numel_of(model.blocks[0])))[0]
+    micro_step = engine_loop(engine)
     generator = torch.Generator().manual_seed(dist.get_rank())
+    losses: list[Any] = []
 
-    def step() -> float:
+    def step() -> None:
         for _ in range(turn.num_micro_batches):
             tokens = torch.randint(VOCABULARY, (1, turn.sequence), generator=generator)
-            loss = engine(tokens)
-            engine.backward(loss)
-            engine.step()
-        return float(loss)
+            losses.append(float(micro_step(tokens)))
 
     for _ in range(2):  # until units come early and files are there
         step()
-    Path("/proc/self/clear_refs").write_text(RESET_PEAK)
-    times = []
-    for _ in range(turn.num_steps):
-        dist.barrier()
-        began = time.perf_counter()
-        last = step()
-        times.append(time.perf_counter() - began)
+    start_of_peak()
+    times = [timed(step) for _ in range(turn.num_steps)]
     formula = _formula(engine, turn)
     own = [path for path in Path(turn.folder).rglob("*") if path.is_file() and path.parent.name == "rank0"]
     taken = Taken(
-        s=sorted(times)[len(times) // 2],
-        loss=last,
-        peak_bytes=_status("VmHWM") - before,
+        s=statistics.median(times),
+        loss=losses[-1],
+        peak_bytes=bytes_of("VmHWM") - before,
         formula_bytes=formula.device + formula.host,
         disk_bytes=sum(path.stat().st_blocks * 512 for path in own),
         disk_formula_bytes=formula.disk,
@@ -158,14 +140,8 @@ def take(turn: Turn) -> Taken:
     )
     dist.barrier()
     engine.destroy()
-    dist.destroy_process_group()
     return taken
 
 
-def main() -> None:
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
-    print(json.dumps(take(Turn(**json.loads(sys.argv[1])))._asdict()))
-
-
 if __name__ == "__main__":
-    main()
+    serve(lambda: lambda number, line: take(Turn(**json.loads(sys.argv[1]))))

@@ -16,7 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-GUIDE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "benchmarks.md"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.guide_section import GUIDE
+
 PICTURE = GUIDE.with_name("overview.png")
 FIGURES_KEY = "Description"  # of the PNG's texts
 COLORS = {

@@ -1,7 +1,10 @@
-"""A rank that trains as if: it sleeps where it would compute, averages real gradients over gloo, and tells
-its times as an engine does. One rank may compute, or wait for its data, by a part of the step longer.
+"""A rank of bench_stragglers.py. It trains as if: it sleeps where it would compute, averages real gradients
+over gloo, and tells its times as an engine does. One rank may compute, or wait for its data, by a part of the
+step longer.
 
-    straggler_worker.py SECONDS MEGABYTES KIND RANK
+    straggler_worker.py SECONDS KIND RANK [engine]
+
+With `engine` it trains with one, in steps so short that only some of them are timed.
 """
 
 from __future__ import annotations
@@ -14,10 +17,13 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 FORWARD_S, BACKWARD_S, OPTIMIZER_S, DATA_S = 0.04, 0.04, 0.01, 0.01
-LONGER_S = 0.3 * (FORWARD_S + BACKWARD_S + OPTIMIZER_S + DATA_S)
-MAX_THREADS = 1
+ENGINE_FORWARD_S, ENGINE_BACKWARD_S, ENGINE_DATA_S = 0.012, 0.015, 0.003
+LONGER = 0.3  # of a step
+MEGABYTES = 4.0  # of gradients
+WIDTH = 64
 
 
 class Teller:
@@ -54,20 +60,33 @@ def nap(seconds: float) -> float:
     return time.perf_counter() - began
 
 
-def main() -> None:
-    """Train for so long."""
-    seconds, megabytes, kind, slow_rank = sys.argv[1:]
-    torch.set_num_threads(MAX_THREADS)
+class Slow(nn.Module):
+    """Its forward and its backward take so long."""
+
+    def __init__(self, forward_s: float) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+        self._forward_s = forward_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self._forward_s)
+        found: Tensor = self.layers(x)
+        if found.requires_grad:
+            found.register_hook(lambda _: time.sleep(ENGINE_BACKWARD_S))
+        return found.pow(2).mean()
+
+
+def train(seconds: float, kind: str, longer: float) -> None:
+    """As if."""
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    longer_s = LONGER_S if rank == int(slow_rank) else 0.0
+    longer_s = longer * (FORWARD_S + BACKWARD_S + OPTIMIZER_S + DATA_S)
     forward_s = FORWARD_S + longer_s * (kind == "compute")
     data_s = DATA_S + longer_s * (kind == "data")
-    grads = torch.ones(int(float(megabytes) * 1e6 / 4))
+    grads = torch.ones(int(MEGABYTES * 1e6 / 4))
     goes_on = torch.ones(1)
-    teller = Teller(rank)
+    teller = Teller(dist.get_rank())
     dist.barrier()
-    end = time.monotonic() + float(seconds)
+    end = time.monotonic() + seconds
     last = time.perf_counter()
     while goes_on.item():
         times = {"data_s": nap(data_s), "forward_s": nap(forward_s), "backward_s": nap(BACKWARD_S)}
@@ -80,6 +99,35 @@ def main() -> None:
         now = time.perf_counter()
         teller.add(steps=1, step_s=now - last, comm_s=comm_s, **times)
         last = now
+
+
+def train_with_engine(seconds: float, kind: str, longer: float) -> None:
+    import dslaunch
+
+    dslaunch.init_distributed("gloo")
+    longer_s = longer * (ENGINE_FORWARD_S + ENGINE_BACKWARD_S + ENGINE_DATA_S)
+    torch.manual_seed(0)
+    model = Slow(ENGINE_FORWARD_S + longer_s * (kind == "compute"))
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+        "zero_optimization": {"stage": 2},
+    }
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    data_s = ENGINE_DATA_S + longer_s * (kind == "data")
+    for _ in range(int(seconds / (ENGINE_FORWARD_S + ENGINE_BACKWARD_S + ENGINE_DATA_S))):
+        time.sleep(data_s)
+        engine.backward(engine(torch.ones(2, WIDTH)))
+        engine.step()
+    engine.destroy()
+
+
+def main() -> None:
+    """Train for so long."""
+    seconds, kind, slow_rank, *more = sys.argv[1:]
+    torch.set_num_threads(1)
+    longer = LONGER if int(os.environ["RANK"]) == int(slow_rank) else 0.0
+    (train_with_engine if more else train)(float(seconds), kind, longer)
     dist.destroy_process_group()
 
 

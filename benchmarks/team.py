@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.launch_peers import DEEPSPEED_FOLDER
@@ -19,35 +20,24 @@ EXTENSIONS_FOLDER = Path(sys.prefix) / "torch_extensions"
 
 
 class Team:
-    """Processes of `worker`, given the shape and the tool, which read a line for each turn
-    and answer with one.
-    """
+    """Processes of a worker, given these words, which read a line for each turn and answer with one."""
 
     def __init__(
-        self,
-        worker: Path,
-        tool: str,
-        shape: str,
-        num_ranks: int,
-        said: Path,
-        *,
-        limit_s: float = TIMEOUT_S,
+        self, tool: str, worker: Sequence[str], num_ranks: int, said: Path, *, limit_s: float = TIMEOUT_S
     ) -> None:
         """Start them; what they say else goes into files that are called like `said`. All their answers
         together may take `limit_s`, as long as they are waited for.
         """
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
         self.tool = tool
         self._said = said
         self._limit_s = self._left_s = limit_s
         self._ranks = []
-        for rank in range(num_ranks):
+        for rank, environment in enumerate(environments(num_ranks)):
             with said.with_suffix(f".{rank}").open("w") as errors:
                 self._ranks.append(
                     subprocess.Popen(
-                        [sys.executable, str(worker), shape, tool],
-                        env={**os.environ, **rank_environment(rank, num_ranks, port)},
+                        [sys.executable, *worker],
+                        env=environment,
                         stdin=subprocess.PIPE,
                         stdout=subprocess.PIPE,
                         stderr=errors,
@@ -64,13 +54,6 @@ class Team:
             if rank.stdin is not None and rank.poll() is None:
                 rank.stdin.write(f"{line}\n")
                 rank.stdin.flush()
-        return self.answers()
-
-    def answers(self) -> list[str]:
-        """Return the next line of each.
-
-        Errors: as `ask`
-        """
         began = time.monotonic()
         answers = ["" for _ in self._ranks]
         waiting = {rank.stdout: place for place, rank in enumerate(self._ranks) if rank.stdout is not None}
@@ -111,11 +94,12 @@ class Team:
         self._ranks = []
 
 
-def rank_environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
-    """What a rank is told, and where DeepSpeed and what it compiles are."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+def environments(num_ranks: int) -> list[dict[str, str]]:
+    """What each rank is told, and where DeepSpeed and what it compiles are."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    told = {
+        **os.environ,
         "WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -123,3 +107,4 @@ def rank_environment(rank: int, num_ranks: int, port: int) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(DEEPSPEED_FOLDER), os.environ.get("PYTHONPATH", "")]),
         "TORCH_EXTENSIONS_DIR": str(EXTENSIONS_FOLDER),
     }
+    return [{**told, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from benchmarks.team import TIMEOUT_S, Team
 
+TRAINING = str(Path(__file__).with_name("training_worker.py"))
 AGREE = 1e-3  # the losses of some dozens of steps of AdamW, whose roundings differ
 QUIET_S = 2.0  # who waits longer is told for what
 
@@ -22,29 +23,29 @@ T = TypeVar("T", bound=tuple[float, ...])
 
 
 def median_turns(
-    worker: Path, kind: Callable[..., T], shape: str, num_ranks: int, tools: Sequence[str], *, rounds: int
+    worker: Sequence[str], kind: Callable[..., T], num_ranks: int, tools: Sequence[str], *, rounds: int
 ) -> dict[str, T]:
-    """The median turn of each tool, as rank 0 of `worker` says it in one line of JSON for each turn.
+    """The median turn of each tool, as rank 0 of the worker says it in one line of JSON for each turn.
 
     Errors: RuntimeError if a rank failed, or the tools did not train the same
     """
-    found, causes = take_turns(worker, kind, shape, num_ranks, tools, rounds=rounds, limit_s=TIMEOUT_S)
+    found, causes = take_turns(worker, kind, num_ranks, tools, rounds=rounds, limit_s=TIMEOUT_S)
     if causes:
         raise RuntimeError("\n".join(causes.values()))
     return found
 
 
 def take_turns(
-    worker: Path,
+    worker: Sequence[str],
     kind: Callable[..., T],
-    shape: str,
     num_ranks: int,
     tools: Sequence[str],
     *,
     rounds: int,
     limit_s: float,
 ) -> tuple[dict[str, T], dict[str, str]]:
-    """The median turn of each tool, and, of those that have none, the cause.
+    """The median turn of each tool, and, of those that have none, the cause. `worker` is a program and its
+    words, behind which it is given the tool.
 
     A tool fails by itself: if a rank of it ends, if all that it does takes longer than `limit_s`, or if its
     last loss is not that of the others.
@@ -52,7 +53,7 @@ def take_turns(
     turns: dict[str, list[T]] = {tool: [] for tool in tools}
     last: dict[str, float] = {}
     causes: dict[str, str] = {}
-    where = f"{shape}, {num_ranks} ranks"
+    where = ", ".join((*worker[1:], f"{num_ranks} ranks"))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         teams: dict[str, Team] = {}
 
@@ -71,7 +72,7 @@ def take_turns(
 
         for tool in tools:  # the next one starts when this one has warmed up
             said = Path(folder) / tool.replace("/", "-")
-            teams[tool] = Team(worker, tool, shape, num_ranks, said, limit_s=limit_s)
+            teams[tool] = Team(tool, [*worker, tool], num_ranks, said, limit_s=limit_s)
             stack.callback(teams[tool].end)
             ask(tool, "start and first turn")
         for number in range(rounds):

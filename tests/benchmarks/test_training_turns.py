@@ -29,27 +29,27 @@ class Turn(NamedTuple):
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Path:
+def worker(tmp_path: Path) -> list[str]:
     path = tmp_path / "worker.py"
     path.write_text(WORKER)
-    return path
+    return [str(path), "shape"]
 
 
-def test_each_tool_that_fails_has_a_cause_and_the_others_a_median(worker: Path) -> None:
+def test_each_tool_that_fails_has_a_cause_and_the_others_a_median(worker: list[str]) -> None:
     tools = ["one", "two", "dies", "other"]
-    found, causes = take_turns(worker, Turn, "shape", 2, tools, rounds=3, limit_s=LIMIT_S)
+    found, causes = take_turns(worker, Turn, 2, tools, rounds=3, limit_s=LIMIT_S)
     assert found == {"one": Turn(2, 1.0), "two": Turn(2, 1.0)}  # turn 0 warms up
     assert causes.keys() == {"dies", "other"}
     assert causes["dies"] == "dies: rank 1 ended with 1: it has no memory left"
     assert causes["other"].startswith("other: did not train as the others")
 
 
-def test_a_tool_that_takes_too_long_is_ended(worker: Path) -> None:
-    found, causes = take_turns(worker, Turn, "shape", 2, ["hangs"], rounds=1, limit_s=HANGS_S)
+def test_a_tool_that_takes_too_long_is_ended(worker: list[str]) -> None:
+    found, causes = take_turns(worker, Turn, 2, ["hangs"], rounds=1, limit_s=HANGS_S)
     assert not found
     assert causes["hangs"].startswith("hangs: no answer from rank 1 in its 0.5 s")
 
 
-def test_where_all_tools_must_train_one_that_fails_is_an_error(worker: Path) -> None:
+def test_where_all_tools_must_train_one_that_fails_is_an_error(worker: list[str]) -> None:
     with pytest.raises(RuntimeError, match="it has no memory left"):
-        median_turns(worker, Turn, "shape", 2, ["one", "dies"], rounds=1)
+        median_turns(worker, Turn, 2, ["one", "dies"], rounds=1)
