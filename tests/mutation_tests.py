@@ -110,7 +110,10 @@ class Judge:
         """Return the arguments for pytest, of each group of tests."""
         stem, mirror = Path(site.file).stem, _mirror(self._root, site.file)
         names = [name for name in self._texts if name.startswith(f"{mirror}/")]
-        own = [name for name in names if re.match(rf"test_{stem.strip('_')}(_\w+)?\.py$", Path(name).name)]
+        nouns = [stem.strip("_")]
+        if site.file.endswith(".cpp"):  # several are behind one module: kernels/disk/file.cpp, kernels.disk
+            nouns.append(Path(site.file).parent.name)
+        own = [name for name in names if re.match(rf"test_({'|'.join(nouns)})(_\w+)?\.py$", Path(name).name)]
         naming = self._naming(site, mirror, without=own)
         if mirror == "tests":  # not all there are
             names = [name for name in names if Path(name).parent == Path(mirror)]
@@ -132,16 +135,17 @@ class Judge:
         classes = [rf"\b{name}\b" for name in names if name.lstrip("_")[0].isupper()]
         sure = re.compile("|".join([rf"\b{folder}[./]{stem}\b", rf"\bimport {stem}\b", *classes]))
         used = re.compile("|".join(rf"(\.|import.*\b){name}\b|\b{name}\(" for name in names) or "(?!)")
-        ranks = {
-            name: 0 if sure.search(text) else 1
-            for name, text in self._texts.items()
-            if name not in without and (sure.search(text) or used.search(text))
-        }
+        near = "/".join(Path(mirror).parts[:2])  # elsewhere another function may have the name
+
+        def rank(name: str) -> int:
+            text = self._texts[name]
+            return 0 if sure.search(text) else 1 if name.startswith(near) and used.search(text) else 2
 
         def nearness(name: str) -> tuple[int, int, str]:
-            return ranks[name], -len(Path(os.path.commonpath([name, mirror])).parts), name
+            return rank(name), -len(Path(os.path.commonpath([name, mirror])).parts), name
 
-        return sorted(ranks, key=nearness)[:MAX_NAMING]
+        naming = [name for name in self._texts if name not in without and rank(name) < 2]
+        return sorted(naming, key=nearness)[:MAX_NAMING]
 
     def _pytest(self, arguments: list[str], *, limit_s: float) -> Outcome:
         """Run tests until the first fails or the time is over; no process of theirs is left."""
