@@ -10,7 +10,7 @@ from typing import Any
 
 import dslaunch
 
-OF_THE_PACKAGE = ("checkpointing", "comm", "moe", "ops", "profiling", "utils", "zero")
+OF_THE_PACKAGE = ("checkpointing", "comm", "moe", "ops", "profiling", "sequence", "tensor", "utils", "zero")
 BELOW = {"ops": ("adagrad", "adam", "lamb", "lion"), "utils": ("zero_to_fp32", "zero_to_torch")}
 FIRST = ("Engine", "initialize")  # where every program begins
 ORDER = ("function", "class", "module", "value")  # of a module's names, each kind in alphabetical order

@@ -36,12 +36,16 @@ if TYPE_CHECKING:
     from .runtime.metrics.report import report as report
     from .runtime.pipeline.layers import LayerSpec as LayerSpec, TiedLayerSpec as TiedLayerSpec
     from .runtime.pipeline.module import PipelineModule as PipelineModule, pipeline as pipeline
+    from .runtime.sequence import api as sequence_api
+    from .runtime.tensor import api as tensor_api
     from .runtime.tensor.model_init import tp_model_init as tp_model_init
     from .runtime.zero import api
 
     comm = comm_api
     moe = experts_api
     profiling = profiler
+    sequence = sequence_api
+    tensor = tensor_api
     zero = api
 
 _HOME_OF = {
@@ -70,6 +74,8 @@ _MODULE_OF = {
     "moe": ".runtime.experts.api",
     "ops": ".ops",
     "profiling": ".runtime.metrics.profiler",
+    "sequence": ".runtime.sequence.api",
+    "tensor": ".runtime.tensor.api",
     "utils": ".utils",
     "zero": ".runtime.zero.api",
 }

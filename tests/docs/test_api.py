@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -59,6 +60,19 @@ def cell(text: str) -> str:
 
 def test_the_page_is_what_the_docstrings_say() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: python tests/docs/test_api.py"
+
+
+def test_pages_for_users_import_public_names_only() -> None:
+    pages = [*CHECKOUT.glob("*.md"), *CHECKOUT.glob("docs/*/**/*.md"), *CHECKOUT.glob("docs/*/**/*.py")]
+    pages = [one for one in pages if not {"design", "site"} & set(one.parts)]
+    assert len(pages) > 60
+    found = [
+        f"{page.relative_to(CHECKOUT)}: {line.strip()}"
+        for page in pages
+        for line in page.read_text().splitlines()
+        if re.match(r"\s*(from|import) dslaunch\.runtime\b", line)
+    ]
+    assert found == []
 
 
 def test_every_public_name_is_documented() -> None:
