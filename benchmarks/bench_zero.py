@@ -137,7 +137,7 @@ def draw(found: Found, path: Path) -> None:
                 width,
                 label=tool,
                 color=colors.get(name, "0.8"),
-                alpha=0.4 + 0.2 * (stage or 3),
+                alpha=0.4 + 0.2 * stage if name in ("dslaunch", "DeepSpeed") else 1.0,
             )
         axes.set_xticks(
             [case + 0.4 - width / 2 for case in range(len(cases))],

@@ -118,7 +118,9 @@ def publish(results: Results, guide: Path) -> None:
 def draw(results: Results, path: Path) -> None:
     """One line for each tool, both axes logarithmic."""
     curve = {
-        name: {str(count): s for count, s in zip(results.counts, times, strict=True) if s is not None}
+        name: {
+            str(count): round(s, 2) for count, s in zip(results.counts, times, strict=True) if s is not None
+        }
         for name, times in results.curve.items()
     }
     with picture(path, "Seconds until the last of N hosts runs a program", ON_ONE_MACHINE) as axes:
