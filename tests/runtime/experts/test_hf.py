@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,7 +15,6 @@ from dslaunch.runtime.experts.dispatch import ExpertAxis, through_rows
 from dslaunch.runtime.mesh.domain import Domains
 from dslaunch.shared.axes import Axes
 from dslaunch.utils import safe_get_full_fp32_param
-from tests.exhaustive import few
 from tests.runtime.experts.models import make_config, start, train, train_plain
 from tests.runtime.ranks import Ranks
 
@@ -74,59 +73,6 @@ def loss_of_few(model: Any, x: Tensor) -> Tensor:
 LOSSES = {"many": loss_of, "few": loss_of_few}
 
 
-def _trained(
-    rank: int, kind: str, size: int, stage: int, changes: dict[str, Any], loss: str, folder: str
-) -> Any:
-    model = make(kind, seed=rank)  # and gets rank 0's values
-    if loss == "few":  # this forward uses no parameter where no token is
-        model.set_experts_implementation("eager")
-    section = {"enabled": True, "autoep_size": size}
-    engine = start(model, stage, expert_parallel=section, **changes)
-    numbers = train(engine, LOSSES[loss])
-    values = {name: safe_get_full_fp32_param(param) for name, param in model.named_parameters()}
-    if folder:
-        engine.save_checkpoint(folder, tag="here")
-        engine.save_16bit_model(folder, "weights.safetensors")
-    if stage < 3 and size > 1:
-        said = r"this rank's (experts of 'model.layers.0.mlp.experts'|part of parameter)"
-        with pytest.raises(ConfigError, match=said):
-            model.state_dict()
-    engine.destroy()
-    return numbers, values
-
-
-CASES = [
-    *((kind, size, stage, {}, "many") for kind in KINDS for size in (2, 4) for stage in (0, 1, 2, 3)),
-    *(
-        ("Mixtral", 2, stage, {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "many")
-        for stage in (1, 2, 3)
-    ),
-    *(("Mixtral", 4, stage, {}, "few") for stage in (0, 3)),
-]
-
-
-def _is_kept(kind: str, size: int, stage: int, changes: dict[str, Any], loss: str) -> bool:
-    if changes:
-        return False
-    if loss == "few":
-        return stage == 3
-    return (kind, size, stage) in (("Mixtral", 2, 3), ("Qwen3Moe", 2, 1), ("Qwen2Moe", 4, 2))
-
-
-@pytest.mark.parametrize(("kind", "size", "stage", "changes", "loss"), few(CASES, _is_kept))
-def test_experts_of_hugging_face_are_trained_as_in_one_process(
-    ranks: Ranks, kind: str, size: int, stage: int, changes: dict[str, Any], loss: str
-) -> None:
-    plain = make(kind)
-    expected = train_plain(plain, LOSSES[loss])
-    for numbers, values in ranks(_trained, kind, size, stage, changes, loss, "", world_size=4):
-        for (own, norm), (other, other_norm) in zip(numbers, expected, strict=True):
-            assert own == pytest.approx(other, rel=NEAR)
-            assert norm == pytest.approx(other_norm, rel=NEAR)
-        for name, param in plain.named_parameters():
-            torch.testing.assert_close(values[name], param.detach(), rtol=2e-6, atol=2e-6, msg=name)
-
-
 ATTENTION = {
     "autotp_size": 2,
     "partition_config": {
@@ -136,31 +82,65 @@ ATTENTION = {
         ]
     },
 }
+DIVIDED = {"tensor_parallel": ATTENTION, "mesh": {"tp": 2, "ep": 2}}
 
 
-@pytest.mark.parametrize("stage", few((0, 1, 2, 3), lambda stage: stage == 3))
-def test_experts_stay_whole_where_other_layers_are_divided(ranks: Ranks, stage: int) -> None:
-    plain = make("Mixtral")
-    expected = train_plain(plain, loss_of, world_size=2)
-    changes = {"tensor_parallel": ATTENTION, "mesh": {"tp": 2, "ep": 2}}
-    for numbers, values in ranks(_trained, "Mixtral", 2, stage, changes, "many", "", world_size=4):
-        for (own, norm), (other, other_norm) in zip(numbers, expected, strict=True):
-            assert own == pytest.approx(other, rel=NEAR)
-            assert norm == pytest.approx(other_norm, rel=NEAR)
-        for name, param in plain.named_parameters():
-            torch.testing.assert_close(values[name], param.detach(), rtol=2e-6, atol=2e-6, msg=name)
+class Case(NamedTuple):
+    """How a model is trained by four ranks."""
+
+    kind: str
+    size: int
+    stage: int
+    loss: str = "many"
+    is_divided: bool = False  # its attention is, over two ranks
+
+    @property
+    def num_copies(self) -> int:
+        return 2 if self.is_divided else 4
 
 
-def _divided_twice(rank: int) -> str:
-    section = {"enabled": True, "autoep_size": 2}
-    with pytest.raises(ConfigError) as caught:
-        start(make("Mixtral"), 1, expert_parallel=section, tensor_parallel={"autotp_size": 2})
-    return str(caught.value)
+CASES = [
+    Case("Mixtral", 2, 3, is_divided=True),
+    Case("Qwen3Moe", 2, 1),
+    Case("Qwen2Moe", 4, 2),
+    Case("Mixtral", 4, 3, "few"),
+]
 
 
-def test_experts_that_another_plan_divides_are_refused(ranks: Ranks) -> None:
-    for said in ranks(_divided_twice, world_size=4):
-        assert said.startswith("the experts of 'model.layers.0.mlp.experts' are on different ranks")
+def _trained(rank: int, case: Case, folder: str) -> Any:
+    model = make(case.kind, seed=rank)  # and gets rank 0's values
+    if case.loss == "few":  # this forward uses no parameter where no token is
+        model.set_experts_implementation("eager")
+    section = {"enabled": True, "autoep_size": case.size}
+    engine = start(model, case.stage, expert_parallel=section, **(DIVIDED if case.is_divided else {}))
+    numbers = train(engine, LOSSES[case.loss])
+    values = {name: safe_get_full_fp32_param(param) for name, param in model.named_parameters()}
+    if folder:
+        engine.save_checkpoint(folder, tag="here")
+        engine.save_16bit_model(folder, "weights.safetensors")
+    if case.stage < 3:
+        said = r"this rank's (experts of 'model.layers.0.mlp.experts'|part of parameter)"
+        with pytest.raises(ConfigError, match=said):
+            model.state_dict()
+    engine.destroy()
+    return numbers, values
+
+
+def _trained_cases(rank: int) -> list[Any]:
+    return [_trained(rank, case, "") for case in CASES]
+
+
+def test_experts_of_hugging_face_are_trained_as_in_one_process(ranks: Ranks) -> None:
+    """The stacks stay whole where other layers are divided."""
+    for case, results in zip(CASES, zip(*ranks(_trained_cases, world_size=4), strict=True), strict=True):
+        plain = make(case.kind)
+        expected = train_plain(plain, LOSSES[case.loss], world_size=case.num_copies)
+        for numbers, values in results:
+            for (own, norm), (other, other_norm) in zip(numbers, expected, strict=True):
+                assert own == pytest.approx(other, rel=NEAR)
+                assert norm == pytest.approx(other_norm, rel=NEAR)
+            for name, param in plain.named_parameters():
+                torch.testing.assert_close(values[name], param.detach(), rtol=2e-6, atol=2e-6, msg=name)
 
 
 def _written(rank: int) -> bool:
@@ -193,7 +173,7 @@ def test_stacks_are_saved_whole_and_loaded_over_other_numbers_of_ranks(ranks: Ra
     from safetensors.torch import load_file
 
     folder = str(tmp_path)
-    _, trained = ranks(_trained, "Mixtral", 2, 3, {}, "many", folder, world_size=4)[0]
+    _, trained = ranks(_trained, Case("Mixtral", 2, 3), folder, world_size=4)[0]
     weights = load_file(tmp_path / "weights.safetensors")
     make("Mixtral").load_state_dict(weights)  # all names and shapes of the plain model
     for size, stage, world_size in ((4, 1, 4), (1, 0, 1)):
@@ -229,6 +209,18 @@ def _again(rank: int) -> list[str]:
             start(one, 1, **changes)
         said.append(str(caught.value))
     return said
+
+
+def _divided_twice(rank: int) -> str:
+    section = {"enabled": True, "autoep_size": 2}
+    with pytest.raises(ConfigError) as caught:
+        start(make("Mixtral"), 1, expert_parallel=section, tensor_parallel={"autotp_size": 2})
+    return str(caught.value)
+
+
+def test_experts_that_another_plan_divides_are_refused(ranks: Ranks) -> None:
+    for said in ranks(_divided_twice, world_size=4):
+        assert said.startswith("the experts of 'model.layers.0.mlp.experts' are on different ranks")
 
 
 def test_a_second_engine_goes_on_and_what_cannot_be_divided_is_refused(ranks: Ranks) -> None:
