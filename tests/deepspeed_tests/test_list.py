@@ -175,6 +175,7 @@ def test_files_that_the_list_leaves_out_or_does_not_name_are_told(tmp_path: Path
         file = tmp_path / "unit" / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("def test_passes(): pass")
+    (tmp_path / "harness.py").touch()  # instead of the one that imports torch
     done = run(tmp_path)
     lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert "runtime/test_of_tomorrow not in the list" in lines
