@@ -43,8 +43,9 @@ def command_of(program: str, *, world_size: int, script: Path, more: tuple[str, 
 
 
 def ask_for_cases(request: pytest.FixtureRequest, path: Path) -> None:
-    """Write down the cases of this file's tests that are to be run."""
-    path.write_text(json.dumps(sorted(case.name for case in asked_for(request, "case"))))
+    """Write down the cases of this file's tests that are to be run, and what they ask for beside."""
+    names = [*(case.name for case in asked_for(request, "case")), *asked_for(request, "extra")]
+    path.write_text(json.dumps(sorted(names)))
 
 
 class Job:

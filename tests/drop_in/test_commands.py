@@ -118,10 +118,10 @@ def test_a_shell_that_has_sourced_the_lines_finds_package_and_commands(place: Pa
     assert one["arguments"] == ["--local_rank=0", "-a", "b c"]
     helps = [
         run(["sh", "-c", f"{lines}\n{name} {flag}"], place)
-        for name, flag in (("ds", "--help"), ("ds_ssh", "-h"))
+        for name, flag in (("ds", "--help"), ("ds_ssh", "-h"), ("ds_report", "--help"))
     ]
-    assert [one.returncode for one in helps] == [0, 0]
-    assert "dslaunch" in run(["sh", "-c", f"{lines}\nds_report"], place).stdout
+    assert [one.returncode for one in helps] == [0, 0, 0]
+    assert "dslaunch report-env" in helps[-1].stdout
     assert (
         "usage: zero_to_fp32.py"
         in run(["sh", "-c", f"{shlex.quote(sys.executable)} {drop_in.BIN}/zero_to_fp32.py -h"], place).stdout

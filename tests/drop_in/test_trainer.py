@@ -107,36 +107,45 @@ def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(job: Job, case: 
     assert ours["resumed"] == ours["steps"][SAVED_STEP:]
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_the_best_model_is_the_one_at_the_end(job: Job, stage: int) -> None:
-    ours, theirs = job.results[f"keep_best-{stage}"], job.results["keep_best-None"]
+def extras(*names: str) -> pytest.MarkDecorator:
+    """Runs of trainer_worker.py beside the cases, by function and stage; the first one in `make test`."""
+    return pytest.mark.parametrize("extra", few(names, lambda name: name == names[0]))
+
+
+@extras("keep_best-3", "keep_best-1", "keep_best-2")
+def test_the_best_model_is_the_one_at_the_end(job: Job, extra: str) -> None:
+    ours, theirs = job.results[extra], job.results["keep_best-None"]
     assert (ours["best"], theirs["best"]) == ("checkpoint-2", "checkpoint-2")
     assert ours["evaluations"] == pytest.approx(theirs["evaluations"], abs=FP32.loss, rel=0)
     assert ours["last"] == ours["evaluations"][0]
     assert ours["last"] != pytest.approx(ours["evaluations"][2], abs=20 * FP32.loss, rel=0)
 
 
-def test_an_engine_without_an_optimizer_evaluates_and_predicts(job: Job) -> None:
-    ours, theirs = job.results["only_evaluate-3"], job.results["only_evaluate-None"]
+@extras("only_evaluate-3")
+def test_an_engine_without_an_optimizer_evaluates_and_predicts(job: Job, extra: str) -> None:
+    ours, theirs = job.results[extra], job.results["only_evaluate-None"]
     assert ours["before"] == pytest.approx(theirs["before"], abs=FP32.loss, rel=0)
     assert ours["logits"] == pytest.approx(theirs["logits"], abs=FP32.loss, rel=0)
     assert any(not math.isclose(one, ours["logits"][0], abs_tol=0.1) for one in ours["logits"])
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_what_is_generated_is_the_same_to_the_token(job: Job, stage: int) -> None:
+@extras("generate-3", "generate-2")
+def test_what_is_generated_is_the_same_to_the_token(job: Job, extra: str) -> None:
     """Stage 3 has the hard case: ranks stop at different lengths, and the parameters of each step
     are gathered by all.
     """
-    ours, theirs = job.results[f"generate-{stage}"], job.results["generate-None"]
+    ours, theirs = job.results[extra], job.results["generate-None"]
     assert ours["predicted"] == theirs["predicted"]
     assert ours["by_hand"] == theirs["by_hand"]
     assert len({tuple(row) for row in ours["predicted"]}) > 1
 
 
+@extras("add_tokens-3")
 @pytest.mark.parametrize("name", ["tied", "untied"])
-def test_a_model_that_gets_more_tokens_trains_saves_and_loads_at_stage_3(job: Job, name: str) -> None:
-    ours, theirs = job.results["add_tokens-3"][name], job.results["add_tokens-None"][name]
+def test_a_model_that_gets_more_tokens_trains_saves_and_loads_at_stage_3(
+    job: Job, extra: str, name: str
+) -> None:
+    ours, theirs = job.results[extra][name], job.results["add_tokens-None"][name]
     check_steps(ours["steps"], theirs["steps"], FP32)
     assert ours["is_tied"] is theirs["is_tied"] is (name == "tied")
     for values, expected in zip(ours["weights"], theirs["weights"], strict=True):

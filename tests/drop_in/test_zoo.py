@@ -26,22 +26,9 @@ pytestmark = [
 LOSS_RELATIVE = 1e-5
 NORM_RELATIVE = 1e-5
 PARAMETER_ABSOLUTE = 1e-5
-# One of each kind: a tied head with a bias, parametrizations, an encoder and decoder, fused experts of three
-# forms, shared embeddings, an image, sound, biases under other names, rotary positions.
-FEW = (
-    "bert",
-    "wav2vec2",
-    "t5",
-    "mixtral",
-    "deberta-v2",
-    "vit",
-    "whisper",
-    "gpt2",
-    "llama",
-    "qwen3_moe",
-    "albert",
-    "hubert",
-)
+# A tied head with a bias; parametrizations, and sound; an encoder and decoder with shared embeddings; fused
+# experts; rotary positions. Each of the ways to make a model is that of one of them.
+FEW = ("bert", "wav2vec2", "t5", "mixtral", "llama")
 FUSED = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "olmoe"]
 NUM_PARTS = 8
 LEAST = 25  # model types of a part that can be made so small and trained; transformers 5.23 has about 40
@@ -79,9 +66,7 @@ def faults_of(result: dict[str, Any]) -> list[str]:
     return unlike + whole + differences
 
 
-@pytest.mark.parametrize(
-    "kind", [*FEW, *(pytest.param(one, marks=pytest.mark.exhaustive) for one in FUSED if one not in FEW)]
-)
+@pytest.mark.parametrize("kind", FEW)
 def test_a_model_is_made_trained_and_saved_as_without_sharding(found: Found, kind: str) -> None:
     for result in of_case(found, 2, kind):
         assert result["stage"] != "plain", result["error"]

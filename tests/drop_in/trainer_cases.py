@@ -76,16 +76,16 @@ CASES: tuple[Case, ...] = (
     *(Case(stage=stage, tp=2, is_resumed=True) for stage in (1, 3)),
     Case(stage=2, bf16=True, tp=2),
 )
-FEW = (  # one or two of each kind: the cases of `make test`
-    "stage1-fp32-ds-optimizer-ds-scheduler",
-    "stage2-bf16-ds-optimizer-ds-scheduler",
+FEW = (  # one of each kind: the cases of `make test`
     "stage3-fp16-ds-optimizer-ds-scheduler",
-    "stage3-bf16-hf-optimizer-hf-scheduler",
-    "stage3-fp32-ds-optimizer-hf-scheduler",
     "stage2-fp32-hf-optimizer-ds-scheduler",
     "stage3-fp32-hf-optimizer-hf-scheduler-offload-optimizer",
     "stage3-bf16-ds-optimizer-ds-scheduler-offload-optimizer-offload-param",
     "stage3-bf16-ds-optimizer-ds-scheduler-loaded",
     "stage1-fp32-ds-optimizer-ds-scheduler-tp2",
 )
-REFERENCES: tuple[Case, ...] = tuple(dict.fromkeys(case.reference for case in CASES))
+
+
+def with_references(cases: list[Case]) -> list[Case]:
+    """Return the references that these cases need, each once, and the cases."""
+    return [*dict.fromkeys(case.reference for case in cases), *cases]

@@ -34,7 +34,7 @@ from small_training import (
     tidy_up,
     warmup_factor,
 )
-from trainer_cases import CASES, NUM_STEPS, REFERENCES, SAVED_STEP, WANTED, Case
+from trainer_cases import CASES, NUM_STEPS, SAVED_STEP, WANTED, Case, with_references
 from transformers import (
     GenerationConfig,
     Qwen2ForCausalLM,
@@ -310,11 +310,11 @@ def add_tokens(stage: int | None, folder: Path, environ: dict[str, str]) -> Resu
     return result
 
 
-EXTRAS: tuple[tuple[Any, tuple[int | None, ...]], ...] = (
-    (keep_best, (None, 1, 2, 3)),
-    (only_evaluate, (None, 3)),
-    (generate, (None, 2, 3)),
-    (add_tokens, (None, 3)),
+EXTRAS: tuple[tuple[Any, tuple[int, ...]], ...] = (  # each on plain torch, too
+    (keep_best, (1, 2, 3)),
+    (only_evaluate, (3,)),
+    (generate, (2, 3)),
+    (add_tokens, (3,)),
 )
 
 
@@ -325,13 +325,13 @@ def main() -> None:
     make_qwen().save_pretrained(folder / f"start{RANK}")
     make_qwen(is_tied=False).save_pretrained(folder / f"untied{RANK}")
     names = json.loads((folder / WANTED).read_text())
-    cases = [case for case in CASES if case.name in names]
-    for case in (*REFERENCES, *cases):
+    for case in with_references([case for case in CASES if case.name in names]):
         begin = time.perf_counter()
         results[case.name] = train(case, folder, environ)
         results[case.name]["seconds"] = time.perf_counter() - begin
-    for run, stages in EXTRAS:
-        for stage in stages:
+    for run, every_stage in EXTRAS:
+        stages = [stage for stage in every_stage if f"{run.__name__}-{stage}" in names]
+        for stage in (None, *stages) if stages else ():
             begin = time.perf_counter()
             result = run(stage, folder, environ)
             results[f"{run.__name__}-{stage}"] = {**result, "seconds": time.perf_counter() - begin}
