@@ -25,6 +25,7 @@ from dslaunch.launcher.options.rendezvous import RendezvousOptions
 from dslaunch.launcher.options.restart import RestartOptions
 from dslaunch.launcher.options.text import MAY_BE_EMPTY
 from dslaunch.launcher.run import host_pool, make_plan, run_job
+from tests.mistakes import mistakes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 Parse = Callable[..., Options]
@@ -341,115 +342,7 @@ def test_what_follows_the_script_is_the_script_s(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "which script? Write: dslaunch [options] script.py [its arguments]"),
-        ("--", "which script? Write: dslaunch [options] script.py [its arguments]"),
-        ("-q", "which script? Write: dslaunch [options] script.py [its arguments]"),
-        ("--hostfil3 x t.py", "there is no option --hostfil3; did you mean --hostfile"),
-        ("--mastre_port 1 t.py", "there is no option --mastre_port; did you mean --master_port"),
-        ("--mastre-port=1 t.py", "there is no option --mastre_port; did you mean --master_port"),
-        ("--autotuning run t.py", "there is no option --autotuning: dslaunch has no autotuner; leave it out"),
-        ("--autotun=run t.py", "there is no option --autotuning: dslaunch has no autotuner; leave it out"),
-        ("--nproc-per-node=8 t.py", "there is no option --nproc_per_node: write --num_gpus=N"),
-        ("--nnodes 2 t.py", "there is no option --nnodes: write --num_nodes=N"),
-        ("--rdzv_endpoint=w0 t.py", "there is no option --rdzv_endpoint: there is no rendezvous to describe"),
-        ("--zzzzzz t.py", "there is no option --zzzzzz; did you mean --help for the list?"),
-        ("--master 1 t.py", "--master is ambiguous: it may be --master_addr or --master_port"),
-        (
-            "--no t.py",
-            (
-                "--no is ambiguous: it may be --no_local_rank or --no_python or --no_ssh or "
-                "--no_ssh_check or --node_rank"
-            ),
-        ),
-        ("--num 2 t.py", "--num is ambiguous: it may be --num_accelerators or --num_gpus or --num_nodes"),
-        ("--h t.py", "--h is ambiguous: it may be --heartbeat or --help or --hostfile"),
-        ("-x t.py", "-x"),
-        ("-9 t.py", "-9"),
-        (
-            "--log_dir --num_gpus 2 t.py",
-            "--log_dir is followed by --num_gpus, which is no value;",
-        ),
-        ("--hostfile --num-gpus=2 t.py", "--hostfile is followed by --num-gpus=2, which is no value"),
-        (
-            "-H -q t.py",
-            "which is no value; write --hostfile FILE, or --hostfile=-q if that is",
-        ),
-        ("--report -- t.py", "--report is followed by --, which is no value"),
-        ("--report - t.py", "--report takes no stream, for which - stands; give a path, ./- for a file"),
-        ("--log_dir=- t.py", "--log_dir takes no stream"),
-        ("-= t.py", "'-=' is no option; see --help for the list"),
-        ("--=3 t.py", "'--=' is no option; see --help for the list"),
-        ("-q=1 t.py", "-q takes no value, and '-q=1' gives it one; write -q"),
-        ("--bind_cores_to_rank --bind_core_list 0-9999999999 t.py", "which are numbers of at most 5 digits"),
-        (
-            "report-env --nvme_path . --disk_test 17T",
-            "'17T' is not allowed: it would take days;",
-        ),
-        (
-            "--num_gpus two t.py",
-            "'two' is not allowed; give a whole number from 0 to 4096, the most that one host may have",
-        ),
-        ("--num_gpus 1.5 t.py", "'1.5' is not allowed; give a whole number from 0 to 4096"),
-        ("--num_gpus", "--num_gpus"),
-        ("--hostfile", "--hostfile"),
-        ("--module=1 t.py", "--module"),
-        ("--master_port 65536 t.py", "'65536' is not allowed; give a whole number"),
-        ("--num_gpus", "--num_gpus needs a value; write --num_gpus=N"),
-        ("-H", "--hostfile needs a value; write --hostfile=FILE"),
-        ("--module=1 t.py", "--module takes no value; write --module alone"),
-        ("--log_level loud t.py", "--log_level=loud: must be debug, info, warning, error or critical"),
-        (
-            "--launcher teleport t.py",
-            "'teleport' is not a launcher; choose ssh, openssh, local, pdsh, openmpi, mpich, impi, "
-            "mvapich, slurm",
-        ),
-        ("--launch local t.py", "--launch is ambiguous: it may be --launcher or --launcher_args"),
-        ("--launcher_args=-k t.py", "--launcher_args has no effect with --launcher=ssh"),
-        ("--launcher slurm --launcher_args=it's t.py", "cannot be split into words: No closing quotation"),
-        (
-            "--node_rank 1 t.py",
-            "--node_rank has a meaning with --no_ssh only; add --no_ssh if this command runs on",
-        ),
-        ("--job_id x t.py", "--job_id has a meaning with --no_ssh only"),
-        ("--coordinator_port 1 t.py", "--coordinator_port has a meaning with --no_ssh only"),
-        ("--no_ssh --coordinator_port 65536 t.py", "'65536' is not allowed"),
-        ("--master_port 0 t.py", "--master_port: '0' is not allowed; give a whole number from 1 to 65535"),
-        ("--no_ssh --node_rank -2 t.py", "'-2' is not allowed; give a whole number from 0"),
-        ("--tree_above 0 t.py", "--tree_above: '0' is not allowed; give a whole number from 1"),
-        ("--no_ssh --rendezvous_timeout 0 t.py", "'0' is not allowed; give seconds from 1 to 1000000000"),
-        ("--kill_grace -1 t.py", "'-1' is not allowed; give seconds from 0 to 1000000"),
-        ("--kill_grace nan t.py", "'nan' is not allowed; give seconds from 0"),
-        ("--kill_grace inf t.py", "'inf' is not allowed; give seconds from 0"),
-        ("--heartbeat 0.5 t.py", "'0.5' is not allowed; give seconds from 1"),
-        ("--master_addr node1:29500 t.py", "'node1:29500': ':' may stand only in an IPv6 address"),
-        ("--master_addr -oProxyCommand=id t.py", "'-oProxyCommand=id': a host's name is made of letters"),
-        ("--master_addr tcp://node1 t.py", "'tcp://node1': ':' may stand only in an IPv6 address"),
-        (
-            "--master_addr 10.0.0.256 t.py",
-            "an IPv4 address has four numbers from 0 to 255, without zeros in front; give",
-        ),
-        (
-            "--master_addr [fd00::7]:1 t.py",
-            "a host's name or an IP address, and the port with --master_port",
-        ),
-        (f"--master_addr {'a' * 300} t.py", "a host's name has 253 characters at most, and this one has 300"),
-        (
-            "--ssh_user -oProxyCommand=id t.py",
-            "'-oProxyCommand=id' is not a user: its name is made",
-        ),
-        (f"--no_ssh --job_id {'x' * 201} t.py", "is no name for a job, which has at most 200 characters"),
-        ("--no_ssh --job_id a\x07 t.py", "'a\\x07' is no name for a job"),
-        ("--ssh_user ada:1 t.py", "'ada:1' is not a user"),
-        (
-            f"--master_addr {'a' * 64} t.py",
-            "DNS knows no such name: between its dots stand 1 to 63 characters",
-        ),
-        ("--master_addr node..1 t.py", "DNS knows no such name"),
-        ("--tree_radix 8 t.py", "--tree_radix=8 has no effect without --tree_above; add --tree_above=N"),
-        (
-            "--tree_above 9 --no_ssh t.py",
-            "--tree_above=9 has no effect with --no_ssh, which connects to no host",
-        ),
+        *mistakes("command_line"),
         *(
             (
                 f"--tree_above 9 --launcher {name} t.py",
@@ -458,16 +351,6 @@ def test_what_follows_the_script_is_the_script_s(
             for name in LAUNCHERS
             if name not in ("ssh", "openssh")
         ),
-        ("--connect_timeout soon t.py", "'soon' is not allowed; give seconds from 0"),
-        ("checkpoint ls", "which DIR? Write: dslaunch checkpoint ls DIR"),
-        (
-            "checkpoint ls a b",
-            " takes no more words, and was given b; write: dslaunch checkpoint ls DIR",
-        ),
-        ("checkpoint prune a", "--keep=N is missing; write: dslaunch checkpoint prune DIR --keep=N"),
-        ("checkpoint export a b --dtype int8", "--dtype=int8: must be float32, bfloat16 or float16"),
-        ("checkpoint --nosuch", "there is no option --nosuch; write: dslaunch checkpoint --help"),
-        ("completion powershell", "SHELL powershell: must be bash, zsh, fish, hosts or jobs"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(fail: Fail, words: str, message: str) -> None:

@@ -10,6 +10,7 @@ from dslaunch.launcher.errors import EXIT_MISTAKE, LaunchError
 from dslaunch.launcher.inputs.env_file import EnvEntry
 from dslaunch.launcher.inputs.hostfile import Host, host_key, parse_hostfile, read_hostfile
 from dslaunch.launcher.inputs.hostfile_yaml import parse_yaml_hostfile
+from tests.mistakes import mistakes
 
 
 @pytest.mark.parametrize(
@@ -69,114 +70,7 @@ def test_the_order_of_the_file_is_kept() -> None:
     assert [host.name for host in parse_yaml_hostfile(text, source="f")] == ["z", "a"]
 
 
-ITEM = "write e.g. '{name: w, slots: 8}'"
-EXAMPLE = "write e.g. 'hosts: [{name: worker-1, slots: 8}]'"
-KEYS = "allowed are slots, devices, port, user, python, cwd, exec_prefix and env.NAME"
-WHOLE = "slots must be a whole number above 0, or 'auto'"
-VARIABLES = "write e.g. '{name: w, slots: 8, env: {NCCL_DEBUG: INFO}}'"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("hosts: [{name: v, slots: 1}, {name: w, slots: x}]", f"f: hosts[1].slots: 'x': {WHOLE}; {ITEM}"),
-        ("hosts: {w: {slots: x}}", f"f: hosts.w.slots: 'x': {WHOLE}; write e.g. 'w: {{slots: 8}}'"),
-        (
-            "hosts: [{name: w, slots: 0}]",
-            "f: every host in it has slots=0, so none can take part; write e.g. slots: 8 for one",
-        ),
-        ("hosts: [{name: w, slots: 1.0}]", f"f: hosts[0].slots: '1.0': {WHOLE}; {ITEM}"),
-        ("hosts: [{name: w, slots: }]", f"f: hosts[0].slots: '': {WHOLE}; {ITEM}"),
-        ("hosts: [{name: w, slots: [8]}]", f"f: hosts[0].slots: a list: slots is one word or number; {ITEM}"),
-        (
-            "hosts: [{name: w}]",
-            "f: hosts[0]: slots is missing, the number of processes the host takes "
-            f"('auto': one for each GPU found there); {ITEM}",
-        ),
-        (
-            "hosts: [{name: w, slot: 1}]",
-            f"f: hosts[0]: unknown key 'slot' (did you mean 'slots'?); {KEYS}; "
-            "write e.g. '{name: w, slots: 8, port: 22}'",
-        ),
-        (
-            "hosts: {w: {name: v, slots: 1}}",
-            f"f: hosts.w: unknown key 'name'; {KEYS}; write e.g. 'w: {{slots: 8, port: 22}}'",
-        ),
-        (
-            "hosts: [{name: w, devices: [0, x]}]",
-            "f: hosts[0].devices: a list: 'x' is not a device; devices are an index, GPU-... or MIG-..., "
-            "joined by commas; write e.g. '{name: w, devices: [0,2]}'",
-        ),
-        (
-            "hosts: [{name: w, devices: [0, [1]]}]",
-            "f: hosts[0].devices: a list: 'a list' is not a device; devices are an index, GPU-... or "
-            "MIG-..., joined by commas; write e.g. '{name: w, devices: [0,2]}'",
-        ),
-        (
-            "hosts: [{name: w, slots: 3, devices: [0, 1]}]",
-            "f: hosts[0].slots: '3': slots is 3, but devices names 2; each device is one slot, so slots can "
-            "be left out; write e.g. '{name: w, devices: [0,1]}'",
-        ),
-        (
-            "hosts: [{name: 'w[3-1]', slots: 3}]",
-            "f: hosts[0]: 'w[3-1]': the range 3-1 runs backwards; "
-            "write e.g. '{name: \"node[01-16]\", slots: 8}'",
-        ),
-        (
-            "hosts: [{name: w, slots: 1}, {name: w, slots: 2}]",
-            "f: hosts[1]: host 'w' is named by hosts[0] already; leave one of them out; "
-            "write e.g. '{name: w, slots: 3}'",
-        ),
-        ("hosts: [w]",
-         "f: hosts[0]: 'w': a host is a mapping with a name; write e.g. '{name: worker-1, slots: 8}'"),
-        (
-            "hosts: [{slots: 1}]",
-            ("f: hosts[0]: a mapping: a host is a mapping with a name; write e.g. '{name: "
-             "worker-1, slots: 8}'"),
-        ),
-        ("hosts: {w: 8}",
-         "f: hosts: 'w': a host's name is followed by a mapping; write e.g. 'worker-1: {slots: 8}'"),
-        (
-            'hosts: {"a\\nb": {slots: 8}}',
-            "f: hosts: 'a\\nb': a host's name is followed by a mapping; write e.g. 'worker-1: {slots: 8}'",
-        ),
-        ("hosts: w slots=8", f"f: hosts: 'w slots=8': a list or a mapping of hosts is allowed; {EXAMPLE}"),
-        ("hosts: []", f"f: no host in it; {EXAMPLE}"),
-        ("hosts: {}", f"f: no host in it; {EXAMPLE}"),
-        ("", f"f: '' at the top; allowed is one key, 'hosts'; {EXAMPLE}"),
-        ("# nothing", f"f: '' at the top; allowed is one key, 'hosts'; {EXAMPLE}"),
-        ("w slots=8", f"f: 'w slots=8' at the top; allowed is one key, 'hosts'; {EXAMPLE}"),
-        ("- {name: w}", f"f: a list at the top; allowed is one key, 'hosts'; {EXAMPLE}"),
-        ("hosts: []\nhost: []", f"f: 'hosts, host' at the top; allowed is one key, 'hosts'; {EXAMPLE}"),
-        ("hosts: [",
-         f"f:1: not YAML as it is read here: expected the node content, but found '<stream end>'; {EXAMPLE}"),
-        ("hosts:\n- name: w\n  name: v",
-         f"f:3: not YAML as it is read here: 'name' is given twice; {EXAMPLE}"),
-        ("hosts: []\n---\nhosts: []",
-         f"f:2: not YAML as it is read here: but found another document; {EXAMPLE}"),
-        ("? [a]\n: 1", f"f:1: not YAML as it is read here: a key is not a word; {EXAMPLE}"),
-        ("hosts: *x", f"f:1: not YAML as it is read here: found undefined alias 'x'; {EXAMPLE}"),
-        ("hosts: &x [*x]",
-         f"f:1: not YAML as it is read here: found unconstructable recursive node; {EXAMPLE}"),
-        ("[" * 1000, f"f: lists in lists, too deep to be read; {EXAMPLE}"),
-        ("hosts: [{name: w, slots: 1, env: [X=1]}]",
-         f"f: hosts[0].env: a list: env is a mapping of variables; {VARIABLES}"),
-        (
-            "hosts: [{name: w, slots: 1, env: {1X: secret}}]",
-            "f: hosts[0]: '1X' in env: a variable's name holds letters, digits and '_', and does not begin "
-            f"with a digit; {VARIABLES}",
-        ),
-        (
-            "hosts: [{name: w, slots: 1, env: {X: [secret]}}]",
-            f"f: hosts[0]: env.X is one text without a NUL byte; {VARIABLES}",
-        ),
-        (
-            "hosts: [{name: w, slots: 1, env: {X: 'secret${'}}]",
-            "f: hosts[0].env: X: after '${' only a variable's name and '}' may follow; "
-            "write e.g. '${HOME}', or '\\${' for the text itself",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "message"), mistakes("hostfile_yaml"))
 def test_a_bad_file_is_refused_with_the_place_and_what_to_write(text: str, message: str) -> None:
     with pytest.raises(LaunchError) as caught:
         parse_yaml_hostfile(text, source="f")

@@ -16,6 +16,7 @@ from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.inputs.profile import parse_profile
 from dslaunch.launcher.options import Options, SshOptions
 from dslaunch.launcher.run import run_job
+from tests.mistakes import mistakes
 
 Launch = Callable[..., "Options | str"]
 
@@ -101,55 +102,7 @@ def test_a_file_says_the_same_as_typed_words(
     )
 
 
-ALLOWED = "allowed are the long options without their dashes, script and args"
-
-
-@pytest.mark.parametrize(
-    ("profile", "message"),
-    [
-        ("num_gpu: 4", f"job.yaml: 'num_gpu' is no option; {ALLOWED}; did you mean 'num_gpus'?"),
-        ("--num-gpus: 4", f"job.yaml: '--num-gpus' is no option; {ALLOWED}; did you mean 'num_gpus'?"),
-        ("Script: 4", f"job.yaml: 'Script' is no option; {ALLOWED}; did you mean 'script'?"),
-        ("H: hosts", f"job.yaml: 'H' is no option; {ALLOWED}; see dslaunch --help for the options"),
-        ("zzzz: 1", f"job.yaml: 'zzzz' is no option; {ALLOWED}; see dslaunch --help for the options"),
-        ("profile: x", f"job.yaml: 'profile' cannot stand in a profile; {ALLOWED}; see dslaunch --help"),
-        ("help: true", f"job.yaml: 'help' cannot stand in a profile; {ALLOWED}; see dslaunch --help"),
-        ("num_gpus: 4\nnum_gpus: 5", "job.yaml:2: not YAML as it is read here: 'num_gpus' is given twice;"),
-        (
-            "num_gpus: 4\nnum_accelerators: 4",
-            "job.yaml: num_accelerators and num_gpus are one option; give one of them",
-        ),
-        (
-            "num_gpus: [4]",
-            "job.yaml: num_gpus: one text or number is allowed, not a list; write e.g. 'num_gpus: 4'",
-        ),
-        ("num_gpus: {a: 4}", "job.yaml: num_gpus: one text or number is allowed, not a mapping;"),
-        ("num_gpus:", "job.yaml: num_gpus: no value; write e.g. 'num_gpus: 4', or leave the line out"),
-        ('hostfile: "a\\0"', "job.yaml: hostfile: a NUL byte; write e.g."),
-        (
-            "quiet: 1",
-            "job.yaml: quiet: true or false is allowed, for the option takes no value; write e.g. 'true'",
-        ),
-        ("quiet: [true]", "job.yaml: quiet: true or false is allowed, for the option takes no value;"),
-        ("args: [x]", "job.yaml: args without script; write e.g. 'script: train.py' above it"),
-        ("script: t.py\nargs: [[x]]", "job.yaml: args: one text or number is allowed, not a list;"),
-        (
-            'script: t.py\nargs: "it\'s"',
-            "job.yaml: args: No closing quotation; write a list, e.g. 'args: [--lr, 1e-3]'",
-        ),
-        ("script: [t.py]", "job.yaml: script: one text or number is allowed, not a list;"),
-        ("script:", "job.yaml: script: no value;"),
-        ("- script", "job.yaml: not a mapping of options to values; write e.g. 'num_gpus: 4'"),
-        ("", "job.yaml: not a mapping of options to values; write e.g. 'num_gpus: 4'"),
-        ("a: [", "job.yaml:1: not YAML as it is read here:"),
-        (
-            "num_gpus: four\nscript: t.py",
-            "'four' is not allowed; give a whole number from 0 to 4096, the most that one host may "
-            "have (0: no limit) (with the options of job.yaml)",
-        ),
-        ("num_gpus: 4", "which script? Write: dslaunch [options] script.py [its arguments]"),
-    ],
-)
+@pytest.mark.parametrize(("profile", "message"), mistakes("profile"))
 def test_a_bad_file_is_refused_with_its_name_and_key(launch: Launch, profile: str, message: str) -> None:
     printed = launch(profile, "--profile", "job.yaml")
     assert isinstance(printed, str)

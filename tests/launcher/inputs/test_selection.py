@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 from dslaunch.launcher.errors import EXIT_MISTAKE, LaunchError
 from dslaunch.launcher.inputs.hostfile import Host
 from dslaunch.launcher.inputs.selection import hosts_in_question, local_devices_from_visible, select
+from tests.mistakes import mistakes
 
 W0 = Host(name="w0", slots=4)
 W1 = Host(name="w1", slots=4)
@@ -107,73 +108,12 @@ def test_only_the_hosts_that_take_part_must_have_the_slots() -> None:
     assert devices_by_host((W0, SIX), num_nodes=1, num_gpus=4) == {"w0": ALL4}
 
 
-BEYOND = "so {0} is beyond the allowed 0-3; write e.g. {1} {2}:0-3"
-NOT_A_SLOT = (
-    "is not a slot; allowed are numbers and ranges joined by commas, "
-    "or 'w0' alone for all its slots; write e.g. {0} w0:0"
-)
-
-
-def with_at(message: str) -> str:
-    return message.replace("; write", ", and '@' stands between two hosts; write")
-
-
-AT = "'@' stands between two hosts, and ',' between the slots of one"
-ONE_COLON = "allowed is a host, or a host, one ':' and its slots; write e.g. {0} w0:0"
-EMPTY = "an item is empty; allowed are hosts or hosts with slots, joined by '@'; write e.g. {0} w0:0"
-
-
 @pytest.mark.parametrize("option", ["--include", "--exclude"])
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("jeff", "'jeff': no host is named 'jeff'; the hosts are w0, w1; write e.g. {0} w0"),
-        ("w11:0", "'w11:0': no host is named 'w11'; the hosts are w0, w1; did you mean 'w1'?"),
-        (
-            "[w1]",
-            "'[w1]': 'w1' is not a range; brackets hold numbers and ranges joined by commas, or an IPv6 "
-            "address; write e.g. {0} node[01-16]",
-        ),
-        ("w[0-2]:0", "'w[0-2]:0': no host is named 'w2'; the hosts are w0, w1; write e.g. {0} w0"),
-        ("w0:GPU-1", "'w0:GPU-1': host 'w0' has slots=4, " + BEYOND.format("GPU-1", "{0}", "w0")),
-        ("w1@w0:1@5", "'5': no host is named '5'; the hosts are w0, w1; write e.g. {0} w0"),
-        (":1", "':1': no host is named ''; the hosts are w0, w1; write e.g. {0} w0"),
-        ("w1:4", "'w1:4': host 'w1' has slots=4, " + BEYOND.format("4", "{0}", "w1")),
-        ("w0:2-9", "'w0:2-9': host 'w0' has slots=4, " + BEYOND.format("2-9", "{0}", "w0")),
-        ("w0:0-4", "'w0:0-4': host 'w0' has slots=4, " + BEYOND.format("0-4", "{0}", "w0")),
-        ("w0:9-2", "'w0:9-2': host 'w0' has slots=4, " + BEYOND.format("9-2", "{0}", "w0")),
-        ("w0:3-1", "'w0:3-1': the range 3-1 runs backwards; allowed is FIRST-LAST; write e.g. {0} w0:1-3"),
-        ("w0:", "'w0:': '' " + NOT_A_SLOT),
-        ("w0:a", "'w0:a': 'a' " + NOT_A_SLOT),
-        ("w0:-1", "'w0:-1': '-1' " + NOT_A_SLOT),
-        ("w0:0,,1", "'w0:0,,1': '' " + NOT_A_SLOT),
-        ("w0:0,", "'w0:0,': '' " + NOT_A_SLOT),
-        ("w0:1-", "'w0:1-': '1-' " + NOT_A_SLOT),
-        ("w0:\u00b2", "'w0:\u00b2': '\u00b2' " + NOT_A_SLOT),
-        ("w0:0:1", "'w0:0:1': " + ONE_COLON),
-        ("[::1", "'[::1': " + ONE_COLON),
-        ("::1", "'::1': an IPv6 address stands in brackets here; write e.g. {0} [::1]"),
-        ("w0,w1", "'w0,w1': " + AT + "; write e.g. {0} 'w0@w1'"),
-        ("w0; w1:0", "'w0; w1:0': " + AT + "; write e.g. {0} 'w0@w1'"),
-        ("w0 w1", "'w0 w1': " + AT + "; write e.g. {0} 'w0@w1'"),
-        (
-            "w0:0,w1",
-            "'w0:0,w1': 'w1' " + with_at(NOT_A_SLOT),
-        ),
-        (
-            "w0:0,w1:1",
-            "'w0:0,w1:1': " + with_at(ONE_COLON),
-        ),
-        ("w0@@w1", "'w0@@w1': " + EMPTY),
-        ("w0@", "'w0@': " + EMPTY),
-        ("@", "'@': " + EMPTY),
-        (" ", "' ': " + EMPTY),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), mistakes("selection"))
 def test_a_bad_item_is_quoted_with_its_option(option: str, text: str, message: str) -> None:
     with pytest.raises(LaunchError) as caught:
         devices_by_host(TWO, **{option[2:]: text})
-    assert str(caught.value) == f"{option} {message.format(option)}"
+    assert str(caught.value) == f"{option} {message}".replace("--include", option)
     assert caught.value.exit_code == EXIT_MISTAKE
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from typing import Any
 
 import pydantic
 import pytest
-from torch.optim.lr_scheduler import StepLR
 
 from dslaunch.runtime.config import Config, load_config
 from dslaunch.runtime.config.config import Origin
 from dslaunch.runtime.config.optimizer import AdamParams, MuonParams, TorchOptimizerParams, optimizer_names
 from dslaunch.runtime.config.scheduler import OneCycleParams, TorchSchedulerParams, WarmupParams
-from dslaunch.runtime.config.torch_scheduler import torch_scheduler_names, torch_scheduler_params
+from dslaunch.runtime.config.torch_scheduler import torch_scheduler_names
 from dslaunch.runtime.errors import ConfigError
+from tests.mistakes import mistakes
 
 
 def load(**values: Any) -> Config:
@@ -132,6 +131,7 @@ def test_a_config_never_changes() -> None:
         config.zero.stage = 1
 
 
+SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest")
 TOP = (
     "used at the top level: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
     "gradient_clipping, max_skipped_steps, steps_per_print, wall_clock_breakdown, dump_state, "
@@ -142,235 +142,19 @@ TOP = (
     "sequence_parallel_size, data_parallel_size, sequence, "
     "tensorboard, csv_monitor, wandb, comms_logger, flops_profiler, timers"
 )
-NOT_HERE = "is not available in this version"
-REMOVED = "DeepSpeed 0.19.8 has removed it, too"
-ADAM_TAKES = (
-    "optimizer.params takes: lr, weight_decay, betas, eps, adam_w_mode, bias_correction, amsgrad, "
-    "maximize, torch_adam"
-)
 
-BAD = [
-    # a value that is not allowed
-    ({"gradient_clipping": -1}, "gradient_clipping -1 is not a number, 0 or above"),
-    ({"gradient_clipping": "1.0"}, 'gradient_clipping "1.0" is not a number, 0 or above'),
-    ({"gradient_clipping": float("nan")}, "gradient_clipping NaN is not a number, 0 or above"),
-    ({"gradient_clipping": 10**400},
-     f"gradient_clipping 1{'0' * 79}... is not a number, 0 or above and below 2**63"),
-    ({"train_batch_size": 0}, "train_batch_size 0 is not a whole number above 0"),
-    ({"train_batch_size": 8.5}, "train_batch_size 8.5 is not a whole number above 0"),
-    ({"train_batch_size": True}, "train_batch_size true is not a whole number above 0"),
-    ({"gradient_accumulation_steps": [1]}, "gradient_accumulation_steps [1] is not a whole number above 0"),
-    ({"steps_per_print": -1}, "steps_per_print -1 is not a whole number, 0 or above"),
-    ({"wall_clock_breakdown": "true"}, 'wall_clock_breakdown "true" is not true or false'),
-    ({"bf16": {"enabled": 1}}, "bf16.enabled 1 is not true or false"),
-    ({"bf16": True}, "bf16 true is not an object: { ... }"),
-    ({"zero_optimization": 1}, "zero_optimization 1 is not an object: { ... }"),
-    ({"zero_optimization": {"reduce_bucket_size": 0.5}},
-     "zero_optimization.reduce_bucket_size 0.5 is not a whole number, 0 or above"),
-    ({"zero_optimization": {"stage": 7}},
-     "zero_optimization.stage 7 is not a ZeRO stage; there are 0, 1, 2 and 3"),
-    ({"zero_optimization": {"stage": "1"}},
-     'zero_optimization.stage "1" is not a ZeRO stage; there are 0, 1, 2 and 3'),
-    ({"zero_optimization": {"stage": True}},
-     "zero_optimization.stage true is not a ZeRO stage; there are 0, 1, 2 and 3"),
-    ({"zero_optimization": {"overlap_comm": 1}}, "zero_optimization.overlap_comm 1 is not true or false"),
-    ({"fp16": {"enabled": True, "initial_scale_power": 2000}},
-     "fp16.initial_scale_power 2000 is not a whole number from 0 to 127"),
-    ({"fp16": {"enabled": False, "loss_scale": "big"}},
-     'fp16.loss_scale "big" is not a number from 0 to 2 ** 127'),
-    ({"checkpoint": {"tag_validation": "loud"}},
-     'checkpoint.tag_validation "loud" is not "Ignore", "Warn" or "Fail"'),
-    # optimizer
-    ({"optimizer": "Adam"}, 'optimizer "Adam" is not an object: { ... }'),
-    ({"optimizer": {"params": {"lr": 1}}}, "optimizer.type is missing"),
-    ({"optimizer": {"type": 3}}, "optimizer.type 3 is not a text"),
-    ({"optimizer": {"type": "Addam"}},
-     ('optimizer.type "Addam" is not a known optimizer; did you mean "Adam"? known: '
-      f'{", ".join(optimizer_names())}')),
-    ({"optimizer": {"type": "onebitadam"}},
-     ('optimizer.type "onebitadam" compresses gradients to one bit, which is not available in this '
-      'version; take Adam or Lamb, with ZeRO')),
-    ({"optimizer": {"type": "MuSGD"}},
-     'optimizer.type "MuSGD" is of the package mup: make it there and pass it to initialize(optimizer=...)'),
-    ({"optimizer": {"type": "LBFGS"}},
-     ('optimizer.type "LBFGS" runs forward and backward itself, which engine.step() has no '
-      'place for; take another')),
-    ({"optimizer": {"type": "Lamb", "params": {"max_coef": 0.3}}},
-     "optimizer.params.max_coef is not a known key; did you mean max_coeff or min_coeff?"),
-    ({"optimizer": {"type": "Adagrad", "params": {"lr": float("inf")}}},
-     "optimizer.params.lr Infinity is not what a JSON file can hold"),
-    ({"optimizer": {"type": "AdamW", "params": {"lr": "2e-5"}}},
-     'optimizer.params.lr "2e-5" is not a number, 0 or above'),
-    ({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1]}}},
-     "optimizer.params.betas [0.9, 1] is not a list of two numbers from 0 to below 1"),
-    ({"optimizer": {"type": "AdamW", "params": {"momentum": 0.9}}},
-     f"optimizer.params.momentum is not a known key; {ADAM_TAKES}"),
-    ({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": False}}},
-     ('optimizer.params.adam_w_mode false contradicts optimizer.type "AdamW"; write the type "Adam" for '
-      'weight decay in the gradient')),
-    ({"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}},
-     f"optimizer.params.max_grad_norm 1.0 {NOT_HERE}; write it as gradient_clipping at the top level"),
-    ({"optimizer": {"type": "SGD", "params": {"max_grad_norm": 0}}},
-     f"optimizer.params.max_grad_norm 0 {NOT_HERE}; write it as gradient_clipping at the top level"),
-    ({"optimizer": {"type": "Adam", "params": {"bias_correction": False, "amsgrad": True}}},
-     ("optimizer.params.amsgrad true and bias_correction false do not go together: torch's Adam, which "
-      "has the first, always corrects; leave one out")),
-    # scheduler
-    ({"scheduler": {"type": "WarmupLr"}},
-     'scheduler.type "WarmupLr" is not a known scheduler; did you mean "WarmupLR"? known: SCHEDULERS'),
-    ({"scheduler": {"type": "LambdaLR"}},
-     ('scheduler.type "LambdaLR" needs a function, which no config can hold; pass '
-      'lr_scheduler to initialize()')),
-    ({"scheduler": {"type": "WarmupDecayLR", "params": {}}}, "scheduler.params.total_num_steps is missing"),
-    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}},
-     "scheduler.params.warmup_num_steps 0 is not a whole number above 0"),
-    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "cosine"}}},
-     'scheduler.params.warmup_type "cosine" is not "log" or "linear"'),
-    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": []}}},
-     ("scheduler.params.warmup_max_lr [] is not a number, 0 or above, or a list with one for "
-      "each parameter group")),
-    ({"scheduler": {"type": "WarmupLR", "params": {"warmup_steps": 10}}},
-     "scheduler.params.warmup_steps is not a known key; did you mean warmup_num_steps or warmup_type?"),
-    ({"scheduler": {"type": "StepLR", "params": {"gama": 0.1}}},
-     ("scheduler.params.gama is not a known key; did you mean gamma?\n"
-      "ds_config: scheduler.params.step_size is missing")),
-    ({"scheduler": {"type": "StepLR", "params": {"step_size": 1, "gamma": math.inf}}},
-     "scheduler.params.gamma Infinity is not what a JSON file can hold"),
-    # refused by name
-    ({"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
-     (f"fp16.fp16_master_weights_and_grads true {NOT_HERE}; false is; masters are always float32; "
-      "offload_optimizer or a higher stage makes room")),
-    ({"fp16": {"enabled": True}, "bf16": {"enabled": True}},
-     "fp16.enabled true contradicts bf16.enabled true; keep bf16"),
-    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "nvme"}}},
-     ('zero_optimization.offload_optimizer.device "nvme" needs '
-      'zero_optimization.offload_optimizer.nvme_path, a folder on a local disk')),
-    ({"zero_optimization":
-          {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "ratio": 0.5}}},
-     'zero_optimization.offload_optimizer.ratio 0.5 is for device "cpu"; leave it out, or write 1'),
-    ({"aio": {"block_size": 100000}}, "aio.block_size 100000 is not a power of two from 4096 to 1073741824"),
-    ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
-     ('zero_optimization.offload_param.device "nvme" needs zero_optimization.offload_param.nvme_path, a '
-      'folder on a local disk')),
-    ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2, "offload_param": {"device": "cpu"}}},
-     ("zero_optimization.offload_param and zero_optimization.zero_hpz_partition_size do not "
-      "go together; keep one")),
-    ({"zero_optimization": {"stage": 2, "offload_optimizer": {"super_offload": True}}},
-     ('zero_optimization.offload_optimizer.super_offload true is for device "cpu", not "none"; write that '
-      'device, or leave the key out')),
-    ({"zero_optimization":
-          {"stage": 2,
-           "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "delayed_update": {"enabled": True}}}},
-     ('zero_optimization.offload_optimizer.delayed_update.enabled true is for device "cpu", not "nvme"; '
-      'write that device, or leave the key out')),
-    ({"zero_optimization":
-          {"stage": 2,
-           "offload_optimizer": {"device": "cpu", "ratio": 0.5, "delayed_update": {"enabled": True}}}},
-     ("zero_optimization.offload_optimizer.ratio 0.5 would delay a part of the step only; write 1, or "
-      "leave delayed_update out")),
-    ({"zero_optimization":
-          {"stage": 2,
-           "offload_optimizer":
-               {"device": "cpu", "super_offload": True, "delayed_update": {"enabled": True}}}},
-     ("zero_optimization.offload_optimizer.super_offload true and delayed_update.enabled true are two "
-      "times for the same step; keep super_offload for the numbers of a run without either, "
-      "delayed_update for the shortest step")),
-    ({"zero_optimization":
-          {"stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": True},
-           "offload_param": {"device": "nvme", "nvme_path": "/x"}}},
-     ('zero_optimization.offload_param.device "nvme" and '
-      'zero_optimization.offload_optimizer.super_offload do not go together: what the step writes would '
-      'have to be read from the disk first; keep one')),
-    ({"zero_optimization":
-          {"stage": 2,
-           "offload_optimizer": {"device": "cpu", "delayed_update": {"enabled": True, "warmup_steps": -1}}}},
-     "zero_optimization.offload_optimizer.delayed_update.warmup_steps -1 is not a whole number, 0 or above"),
-    ({"zero_optimization": {"offload_optimizer": {"device": "gpu"}}},
-     'zero_optimization.offload_optimizer.device "gpu" is not "none", "cpu" or "nvme"'),
-    ({"zero_optimization": {"cpu_offload": True, "offload_optimizer": {}}},
-     ("zero_optimization.cpu_offload true is the old name of offload_optimizer, which is given too; "
-      "keep offload_optimizer")),
-    ({"zero_optimization": {"cpu_offload": 1}}, "zero_optimization.cpu_offload 1 is not true or false"),
-    ({"zero_optimization": {"zero_hpz_partition_size": 2.5}},
-     "zero_optimization.zero_hpz_partition_size 2.5 is not a number of ranks, 1 or above; -1 or 0: off"),
-    ({"zero_optimization": {"zero_hpz_partition_size": 8, "mics_shard_size": 4}},
-     "zero_optimization.mics_shard_size 4 and zero_hpz_partition_size 8 are two ways to share; keep one"),
-    ({"sparse_gradients": True}, f"sparse_gradients true {NOT_HERE}; false is; {REMOVED}: leave it out"),
-    ({"communication_data_type": "fp8"},
-     'communication_data_type "fp8" is not "fp32", "fp16", "bf16", "float32", "float16" or "bfloat16"'),
-    ({"amp": {"enabled": True, "opt_level": "O1"}},
-     (f'amp.enabled true {NOT_HERE}; false is; {REMOVED}: use "torch_autocast": '
-      f'{{"enabled": true}}, or "bf16"')),
-    ({"torch_autocast": {"enabled": True, "dtype": "fp32"}},
-     ('torch_autocast.dtype "fp32" is not "bfloat16", "bf16", "torch.bfloat16", "float16", "fp16", '
-      '"half" or "torch.float16"')),
-    ({"torch_autocast": {"enabled": True}, "bf16": {"enabled": True}},
-     ("torch_autocast.enabled true contradicts bf16.enabled true: one keeps float32 parameters, the other "
-      "makes 16-bit ones; keep one of them")),
-    ({"torch_autocast": {"enabled": True}, "fp16": {"enabled": True}},
-     ("torch_autocast.enabled true contradicts fp16.enabled true: one keeps float32 parameters, the other "
-      "makes 16-bit ones; keep one of them")),
-    ({"comet": {"enabled": True}},
-     f"comet.enabled true {NOT_HERE}; false is; use tensorboard, csv_monitor or wandb"),
-    (
-        {"comms_logger": {"enabled": True, "prof_ops": ["all_reduce", "all_reduse"]}},
-        'comms_logger.prof_ops ["all_reduce", "all_reduse"] is not a list of all_reduce, all_gather, '
-        'reduce_scatter, all_to_all, broadcast, gather',
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    mistakes(
+        "ds_config",
+        TOP=TOP,
+        OPTIMIZERS=", ".join(optimizer_names()),
+        SCHEDULERS=", ".join([*SCHEDULERS, *torch_scheduler_names()]),
     ),
-    ({"flops_profiler": {"profile_step": 1.5}},
-     "flops_profiler.profile_step 1.5 is not a whole number"),
-    ({"flops_profiler": {"output_file": 7}}, "flops_profiler.output_file 7 is not a text"),
-    ({"csv_monitor": {"job_name": 7}}, "csv_monitor.job_name 7 is not a text"),
-    ({"timers": {"throughput": {"enabled": 1}}}, "timers.throughput.enabled 1 is not true or false"),
-    ({"compression_training": {"a": [{"enabled": True}]}},
-     (f'compression_training {{"a": [{{"enabled": true}}]}} {NOT_HERE}; nothing enabled in it is; '
-      f'{REMOVED}: leave it out')),
-    ({"elasticity": {"enabled": True}},
-     f"elasticity.enabled true {NOT_HERE}; false is; {REMOVED}: give the batch sizes themselves"),
-    ({"zero_optimization": {"zeropp_loco_param": {"err_beta": 0.8}}},
-     f'zero_optimization.zeropp_loco_param {{"err_beta": 0.8}} {NOT_HERE}; {{}} is; {REMOVED}: leave it out'),
-    ({"gradient_allreduce_op": "max"},
-     'gradient_allreduce_op "max" is not "mean" or "sum"'),
-    ({"data_types": {"param_dtype": "bf16"}},
-     ('data_types.param_dtype "bf16" contradicts bf16.enabled and fp16.enabled, by which parameters are '
-      'fp32; write "fp32", or leave it out')),
-    # keys that are not known
-    ({"train_batch_sise": 8}, "train_batch_sise is not a known key; did you mean train_batch_size?"),
-    ({"Gradient_Clipping": 1}, "Gradient_Clipping is not a known key; did you mean gradient_clipping?"),
-    ({"max_grad_norm": 1},
-     "max_grad_norm is not a known key; did you mean gradient_clipping at the top level?"),
-    ({"_comment": "hi"}, "_comment is not a known key; a comment starts with // and is no key"),
-    ({"stage": 1}, "stage is not a known key; it is known as zero_optimization.stage"),
-    ({"xyz": None}, f"xyz is not a known key; {TOP}"),
-    ({"xyz": None, "zyx": 1}, f"xyz is not a known key; {TOP}\nds_config: zyx is not a known key"),
-    ({"": 1}, f" is not a known key; {TOP}"),
-    ({"a\nb": 1}, f'"a\\nb" is not a known key; {TOP}'),
-    ({"bf16.enabled": True}, "bf16.enabled is not a known key; write it as the key enabled inside bf16"),
-    ({"bf16": {"loss_scale": 0}},
-     "bf16.loss_scale is not a known key; it is known as fp16.loss_scale or amp.loss_scale"),
-    ({"zero_optimization": {"stge": 1}}, "zero_optimization.stge is not a known key; did you mean stage?"),
-    ({"zero_optimization": {"offload_optimizer": {"devise": "none"}}},
-     "zero_optimization.offload_optimizer.devise is not a known key; did you mean device?"),
-    ({"optimizer": {"type": "Adam", "params": {}, "scheduler": {"type": "WarmupLR"}}},
-     "optimizer.scheduler is not a known key; it is known as scheduler"),
-    ({"bfloat16": {}, "bf16": {"enabled": True}},
-        "bfloat16 is another name of bf16, which is given too; keep bf16"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("given", "line"), BAD, ids=[line.split(" is ")[0][:60] for _, line in BAD])
-def test_what_is_wrong_is_named_with_what_is_allowed(given: dict[str, Any], line: str) -> None:
-    known = (
-        "WarmupLR",
-        "WarmupDecayLR",
-        "WarmupCosineLR",
-        "OneCycle",
-        "LRRangeTest",
-        *torch_scheduler_names(),
-    )
-    line = line.replace("SCHEDULERS", ", ".join(known))  # these two depend on the version of torch
-    line = line.replace("STEP_LR", ", ".join(torch_scheduler_params(StepLR)))
-    assert message_of({"train_batch_size": 8, **given}) == f"ds_config: {line}"
+)
+def test_what_is_wrong_is_named_with_what_is_allowed(given: str, line: str) -> None:
+    assert message_of({"train_batch_size": 8, **json.loads(given)}) == f"ds_config: {line}"
 
 
 def test_all_that_is_wrong_is_reported_at_once_one_line_each() -> None:
@@ -709,7 +493,11 @@ def test_a_lenient_reader_clips_where_deepspeed_does(given: dict[str, Any], expe
         ),
         ({"gradient_clipping": "1", "unknown": 1}, 'gradient_clipping "1" is not a number, 0 or above'),
         ({"bf16.enabled": True, "bf16": {"enabled": 2}}, "bf16.enabled 2 is not true or false"),
-        ({"sparse_gradients": True}, f"sparse_gradients true {NOT_HERE}; false is; {REMOVED}: leave it out"),
+        (
+            {"sparse_gradients": True},
+            "sparse_gradients true is not available in this version; false is; DeepSpeed 0.19.8 has removed "
+            "it, too: leave it out",
+        ),
     ],
 )
 def test_a_lenient_reader_forgives_nothing_else(given: dict[str, Any], line: str) -> None:
