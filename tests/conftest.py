@@ -103,8 +103,18 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """Processes to run ranks in: `ranks(function, world_size=2)`."""
+    from tests.runtime.ranks import Ranks
+
+    pool = Ranks()
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture(scope="session")
 def cuda_ranks() -> Iterator[Ranks]:
-    """Processes to run ranks in, with a fake CUDA device each: `cuda_ranks(function, world_size=2)`."""
+    """`ranks`, with a fake CUDA device each."""
     reason = can_be_built()
     if reason is not None:
         pytest.skip(reason)

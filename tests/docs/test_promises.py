@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -11,6 +12,7 @@ PAGE = (CHECKOUT / "docs" / "design" / "promises.md").read_text()
 NAMED = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)
 
 
+@cache
 def names_in(path: Path) -> set[str]:
     if not path.exists():
         return set()

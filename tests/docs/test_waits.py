@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,12 @@ _READ_AT_ONCE = ("file", "fast_json", "subject", "first", "second")
 _CHILDREN = ("run", "call", "check_call", "check_output")
 
 
-def waits_in(source: str, file: str) -> set[Wait]:
+@cache
+def files_of_the_launcher() -> dict[str, ast.Module]:
+    return {str(path.relative_to(LAUNCHER)): ast.parse(path.read_text()) for path in LAUNCHER.rglob("*.py")}
+
+
+def waits_in(tree: ast.Module, file: str) -> set[Wait]:
     """Each endless loop and each call that may wait for ever as it stands there."""
     found: set[Wait] = set()
 
@@ -49,7 +55,7 @@ def waits_in(source: str, file: str) -> set[Wait]:
         for child in ast.iter_child_nodes(node):
             look(child, where)
 
-    look(ast.parse(source), ())
+    look(tree, ())
     return found
 
 
@@ -84,10 +90,7 @@ def _may_be_none(node: ast.expr) -> bool:
 
 
 def in_the_launcher() -> set[Wait]:
-    found: set[Wait] = set()
-    for path in sorted(LAUNCHER.rglob("*.py")):
-        found |= waits_in(path.read_text(), str(path.relative_to(LAUNCHER)))
-    return found
+    return {wait for file, tree in files_of_the_launcher().items() for wait in waits_in(tree, file)}
 
 
 def in_the_page() -> set[Wait]:
@@ -114,11 +117,12 @@ def test_every_row_says_what_limits_the_wait_and_what_is_said_then() -> None:
 _SHORT_S = 2.0
 
 
+@cache
 def constants_in_the_launcher() -> set[tuple[str, str, float]]:
     """Names of modules that end in _S, with their seconds."""
     found: set[tuple[str, str, float]] = set()
-    for path in sorted(LAUNCHER.rglob("*.py")):
-        for line in ast.parse(path.read_text()).body:
+    for file, tree in files_of_the_launcher().items():
+        for line in tree.body:
             if isinstance(line, ast.AnnAssign) and line.value is not None:
                 pairs = [(line.target, line.value)]
             elif not isinstance(line, ast.Assign):
@@ -130,7 +134,7 @@ def constants_in_the_launcher() -> set[tuple[str, str, float]]:
             for target, value in pairs:
                 name = ast.unparse(target)
                 if name.endswith("_S") and (seconds := float(eval(ast.unparse(value)))) >= _SHORT_S:
-                    found.add((str(path.relative_to(LAUNCHER)), name, seconds))
+                    found.add((file, name, seconds))
     return found
 
 
@@ -190,8 +194,8 @@ def test_constants_that_lie_inside_of_each_other_are_shorter() -> None:
 def test_no_limit_is_a_number_in_the_middle_of_the_code() -> None:
     """A constant has a name, and so a row in the page."""
     found = []
-    for path in sorted(LAUNCHER.rglob("*.py")):
-        for call in ast.walk(ast.parse(path.read_text())):
+    for file, tree in files_of_the_launcher().items():
+        for call in ast.walk(tree):
             if not isinstance(call, ast.Call):
                 continue
             limits = [
@@ -206,7 +210,7 @@ def test_no_limit_is_a_number_in_the_middle_of_the_code() -> None:
                     and isinstance(limit.value, int | float)
                     and limit.value > _SHORT_S
                 ):
-                    found.append(f"{path.relative_to(LAUNCHER)}:{call.lineno}")
+                    found.append(f"{file}:{call.lineno}")
     assert not found
 
 
@@ -239,4 +243,4 @@ def test_no_limit_is_a_number_in_the_middle_of_the_code() -> None:
     ],
 )
 def test_what_counts_as_a_wait(source: str, is_wait: bool) -> None:
-    assert bool(waits_in(source, "a.py")) == is_wait
+    assert bool(waits_in(ast.parse(source), "a.py")) == is_wait

@@ -6,15 +6,6 @@ import pytest
 import torch.distributed as dist
 
 from dslaunch.runtime.comm.process_group import destroy_group
-from tests.runtime.ranks import Ranks
-
-
-@pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
-    """Processes to run ranks in: `ranks(function, world_size=2)`."""
-    pool = Ranks()
-    yield pool
-    pool.stop()
 
 
 @pytest.fixture(autouse=True)
