@@ -104,17 +104,17 @@ def _whole_life(
     rank: int, stage: int, zero: dict[str, Any], changes: dict[str, Any], folder: str
 ) -> list[float]:
     """Make, train, read, save and load."""
-    for part in zero.values():
-        if part["device"] == "nvme":
-            part["nvme_path"] = folder
-    config = make_config(stage, zero_optimization=zero, **changes)
+    places = {
+        name: {**part, "nvme_path": folder} if "nvme_path" in part else part for name, part in zero.items()
+    }
+    config = make_config(stage, zero_optimization=places, **changes)
     with ExitStack() as stack:
         if stage == 3:
             stack.enter_context(dslaunch.zero.Init(config_dict_or_path=config))
         with torch.device(f"cuda:{rank}"):
             torch.manual_seed(0)
             model = Blocks(WIDTH, DEPTH)
-    data = [torch.full((WIDTH,), 0.1 * one, dtype=torch.bfloat16, device="cpu") for one in range(16)]
+    data = [torch.full((WIDTH,), 0.1 * one, dtype=torch.bfloat16, device="cpu") for one in range(12)]
     engine, _, loader, _ = dslaunch.initialize(model=model, config=config, training_data=data)
     params = list(model.parameters())
     losses = []
@@ -139,16 +139,22 @@ def _whole_life(
     return losses
 
 
-def _beside(rank: int, *given: Any) -> list[float]:
-    """As if it were on another rank's device."""
-    with torch.device("cuda", 1 - rank):
-        return _whole_life(rank, *given)
+def _plainly_and_beside(rank: int, folder: str) -> list[list[list[float]]]:
+    """Return of each life the losses, and those as if it were on another rank's device."""
+    found = []
+    for number, given in enumerate(LIVES):
+        plain = _whole_life(rank, *given, f"{folder}/{number}")
+        with torch.device("cuda", 1 - rank):
+            found.append([plain, _whole_life(rank, *given, f"{folder}/{number}-beside")])
+    return found
 
 
-@pytest.mark.parametrize(("stage", "zero", "changes"), LIVES)
 def test_what_an_engine_does_beside_steps_makes_no_tensor_on_the_default_device(
-    cuda_ranks: Ranks, tmp_path: Path, stage: int, zero: dict[str, Any], changes: dict[str, Any]
+    cuda_ranks: Ranks, tmp_path: Path
 ) -> None:
-    (tmp_path / "plain").mkdir()
-    plain = cuda_ranks(_whole_life, stage, zero, changes, str(tmp_path / "plain"), world_size=2)
-    assert cuda_ranks(_beside, stage, zero, changes, str(tmp_path), world_size=2) == plain
+    for number in range(len(LIVES)):
+        for name in (f"{number}", f"{number}-beside"):
+            (tmp_path / name).mkdir()
+    for of_rank in cuda_ranks(_plainly_and_beside, str(tmp_path), world_size=2):
+        for given, (plain, beside) in zip(LIVES, of_rank, strict=True):
+            assert beside == plain, given
