@@ -61,7 +61,7 @@ def test_a_forked_child_can_step_after_its_parent_did() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", ["torch", "dslaunch"])
+@pytest.mark.parametrize("first", ["torch", pytest.param("dslaunch", marks=pytest.mark.exhaustive)])
 def test_torchs_threads_and_ours_take_turns_before_and_after_fork(first: str) -> None:
     run_script(f"""
         if {first == "dslaunch"}:

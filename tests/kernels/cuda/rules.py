@@ -34,9 +34,10 @@ def _modes(kernel: Kernel[Any]) -> tuple[int, ...]:
 
 RULES = {rule.source: (rule, _modes(rule.kernel)) for rule in (Rule(kernel=one.kernel) for one in OPTIMIZERS)}
 ALL_DTYPES = tuple(itertools.product(GRAD_DTYPES, STATE_DTYPES, (None, *PARAM_OUT_DTYPES)))
+USUAL_DTYPES = ("bfloat16", "float32", "bfloat16")
 FEW_DTYPES = (
     ("float32", "float32", None),
-    ("bfloat16", "float32", "bfloat16"),
+    USUAL_DTYPES,
     ("float16", "bfloat16", "float16"),
     ("bfloat16", "bfloat16", "float32"),
 )
