@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
     SSHD is None or shutil.which("ssh") is None, reason="the judge is the system's ssh"
 )
 NUM_QUICK = 4
-NUM_FILES = 240
+NUM_FILES = 60
 NAMES = ("node7", "node8", "NODE7", "n", "node7.lan")
 STRICT = ("yes", "ask", "accept-new", "no")
 
@@ -233,16 +233,7 @@ def by_hand(keys: Keys) -> dict[str, Row]:
     }  # fmt: skip
 
 
-QUICK = (
-    "a pattern",
-    "negation",
-    "a kind that is left out",
-    "a comment with other ends of lines",
-    "capitals",
-    "revoked",
-    "of another kind",
-    "a revoked authority",
-)
+QUICK = ("negation", "a comment with other ends of lines", "revoked", "a revoked authority")
 
 
 @pytest.mark.parametrize(

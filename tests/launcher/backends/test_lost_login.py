@@ -59,8 +59,8 @@ def test_a_login_that_failed_ends_an_mpirun_that_would_wait_for_its_host(
 @pytest.mark.parametrize(
     ("missing", "launcher"),
     few(
-        [(missing, launcher) for missing in ("nowhere", "down") for launcher in ("pdsh", "openmpi", "mpich")],
-        lambda missing, launcher: missing == "nowhere" and launcher != "mpich",
+        [("nowhere", "openmpi"), ("nowhere", "pdsh"), ("down", "mpich"), ("down", "openmpi")],
+        lambda missing, launcher: missing == "nowhere" and launcher == "openmpi",
     ),
 )
 def test_a_host_that_is_not_there_ends_the_job_with_its_name(launcher: str, missing: str, lab: Lab) -> None:

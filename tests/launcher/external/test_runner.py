@@ -72,8 +72,7 @@ TALKING = """#!/bin/sh
 printf 'out of %s\\n' "ranks"
 printf 'err of ranks\\nno end of line' >&2
 trap 'exit 9' TERM
-until [ -e go ]; do sleep 0.01; done
-exit 5
+while :; do sleep 0.01; done
 """
 
 
@@ -87,7 +86,7 @@ def detached(start_words: Start, tmp_path: Path) -> Job:
     return start_words("--detach", "--launcher=slurm", "-H", "hosts", "train.py", env=env)
 
 
-def test_a_detached_job_keeps_what_its_program_prints(detached: Job, tmp_path: Path) -> None:
+def test_a_detached_job_keeps_what_its_program_prints_and_is_stopped(detached: Job, tmp_path: Path) -> None:
     name = name_of(detached)
     wait_for_line(tmp_path, name, "out of ranks")
     found = known(tmp_path, name)
@@ -95,18 +94,11 @@ def test_a_detached_job_keeps_what_its_program_prints(detached: Job, tmp_path: P
     refused = tell(tmp_path, "stacks", name)
     assert refused.code == 2
     assert "has its ranks started by slurm, which dslaunch cannot ask" in refused.err
-    (tmp_path / "go").touch()
-    attached = tell(tmp_path, "attach", name)
-    assert attached.code == 5, attached
-    assert attached.out == "out of ranks\n"
-    assert attached.err.startswith("err of ranks\nno end of line")
-    assert "dslaunch: slurm: srun ended with exit code 5" in attached.err
-    detached.assert_nothing_is_left()
-
-
-def test_a_detached_job_of_a_program_is_stopped(detached: Job, tmp_path: Path) -> None:
-    name = name_of(detached)
-    wait_for_line(tmp_path, name, "out of ranks")
     assert tell(tmp_path, "stop", name).code == 0
+    attached = tell(tmp_path, "attach", name)
+    assert attached.code == 143, attached
+    assert attached.out == "out of ranks\n"
+    assert attached.err.startswith("err of ranks\n")
+    assert "\nno end of line" in attached.err
     assert wait_for_state(tmp_path, name, "ended")["exit_code"] == 143
     detached.assert_nothing_is_left()

@@ -40,11 +40,8 @@ def test_a_changed_key_is_refused_wherever_it_is_met(what: str, lab: Lab, folder
     known = lab.head.home / ".ssh" / "known_hosts"
     lines = known.read_text().splitlines(keepends=True)
     known.write_text("".join(one for one in lines if not one.startswith("node2,")))  # which is taken, as ever
-    words = ("-H", "hosts", "-i", host, "show.py")
-    command = Command(lab.head, folder, *words)
-    assert command.wait() == 0, command.err
     lab.host("node1").new_host_key()
-    command = Command(lab.head, folder, *words)
+    command = Command(lab.head, folder, "-H", "hosts", "-i", host, "show.py")
     assert command.wait() == EXIT_HOST
     assert "its host key has CHANGED" in command.err
 

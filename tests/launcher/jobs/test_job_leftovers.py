@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.launcher.local_job import AT_ONCE_S, WORKER, Job, Start, assert_short, poll
+from tests.launcher.local_job import AT_ONCE_S, Start, assert_short, poll
 
 pytestmark = pytest.mark.slow
 
@@ -84,19 +83,3 @@ def test_a_lost_launcher_is_noticed_by_its_silence(start: Start) -> None:
     poll(lambda: job.survivors() == [job.process.pid], "the end of the workers")
     psutil.Process(job.process.pid).resume()
     assert job.wait() == 3
-
-
-def test_two_jobs_do_not_touch_each_other(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "train.py").write_text(WORKER + "say('ready'); wait()")
-    other = Job(tmp_path / "other", ["train.py"])
-    try:
-        other.wait_for("ready")
-        job = start("say('ready'); wait()")
-        job.wait_for("ready")
-        assert len(other.survivors()) == 4
-        job.process.kill()
-        job.assert_nothing_is_left()
-        assert len(other.survivors()) == 4
-    finally:
-        other.end()

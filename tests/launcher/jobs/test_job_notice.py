@@ -47,9 +47,3 @@ def test_the_first_sigterm_to_an_agent_is_a_notice_and_the_second_ends_the_job(s
     agent.send_signal(signal.SIGTERM)
     assert job.wait() == 3
     assert "the agent ended: it got SIGTERM" in job.err
-
-
-def test_a_job_that_is_not_elastic_has_no_file_to_look_at(start: Start) -> None:
-    job = start("print('DSLAUNCH_RESIZE_FILE' in os.environ, flush=True)\n", "--num_gpus=1")
-    assert job.wait() == 0
-    assert "False" in job.out

@@ -126,25 +126,9 @@ def test_ssh_configures_itself_and_what_it_cannot_use_is_said(lab: Lab, folder: 
     command = job(lab, folder, "-i", "node1@node4", "show.py")
     assert command.wait() == 0, command.err
     assert lab.head.processes() == [], "no shared connection was made"
-    command = job(lab, folder, "-i", "node2@node3", "--connect_timeout=2", "show.py")
+    command = job(lab, folder, "-i", "node2@node3", "--connect_timeout=3", "show.py")
     assert command.wait() == 3
     reasons = {line.split(":")[1].strip(): line for line in command.err.splitlines() if "waiting" not in line}
     assert " ended: no way; correct it in the ssh configuration, or repair the way" in reasons["node2"]
     assert "node3: the name node3.lab. is not known" in reasons["node3"]
-    config.write_text("Host node2\n  Nonsense yes\n")
-    command = job(lab, folder, "-i", "node2", "show.py")
-    assert command.wait() == 3
-    assert "node2: OpenSSH's ssh cannot use what it is told: /root/.ssh/config: line 2: Bad " in command.err
     assert_clean(lab)
-
-
-def test_a_login_that_runs_no_command_is_said(lab: Lab, folder: Path) -> None:
-    keys = lab.host("node1").home / ".ssh" / "authorized_keys"
-    keys.write_text(f'command="echo not today >&2; exit 7" {keys.read_text()}')
-    command = job(lab, folder, "-i", "node1", "show.py")
-    assert command.wait() == 3
-    assert (
-        "node1: no agent started there: the login ended with status 7, and its last words are 'not today'"
-        in (command.err)
-    )
-    assert logins(lab.head) == {}

@@ -127,6 +127,7 @@ def test_an_agent_killed_by_9_ends_the_job_and_is_named(lab: Lab, folder: Path) 
 
 def test_another_host_with_the_same_records_sends_there(lab: Lab, folder: Path) -> None:
     """Hosts of the lab share a kernel, as containers do: the lock is seen, and the process is not reached."""
+    (folder / "hosts").write_text("node1 slots=1\n")
     state = folder / "state"
     state.mkdir(mode=0o700)
     command = Command(lab.head, folder, *OPTIONS, env={"XDG_STATE_HOME": str(state)})

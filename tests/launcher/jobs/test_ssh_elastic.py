@@ -163,16 +163,3 @@ def test_a_host_that_dies_when_it_has_joined_is_left_out_again(lab: Lab, folder:
     end(command, folder)
     assert "without node3 (it had just joined: " in command.err
     assert lab.wait_until_clean() == []
-
-
-def test_ranks_that_do_not_end_with_the_others_are_stopped(lab: Lab, folder: Path) -> None:
-    text = (folder / "work.py").read_text().replace("if asked.exists()", "if rank == '0' and asked.exists()")
-    (folder / "work.py").write_text(text)
-    command = launch(lab, folder, "--max_nodes=3", "work.py", hosts=2)
-    wait_for_starts(command, "node1 node2")
-    with (folder / "hosts").open("a") as file:
-        file.write("node3 slots=1\n")
-    wait_for_starts(command, "node1 node2", "node1 node2 node3")
-    end(command, folder)
-    assert "1 workers did not end within --kill_grace=1 s of the first that ended with code 75" in command.err
-    assert lab.wait_until_clean() == []

@@ -73,25 +73,13 @@ def test_a_link_that_carries_nothing_is_named(lab: Lab, folder: Path) -> None:
     assert network["collectives"] == {}
 
 
-def test_one_host_has_no_network_to_measure(tmp_path: Path) -> None:
-    job = Job(tmp_path, ["check", "--nccl", "--no_torch"])
-    try:
-        assert job.wait() == 2
-    finally:
-        job.end()
-    assert "--bandwidth measures the network between hosts, and there is one host; leave it out" in job.err
-
-
-@pytest.mark.parametrize("what", ["--gpu", "--bandwidth"])
-def test_what_the_ranks_that_measure_say_is_shown(tmp_path: Path, what: str) -> None:
+def test_what_the_ranks_that_measure_say_is_shown(tmp_path: Path) -> None:
     broken = tmp_path / "site" / "torch"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ImportError('libcudart is lost')\n")
-    hosts = (
-        "localhost slots=1\n127.0.0.1 slots=1 devices=1\n" if what == "--bandwidth" else "localhost slots=1\n"
-    )
-    (tmp_path / "hosts").write_text(hosts)
-    job = Job(tmp_path, ["check", "-H", "hosts", "--no_torch", what], env={"PYTHONPATH": str(broken.parent)})
+    (tmp_path / "hosts").write_text("localhost slots=1\n127.0.0.1 slots=1 devices=1\n")
+    words = ["check", "-H", "hosts", "--no_torch", "--bandwidth"]
+    job = Job(tmp_path, words, env={"PYTHONPATH": str(broken.parent)})
     try:
         assert job.wait() == 1
     finally:

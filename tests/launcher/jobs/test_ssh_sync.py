@@ -199,13 +199,6 @@ def test_hosts_that_share_a_folder_with_each_other_only(lab: Lab, project: Proje
     shutil.rmtree(there)
 
 
-def test_a_folder_of_its_own_on_a_host(lab: Lab, project: Project) -> None:
-    (project.here / "hosts").write_text("node1 slots=1 cwd=~/elsewhere/job\nnode2 slots=1\n")
-    assert_shows(project.run("show.py"), "first", "node1:0", "node2:1")
-    assert (lab.nodes[0].home / "elsewhere/job/data/words.txt").read_text() == "first\n"
-    assert not project.on(lab.nodes[0]).exists()
-
-
 @pytest.mark.exhaustive
 def test_a_spare_host_gets_the_folder_when_it_takes_part(lab: Lab, project: Project) -> None:
     project.write(

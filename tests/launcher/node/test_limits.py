@@ -39,13 +39,14 @@ def test_a_soft_limit_is_raised_for_the_agent_and_not_for_the_workers(
     start_words: Start, tmp_path: Path
 ) -> None:
     words = ["--no_local_rank", "--log_dir=logs", "--no_python", "sh", "-c", "ulimit -Sn; ulimit -Hn"]
-    job = start_words(f"--num_gpus={NUM_WORKERS}", *words, shell='ulimit -Sn 48; exec "$@"')
+    num_workers = 20
+    job = start_words(f"--num_gpus={num_workers}", *words, shell='ulimit -Sn 48; exec "$@"')
     assert job.wait() == 0, job.err
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     expected = ["48", str(hard) if hard != resource.RLIM_INFINITY else "unlimited"]
-    assert [job.lines(rank) for rank in range(NUM_WORKERS)] == [expected] * NUM_WORKERS
+    assert [job.lines(rank) for rank in range(num_workers)] == [expected] * num_workers
     files = list((tmp_path / "logs" / "latest" / "attempt_0").glob("*.stdout.log"))
-    assert [file.read_text().split() for file in files] == [expected] * NUM_WORKERS
+    assert [file.read_text().split() for file in files] == [expected] * num_workers
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ print(os.getpid(), flush=True)
 while True: out.sendall(bytes(1 << 16))
 """
 
-# For five seconds; what was seen, and the part of a core that it took.
+# For three seconds; what was seen, and the part of a core that it took.
 LOOK = """
 import json, sys, time
 from dslaunch.launcher.node.links import Links
@@ -39,7 +39,7 @@ one = Links(lambda: [int(sys.argv[1])])
 one.look(time.monotonic())
 used, began = time.process_time(), time.monotonic()
 found = []
-while time.monotonic() < began + 5:
+while time.monotonic() < began + 3:
     time.sleep(0.1)
     found.append(one.look(time.monotonic()))
 used = (time.process_time() - used) / (time.monotonic() - began)

@@ -115,7 +115,6 @@ def test_no_script_is_nothing_to_look_at() -> None:
         ("", (), True, "2 workers are forked from one import of torch: "),
         ("os.environ['X'] = 'y'", (), False, "each worker imports torch for itself: line 3 is run before"),
         ("", ("--preload=none",), False, ""),
-        ("", ("--preload=auto",), True, "2 workers are forked from one import of torch: "),
     ],
 )
 def test_a_job_says_what_was_done(

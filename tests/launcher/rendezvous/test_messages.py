@@ -77,7 +77,7 @@ json_values = st.recursive(
 
 
 @given(st.sampled_from(["Join", "Failed", "Beat", "Go"]), st.lists(json_values, max_size=9))
-@settings(max_examples=500)
+@settings(max_examples=60)
 def test_fields_of_the_wrong_kind_are_an_error(kind: str, values: list[object]) -> None:
     try:
         (news,) = NewsDecoder().feed(framed(json.dumps([kind, *values]).encode()))

@@ -250,7 +250,7 @@ def test_a_content_that_is_begun_anew_goes_on_where_it_was(tmp_path: Path) -> No
 
 def test_a_content_that_is_gone_ends_the_connection(tmp_path: Path) -> None:
     """Whatever is said of it: without an end, two hosts computed for nothing until the job ended."""
-    one = Serving(tmp_path, 1_000_000, silent_s=20)
+    one = Serving(tmp_path, 1_000_000, silent_s=2)
     one.contents.begin(one.entry)
     one.contents.write(one.data[:300_000])
     assert one.take(300_001) == b"\1" + one.data[:300_000]
