@@ -1,0 +1,189 @@
+"""What a training loop calls to save and load: checkpoints of a training, and weights for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import CheckpointError, ConfigError
+from .checkpoints import Checkpoints
+from .instruments import Instruments
+from .weights import Weights
+
+
+class Saving:
+    """DeepSpeed's methods; `Checkpoints` and `Weights` do what they say."""
+
+    _checkpoints: Checkpoints
+    _instruments: Instruments
+    _weights: Weights
+
+    def save_checkpoint(
+        self,
+        save_dir: str | Path,
+        tag: str | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Write `save_dir`/`tag`, default global_step<n>, whole or not at all; return True.
+
+        See "One checkpoint" in checkpoint/format.py.
+
+        `save_dir` is a folder that all ranks see, or a URL that fsspec opens. With `checkpoint.async_save`
+        this returns when training may go on; a failure is then raised by the next step().
+        Order:  every rank must call this
+        Errors: CheckpointError if it cannot be written, or `client_state` holds other than
+                plain data and tensors
+        """
+        self._checkpoints.save(
+            save_dir,
+            tag,
+            client_state,
+            save_latest=save_latest,
+            exclude_frozen_parameters=exclude_frozen_parameters,
+        )
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | Path,
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: Callable[..., object] | None = None,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Continue from `load_dir`/`tag`; return its path and its client_state.
+
+        Any stage and any number of ranks may have written it.
+
+        Without a tag it is the one that `latest` names, or, if that is damaged, the newest one that is not,
+        with a warning. Where the launcher starts a failed job again (--max_restarts), a folder without any
+        checkpoint is no error: (None, {}). Nor is one without `latest` to programs written for DeepSpeed
+        (`is_lenient`): (None, None), and a warning. Gradients of micro batches that wait for a step are
+        dropped, with a warning: they are of the state before. `custom_load_fn(src=state_dict, dst=module)`
+        takes the weights in place of the engine; every rank then has all of them.
+        Order:  every rank must call this
+        Errors: CheckpointError if there is none, or it does not fit the model
+        """
+
+        def take_module(state: dict[str, Any]) -> None:
+            self.load_module_state_dict({"module": state}, custom_load_fn=custom_load_fn)
+
+        return self._checkpoints.load(
+            load_dir,
+            tag,
+            strict=load_module_strict,
+            module_only=load_module_only,
+            with_optimizer=load_optimizer_states,
+            with_scheduler=load_lr_scheduler_states,
+            take_module=None if custom_load_fn is None else take_module,
+        )
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the module's state_dict; where parameters are sharded, with copies of all of
+        them on every rank.
+
+        Order: a collective where parameters are sharded
+        """
+        return self._weights.state_dict(*args, **kwargs)
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load weights into the module, and into the optimizer's float32 masters where there are any.
+
+        Order:  a collective
+        Errors: torch's on its rank, CheckpointError on others; then nothing is loaded on any.
+                ConfigError for `assign`
+        """
+        if assign:
+            raise ConfigError(
+                "load_state_dict(assign=True) would replace parameters that lie in flat buffers; leave "
+                "assign out, and the values are copied into them"
+            )
+        return self._weights.load_state_dict(state_dict, strict)
+
+    def module_state_dict(
+        self, *args: Any, exclude_frozen_parameters: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """Return `state_dict()`, without the parameters that need no gradient where that is wanted.
+
+        Order: a collective where parameters are sharded
+        """
+        state = self.state_dict(*args, **kwargs)
+        left_out = self._weights.frozen() if exclude_frozen_parameters else set()
+        return {name: value for name, value in state.items() if name not in left_out}
+
+    def load_module_state_dict(
+        self,
+        checkpoint: Mapping[str, Any],
+        strict: bool = True,
+        custom_load_fn: Callable[..., object] | None = None,
+        fetch_z3_params: bool = False,
+        z3_params_to_fetch: Iterable[nn.Parameter] | None = None,
+        allowed_missing_keys: Iterable[str] | None = None,
+    ) -> None:
+        """Load `checkpoint["module"]`; `custom_load_fn(src=state, dst=module)` does it in place of
+        load_state_dict(). A strict load may leave out the `allowed_missing_keys`. Sharded parameters are
+        always fetched, whatever is said of that.
+
+        Order:  a collective where parameters are sharded; every rank gives the same weights
+        Errors: CheckpointError if there is no "module" in it
+        """
+        if "module" not in checkpoint:
+            shown = ", ".join(map(str, islice(checkpoint, 4))) or "nothing"
+            more = f" and {len(checkpoint) - 4} more" if len(checkpoint) > 4 else ""
+            raise CheckpointError(
+                f"load_module_state_dict() was given {shown}{more}, but the weights belong under "
+                '"module"; for a plain state_dict call engine.load_state_dict()'
+            )
+        if custom_load_fn is None:
+            self._weights.load_state_dict(checkpoint["module"], strict, may_miss=allowed_missing_keys or ())
+        else:
+            self._weights.load_by(custom_load_fn, checkpoint["module"])
+
+    def save_16bit_model(
+        self,
+        save_dir: str | Path,
+        save_filename: str = "pytorch_model.bin",
+        exclude_frozen_parameters: bool = False,
+        max_shard_size: int | str | None = None,
+    ) -> bool:
+        """Write the weights, in the model's dtypes, for a plain module or transformers' from_pretrained().
+
+        Return True.
+
+        - One file of torch.save by default: rank 0 has all of it in host memory.
+        - `save_filename` ends in .safetensors: unit after unit is written as it arrives, and several files
+          with an index where there is more than `max_shard_size`, default 5GB. A tied parameter is there
+          once, as transformers writes it.
+        - Another name with `max_shard_size`: files of torch.save with an index;
+          rank 0 has one of them in host memory.
+
+        Rank 0 writes, whole or not at all; devices hold a unit more than usual.
+        Order:  every rank must call this
+        Errors: CheckpointError, on every rank, if it cannot be written
+        """
+        left_out = self._weights.frozen() if exclude_frozen_parameters else set()
+        with self._instruments.state("saving"):
+            self._weights.save(save_dir, save_filename, left_out=left_out, max_shard_size=max_shard_size)
+        return True
+
+    def _consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, Any] | None:
+        """Return the module's state_dict in rank 0's host memory, None on other ranks; DeepSpeed's name.
+
+        Order: every rank must call this
+        """
+        left_out = self._weights.frozen() if exclude_frozen_parameters else set()
+        return self._weights.consolidated_state_dict(left_out)
+
+    _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict  # what older trainers call
