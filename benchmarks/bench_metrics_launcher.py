@@ -25,7 +25,6 @@ from dslaunch.launcher.job.plan import MOST_SINGLE_RANKS
 from dslaunch.launcher.node.metrics import fold
 from dslaunch.launcher.output.event_files import EventRing, keep_events, write_events
 from dslaunch.launcher.output.prometheus import open_endpoint
-from dslaunch.launcher.telemetry.summary import Summary
 from dslaunch.launcher.telemetry.telemetry import Telemetry
 from dslaunch.launcher.wire.frames import Decoder, Metrics, encode
 
@@ -76,7 +75,7 @@ def fail(problem: str) -> None:
 
 Sinks = dict[str, Callable[[Telemetry, Path], object]]
 SINKS: Sinks = {
-    "frames and telemetry": lambda telemetry, folder: telemetry.add(Summary()),
+    "frames and telemetry": lambda telemetry, folder: None,
     "the job's own record": lambda telemetry, folder: telemetry.add(
         EventRing(folder / "ring", max_bytes=8 << 20, opening=lambda: telemetry.opening, on_problem=fail)
     ),

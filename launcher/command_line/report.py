@@ -112,9 +112,8 @@ def _source_of_job(job: KnownJob) -> Source:
     if log_folder and (Path(log_folder) / EVENTS).is_file():
         found = source_in(Path(log_folder))
         return Source(label=job.record.id, events=found.events, report=found.report, state=job.state)
-    names = (f"{REGISTRY_EVENTS}.old", REGISTRY_EVENTS)
-    events = tuple(path for name in names if (path := job.folder / name).is_file())
-    if not events:
+    events = job.folder / REGISTRY_EVENTS
+    if not events.is_file():
         raise LaunchError(
             f"no events are kept of {job.record.id}; start a job with --log_dir, and give that folder"
         )

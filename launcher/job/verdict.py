@@ -12,6 +12,9 @@ from ..errors import EXIT_CHANGE, EXIT_HOST
 from ..inputs.host_list import folded
 from ..inputs.rank_set import format_ranks
 from ..wire.frames import Exited
+from ..wording import cleaned
+
+MAX_SENTENCE = 500  # characters
 
 
 class RankFailure(NamedTuple):
@@ -45,6 +48,14 @@ class RankFailure(NamedTuple):
         how = f"was killed by {signal_name(self.signal)}" if self.signal else f"exited with code {self.code}"
         place = f"{self.place}; " if self.place else ""
         return f"{self.name} ({place}local rank {self.local_rank}, pid {self.pid}) {how}"
+
+    @property
+    def reason(self) -> str:
+        """Why, as far as it said so: the error in its traceback; empty if nothing is known."""
+        if self.is_out_of_memory:
+            return "out of memory"
+        lines = (line.strip() for line in reversed(self.traceback or tuple(self.message.split("\n")[:1])))
+        return next(filter(None, lines), "")
 
 
 class HostFailure(NamedTuple):
@@ -135,6 +146,15 @@ class Verdict(NamedTuple):
         return f"{self.announced} was named when the job was stopped, but {name} had failed before"
 
     @property
+    def text(self) -> str:
+        """How the attempt ended, in a sentence."""
+        if self.culprit is not None:
+            return sentence_on(self.culprit)
+        if self.interrupted_by is not None:
+            return f"interrupted by {signal_name(self.interrupted_by)}"
+        return self.change or f"exit code {self.exit_code}"
+
+    @property
     def exit_code(self) -> int:
         if self.interrupted_by is not None:
             return 128 + self.interrupted_by
@@ -147,12 +167,19 @@ class Verdict(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         return {
             "exit_code": self.exit_code,
+            "text": self.text,
             "culprit": _to_dict(self.culprit) if self.culprit else None,
             "others": [_to_dict(one) for one in self.others],
             "interrupted_by": signal_name(self.interrupted_by) if self.interrupted_by else None,
             "phases_s": dict(self.phases_s),
             "change": self.change or None,
         }
+
+
+def sentence_on(failure: Failure) -> str:
+    """Who failed, how, and why as far as that is known: what events and reports say of it."""
+    reason = failure.reason if isinstance(failure, RankFailure) else ""
+    return cleaned(f"{failure.describe()}{': ' if reason else ''}{reason}", MAX_SENTENCE)
 
 
 def describe_all(failures: Sequence[Failure]) -> list[str]:
@@ -330,7 +357,7 @@ def _read(value: Any) -> Any:
 def _to_dict(failure: Failure) -> dict[str, Any]:
     kinds = {RankFailure: "rank", HostFailure: "host", OutputFailure: "output", LauncherFailure: "launcher"}
     kind = kinds[type(failure)]
-    found = {"kind": kind, **failure._asdict()}
+    found = {"kind": kind, "text": sentence_on(failure), **failure._asdict()}
     if isinstance(failure, RankFailure) and failure.signal:
         found["signal_name"] = signal_name(failure.signal)
     return found

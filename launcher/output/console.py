@@ -14,7 +14,7 @@ from ..inputs.line_prefix import Origin
 from ..job.verdict import Failure, RankFailure, Verdict, describe_all
 from ..node.evidence import last_error
 from ..options.logs import LogOptions
-from ..telemetry.summary import Summary
+from ..telemetry.summary import progress
 from ..telemetry.telemetry import Telemetry
 from ..wording import cleaned, count, shown_time
 from .display import Display, StreamDisplay
@@ -56,8 +56,6 @@ class Console:
         self.has_begun = False
         self.telemetry = telemetry or Telemetry()
         self.telemetry.on_problem = self.warn
-        self.summary = Summary()
-        self.telemetry.add(self.summary)
         self._level = _LEVELS[log_level]
         self._writer = Writer()
         logs = logs or LogOptions()
@@ -238,9 +236,13 @@ class Console:
 
     def _describe_success(self, took_s: float, written: str) -> str:
         what = count(self._num_workers, "worker") if self._num_workers else "the job"
-        num_hosts = len(self.summary.hosts)
+        state = self.telemetry.state
+        num_hosts = 0 if state.attempt is None else len(state.attempt.hosts)
         where = f" on {num_hosts} hosts" if num_hosts > 1 and self._num_workers else ""
-        words = [f"{what} ended with code 0 after {shown_time(took_s)}{where}", self.summary.progress()]
+        words = [
+            f"{what} ended with code 0 after {shown_time(took_s)}{where}",
+            progress(state),
+        ]
         words += [f"log files: {place}" for place in self._ranks.places]
         words.append(f"report: {written}" if written else "")
         return "; ".join(filter(None, words))

@@ -12,12 +12,13 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from ..errors import LaunchError
-from ..telemetry.gauges import SUFFIXES, Family, Gauges
+from ..run_state.metric_table import Family
+from ..telemetry.gauges import Gauges, Sample, shown_name
 from ..telemetry.telemetry import Telemetry
 
 MAX_CLIENTS = 32
@@ -44,8 +45,7 @@ def open_endpoint(telemetry: Telemetry, address: str, port: int, *, interval_s: 
             "'.[prometheus]' in a clone of dslaunch"
         ) from None
     listener = _listen(address, port)
-    gauges = Gauges(interval_s=interval_s)
-    endpoint = Endpoint(gauges, listener, client)
+    endpoint = Endpoint(Gauges(telemetry, interval_s=interval_s), listener, client)
     telemetry.add(endpoint)
     return endpoint.url
 
@@ -88,7 +88,7 @@ class Endpoint:
         self._thread.start()
 
     def take(self, event: Any) -> None:
-        self._gauges.take(event)
+        self._gauges.version += 1
 
     def close(self) -> None:
         """Nobody is answered any more."""
@@ -202,12 +202,12 @@ class Pages:
 class _Once:
     """Families as prometheus_client takes them."""
 
-    def __init__(self, client: Any, families: Iterable[Family]) -> None:
+    def __init__(self, client: Any, families: Mapping[Family, Sequence[Sample]]) -> None:
         self._client, self._families = client, families
 
     def collect(self) -> Iterable[Any]:
-        for family in self._families:
+        for family, samples in self._families.items():
             made = self._client.Metric(family.name, family.about, family.kind)
-            for labels, value in family.samples:
-                made.add_sample(family.name + SUFFIXES[family.kind], labels, value)
+            for labels, value in samples:
+                made.add_sample(shown_name(family), labels, value)
             yield made

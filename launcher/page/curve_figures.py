@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from bokeh.models import ColumnDataSource
 
+from ..run_state.metric_table import Metric
+from ..run_state.series import Curve, Point
 from .chart import Chart, said, shown, some_of
 from .figures import (
     BLUE,
@@ -23,7 +25,6 @@ from .figures import (
     place_legend,
     plain,
 )
-from .series import Curve, Point
 
 _WIDTH = 1.6  # of a line, in CSS pixels
 _FEW_POINTS = 3  # a line of fewer is not seen
@@ -31,31 +32,38 @@ _FEW_POINTS = 3  # a line of fewer is not seen
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """What a chart shows. `scale` divides the numbers; `whose` is what tells them: rank, host, or nothing."""
+    """What a chart shows. `key` names the chart in the page; `whose` is what tells the numbers: rank, host,
+    or nothing.
+    """
 
     key: str
-    title: str
-    unit: str = ""
-    scale: float = 1.0
+    metric: Metric
     whose: str = ""
-    from_zero: bool = False
+
+    @property
+    def title(self) -> str:
+        return self.metric.label
+
+    @property
+    def unit(self) -> str:
+        return self.metric.unit.name
 
     def of(self, value: float) -> float:
-        return value / self.scale
+        return value / self.metric.unit.scale
 
     def named(self, key: str) -> str:
         """A rank or host in brackets."""
         return f" ({self.whose} {key})" if self.whose and key else ""
 
 
-def curve_chart(curve: Curve, quantity: Quantity, *, axis: Axis, steps: Curve | None = None) -> Chart:
+def curve_chart(curve: Curve, quantity: Quantity, *, axis: Axis) -> Chart:
     """One quantity over time. Of up to eight ranks or hosts each has a line; of more there are the mean, and
-    the band from the least to the greatest. `steps` tells the step of each time.
+    the band from the least to the greatest.
     """
     points = _with_gaps(curve.points())
     real = [one for one in points if not math.isnan(one.mean)]
     made = empty_figure(axis, label=quantity.unit)
-    if quantity.from_zero:
+    if quantity.metric.starts_at_zero:
         made.y_range.start = 0
     mark_starts(made, axis)
     data: dict[str, Any] = {
@@ -63,9 +71,6 @@ def curve_chart(curve: Curve, quantity: Quantity, *, axis: Axis, steps: Curve | 
         "mean": numbers([quantity.of(one.mean) for one in points]),
     }
     tips = [("time", "@x{%.5g}")]
-    if steps and steps.points():
-        data["step"] = _steps_at(points, steps)
-        tips.append(("step", "@step"))
     if curve.has_lines:
         main = _draw_each(made, data, tips, points=points, quantity=quantity, keys=list(curve.keys))
     else:
@@ -139,7 +144,7 @@ def _draw_band(
 def overlay_chart(curves: Sequence[tuple[str, Curve]], quantity: Quantity, *, axis: Axis) -> Chart:
     """The same quantity of several runs, one line over the other."""
     made = empty_figure(axis, label=quantity.unit)
-    if quantity.from_zero:
+    if quantity.metric.starts_at_zero:
         made.y_range.start = 0
     rows: list[tuple[float, str, float]] = []
     everything: list[float] = []
@@ -185,7 +190,8 @@ def _show_few(made: Any, x: Any, y: Any, *, color: str) -> None:
 
 def _show_flat(made: Any, values: Sequence[float]) -> None:
     """An axis on which a number that never changes can be read, be it small: the library's is 2 high then."""
-    if values and values[0] and np.ptp(numbers(values)) == 0:
+    drawn = numbers(values)
+    if values and values[0] and np.isfinite(drawn).all() and np.ptp(drawn) == 0:
         made.y_range.default_span = 2 * abs(values[0])
 
 
@@ -224,12 +230,6 @@ def _with_gaps(points: Sequence[Point]) -> list[Point]:
             found.append(one._replace(each={}, **nowhere))
         found.append(one)
     return found
-
-
-def _steps_at(points: Sequence[Point], steps: Curve) -> Any:
-    known = steps.points()
-    at = [one.at for one in points]
-    return np.round(np.interp(at, [one.at for one in known], [one.high for one in known]))
 
 
 def _row(one: Point, quantity: Quantity, axis: Axis) -> tuple[str, ...]:

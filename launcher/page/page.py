@@ -34,7 +34,6 @@ def page_of(run: Run) -> str:
     """The page of one run."""
     charts = RunCharts(run)
     words, kind = tell_run.state_of(run)
-    name = str(run.job.get("name") or run.label)
     sections = [
         Section(
             key="summary",
@@ -56,14 +55,14 @@ def page_of(run: Run) -> str:
         Section(key="notes", title="Notes of dslaunch", text=tell_run.notes(run)),
         Section(key="about", title="About this page", text=tell_run.about(run)),
     ]
-    if not run.has_metrics:
+    if not run.state.has_numbers:
         hint = (
             "This job told no numbers of its training. An engine of dslaunch does so by itself; another "
             "program calls dslaunch.report(step=..., loss=...)."
         )
         sections[1:1] = [Section(key="no-numbers", title="Training", text=element("p", escaped(hint)))]
-    head = element("h1", escaped(name)) + element("span", escaped(words), class_=f"state {kind}")
-    return _document(f"{name}: {words}", head, sections)
+    head = element("h1", escaped(run.name)) + element("span", escaped(words), class_=f"state {kind}")
+    return _document(f"{run.name}: {words}", head, sections)
 
 
 def comparison_page(a: Run, b: Run) -> str:

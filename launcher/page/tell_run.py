@@ -4,55 +4,51 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..inputs.host_list import folded
-from ..run_state.values import mapping, number, text, texts, whole_or
+from ..run_state.attempt import Attempt, Verdict, failure_text
+from ..run_state.run_state import Note, Straggler
+from ..run_state.values import items, text, texts
 from ..wording import count, shown_size, shown_time
 from .chart import by_number, said, shown
+from .curves import HostFacts
 from .markup import element, escaped, fold, lines_of, moment, pairs, table, tree
-from .run import Attempt, HostFacts, Run
+from .run import Run
 
 MAX_HOSTS = 400  # rows of the table
 MAX_FAILURES = 20  # told in full
-CAUSES = {
-    "compute": "its own computing takes longer",
-    "data": "it waits for its data",
-    "link": "its link is slow",
-}
 
 
 def state_of(run: Run) -> tuple[str, str]:
     """How the run is, in a few words, and the class of their color."""
     code = run.exit_code
     if code is None:
-        if run.state:
-            return run.state, "warn"
-        return "not ended, as far as this file says", "warn"
+        return run.word or "not ended, as far as this file says", "warn"
     if code == 0:
         return "ended well", "good"
     last = run.last_attempt
-    if last is not None and last.ended is not None:
-        if last.ended.get("interrupted_by"):
-            return f"interrupted by {text(last.ended['interrupted_by'])}", "warn"
-        if last.ended.get("change"):
+    if last is not None and last.verdict is not None:
+        if last.verdict.keys.get("interrupted_by"):
+            return f"interrupted by {text(last.verdict.keys['interrupted_by'])}", "warn"
+        if last.verdict.keys.get("change"):
             return "saved and ended for a change of hosts", "warn"
     return f"failed with exit code {code}", "bad"
 
 
 def facts(run: Run) -> str:
     """The most important numbers."""
-    last = run.last_attempt
+    last_loss = run.state.last_loss
     rows = [
         ("exit code", "none yet" if run.exit_code is None else str(run.exit_code)),
         ("time", shown_time(run.duration_s)),
-        ("hosts", str(len(last.hosts)) if last else ""),
+        ("hosts", str(len(run.hosts)) if run.last_attempt else ""),
         ("ranks", str(run.num_ranks or "")),
-        ("attempts", str(len(run.attempts) or "")),
+        ("attempts", str(run.state.num_attempts or "")),
         ("steps", shown_steps(run)),
         ("rate", _rate(run)),
-        ("last loss", "" if run.last_loss is None else said(run.last_loss)),
+        ("last loss", "" if last_loss is None else said(last_loss)),
     ]
     cells = "".join(
         element("div", element("dt", escaped(name)) + element("dd", escaped(value)))
@@ -64,13 +60,16 @@ def facts(run: Run) -> str:
 
 def shown_steps(run: Run) -> str:
     """Those that were done, of as many as the program says."""
-    done, total = shown(run.step), shown(run.total_steps)
-    return f"{done} of {total}" if done and total else done
+    state = run.state
+    if state.last_step is None:
+        return ""
+    done = shown(state.last_step)
+    return done if state.total_steps is None else f"{done} of {shown(state.total_steps)}"
 
 
 def mean_rate(run: Run) -> float:
     """Steps a second while there were steps, NaN if there were none."""
-    return run.stepped / run.stepped_s if run.stepped_s else math.nan
+    return run.curves.stepped / run.curves.stepped_s if run.curves.stepped_s else math.nan
 
 
 def _rate(run: Run) -> str:
@@ -82,27 +81,25 @@ def _rate(run: Run) -> str:
 
 def command(run: Run) -> str:
     """What was typed, where, by whom, and with which version."""
-    job = run.job
-    words = texts(job.get("command"))
+    job = run.state.job
     rows: list[tuple[str, str]] = []
-    if words:
-        rows.append(("command", element("code", escaped(shlex.join(words), 20_000))))
-    for name, key in (
-        ("in folder", "cwd"),
-        ("name", "name"),
-        ("user", "user"),
-        ("on", "host"),
-        ("launcher", "launcher"),
+    if job.command:
+        rows.append(("command", element("code", escaped(shlex.join(job.command), 20_000))))
+    for name, value in (
+        ("in folder", job.cwd),
+        ("name", job.name),
+        ("user", job.user),
+        ("on", job.host),
+        ("launcher", job.launcher),
+        ("dslaunch", job.version),
     ):
-        if text(job.get(key)):
-            rows.append((name, escaped(text(job[key]))))
-    if text(job.get("version")):
-        rows.append(("dslaunch", escaped(text(job["version"]))))
-    rows.append(("began", escaped(moment(run.began_at))))
-    rows.append(("last heard of" if run.exit_code is None else "ended", escaped(moment(run.last_at))))
+        if value:
+            rows.append((name, escaped(value)))
+    rows.append(("began", escaped(moment(run.state.began_at))))
+    rows.append(("last heard of" if run.exit_code is None else "ended", escaped(moment(run.state.at))))
+    if run.hosts:
+        rows.append(("hosts", escaped(folded(run.hosts))))
     last = run.last_attempt
-    if last is not None and last.hosts:
-        rows.append(("hosts", escaped(folded(last.hosts))))
     if last is not None and last.log_folder:
         rows.append(("log files", element("code", escaped(last.log_folder))))
     return pairs(rows)
@@ -110,17 +107,19 @@ def command(run: Run) -> str:
 
 def configuration(run: Run) -> str:
     """The configuration as it took effect, of rank 0, and where other ranks had another one."""
-    if not run.configs:
+    if not run.state.configs:
         return ""
-    first = min(run.configs)
-    found = run.configs[first]
+    first = min(run.state.configs)
+    found = run.state.configs[first]
     made = element("div", tree(found), class_="config")
-    others = [rank for rank in sorted(run.configs) if rank != first and run.configs[rank] != found]
+    others = [
+        rank for rank in sorted(run.state.configs) if rank != first and run.state.configs[rank] != found
+    ]
     if others:
         rows = [
             (name, a, b, f"rank {rank}")
             for rank in others[:8]
-            for name, a, b in differences(found, run.configs[rank])
+            for name, a, b in differences(found, run.state.configs[rank])
         ]
         made += table(
             ("key", f"rank {first}", "differs", "on"), rows[:200], caption="Ranks that have it otherwise"
@@ -156,62 +155,33 @@ def attempts(run: Run) -> str:
     if not run.attempts:
         return ""
     rows = []
-    for _, one in sorted(run.attempts.items())[:MAX_HOSTS]:
-        ended = one.ended or {}
+    for one in run.attempts:
+        verdict = one.verdict
         rows.append(
             (
                 str(one.number + 1),
                 moment(one.began_at),
                 shown_time(max(0.0, (one.ended_at or one.last_at) - one.began_at)),
                 f"{len(one.hosts)}: {folded(one.hosts)}" if one.hosts else "",
-                _how(one),
-                text(ended.get("decision")),
+                "has not ended" if verdict is None else verdict.text,
+                "" if verdict is None else verdict.decision,
             )
         )
     made = table(("attempt", "began", "took", "hosts", "how it ended", "what was decided"), rows)
-    failures = [
-        one for _, one in sorted(run.attempts.items()) if one.ended is not None and one.ended.get("culprit")
-    ]
+    left_out = run.state.num_attempts - len(rows)
+    made += element("p", f"{left_out} earlier attempts are not shown.") if left_out else ""
+    failures = [one for one in run.attempts if one.verdict is not None and one.verdict.culprit]
     shown_ones = failures if len(failures) <= MAX_FAILURES else [*failures[:3], *failures[3 - MAX_FAILURES :]]
-    made += "".join(failure(one) for one in shown_ones)
+    made += "".join(failure(one, one.verdict) for one in shown_ones if one.verdict is not None)
     if len(failures) > len(shown_ones):
         made += element("p", f"{len(failures) - len(shown_ones)} further failures are not shown in full.")
     return made
 
 
-def _how(one: Attempt) -> str:
-    if one.ended is None:
-        return "has not ended"
-    culprit = mapping(one.ended.get("culprit"))
-    if culprit:
-        return culprit_words(culprit)
-    if one.ended.get("interrupted_by"):
-        return f"interrupted by {text(one.ended['interrupted_by'])}"
-    if one.ended.get("change"):
-        return text(one.ended["change"])
-    return f"exit code {one.ended.get('exit_code')}"
-
-
-def culprit_words(culprit: Mapping[str, Any]) -> str:
-    """A sentence on what failed."""
-    if culprit.get("kind") != "rank":
-        host = text(culprit.get("host"))
-        message = text(culprit.get("message"))
-        return f"{host}: {message}" if host else message or "unknown"
-    place = f" ({text(culprit.get('place'))})" if culprit.get("place") else ""
-    how = (
-        f"was killed by {text(culprit.get('signal_name')) or culprit.get('signal')}"
-        if culprit.get("signal")
-        else f"exited with code {culprit.get('code')}"
-    )
-    return f"rank {culprit.get('rank')} on {culprit.get('host')}{place} {how}"
-
-
-def failure(one: Attempt) -> str:
+def failure(one: Attempt, verdict: Verdict) -> str:
     """What failed first, the evidence, its traceback or last lines, and what failed with it."""
-    ended = one.ended or {}
-    culprit = mapping(ended.get("culprit"))
-    made = element("h3", escaped(f"Attempt {one.number + 1}: {culprit_words(culprit)}"))
+    culprit = verdict.culprit
+    made = element("h3", escaped(f"Attempt {one.number + 1}: {verdict.text}"))
     for sentence in texts(culprit.get("evidence"))[:20]:
         made += element("p", escaped(sentence))
     if culprit.get("kind") == "rank" and text(culprit.get("message")):
@@ -225,91 +195,81 @@ def failure(one: Attempt) -> str:
             lines_of(last),
             is_open=not traceback,
         )
-    others = ended.get("others")
-    others = [mapping(other) for other in others] if isinstance(others, list) else []
+    others = items(verdict.keys.get("others"))
     if others:
-        inner = table(("also failed",), [(culprit_words(other),) for other in others[:100]])
+        inner = table(("also failed",), [(failure_text(other),) for other in others[:100]])
         made += fold(f"{count(len(others), 'other failure')} before the job was told to stop", inner)
     if one.exits:
         rows = [
             (
-                f"{row['at'] - one.began_at:.2f} s",
-                f"rank {row.get('rank')}",
-                text(row.get("host")),
-                _ending(row),
+                f"{row.at - one.began_at:.2f} s",
+                f"rank {row.rank}",
+                row.host,
+                f"signal {row.signal}" if row.signal else f"code {row.code}",
             )
-            for row in one.exits[:200]
+            for row in one.exits
         ]
         made += fold(
-            f"How {count(len(one.exits), 'worker')} ended", table(("after", "rank", "host", ""), rows)
+            f"How {count(one.num_exits, 'worker')} ended", table(("after", "rank", "host", ""), rows)
         )
     return element("div", made, class_="failure")
 
 
-def _ending(row: Mapping[str, Any]) -> str:
-    return f"signal {row['signal']}" if row.get("signal") else f"code {row.get('code')}"
-
-
 def stragglers(run: Run) -> str:
     """Who others waited for: together by rank and cause, and each time."""
-    if not run.stragglers:
+    known = run.state.stragglers
+    if not len(known):
         return ""
-    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for one in run.stragglers:
-        key = str(one.get("rank", "")), text(one.get("host")), text(one.get("cause"))
-        groups.setdefault(key, []).append(one)
+    groups: dict[tuple[int, str, str], list[Straggler]] = {}
+    for one in known:
+        groups.setdefault((one.rank, one.host, one.cause), []).append(one)
     rows = []
     for (rank, host, cause), found in sorted(groups.items(), key=lambda item: -len(item[1]))[:100]:
-        shares = [value for one in found if (value := number(one.get("share"))) is not None]
+        share = max(one.share for one in found)
         rows.append(
             (
-                rank,
+                str(rank),
                 host,
-                CAUSES.get(cause, cause),
+                cause,
                 str(len(found)),
-                f"{100 * max(shares):.0f} %" if shares and math.isfinite(max(shares)) else "",
-                moment(found[0]["at"]),
-                moment(found[-1]["at"]),
-                moment(found[-1].get("over_at", 0.0)) or "not known to be over",
+                f"{100 * share:.0f} %" if share and math.isfinite(share) else "",
+                moment(found[0].at),
+                moment(found[-1].at),
+                moment(found[-1].over_at) or "not known to be over",
             )
         )
     made = table(
         ("rank", "host", "cause", "times", "of a step, at most", "first", "last", "well again"), rows
     )
-    each = [
-        (moment(one["at"]), text(one.get("text")) or str(one.get("rank"))) for one in run.stragglers[:200]
-    ]
-    made += fold("Each time", table(("when", ""), each))
-    if run.num_stragglers_left_out:
-        made += element("p", f"{run.num_stragglers_left_out} later ones are not shown.")
+    made += fold("Each time", table(("when", ""), [(moment(one.at), one.text) for one in known][:200]))
+    if known.num_left_out:
+        made += element("p", f"{known.num_left_out} in the middle are not shown.")
     return made
 
 
 def hangs(run: Run) -> str:
     """What watchdogs told, and what ranks did when somebody asked."""
     made = ""
-    for one in run.hangs[:50]:
-        title = f"{moment(one['at'])}: rank {one.get('rank')} told of a collective that takes too long"
-        made += fold(title, lines_of(text(one.get("report")).splitlines()))
-    for one in run.stacks[:50]:
-        made += fold(
-            f"{moment(one['at'])}: {text(one.get('title'))[:300]}", lines_of(texts(one.get("lines")), 2000)
-        )
+    for one in run.state.hangs:
+        title = f"{moment(one.at)}: rank {one.rank} told of a collective that takes too long"
+        made += fold(title, lines_of(one.lines))
+    for one in run.state.stacks:
+        made += fold(f"{moment(one.at)}: {one.title[:300]}", lines_of(one.lines, 2000))
     return made
 
 
 def hosts(run: Run) -> str:
     """What is known of each host."""
-    if not run.hosts:
+    if not run.curves.hosts:
         return ""
     rows = []
-    for host, found in sorted(run.hosts.items(), key=lambda one: by_number(one[0]))[:MAX_HOSTS]:
+    for host, found in sorted(run.curves.hosts.items(), key=lambda one: by_number(one[0]))[:MAX_HOSTS]:
         rows.append((host, *_host_row(found)))
     head = (
         *("host", "cores", "memory", "cpu, mean", "memory, most", "network in, mean", "out, mean"),
         *("GPUs", "GPU, mean", "GPU memory, most", "hottest", "ECC errors"),
     )
-    left_out = len(run.hosts) - len(rows)
+    left_out = len(run.curves.hosts) - len(rows)
     empty = {place for place in range(len(head)) if all(not row[place] for row in rows)}
     made = table(
         [name for place, name in enumerate(head) if place not in empty],
@@ -339,9 +299,9 @@ def _host_row(found: HostFacts) -> tuple[str, ...]:
         size(mean("net_out"), "/s"),
         str(found.num_gpus) if found.num_gpus else "",
         share(mean("gpu_util")),
-        size(found.most.get("gpu_mem")),
-        f"{found.most['gpu_temp']:.0f} °C" if "gpu_temp" in found.most else "",
-        shown(found.last["gpu_errors"]) if "gpu_errors" in found.last else "",
+        size(found.most.get("gpu_mem_used")),
+        f"{found.most['gpu_temp_c']:.0f} °C" if "gpu_temp_c" in found.most else "",
+        shown(found.last["gpu_ecc"]) if "gpu_ecc" in found.last else "",
     )
 
 
@@ -350,17 +310,18 @@ _LEVELS = ((40, "error"), (30, "warning"), (20, "info"), (0, "debug"))
 
 def notes(run: Run) -> str:
     """What dslaunch said."""
-    if not run.notes:
+    known = run.state.notes
+    if not len(known):
         return ""
 
-    def rows(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-        return [(moment(one["at"]), _level(whole_or(one["level"])), text(one["text"])) for one in found]
+    def rows(found: Iterable[Note]) -> list[tuple[str, str, str]]:
+        return [(moment(one.at), _level(one.level), one.text) for one in found]
 
-    grave = [one for one in run.notes if one["level"] >= 30]
+    grave = [one for one in known if one.level >= 30]
     made = table(("when", "level", ""), rows(grave)) if grave else element("p", "No warning and no error.")
-    made += fold(f"All {len(run.notes)}", table(("when", "level", ""), rows(run.notes)))
-    if run.num_notes_left_out:
-        made += element("p", f"{run.num_notes_left_out} in the middle are not shown.")
+    made += fold(f"All {len(known)}", table(("when", "level", ""), rows(known)))
+    if known.num_left_out:
+        made += element("p", f"{known.num_left_out} in the middle are not shown.")
     return made
 
 

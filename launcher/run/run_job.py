@@ -32,6 +32,7 @@ from ..output.log_files import REPORT
 from ..registry.foreground import watch_foreground
 from ..registry.record import name_from
 from ..sync.sync_job import SyncJob
+from ..telemetry.summary import end_event
 from ..telemetry.telemetry import describe_job
 from .exec_prefix import lost_input
 from .host_pool import read_pool, select_hosts
@@ -101,7 +102,8 @@ def _tell_end(options: Options, console: Console, code: int, *, duration_s: floa
     from .job_end import tell_end  # here: few jobs tell of it
 
     at = round(time.time(), 3)
-    event = console.summary.end(exit_code=code, duration_s=duration_s, at=at, error=error)
+    state = console.telemetry.state
+    event = end_event(state, exit_code=code, duration_s=duration_s, at=at, error=error)
     tell_end(options.end, event, warn=console.warn)
     console.drain(LAST_WORDS_S)
 

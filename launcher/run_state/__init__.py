@@ -1,4 +1,4 @@
-"""The events of a job, read, and what they say of the run: data only, for everything that shows a run.
+"""The only reader of a job's events, and what they say of the run: data only, for all that shows a run.
 
 It may import wording and errors only. The events: docs/design/events.md
 """

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from .values import items, mapping, number, text, whole
 
 MAX_WORKERS = 1_000_000
+MAX_EXITS = 200  # kept of an attempt; all are counted
+MAX_PHASES = 30
 
 
 class Worker(NamedTuple):
@@ -23,7 +25,6 @@ class Phase(NamedTuple):
     """A part of the start that all hosts or ranks have behind them. Units: seconds since the epoch."""
 
     name: str
-    began_at: float
     ended_at: float
 
 
@@ -38,34 +39,56 @@ class Exit(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How an attempt ended: the keys of `report.json`, and the sentences that a screen needs.
-
-    `keys` are all of them, as they were told.
-    """
+    """How an attempt ended: `text` is a sentence on it, and `keys` are those of `report.json`, as told."""
 
     at: float
     exit_code: int
     duration_s: float
-    culprit: str  # a sentence; empty if nothing failed
+    text: str
     decision: str  # on the next attempt
     keys: Mapping[str, Any]
 
+    @property
+    def culprit(self) -> Mapping[str, Any]:
+        """What failed first; empty if nothing did."""
+        return mapping(self.keys.get("culprit"))
+
 
 class Attempt:
-    """One start."""
+    """One start. Times are seconds since the epoch, 0 for what is not known."""
 
-    def __init__(self, number: int, began_at: float, workers: tuple[Worker, ...] = ()) -> None:
-        self.number, self.began_at, self.workers = number, began_at, workers
+    def __init__(self, number: int, began_at: float) -> None:
+        self.number, self.began_at = number, began_at
+        self.has_begun = False  # it was told that it begins, and with which workers
+        self.hosts: tuple[str, ...] = ()  # in the order of their ranks
+        self.num_ranks = 0
         self.log_folder = ""
         self.phases: list[Phase] = []
-        self.running_at = 0.0  # 0: not all workers run
+        self.running_at = 0.0  # all workers run
+        self.last_at = began_at
         self.exits: list[Exit] = []
+        self.num_exits = 0
         self.verdict: Verdict | None = None
 
     @property
-    def hosts(self) -> tuple[str, ...]:
-        """In the order of their ranks."""
-        return tuple(dict.fromkeys(one.host for one in self.workers))
+    def ended_at(self) -> float:
+        return 0.0 if self.verdict is None else self.verdict.at
+
+    def begin(self, workers: tuple[Worker, ...], log_folder: str) -> None:
+        self.has_begun = True
+        self.hosts = tuple(dict.fromkeys(one.host for one in workers))
+        self.num_ranks, self.log_folder = len(workers), log_folder
+
+    def end(self, verdict: Verdict) -> None:
+        """Where nothing else was told of the attempt its verdict tells hosts and phases."""
+        self.verdict = verdict
+        self.hosts = self.hosts or tuple(filter(None, map(text, items(verdict.keys.get("hosts")))))
+        for name, seconds in {} if self.phases else mapping(verdict.keys.get("phases_s")).items():
+            self.add_phase(name, self.began_at + (number(seconds) or 0.0))
+
+    def add_phase(self, name: str, ended_at: float) -> None:
+        if name and name != "ended" and len(self.phases) < MAX_PHASES:
+            self.phases.append(Phase(name[:40], ended_at))
 
 
 def workers_of(value: Any) -> tuple[Worker, ...]:
@@ -82,38 +105,23 @@ def workers_of(value: Any) -> tuple[Worker, ...]:
 
 
 def verdict_of(at: float, event: Mapping[str, Any]) -> Verdict:
-    """As the event `verdict` has it."""
+    """As the event `verdict` has it, and an attempt in `report.json`."""
+    exit_code = whole(event.get("exit_code")) or 0
     return Verdict(
         at=at,
-        exit_code=whole(event.get("exit_code")) or 0,
+        exit_code=exit_code,
         duration_s=number(event.get("duration_s")) or 0.0,
-        culprit=culprit_of(event.get("culprit")),
+        text=text(event.get("text")) or failure_text(event.get("culprit")) or f"exit code {exit_code}",
         decision=text(event.get("decision")),
         keys=event,
     )
 
 
-def culprit_of(value: Any) -> str:
-    """A sentence on what failed first; empty for nothing."""
+def failure_text(value: Any) -> str:
+    """The sentence on what failed, which the launcher has made; where an older one has not, who it was and
+    what is known. Empty for nothing.
+    """
     keys = mapping(value)
-    kind, host = text(keys.get("kind")), text(keys.get("host"))
-    if kind == "rank":
-        return f"rank {whole(keys.get('rank'))} on {host} {_how(keys)}"
-    message = text(keys.get("message"))
-    return f"{host}: {message}" if host and message else message or host
-
-
-def _how(keys: Mapping[str, Any]) -> str:
-    if keys.get("is_out_of_memory") is True:
-        return "was killed: out of memory"
-    if whole(keys.get("signal")):
-        return f"was ended by {text(keys.get('signal_name')) or 'signal ' + str(keys.get('signal'))}"
-    said = _last_of(keys.get("traceback")) or text(keys.get("message")).split("\n", 1)[0]
-    code = f"ended with exit code {whole(keys.get('code'))}"
-    return f"{code}: {said}" if said else code
-
-
-def _last_of(lines: Any) -> str:
-    """The last line of a traceback, which names the error."""
-    found = [text(one).strip() for one in items(lines)]
-    return next((one for one in reversed(found) if one), "")
+    who = f"rank {keys.get('rank')} on {text(keys.get('host'))}" if "rank" in keys else text(keys.get("host"))
+    what = text(keys.get("message")) or (f"exit code {keys['code']}" if "code" in keys else "")
+    return text(keys.get("text")) or ": ".join(filter(None, (who, what)))

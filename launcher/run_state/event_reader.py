@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import stat
@@ -26,17 +28,25 @@ class EventReader:
         self._lines: deque[bytes] = deque()
         self._rest = b""
         self._is_begun = False
-        self.num_bad = 0  # lines that are no events
+        self.num_events = self.num_bad = 0  # lines that are no events are bad
+        self.problem = ""  # why the file could not be opened
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Those that are there and were not read yet; a caller that ends early gets the others later."""
         while self._lines or self._fill():
             while self._lines:
-                event = event_of(self._lines.popleft())
-                if event is None:
-                    self.num_bad += 1
-                else:
+                line = self._lines.popleft()
+                event = event_of(line)
+                if event is not None:
+                    self.num_events += 1
                     yield event
+                elif line.strip():
+                    self.num_bad += 1
+
+    @property
+    def rest(self) -> bytes:
+        """A line that has no end: it is being written, or the file was cut."""
+        return self._rest
 
     def _fill(self) -> bool:
         """Read more lines, from the next file if this one is read to its end; False if there are none now."""
@@ -66,17 +76,19 @@ class EventReader:
             return
         self._open_next()
         if self._fds and not self._is_begun:
-            old = _opened(self._path.with_name(f"{self._path.name}.old"))
-            if old is not None and not _is_same(old, self._fds[0]):
-                self._fds.insert(0, old)
-            elif old is not None:  # it became the old one between the two looks
-                os.close(old)
+            with contextlib.suppress(OSError):
+                old = _opened(self._path.with_name(f"{self._path.name}.old"))
+                if _is_same(old, self._fds[0]):  # it became the old one between the two looks
+                    os.close(old)
+                else:
+                    self._fds.insert(0, old)
         self._is_begun = self._is_begun or bool(self._fds)
 
     def _open_next(self) -> None:
-        new = _opened(self._path)
-        if new is not None:
-            self._fds.append(new)
+        try:
+            self._fds.append(_opened(self._path))
+        except OSError as error:
+            self.problem = error.strerror or str(error)
 
     def _read(self) -> bool:
         """Take what is in the file, up to some size; whether there were lines."""
@@ -109,16 +121,13 @@ def event_of(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
 
 
-def _opened(path: Path) -> int | None:
-    """None if there is no regular file: of another one there may be no end."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    return None
+def _opened(path: Path) -> int:
+    """Errors: OSError, also if it is no regular file: of another one there may be no end."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return fd
 
 
 def _is_same(first: int, second: int) -> bool:

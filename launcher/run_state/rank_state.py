@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from .series import Series
+from .metric_table import GPU, GPU_PREFIX
+from .series import Spread
 from .step_times import RecentSteps, StepTimes
-from .values import items, number, numbers, text, whole
+from .values import items, mean_of, number, numbers, text
 
 MAX_NAMES = 200
-SERIES = ("loss", "step_s", "comm_s", "data_s", "mem_used")  # that are kept of a rank over time
+FOLDED = " *"  # at the end of a host's name: its ranks, which are told of together
 
 
-class Spread(NamedTuple):
-    """Of a number of several ranks: the extremes, whose they are, and the mean."""
+class Source:
+    """One rank, or the ranks of a host that are told of together, of whose numbers the least, the mean and
+    the greatest are known. `key` is its name in events.
 
-    least: float
-    mean: float
-    most: float
-    rank_of_least: int
-    rank_of_most: int
+    `values` has the newest of each name, as told; `told` what was told last, and `told_of_steps` what was
+    told last of steps.
+    """
 
-
-class NumbersOverTime:
-    """The newest value of each name, and some over time; bounded, whatever a program tells."""
-
-    def __init__(self, num_points: int) -> None:
-        self.values: dict[str, float] = {}
+    def __init__(self, key: str, host: str, num_ranks: int = 1) -> None:
+        self.key, self.host, self.num_ranks = key, host, num_ranks
+        self.values: dict[str, Any] = {}
+        self.told: Mapping[str, Any] = {}
+        self.told_of_steps: Mapping[str, Any] = {}
         self.at = 0.0  # when something was told last
         self.step_at = 0.0  # when the last step was told; 0: none
-        self.series: dict[str, Series] = {}
         self.recent = RecentSteps()
-        self._num_points = num_points
+        self._step: float | None = None
 
     @property
     def times(self) -> StepTimes | None:
@@ -41,51 +39,43 @@ class NumbersOverTime:
         return self.recent.times()
 
     def value(self, name: str) -> float | None:
-        """None if it was not told."""
-        return self.values.get(name)
+        """The newest one, of several ranks the mean; None if it was not told."""
+        return mean_of(self.values.get(name))
+
+    def spreads(self) -> Iterator[tuple[str, Spread]]:
+        """The numbers that were told last."""
+        for name, value in self.told.items():
+            found = Spread.of(self.key, value, self.num_ranks)
+            if found is not None:
+                yield name, found
 
     @property
     def step(self) -> int | None:
         """Optimizer steps done."""
-        found = self.values.get("step")
-        return int(found) if found is not None and math.isfinite(found) else None
+        return int(self._step) if self._step is not None and math.isfinite(self._step) else None
 
     @property
     def mem_share(self) -> float | None:
         """Of the memory that there is, 0 to 1."""
-        used, total = self.values.get("mem_used"), self.values.get("mem_total")
-        if used is None or not total or not math.isfinite(used / total):
-            return None
-        return min(1.0, max(0.0, used / total))
+        return _share(self.value("mem_used"), self.value("mem_total"))
 
-    def take_row(self, at: float, row: Mapping[str, float]) -> None:
-        """What was told at this time."""
-        self.at = at
-        before = self.step
-        for name, value in row.items():
-            if name in self.values or len(self.values) < MAX_NAMES:
-                self.values[name] = value
-        if self.recent.add(row) or self.step != before:
+    def take(self, at: float, row: Mapping[str, Any]) -> None:
+        """What it told, or what was told of it."""
+        self.at, self.told = at, row
+        _update(self.values, row)
+        before, self._step = self._step, self.value("step")
+        if (mean_of(row.get("steps")) or 0.0) > 0:
+            self.told_of_steps = row
+        if self.recent.add(row) or self._step != before:
             self.step_at = at
-        if self._num_points:
-            self._keep(at, row)
-
-    def _keep(self, at: float, row: Mapping[str, float]) -> None:
-        steps = row.get("steps", 0.0)
-        for name in SERIES:
-            value = row.get(name)
-            if value is None or (name.endswith("_s") and not steps > 0):
-                continue
-            shown = value / steps if name.endswith("_s") else value
-            self.series.setdefault(name, Series(self._num_points)).add(at, shown)
 
 
-class RankState(NumbersOverTime):
+class RankState(Source):
     """One rank of the attempt that runs, or of the last one."""
 
-    def __init__(self, rank: int, host: str, local_rank: int, *, num_points: int = 0) -> None:
-        super().__init__(num_points)
-        self.rank, self.host, self.local_rank = rank, host, local_rank
+    def __init__(self, rank: int, host: str, local_rank: int) -> None:
+        super().__init__(str(rank), host)
+        self.rank, self.local_rank = rank, local_rank
         self.pid = 0  # 0: its process does not run yet
         self.doing = ""  # `saving` and the like; empty: it trains
         self.num_lines = 0  # of output
@@ -95,102 +85,74 @@ class RankState(NumbersOverTime):
         self.has_hang = False  # a watchdog has told of it, and no step came since
 
     def take(self, at: float, row: Mapping[str, Any]) -> None:
-        """What it told."""
         before = self.step_at
-        self.take_row(at, numbers(row))
-        if self.step_at != before:
-            self.has_hang = False
-            self.doing = ""
-        if "state" in row:
-            self.doing = text(row["state"])
-
-
-class FoldedRanks(NumbersOverTime):
-    """The ranks of one host of a large job, of which only extremes and means are told.
-
-    What stands for all of them, as in `values`, is the mean.
-    """
-
-    def __init__(self, host: str, *, num_points: int = 0) -> None:
-        super().__init__(num_points)
-        self.host = host
-        self.spreads: dict[str, Spread] = {}
-        self._num_steps = 0.0
-
-    def take(self, at: float, row: Mapping[str, Any]) -> None:
-        """What was told of them."""
-        told: dict[str, Spread] = {}
-        for name, value in row.items():
-            found = spread_of(value)
-            if found is not None and (name in self.spreads or len(self.spreads) < MAX_NAMES):
-                told[name] = found
-        has_steps = "steps" in told and told["steps"].mean > 0
-        for name, one in told.items():
-            if has_steps or not name.endswith("_s"):  # else what is known of the last steps stays
-                self.spreads[name] = one
-        if has_steps:
-            self._num_steps = told["steps"].mean
-        self.take_row(at, {name: one.mean for name, one in told.items()})
-
-    def per_step(self, name: str) -> Spread | None:
-        """Of a sum of seconds what is told of the last steps, for one step."""
-        found = self.spreads.get(name)
-        if found is None or self._num_steps <= 0:
-            return None
-        least, mean, most = (one / self._num_steps for one in found[:3])
-        return Spread(least, mean, most, found.rank_of_least, found.rank_of_most)
+        super().take(at, row)
+        self.has_hang = self.has_hang and self.step_at == before
+        self.doing = text(row.get("state"))  # it lasts until something else is told
 
 
 class HostState:
-    """One host: what it tells of itself."""
+    """One host: what it tells of itself, and of its GPUs as `gpu_NAME`. Numbers are made of it when they are
+    asked for: a launcher of many hosts asks seldom.
+    """
 
-    def __init__(self, host: str, *, num_points: int = 0) -> None:
+    def __init__(self, host: str) -> None:
         self.host = host
         self.at = 0.0
-        self.values: dict[str, float] = {}
-        self.gpus: tuple[dict[str, float], ...] = ()
-        self.series: dict[str, Series] = {}
-        self._num_points = num_points
+        self._told: Mapping[str, Any] = {}
+        self._known: dict[str, Any] = {}
 
     def take(self, at: float, row: Mapping[str, Any]) -> None:
         """What it told."""
-        self.at = at
-        told = numbers(row)
-        for name, value in told.items():
-            if name in self.values or len(self.values) < MAX_NAMES:
-                self.values[name] = value
-        if "gpus" in row:
-            self.gpus = tuple(numbers(one) for one in items(row["gpus"]))
-        if self._num_points:
-            gpu = self.gpu_mean("util")
-            for name, value in {**told, **({} if gpu is None else {"gpu_util": gpu})}.items():
-                if name in self.series or len(self.series) < MAX_NAMES:
-                    self.series.setdefault(name, Series(self._num_points)).add(at, value)
+        self.at, self._told = at, row
+        _update(self._known, row)
 
-    def gpu_mean(self, name: str) -> float | None:
-        """The mean of its GPUs; None if none of them tells it."""
-        told = [one[name] for one in self.gpus if name in one]
-        return sum(told) / len(told) if told else None
+    @property
+    def told(self) -> dict[str, float]:
+        """What was told last."""
+        return _numbers_of_host(self._told)
 
-    def gpu_sum(self, name: str) -> float | None:
-        """The sum of its GPUs; None if none of them tells it."""
-        told = [one[name] for one in self.gpus if name in one]
-        return sum(told) if told else None
+    @property
+    def values(self) -> dict[str, float]:
+        """The newest of each name."""
+        return _numbers_of_host(self._known)
+
+    @property
+    def gpus(self) -> list[dict[str, float]]:
+        """What each of its GPUs does."""
+        return [numbers(one) for one in items(self._known.get("gpus"))]
 
     @property
     def mem_share(self) -> float | None:
         """Of its memory, 0 to 1."""
-        used, total = self.values.get("mem_used"), self.values.get("mem_total")
-        return None if used is None or not total else min(1.0, max(0.0, used / total))
+        return _share(number(self._known.get("mem_used")), number(self._known.get("mem_total")))
 
 
-def spread_of(value: Any) -> Spread | None:
-    """Five numbers as events have them; None if it is not that."""
-    found = items(value)
-    if len(found) != 5:
+def _numbers_of_host(row: Mapping[str, Any]) -> dict[str, float]:
+    found = numbers(row)
+    gpus = [numbers(one) for one in items(row.get("gpus"))]
+    for name, metric in GPU.items() if gpus else ():
+        each = [one[name] for one in gpus if name in one]
+        if each:
+            found[f"{GPU_PREFIX}{name}"] = _OF_GPUS[metric.of_gpus](each)
+    return found
+
+
+def _update(known: dict[str, Any], row: Mapping[str, Any]) -> None:
+    if len(known) + len(row) <= MAX_NAMES:
+        known.update(row)
+    else:
+        known.update((name, one) for name, one in row.items() if name in known or len(known) < MAX_NAMES)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+_OF_GPUS: dict[str, Callable[[list[float]], float]] = {"mean": _mean, "sum": sum, "max": max}
+
+
+def _share(used: float | None, total: float | None) -> float | None:
+    if used is None or not total or not math.isfinite(used / total):
         return None
-    least, mean, most = (number(one) for one in found[:3])
-    ranks = [whole(one) for one in found[3:]]
-    if least is None or mean is None or most is None or ranks[0] is None or ranks[1] is None:
-        return None
-    return Spread(least, mean, most, ranks[0], ranks[1])
+    return min(1.0, max(0.0, used / total))

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .attempt import Attempt, Exit, Phase, verdict_of, workers_of
-from .rank_state import FoldedRanks, HostState, RankState
-from .series import Series
-from .values import items, mapping, number, text, whole
+from .attempt import MAX_EXITS, Attempt, Exit, verdict_of, workers_of
+from .rank_state import FOLDED, HostState, RankState, Source
+from .rates import Rates
+from .series import Curve, Kept, single
+from .step_times import StepTimes
+from .values import items, mapping, mean_of, number, text, whole, whole_or
 
-MAX_NOTES = 1000
-MAX_ATTEMPTS = 200  # the newest; what came before is counted
-MAX_REPORTS = 50  # of watchdogs, of stacks, of stragglers
-MAX_PHASES = 100
+# Of what a run may have more than one wants to see or to keep, the first and the last are kept.
+NOTES = (200, 800)
+STRAGGLERS = (1000, 1000)
+REPORTS = (25, 25)  # of watchdogs, and of stacks; each may be long
+MAX_ATTEMPTS = 400  # the newest
+MAX_CONFIGS = 16
+MAX_PRESENT = 50  # stragglers
+MAX_UNKNOWN = 20  # kinds of events whose names are kept
 RECENT_S = 600.0
-_FOLDED = " *"
+MAX_NOTE = 4000  # characters
 
 
 class Job(NamedTuple):
@@ -41,15 +47,17 @@ class Note(NamedTuple):
     text: str
 
 
-class Straggler(NamedTuple):
-    """A rank that others wait for. `share` is the part of a step that they do, 0 to 1."""
+class Straggler:
+    """A rank that others wait for. `share` is the part of a step that they do, 0 to 1, `text` the sentence
+    that was said; `over_at` is 0 while it is not known to be well again.
+    """
 
-    at: float
-    rank: int
-    host: str
-    cause: str  # compute, data or link
-    share: float
-    text: str
+    def __init__(self, at: float, rank: int, event: Mapping[str, Any]) -> None:
+        self.at, self.rank = at, rank
+        self.host, self.cause = text(event.get("host")), text(event.get("cause"))
+        self.share = number(event.get("share")) or 0.0
+        self.text = text(event.get("text")) or f"rank {rank} on {self.host} holds up the others: {self.cause}"
+        self.over_at = 0.0
 
 
 class Report(NamedTuple):
@@ -61,41 +69,69 @@ class Report(NamedTuple):
     lines: tuple[str, ...]
 
 
+class Observer:
+    """Keeps more of a run than its state does. Each method is called when the state knows of it."""
+
+    def began(self, attempt: Attempt) -> None:
+        """An attempt begins."""
+
+    def told(
+        self, at: float, sources: Sequence[Source], hosts: Sequence[HostState], lines: Mapping[int, int]
+    ) -> None:
+        """These ranks and hosts have told numbers, and ranks have written so many lines."""
+
+    def made(self, at: float, name: str, value: float, passed_s: float) -> None:
+        """A rate of the run as a whole, over so many seconds."""
+
+    def noted(self, note: Note) -> None:
+        """dslaunch has said something."""
+
+    def held_up(self, straggler: Straggler) -> None:
+        """Others wait for it."""
+
+    def hung(self, report: Report) -> None:
+        """A watchdog has told of a collective that takes too long."""
+
+
 class RunState:
-    """Everything that is known of a run; bounded in size.
+    """Everything that is known of a run; bounded in size."""
 
-    `num_points` is how many points of the run's numbers are kept over the whole time, and `num_rank_points`
-    of each rank's, of each host's and of those of a host's ranks together; 0: none.
-    """
-
-    def __init__(self, *, num_points: int = 512, num_rank_points: int = 0) -> None:
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
         self.job = Job()
+        self.began_at = 0.0  # when the first event was
         self.at = 0.0  # of the newest event
-        self.attempts: deque[Attempt] = deque(maxlen=MAX_ATTEMPTS)
+        self.attempts: dict[int, Attempt] = {}
+        self.attempt: Attempt | None = None  # the last one; None before the first
+        self.num_attempts = self.num_failed_attempts = 0
         self.ranks: dict[int, RankState] = {}
-        self.folded: dict[str, FoldedRanks] = {}
+        self.folded: dict[str, Source] = {}  # by host
         self.hosts: dict[str, HostState] = {}
-        self.config: dict[int, Mapping[str, Any]] = {}  # by rank; of the lowest rank that told it
-        self.series: dict[str, Series] = {}
-        self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
-        self.stragglers: deque[Straggler] = deque(maxlen=MAX_REPORTS)
-        self.present_stragglers: dict[int, Straggler] = {}  # by rank: those that are not well again
-        self.hangs: deque[Report] = deque(maxlen=MAX_REPORTS)
-        self.stacks: deque[Report] = deque(maxlen=MAX_REPORTS)
-        self.num_stacks = 0  # reports of stacks so far
+        self.configs: dict[int, Any] = {}  # by rank
+        self.loss = Curve()  # the mean of all ranks
+        self.last_loss: float | None = None  # of rank 0, or of the rank that told one first
+        self.last_step: float | None = None  # of any attempt
+        self.total_steps: int | None = None  # as the program says, by dslaunch.report(total_steps=...)
+        self.notes: Kept[Note] = Kept(*NOTES)
+        self.stragglers: Kept[Straggler] = Kept(*STRAGGLERS)
+        self.hangs: Kept[Report] = Kept(*REPORTS)
+        self.stacks: Kept[Report] = Kept(*REPORTS)
+        self.last_hang: Report | None = None
         self.has_numbers = False  # of ranks: else there are lines of output only
         self.num_lines = 0
         self.num_lost = 0  # events that are not in the file
         self.num_unknown = 0  # events of kinds that are not known here
+        self.unknown: set[str] = set()  # some of these kinds
         self.exit_code: int | None = None  # of the job; None: it has not ended
         self.duration_s = 0.0
+        self._present: dict[tuple[int, str], Straggler] = {}  # those that are not well again
         self._recent: dict[str, deque[tuple[float, float]]] = {}
-        self._num_points, self._num_rank_points = num_points, num_rank_points
         self._metrics_at = 0.0
-        self._progress: dict[str, tuple[float, float]] = {}  # of samples and tokens: when, and how many
+        self._rates = Rates()
+        self._loss_of = ""
         self._take: dict[str, Callable[[float, Mapping[str, Any]], None]] = {
             "job": self._job,
-            "attempt": self._attempt,
+            "attempt": self._begin_attempt,
             "phase": self._phase,
             "started": self._started,
             "running": self._running,
@@ -112,34 +148,34 @@ class RunState:
             "end": self._end,
         }
 
+    def observe(self, observer: Observer) -> None:
+        """Call it from now on."""
+        self._observers.append(observer)
+
     # What it says.
 
     @property
-    def attempt(self) -> Attempt | None:
-        """The last one; None before the first."""
-        return self.attempts[-1] if self.attempts else None
+    def sources(self) -> list[Source]:
+        """Those who tell numbers, in the order of ranks."""
+        return [*self.ranks.values(), *self.folded.values()]
 
     @property
     def step(self) -> int | None:
         """Optimizer steps that the rank furthest ahead has done; None if no rank tells them."""
-        steps = [one.step for one in (*self.ranks.values(), *self.folded.values()) if one.step is not None]
-        return max(steps, default=None)
+        return max((one.step for one in self.sources if one.step is not None), default=None)
 
     @property
     def step_s(self) -> float | None:
         """Seconds of a step, in the mean of the last ones."""
-        sources = (*self.ranks.values(), *self.folded.values())
-        told = sorted(one.times.step_s for one in sources if one.times is not None)
+        told = sorted(one.step_s for one in self.all_times())
         if told:
             return told[len(told) // 2]
         rate = self.last("steps_per_s")
         return 1 / rate if rate else None
 
-    @property
-    def total_steps(self) -> int | None:
-        """As many as the program says that it will do, by `dslaunch.report(total_steps=...)`."""
-        total = self._whole_of("total_steps")
-        return total if total is not None and total > 0 else None
+    def all_times(self) -> list[StepTimes]:
+        """What steps are made of, of each that tells it."""
+        return [one for source in self.sources if (one := source.times) is not None]
 
     @property
     def left_s(self) -> float | None:
@@ -152,21 +188,21 @@ class RunState:
     @property
     def step_at(self) -> float:
         """When a step was told last; 0: none."""
-        return max((one.step_at for one in (*self.ranks.values(), *self.folded.values())), default=0.0)
+        return max((one.step_at for one in self.sources), default=0.0)
+
+    @property
+    def straggler(self) -> Straggler | None:
+        """The one that others wait for most, as far as that was said; None if there is none now."""
+        return max(self._present.values(), key=lambda one: (one.share, one.at), default=None)
 
     def recent(self, name: str) -> tuple[tuple[float, float], ...]:
-        """Time and value of a number of the run in the last ten minutes."""
+        """Time and value of a rate of the run in the last ten minutes."""
         return tuple(self._recent.get(name, ()))
 
     def last(self, name: str) -> float | None:
-        """The newest value of a number of the run."""
-        found = self.series.get(name)
-        return None if found is None or not len(found) else found.last
-
-    def _whole_of(self, name: str) -> int | None:
-        told = [one.value(name) for one in (*self.ranks.values(), *self.folded.values())]
-        finite = [int(one) for one in told if one is not None and math.isfinite(one)]
-        return max(finite, default=None)
+        """The newest value of a rate of the run."""
+        found = self._recent.get(name)
+        return found[-1][1] if found else None
 
     # What it is told.
 
@@ -175,102 +211,125 @@ class RunState:
         at = number(event.get("at"))
         if at is None or not math.isfinite(at):
             at = self.at
-        self.at = max(self.at, at)
-        take = self._take.get(text(event.get("event")))
+        kind = text(event.get("event"))
+        take = self._take.get(kind)
         if take is None:
             self.num_unknown += 1
+            if len(self.unknown) < MAX_UNKNOWN:
+                self.unknown.add(kind[:40])
             return
+        self.began_at = self.began_at or at
+        self.at = max(self.at, at)
         take(at, event)
 
     def _job(self, at: float, event: Mapping[str, Any]) -> None:
-        if self.job.name:  # a file that begins later repeats it
-            return
-        words = {name: text(event.get(name)) for name in Job._fields[3:]}
-        command = tuple(map(text, items(event.get("command"))))
-        self.job = Job(at, text(event.get("name")), command, **words)
+        if not self.job.name:  # a file that begins later repeats it
+            words = {name: text(event.get(name)) for name in Job._fields[3:]}
+            command = tuple(map(text, items(event.get("command"))))
+            self.job = Job(at, text(event.get("name")), command, **words)
 
-    def _attempt(self, at: float, event: Mapping[str, Any]) -> None:
-        number_ = whole(event.get("attempt")) or 0
-        if self.attempt is not None and self.attempt.number == number_:
+    def _attempt_of(self, at: float, event: Mapping[str, Any], *, began_at: float | None = None) -> Attempt:
+        """The attempt that an event speaks of. Of processes that others start nothing is told but its end."""
+        current = -1 if self.attempt is None else self.attempt.number
+        place = max(0, whole_or(event.get("attempt"), current))
+        attempt = self.attempts.get(place)
+        if attempt is None:
+            attempt = self.attempts[place] = Attempt(place, at if began_at is None else began_at)
+            self.num_attempts += 1
+            self.began_at = min(self.began_at, attempt.began_at)
+            if len(self.attempts) > MAX_ATTEMPTS:
+                del self.attempts[next(iter(self.attempts))]
+            if place > current:
+                self.attempt = attempt
+        attempt.last_at = max(attempt.last_at, at)
+        return attempt
+
+    def _begin_attempt(self, at: float, event: Mapping[str, Any]) -> None:
+        attempt = self._attempt_of(at, event)
+        if attempt.has_begun:
             return  # repeated
-        attempt = Attempt(number_, at, workers_of(event.get("workers")))
-        attempt.log_folder = text(event.get("log_folder"))
-        self.attempts.append(attempt)
-        size = self._num_rank_points
-        self.ranks = {
-            one.rank: RankState(one.rank, one.host, one.local_rank, num_points=size)
-            for one in attempt.workers
-        }
-        self.folded, self._progress, self.present_stragglers = {}, {}, {}
-        self.hosts = {host: self.hosts.get(host, HostState(host, num_points=size)) for host in attempt.hosts}
+        workers = workers_of(event.get("workers"))
+        attempt.began_at = at
+        attempt.begin(workers, text(event.get("log_folder")))
+        self.attempt = attempt
+        self.ranks = {one.rank: RankState(one.rank, one.host, one.local_rank) for one in workers}
+        self.folded, self._present, self._rates, self._metrics_at = {}, {}, Rates(), 0.0
+        self.hosts = {host: self.hosts.get(host, HostState(host)) for host in attempt.hosts}
+        for observer in self._observers:
+            observer.began(attempt)
 
     def _phase(self, at: float, event: Mapping[str, Any]) -> None:
-        attempt = self.attempt
-        if attempt is None or len(attempt.phases) >= MAX_PHASES:
-            return
-        began_at = number(event.get("began_at"))
-        if began_at is None:
-            began_at = attempt.phases[-1].ended_at if attempt.phases else attempt.began_at
-        attempt.phases.append(Phase(text(event.get("phase")), began_at, at))
+        self._attempt_of(at, event).add_phase(text(event.get("phase")), at)
 
-    def _started(self, _: float, event: Mapping[str, Any]) -> None:
+    def _started(self, at: float, event: Mapping[str, Any]) -> None:
+        self._attempt_of(at, event)
         rank = self._rank_of(event)
         if rank is not None:
             rank.pid = whole(event.get("pid")) or 0
 
-    def _running(self, at: float, _: Mapping[str, Any]) -> None:
-        if self.attempt is not None:
-            self.attempt.running_at = at
+    def _running(self, at: float, event: Mapping[str, Any]) -> None:
+        attempt = self._attempt_of(at, event)
+        attempt.running_at = attempt.running_at or at
 
     def _config(self, _: float, event: Mapping[str, Any]) -> None:
-        rank = whole(event.get("rank")) or 0
-        if not self.config or rank <= min(self.config):
-            self.config = {rank: mapping(event.get("config"))}
+        rank = whole_or(event.get("rank"))
+        if rank in self.configs or len(self.configs) < MAX_CONFIGS:
+            self.configs[rank] = event.get("config")
 
     def _hang(self, at: float, event: Mapping[str, Any]) -> None:
         rank = whole(event.get("rank"))
-        self.hangs.append(Report(at, rank, "", tuple(text(event.get("report")).split("\n"))))
+        report = Report(at, rank, "", tuple(text(event.get("report")).split("\n")))
+        self.hangs.append(report)
+        self.last_hang = report
         if rank in self.ranks:
             self.ranks[rank].has_hang = True
+        for observer in self._observers:
+            observer.hung(report)
 
     def _note(self, at: float, event: Mapping[str, Any]) -> None:
-        self.notes.append(Note(at, whole(event.get("level")) or 20, text(event.get("text"))))
+        note = Note(at, whole_or(event.get("level"), 20), text(event.get("text"))[:MAX_NOTE])
+        self.notes.append(note)
+        for observer in self._observers:
+            observer.noted(note)
 
     def _stacks(self, at: float, event: Mapping[str, Any]) -> None:
-        lines = tuple(map(text, items(event.get("lines"))))
-        self.num_stacks += 1
-        self.stacks.append(Report(at, None, text(event.get("title")), lines))
+        self.stacks.append(
+            Report(at, None, text(event.get("title")), tuple(map(text, items(event.get("lines")))))
+        )
 
     def _straggler(self, at: float, event: Mapping[str, Any]) -> None:
         rank = whole(event.get("rank"))
         if rank is None:
             return
-        words = {name: text(event.get(name)) for name in ("host", "cause", "text")}
-        found = Straggler(at, rank, share=number(event.get("share")) or 0.0, **words)
+        found = Straggler(at, rank, event)
         self.stragglers.append(found)
-        if rank in self.present_stragglers or len(self.present_stragglers) < MAX_REPORTS:
-            self.present_stragglers[rank] = found
+        if len(self._present) < MAX_PRESENT:
+            self._present[rank, found.cause] = found
+        for observer in self._observers:
+            observer.held_up(found)
 
-    def _straggler_over(self, _: float, event: Mapping[str, Any]) -> None:
-        rank = whole(event.get("rank"))
-        if rank is not None:
-            self.present_stragglers.pop(rank, None)
+    def _straggler_over(self, at: float, event: Mapping[str, Any]) -> None:
+        found = self._present.pop((whole_or(event.get("rank")), text(event.get("cause"))), None)
+        if found is not None:
+            found.over_at = at
 
     def _exited(self, at: float, event: Mapping[str, Any]) -> None:
-        rank = self._rank_of(event)
-        if rank is None or self.attempt is None:
+        attempt, rank = self._attempt_of(at, event), self._rank_of(event)
+        if rank is None:
             return
-        code, signal = whole(event.get("code")) or 0, whole(event.get("signal")) or 0
-        rank.exit_code, rank.signal = code, signal
-        if len(self.attempt.exits) < len(self.ranks):
-            self.attempt.exits.append(Exit(at, rank.rank, rank.host, code, signal))
+        rank.exit_code, rank.signal = whole(event.get("code")) or 0, whole(event.get("signal")) or 0
+        attempt.num_exits += 1
+        if len(attempt.exits) < MAX_EXITS:
+            attempt.exits.append(Exit(at, rank.rank, rank.host, rank.exit_code, rank.signal))
 
     def _verdict(self, at: float, event: Mapping[str, Any]) -> None:
-        if self.attempt is not None:
-            self.attempt.verdict = verdict_of(at, event)
+        verdict = verdict_of(at, event)
+        attempt = self._attempt_of(at, event, began_at=at - verdict.duration_s)
+        self.num_failed_attempts += bool(verdict.exit_code)
+        attempt.end(verdict)
 
     def _lost(self, _: float, event: Mapping[str, Any]) -> None:
-        self.num_lost += whole(event.get("events")) or 0
+        self.num_lost += max(0, whole_or(event.get("events"), 0))
 
     def _end(self, _: float, event: Mapping[str, Any]) -> None:
         self.exit_code = whole(event.get("exit_code")) or 0
@@ -283,82 +342,78 @@ class RunState:
     # Numbers.
 
     def _metrics(self, at: float, event: Mapping[str, Any]) -> None:
-        since_s = at - self._metrics_at if self._metrics_at else 0.0
-        self._metrics_at = at
+        self._attempt_of(at, event)
+        hosts = []
         for name, row in mapping(event.get("hosts")).items():
             if name in self.hosts:
                 self.hosts[name].take(at, mapping(row))
-        told: list[RankState | FoldedRanks] = []
-        has_steps = False
+                hosts.append(self.hosts[name])
+        sources = []
         for name, row in mapping(event.get("ranks")).items():
             source = self._source(name)
-            if source is None:
-                continue
-            before = source.step_at
-            source.take(at, mapping(row))
-            has_steps = has_steps or source.step_at != before
-            told.append(source)
-        self.has_numbers = self.has_numbers or bool(told)
-        self._count_lines(at, mapping(event.get("lines")), since_s)
-        if has_steps:
-            self._follow_run(at, told)
+            if source is not None:
+                source.take(at, mapping(row))
+                sources.append(source)
+        self.has_numbers = self.has_numbers or bool(sources)
+        lines = {
+            int(name): whole_or(one, 0)
+            for name, one in mapping(event.get("lines")).items()
+            if name.isascii() and name.isdigit() and len(name) < 10
+        }
+        for observer in self._observers:
+            observer.told(at, sources, hosts, lines)
+        self._count_lines(at, lines)
+        self._follow_steps(at, sources)
 
-    def _source(self, name: str) -> RankState | FoldedRanks | None:
+    def _source(self, name: str) -> Source | None:
         """Who tells the numbers of this name."""
-        if name.endswith(_FOLDED):
-            host = name.removesuffix(_FOLDED)
-            if host not in self.hosts:
-                return None
-            if host not in self.folded:
-                self.folded[host] = FoldedRanks(host, num_points=self._num_rank_points)
-            return self.folded[host]
+        if name.endswith(FOLDED):
+            host = name.removesuffix(FOLDED)
+            if host in self.hosts and host not in self.folded:
+                num_ranks = sum(one.host == host for one in self.ranks.values())
+                self.folded[host] = Source(name, host, num_ranks)
+            return self.folded.get(host)
         return self.ranks.get(int(name)) if name.isascii() and name.isdigit() and len(name) < 10 else None
 
-    def _count_lines(self, at: float, lines: Mapping[str, Any], since_s: float) -> None:
-        told = {
-            int(name): whole(one) or 0 for name, one in lines.items() if name.isascii() and name.isdigit()
-        }
+    def _count_lines(self, at: float, lines: Mapping[int, int]) -> None:
+        passed_s = at - self._metrics_at if self._metrics_at else 0.0
+        self._metrics_at = at
         for rank in self.ranks.values():
-            number_ = told.get(rank.rank, 0)
-            rank.num_lines += number_
-            rank.lines_per_s = number_ / since_s if since_s > 0 else 0.0
-        total = sum(told.values())
+            told = lines.get(rank.rank, 0)
+            rank.num_lines += told
+            rank.lines_per_s = told / passed_s if passed_s > 0 else 0.0
+        total = sum(lines.values())
         self.num_lines += total
-        if since_s > 0:
-            self._add(at, "lines_per_s", total / since_s)
+        if passed_s > 0:
+            self._make(at, "lines_per_s", total / passed_s, passed_s)
 
-    def _follow_run(self, at: float, told: list[RankState | FoldedRanks]) -> None:
-        """The numbers of the run as a whole. A mean is that of all, also of those that tell later than
-        others: the ranks' losses differ, and the mean of a part of them would jump to and fro.
+    def _follow_steps(self, at: float, sources: Sequence[Source]) -> None:
+        """The numbers of the run as a whole. Its loss is the mean of all ranks, also of those that tell later
+        than others: the ranks' losses differ, and the mean of a part of them would jump to and fro.
         """
-        for name in ("loss", "lr", "grad_norm", "loss_scale"):
-            if not any(name in one.values for one in told):
-                continue
-            everyone = (*self.ranks.values(), *self.folded.values())
-            values = [one.values[name] for one in everyone if name in one.values]
-            if values:
-                self._add(at, name, sum(values) / len(values))
-        times = [one.times for one in told if one.times is not None]
-        if times:
-            step_s = sorted(one.step_s for one in times)[len(times) // 2]
-            self._add(at, "step_s", step_s)
-            self._add(at, "steps_per_s", 1 / step_s)
-        for name in ("samples", "tokens", *(() if times else ("step",))):
-            values = [one.values[name] for one in told if name in one.values]
-            if values:
-                self._add_rate(at, name, max(values))
+        for rate in self._rates.of(at, sources):
+            if math.isfinite(rate.value):
+                self._make(at, *rate)
+        losses = [(one.key, loss) for one in sources if (loss := mean_of(one.told.get("loss"))) is not None]
+        for key, loss in losses:
+            if key == "0" or self._loss_of in ("", key):
+                self.last_loss, self._loss_of = loss, key
+        if losses:
+            everyone = [loss for one in self.sources if (loss := one.value("loss")) is not None]
+            number_ = 0 if self.attempt is None else self.attempt.number
+            self.loss.add(at, number_, [single("", sum(everyone) / len(everyone))])
+        for name in ("step", "total_steps"):
+            told = [value for one in sources if (value := mean_of(one.told.get(name))) is not None]
+            greatest = max(filter(math.isfinite, told), default=None)
+            if greatest is not None and name == "step":
+                self.last_step = greatest
+            elif greatest is not None and greatest >= 1:
+                self.total_steps = int(greatest)
 
-    def _add_rate(self, at: float, name: str, done: float) -> None:
-        """Of what is counted up: how much it grows in a second."""
-        before_at, before = self._progress.get(name, (at, done))
-        self._progress[name] = (at, done)
-        if at > before_at and done >= before:
-            shown = "steps" if name == "step" else name
-            self._add(at, f"{shown}_per_s", (done - before) / (at - before_at))
-
-    def _add(self, at: float, name: str, value: float) -> None:
-        self.series.setdefault(name, Series(self._num_points)).add(at, value)
+    def _make(self, at: float, name: str, value: float, passed_s: float) -> None:
         recent = self._recent.setdefault(name, deque(maxlen=int(RECENT_S)))
         recent.append((at, value))
         while recent[0][0] < at - RECENT_S:
             recent.popleft()
+        for observer in self._observers:
+            observer.made(at, name, value, passed_s)

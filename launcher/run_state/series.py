@@ -1,86 +1,199 @@
-"""Numbers over time in a bounded number of points."""
+"""Numbers and words over the time of a run, with a bound on how many are kept however long it lasts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from .values import number
+
+T = TypeVar("T")
+
+MAX_POINTS = 600  # of a curve; a chart is about as many pixels wide
+MAX_LINES = 8  # curves beside each other; of more there are the least, the mean and the greatest
+MAX_MARKS = 200
+MAX_VALUE = 1e300  # of what can be drawn: differences and sums of numbers beyond are infinite
+MAX_AT = float(1 << 53)  # of a time or a step; what is told beyond that is none
+
+
+class Kept(Generic[T]):
+    """The first and the last of many; those in between are counted."""
+
+    def __init__(self, num_first: int, num_last: int) -> None:
+        self._first: list[T] = []
+        self._last: deque[T] = deque(maxlen=num_last)
+        self._num_first = num_first
+        self.num = 0
+
+    def append(self, one: T) -> None:
+        self.num += 1
+        (self._first if len(self._first) < self._num_first else self._last).append(one)
+
+    @property
+    def num_left_out(self) -> int:
+        return self.num - len(self)
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._last)
+
+    def __iter__(self) -> Iterator[T]:
+        return chain(self._first, self._last)
+
+
+class Spread(NamedTuple):
+    """What one rank, or the ranks of one host together, told at one time, for `weight` ranks."""
+
+    key: str
+    low: float
+    mean: float
+    high: float
+    low_key: str
+    high_key: str
+    weight: float = 1.0
+
+    @classmethod
+    def of(cls, key: str, value: Any, weight: float = 1.0) -> Spread | None:
+        """One number, or five of several ranks: least, mean, greatest, and whose the first and last are."""
+        if not isinstance(value, list):
+            found = number(value)
+            return None if found is None else single(key, found)
+        told = [number(one) for one in value]
+        if len(told) != 5 or any(one is None for one in told):
+            return None
+        low, mean, high, *ranks = (math.nan if one is None else one for one in told)
+        low_key, high_key = (str(int(one)) if math.isfinite(one) else "" for one in ranks)
+        return cls(key, low, mean, high, low_key, high_key, weight)
+
+    def scaled(self, factor: float) -> Spread:
+        return self._replace(low=self.low * factor, mean=self.mean * factor, high=self.high * factor)
+
+
+def single(key: str, value: float) -> Spread:
+    return Spread(key, value, value, value, key, key)
 
 
 class Point(NamedTuple):
-    """Some values that followed each other: when the last one came, their mean, and the least and greatest.
-
-    `number` is how many they are. Values that are not finite are neither in the mean nor in the extremes:
-    of a point that has no other the mean is not a number.
-    """
+    """What a curve shows at one place: of all who told something, and of each if they are few."""
 
     at: float
+    attempt: int
+    low: float
     mean: float
-    least: float
-    most: float
-    number: int
-
-    @classmethod
-    def of(cls, at: float, value: float) -> Point:
-        is_finite = math.isfinite(value)
-        return cls(at, value, value, value, 1) if is_finite else cls(at, math.nan, math.nan, math.nan, 1)
-
-    def and_later(self, later: Point) -> Point:
-        """Both as one."""
-        if math.isnan(self.mean) or math.isnan(later.mean):
-            known = later if math.isnan(self.mean) else self
-            return known._replace(at=later.at, number=self.number + later.number)
-        number = self.number + later.number
-        return Point(
-            at=later.at,
-            mean=self.mean + (later.mean - self.mean) * (later.number / number),
-            least=min(self.least, later.least),
-            most=max(self.most, later.most),
-            number=number,
-        )
+    high: float
+    low_key: str
+    high_key: str
+    each: Mapping[str, float]
 
 
-class Series:
-    """A number over the whole time, however long that is.
+@dataclass(slots=True)
+class _Bucket:
+    """All that was told between two times."""
 
-    When there are too many points, each two become one, and from then on a point has twice as many values.
+    at: float = 0.0
+    num: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    total: float = 0.0
+    weight: float = 0.0
+    low_key: str = ""
+    high_key: str = ""
+    each: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def add(self, at: float, spreads: Iterable[Spread], *, keeps_each: bool) -> None:
+        self.at, self.num = self.at + at, self.num + 1
+        for one in spreads:
+            if one.low < self.low:
+                self.low, self.low_key = one.low, one.low_key
+            if one.high > self.high:
+                self.high, self.high_key = one.high, one.high_key
+            self.total += one.mean * one.weight
+            self.weight += one.weight
+            if keeps_each:
+                total, weight = self.each.get(one.key, (0.0, 0.0))
+                self.each[one.key] = total + one.mean * one.weight, weight + one.weight
+
+    def merge(self, other: _Bucket) -> None:
+        self.at, self.num = self.at + other.at, self.num + other.num
+        if other.low < self.low:
+            self.low, self.low_key = other.low, other.low_key
+        if other.high > self.high:
+            self.high, self.high_key = other.high, other.high_key
+        self.total, self.weight = self.total + other.total, self.weight + other.weight
+        for key, (total, weight) in other.each.items():
+            before = self.each.get(key, (0.0, 0.0))
+            self.each[key] = before[0] + total, before[1] + weight
+
+    def point(self, attempt: int) -> Point:
+        each = {key: total / weight for key, (total, weight) in self.each.items() if weight}
+        mean = self.total / self.weight if self.weight else math.nan
+        at = self.at / max(1, self.num)
+        return Point(at, attempt, self.low, mean, self.high, self.low_key, self.high_key, each)
+
+
+class Curve:
+    """One quantity over time or steps. `width` is the least distance of two points that are kept apart;
+    it doubles whenever they become too many.
+
+    `gaps` are places where a number was no number that can be drawn: NaN, infinite, or beyond MAX_VALUE.
     """
 
-    def __init__(self, max_points: int = 512) -> None:
-        self._max_points = max(2, max_points)
-        self._points: list[Point] = []
-        self._per_point = 1
-        self._last = math.nan
+    def __init__(self, *, width: float = 0.05, max_points: int = MAX_POINTS) -> None:
+        self._width, self._max_points = width, max_points
+        self._buckets: dict[tuple[int, int], _Bucket] = {}
+        self._is_each_kept = True
+        self.keys: dict[str, None] = {}  # who told, in the order of their first word
+        self.num_told = 0
+        self.gaps: list[float] = []
+        self.num_gaps = 0
+        self.last = math.nan  # the mean of the last time that something was told, be it a number or not
 
-    @property
-    def last(self) -> float:
-        """The newest value; not a number if there is none."""
-        return self._last
-
-    @property
-    def points(self) -> tuple[Point, ...]:
-        """The oldest first."""
-        return tuple(self._points)
-
-    def __len__(self) -> int:
-        return len(self._points)
-
-    def __iter__(self) -> Iterator[Point]:
-        return iter(self._points)
-
-    def add(self, at: float, value: float) -> None:
-        self._last = value
-        one = Point.of(at, value)
-        if self._points and self._points[-1].number < self._per_point:
-            self._points[-1] = self._points[-1].and_later(one)
+    def add(self, at: float, attempt: int, spreads: Iterable[Spread]) -> None:
+        """What all told at one time."""
+        given = list(spreads)
+        has_place = abs(at) <= MAX_AT  # which no NaN is
+        finite = [one for one in given if one.low >= -MAX_VALUE and one.high <= MAX_VALUE]
+        weight = sum(one.weight for one in given)
+        if weight and has_place:
+            self.last = sum(one.mean * one.weight for one in given) / weight
+        if len(finite) < len(given):
+            self.num_gaps += 1
+            if len(self.gaps) < MAX_MARKS:
+                self.gaps.append(at)
+        if not finite or not has_place:
             return
-        if len(self._points) >= self._max_points:
-            pairs = zip(self._points[::2], self._points[1::2], strict=False)
-            rest = self._points[-1:] if len(self._points) % 2 else []
-            self._points = [*(first.and_later(second) for first, second in pairs), *rest]
-            self._per_point *= 2
-        self._points.append(one)
+        self.num_told += 1
+        if self._is_each_kept:
+            self.keys.update((one.key, None) for one in finite)
+            if len(self.keys) > MAX_LINES or any(one.weight > 1 for one in finite):
+                self._is_each_kept = False
+                for bucket in self._buckets.values():
+                    bucket.each = {}
+        place = attempt, math.floor(at / self._width)
+        self._buckets.setdefault(place, _Bucket()).add(at, finite, keeps_each=self._is_each_kept)
+        while len(self._buckets) > self._max_points and self._width < 1e12:
+            self._halve()
 
-    def since(self, at: float) -> tuple[Point, ...]:
-        """The points that came at that time or later."""
-        return tuple(one for one in self._points if one.at >= at)
+    def _halve(self) -> None:
+        self._width *= 2
+        before, self._buckets = self._buckets, {}
+        for (attempt, place), bucket in before.items():
+            known = self._buckets.setdefault((attempt, place // 2), bucket)
+            if known is not bucket:
+                known.merge(bucket)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether each one that told has a line."""
+        return self._is_each_kept and len(self.keys) > 1
+
+    def points(self) -> list[Point]:
+        """In the order of attempts, and of time in each."""
+        return [bucket.point(attempt) for (attempt, _), bucket in sorted(self._buckets.items())]
+
+    def __bool__(self) -> bool:
+        """Whether something was told, be it a number or not."""
+        return bool(self._buckets) or self.num_gaps > 0

@@ -51,6 +51,20 @@ def items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
+def mean_of(value: Any) -> float | None:
+    """A number; of the five that are told of several ranks (least, mean, greatest, and whose) the mean."""
+    if type(value) is list:
+        return number(value[1]) if len(value) == 5 else None
+    return number(value)
+
+
+def greatest_of(value: Any) -> float | None:
+    """The same, of several ranks the greatest."""
+    if type(value) is list:
+        return number(value[2]) if len(value) == 5 else None
+    return number(value)
+
+
 def numbers(value: Any) -> dict[str, float]:
     """The numbers of an object, by name."""
     found = {}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..inputs.line_prefix import Origin
 from ..node.links import OTHERS
 from ..node.metrics import FOLDED
+from ..run_state.values import mapping
 from ..wire.frames import Metrics
 from ..wording import count, shown_size
 from .slow_links import Look, Pair, SlowLink, find_slow_link
@@ -73,7 +74,7 @@ class StragglerWatch:
     def take(self, host: str, item: Metrics, at_s: float) -> None:
         """What a host tells of its ranks and itself, at that time."""
         self._newest = max(self._newest, at_s)
-        for rank, place in _dict(item.host.get("places")).items():
+        for rank, place in mapping(item.host.get("places")).items():
             self._places[int(rank)] = place
         for rank, row in item.ranks.items():
             if rank == FOLDED:
@@ -81,7 +82,7 @@ class StragglerWatch:
                 self._keep(self._rests, f"{host} {FOLDED}", folded_rest_of(at_s, row))
             else:
                 self._keep(self._series, rank, times_of(at_s, int(rank), row))
-        self._take_links(host, _dict(item.host.get("links")), at_s)
+        self._take_links(host, mapping(item.host.get("links")), at_s)
 
     def look(self, now: float) -> list[Straggler]:
         """What is news."""
@@ -111,12 +112,12 @@ class StragglerWatch:
         while rows[0].until < begins:
             rows.popleft()
 
-    def _take_links(self, host: str, links: dict[str, Any], at_s: float) -> None:
+    def _take_links(self, host: str, links: Mapping[str, Any], at_s: float) -> None:
         for address in links.get("from", ()):
             known = self._addresses.setdefault(address, host)
             if known != host:
                 self._addresses[address] = ""
-        for address, row in _dict(links.get("to")).items():
+        for address, row in mapping(links.get("to")).items():
             peer = self._addresses.get(address, "")
             if address == OTHERS or not peer or peer == host:
                 continue
@@ -222,10 +223,6 @@ def describe_link(one: SlowLink) -> str:
         f"{who} holds up the job: data from {one.source} to {one.peer} wait {_percent(one.wait)} of the "
         f"time, those of others {_percent(one.others_wait)}, and go at {rates}; look at {where}"
     )
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _time(seconds: float) -> str:

@@ -12,8 +12,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from statistics import median, stdev
 from typing import Any, NamedTuple
+
+from ..run_state.metric_table import COMPUTING, names_of
+from ..run_state.series import Spread
+from ..run_state.values import numbers
 
 WINDOW_S = 20.0  # longer where steps are, so that each part has one
 MAX_WINDOW_S = 3600.0
@@ -27,13 +32,13 @@ CERTAIN = 3.5  # times the standard error, by which it takes longer: a few long 
 EXPLAINED = 0.5  # of what it takes longer, by computing or data
 SAME_RANK = 0.6  # of the time, where only the slowest of a host is known
 REST = -1  # in place of a rank: the others of a host
-_COMPUTING = ("forward_s", "backward_s", "optimizer_s")
+_COMPUTING = names_of(COMPUTING)
 
 
 class Times(NamedTuple):
     """What `rank` took for so many steps, in seconds; `until` is on the clock of whoever compares.
 
-    `computing_s` None: it does not tell the phases of its steps.
+    `phases` are those that compute, by name; empty: it does not tell them.
     """
 
     until: float
@@ -42,11 +47,12 @@ class Times(NamedTuple):
     step_s: float
     comm_s: float
     data_s: float
-    computing_s: float | None
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    optimizer_s: float = 0.0
-    paused_s: float = 0.0  # it saves, loads or evaluates
+    paused_s: float  # it saves, loads or evaluates
+    phases: Mapping[str, float]
+
+    @property
+    def computing_s(self) -> float | None:
+        return sum(self.phases.values()) if self.phases else None
 
     @property
     def own_s(self) -> float:
@@ -75,58 +81,50 @@ class Slow(NamedTuple):
 
 def times_of(until: float, rank: int, row: Mapping[str, Any]) -> Times | None:
     """What a rank tells, if it is about steps and nothing else."""
-    if row.get("state"):
-        return None
-    return _times(until, rank, {name: one for name, one in row.items() if isinstance(one, int | float)})
+    return None if row.get("state") else _times(until, rank, numbers(row))
 
 
 def folded_times_of(until: float, row: Mapping[str, Any]) -> Times | None:
     """Of the ranks of a host only least, mean and greatest are known: what the slowest took."""
-    columns = {
-        name: one
-        for name, one in row.items()
-        if isinstance(one, list) and _are_numbers(one) and len(one) == 5
-    }
-    if "own_s" not in columns:
+    columns = _columns(row)
+    own = columns.get("own_s")
+    if own is None or not own.high_key:
         return None
-    rank = columns["own_s"][4]
-
-    def of_rank(values: Sequence[float]) -> float:
-        least, mean, greatest, first, last = values
-        return greatest if last == rank else least if first == rank else mean
-
-    known = {name: of_rank(values) for name, values in columns.items()}
-    own_s = columns["own_s"][2] + known.get("paused_s", 0.0)
+    slowest = own.high_key
+    known = {
+        name: one.high if one.high_key == slowest else one.low if one.low_key == slowest else one.mean
+        for name, one in columns.items()
+    }
+    own_s = own.high + known.get("paused_s", 0.0)
     known["comm_s"] = max(0.0, known.get("step_s", 0.0) - own_s)
-    return _times(until, int(rank), known)
+    return _times(until, int(slowest), known)
 
 
 def folded_rest_of(until: float, row: Mapping[str, Any]) -> Times | None:
     """What the ranks of a host took in the mean; to compare the slowest with if there is no other host."""
-    known = {name: one[1] for name, one in row.items() if isinstance(one, list) and _are_numbers(one)}
+    known = {name: one.mean for name, one in _columns(row).items()}
     return _times(until, REST, known) if "own_s" in known else None
 
 
-def _are_numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(one, int | float) for one in values)
+def _columns(row: Mapping[str, Any]) -> dict[str, Spread]:
+    found = ((name, Spread.of("", value)) for name, value in row.items() if isinstance(value, list))
+    return {name: one for name, one in found if one is not None}
 
 
 def _times(until: float, rank: int, row: Mapping[str, float]) -> Times | None:
-    steps, step_s, comm_s = row.get("steps", 0), row.get("step_s", 0.0), row.get("comm_s")
-    if steps <= 0 or not 0 < step_s < float("inf") or comm_s is None or not 0 <= comm_s < float("inf"):
+    steps, step_s, comm_s = row.get("steps", 0.0), row.get("step_s", 0.0), row.get("comm_s", -1.0)
+    if not steps > 0 or not 0 < step_s < inf or not 0 <= comm_s < inf:
         return None
-    phases = {name: row[name] for name in _COMPUTING if 0 <= row.get(name, -1.0) < float("inf")}
-    data_s, paused_s = row.get("data_s", 0.0), row.get("paused_s", 0.0)
+    data_s, paused_s = (row.get(name, 0.0) for name in ("data_s", "paused_s"))
     return Times(
         until=until,
         rank=rank,
         steps=steps,
         step_s=step_s,
         comm_s=min(comm_s, step_s),
-        data_s=data_s if 0 <= data_s < float("inf") else 0.0,
-        computing_s=sum(phases.values()) if phases else None,
-        paused_s=paused_s if 0 <= paused_s < float("inf") else 0.0,
-        **phases,
+        data_s=data_s if 0 <= data_s < inf else 0.0,
+        paused_s=paused_s if 0 <= paused_s < inf else 0.0,
+        phases={name: row[name] for name in _COMPUTING if 0 <= row.get(name, -1.0) < inf},
     )
 
 
@@ -221,19 +219,20 @@ def _steps_by_rank(rows: Iterable[Times]) -> dict[int, float]:
 def _sum(rows: Sequence[Times], rank: int) -> Times:
     """For one step."""
     steps = sum(one.steps for one in rows)
-    is_told = all(one.computing_s is not None for one in rows)
+
+    def mean(name: str) -> float:
+        return float(sum(getattr(one, name) for one in rows) / steps)
+
+    told = set.intersection(*(set(one.phases) for one in rows))
     return Times(
         until=rows[-1].until,
         rank=rank,
         steps=1.0,
-        step_s=sum(one.step_s for one in rows) / steps,
-        comm_s=sum(one.comm_s for one in rows) / steps,
-        data_s=sum(one.data_s for one in rows) / steps,
-        computing_s=sum(one.computing_s or 0.0 for one in rows) / steps if is_told else None,
-        forward_s=sum(one.forward_s for one in rows) / steps,
-        backward_s=sum(one.backward_s for one in rows) / steps,
-        optimizer_s=sum(one.optimizer_s for one in rows) / steps,
-        paused_s=sum(one.paused_s for one in rows) / steps,
+        step_s=mean("step_s"),
+        comm_s=mean("comm_s"),
+        data_s=mean("data_s"),
+        paused_s=mean("paused_s"),
+        phases={name: sum(one.phases[name] for one in rows) / steps for name in _COMPUTING if name in told},
     )
 
 
@@ -309,7 +308,8 @@ def _explain(one: Times, others: Sequence[Times], *, is_clear: bool) -> Slow | N
     if data_longer_s >= computing_longer_s:
         return known
     growth = {
-        name: getattr(one, name) - median(getattr(other, name) for other in others) for name in _COMPUTING
+        name: took - median(other.phases.get(name, 0.0) for other in others)
+        for name, took in one.phases.items()
     }
     phase = max(growth, key=lambda name: growth[name])
     return known._replace(

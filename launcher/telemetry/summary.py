@@ -2,108 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from typing import Any
 
-from ..node.metrics import FOLDED
-from .telemetry import METRICS
+from ..run_state.run_state import RunState
 
 _OF_STREAM = ("at", "event")  # keys of an event that are not the verdict's
 
 
-class Summary:
-    """A sink that keeps what the last attempt told."""
-
-    def __init__(self) -> None:
-        self.name = ""
-        self.command: list[str] = []
-        self.hosts: tuple[str, ...] = ()  # in the order of their ranks
-        self.num_ranks = 0
-        self.num_attempts = 0
-        self.log_folder = ""
-        self.verdict: dict[str, Any] | None = None
-        self.step: int | float | None = None
-        self.loss: float | str | None = None
-        self._loss_of = ""
-        self._steps_of = ""  # of one rank, or of the ranks of one host: all do the same
-        self._steps = self._steps_s = 0.0
-
-    @property
-    def steps_per_s(self) -> float | None:
-        return self._steps / self._steps_s if self._steps and self._steps_s > 0 else None
-
-    def take(self, event: Mapping[str, Any]) -> None:
-        kind = event["event"]
-        if kind == METRICS:
-            for key, row in event["ranks"].items():
-                self._take_row(key, row)
-        elif kind == "job":
-            self.name, self.command = event.get("name", ""), event.get("command", [])
-        elif kind == "attempt":
-            self.hosts = tuple(dict.fromkeys(str(one[0]) for one in event["workers"]))
-            self.num_ranks = len(event["workers"])
-            self.num_attempts += 1
-            self.log_folder = event["log_folder"]
-            self._steps_of, self._steps, self._steps_s = "", 0.0, 0.0
-        elif kind == "verdict":
-            self.verdict = {name: value for name, value in event.items() if name not in _OF_STREAM}
-            self.hosts = self.hosts or tuple(event.get("hosts", ()))  # where nothing is known of workers
-            self.num_attempts = max(self.num_attempts, 1)
-
-    def close(self) -> None:
-        """It has nothing to write."""
-
-    def _take_row(self, key: str, row: Mapping[str, Any]) -> None:
-        step, loss = _mean(row.get("step"), key), _mean(row.get("loss"), key)
-        if isinstance(step, int | float):
-            self.step = int(step) if step == step and abs(step) < 1e15 else step
-        if loss is not None and (key == "0" or self._loss_of in ("", key)):
-            self.loss, self._loss_of = loss, key
-        steps, seconds = _mean(row.get("steps"), key), _mean(row.get("step_s"), key)
-        if (
-            self._steps_of in ("", key)
-            and isinstance(steps, int | float)
-            and isinstance(seconds, int | float)
-        ):
-            self._steps_of = key
-            self._steps += steps
-            self._steps_s += seconds
-
-    def progress(self) -> str:
-        """How far it came, in words; empty if no rank told of it: `step 500, 13.2 steps/s, loss 2.31`."""
-        words = []
-        if self.step is not None:
-            words.append(f"step {self.step}")
-            if self.steps_per_s is not None:
-                words.append(f"{self.steps_per_s:.3g} steps/s")
-            if self.loss is not None:
-                words.append(f"loss {self.loss if isinstance(self.loss, str) else format(self.loss, '.4g')}")
-        return ", ".join(words)
-
-    def end(self, *, exit_code: int, duration_s: float, at: float, error: str) -> dict[str, Any]:
-        """The event `end` with all of this: what --on_end and --webhook give.
-
-        `error`: why there is no verdict, or why it did not come to another attempt; else empty.
-        """
-        return {
-            "at": at,
-            "event": "end",
-            "exit_code": exit_code,
-            "duration_s": duration_s,
-            "name": self.name,
-            "command": self.command,
-            "hosts": list(self.hosts),
-            "ranks": self.num_ranks,
-            "attempts": self.num_attempts,
-            "step": self.step,
-            "loss": self.loss,
-            "steps_per_s": self.steps_per_s,
-            "verdict": self.verdict,
-            "error": error or None,
-            "log_folder": self.log_folder or None,
-        }
+def steps_per_s(state: RunState) -> float | None:
+    """In the whole last attempt, of one rank, or of the ranks of one host: all do the same steps."""
+    recent = next((one.recent for one in state.sources if one.recent.num_steps > 0), None)
+    return None if recent is None else recent.num_steps / recent.seconds
 
 
-def _mean(value: Any, key: str) -> Any:
-    """Of folded ranks the mean."""
-    return value[1] if key.endswith(FOLDED) and isinstance(value, list) and len(value) > 1 else value
+def progress(state: RunState) -> str:
+    """How far it came, in words; empty if no rank told of it: `step 500, 13.2 steps/s, loss 2.31`."""
+    if state.last_step is None:
+        return ""
+    rate, words = steps_per_s(state), [f"step {_whole(state.last_step)}"]
+    if rate is not None:
+        words.append(f"{rate:.3g} steps/s")
+    if state.last_loss is not None:
+        words.append(f"loss {state.last_loss:.4g}")
+    return ", ".join(words)
+
+
+def end_event(state: RunState, *, exit_code: int, duration_s: float, at: float, error: str) -> dict[str, Any]:
+    """The event `end` with all of this: what --on_end and --webhook give.
+
+    `error`: why there is no verdict, or why it did not come to another attempt; else empty.
+    """
+    attempt, loss = state.attempt, state.last_loss
+    verdict = None if attempt is None or attempt.verdict is None else attempt.verdict.keys
+    return {
+        "at": at,
+        "event": "end",
+        "exit_code": exit_code,
+        "duration_s": duration_s,
+        "name": state.job.name,
+        "command": list(state.job.command),
+        "hosts": [] if attempt is None else list(attempt.hosts),
+        "ranks": 0 if attempt is None else attempt.num_ranks,
+        "attempts": state.num_attempts,
+        "step": None if state.last_step is None else _whole(state.last_step),
+        "loss": loss if loss is None or math.isfinite(loss) else str(loss),
+        "steps_per_s": steps_per_s(state),
+        "verdict": verdict and {name: one for name, one in verdict.items() if name not in _OF_STREAM},
+        "error": error or None,
+        "log_folder": (None if attempt is None else attempt.log_folder) or None,
+    }
+
+
+def _whole(step: float) -> float:
+    return int(step) if abs(step) < 1e15 else step

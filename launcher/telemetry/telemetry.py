@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from ..inputs.line_prefix import Origin
 from ..node.metrics import FOLDED, merge
 from ..options.end import without_secrets
+from ..run_state.run_state import RunState
 from ..wire.frames import Metrics, Told
 
 METRICS = "metrics"
@@ -44,9 +45,17 @@ class EventSink(Protocol):
         ...
 
 
+class StateSink:
+    def __init__(self, state: RunState) -> None:
+        self.take = state.take
+
+    def close(self) -> None:
+        """It has nothing to write."""
+
+
 class Telemetry:
     """Makes the events and hands them on. No method raises: a sink that does gets no more, and `on_problem`
-    is told so.
+    is told so. `state` is what all of them say; other threads read it under `lock`.
 
     Times are given on the monotonic clock, and are events' on that of the wall.
     """
@@ -54,8 +63,9 @@ class Telemetry:
     def __init__(self) -> None:
         self.on_problem: Callable[[str], None] = lambda problem: None
         self._interval_s = 1.0
-        self._sinks: list[EventSink] = []
-        self._lock = threading.RLock()
+        self.state = RunState()
+        self.lock = threading.RLock()
+        self._sinks: list[EventSink] = [StateSink(self.state)]
         self._opening: dict[tuple[str, Any], Mapping[str, Any]] = {}
         self._attempt = -1
         self._lines: dict[int, int] = {}  # of output by rank, since the last time
@@ -71,12 +81,12 @@ class Telemetry:
     @property
     def opening(self) -> list[Mapping[str, Any]]:
         """What a file that begins now needs first."""
-        with self._lock:
+        with self.lock:
             return list(self._opening.values())
 
     def add(self, sink: EventSink) -> None:
         """From now on it gets all events, and first what those that follow are about."""
-        with self._lock:
+        with self.lock:
             self._sinks.append(sink)
             for event in self.opening:
                 self._give(sink, event)
@@ -85,7 +95,7 @@ class Telemetry:
         """One event, now or at that time."""
         at = time.time() if at_s is None else time.time() - time.monotonic() + at_s
         made = Event(at=round(at, 3), event=event, **keys)
-        with self._lock:
+        with self.lock:
             if event in _OPENING:
                 self._opening[event, keys.get("rank")] = made
             for sink in list(self._sinks):
@@ -115,12 +125,12 @@ class Telemetry:
 
     def heard_output(self, rank: int, num_lines: int) -> None:
         """A rank wrote so many lines. May be called from any thread."""
-        with self._lock:
+        with self.lock:
             self._lines[rank] = self._lines.get(rank, 0) + num_lines
 
     def take_metrics(self, host: str, item: Metrics) -> None:
         """Numbers of a host and its ranks."""
-        with self._lock:
+        with self.lock:
             for rank, row in item.ranks.items():
                 if not isinstance(row, dict):
                     continue
@@ -155,7 +165,7 @@ class Telemetry:
 
     def flush(self) -> None:
         """The same, now."""
-        with self._lock:
+        with self.lock:
             ranks, self._ranks = self._ranks, {}
             hosts, self._hosts = self._hosts, {}
             lines, self._lines = self._lines, {}
@@ -165,7 +175,7 @@ class Telemetry:
 
     def close(self) -> None:
         """All is said."""
-        with self._lock:
+        with self.lock:
             sinks, self._sinks = self._sinks, []
         for sink in sinks:
             sink.close()

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..run_state.step_times import PHASES, StepTimes
+from ..run_state.metric_table import OTHER, OTHER_LETTER, PHASES
+from ..run_state.step_times import StepTimes
 from .spans import Line, Span, line
 
 
@@ -20,15 +21,7 @@ class Glyphs(NamedTuple):
 
 BLOCKS = Glyphs(" ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█", "░")
 ASCII = Glyphs(" ._-=+*#", " -#", ".")  # where a terminal or a file has no others
-LETTERS = {
-    "forward": "f",
-    "backward": "b",
-    "optimizer": "o",
-    "comm": "c",
-    "data": "d",
-    "paused": "p",
-    "other": "-",
-}
+LETTERS = {**{name: one.letter for name, one in PHASES.items()}, OTHER: OTHER_LETTER}
 
 
 def bar(share: float, width: int, glyphs: Glyphs) -> str:
@@ -42,14 +35,14 @@ def bar(share: float, width: int, glyphs: Glyphs) -> str:
 
 def step_bar(times: StepTimes, width: int) -> Line:
     """The phases of a step, each as long as its part, by its letter."""
-    shares = [times.share(one) for one in PHASES]
+    shares = [times.share(one) for one in LETTERS]
     total = sum(shares) or 1.0
     exact = [share / total * width for share in shares]
     cells = [int(one) for one in exact]
     by_rest = sorted(range(len(cells)), key=lambda place: cells[place] - exact[place])
     for place in by_rest[: width - sum(cells)]:
         cells[place] += 1
-    return line(*(Span(LETTERS[one] * count, one) for one, count in zip(PHASES, cells, strict=True)))
+    return line(*(Span(LETTERS[one] * count, one) for one, count in zip(LETTERS, cells, strict=True)))
 
 
 def spark(values: Sequence[float], width: int, height: int, glyphs: Glyphs, *, low: float) -> list[str]:

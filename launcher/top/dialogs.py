@@ -10,7 +10,7 @@ from textual.binding import Binding
 from textual.screen import ModalScreen
 from textual.widgets import RichLog, Static
 
-from .bars import LETTERS
+from ..run_state.metric_table import OTHER_HELP, OTHER_LETTER, PHASES
 from .spans import cut, shown
 
 MAX_LINES = 5000
@@ -18,15 +18,6 @@ MAX_LINES = 5000
 _AROUND_ROWS = 8  # of a question beside its answers: frame, space, the question itself
 _WHOLE_COLUMNS = 74  # its longest answer is one line then
 
-_PHASES = {
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "optimizer",
-    "comm": "waiting for other ranks and the network",
-    "data": "waiting for data between two steps",
-    "paused": "saving, loading, evaluating",
-    "other": "anything else",
-}
 HELP = (
     "q, Ctrl-C    quit; the job goes on",
     "s, S         sort by the next column, or the one before; * marks it",
@@ -38,7 +29,8 @@ HELP = (
     "",
     "s/step       seconds of a step, in the mean of the last ones",
     "of a step    where they go; sorted by what a rank does itself, without c:",
-    *(f"               {LETTERS[name]}  {text}" for name, text in _PHASES.items()),
+    *(f"               {one.letter}  {one.help}" for one in PHASES.values()),
+    f"               {OTHER_LETTER}  {OTHER_HELP}",
     "memory       of the device that a rank trains on, or of its host",
     "waits for    which rank (or others, where none is slower than the rest) or",
     "             data, and how much of a step",

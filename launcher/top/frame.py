@@ -7,8 +7,8 @@ import textwrap
 import time
 from typing import NamedTuple
 
-from ..run_state.run_state import RunState
-from ..run_state.slowest import Slowest, slowest
+from ..run_state.metric_table import PHASES
+from ..run_state.run_state import RunState, Straggler
 from ..wording import count, shown_time
 from .amounts import shown_many, shown_number, shown_rate
 from .bars import BLOCKS, LETTERS, Glyphs, spark
@@ -19,7 +19,7 @@ from .view import Facts, View
 
 MIN_ROWS = 3  # of the table, if there is any room
 _TALL = 40  # lines of a terminal in which pictures are higher
-_LEGEND = {"comm": "others", "data": "data", "paused": "saving"}  # of what a letter says little
+_LEGEND = {name: one.short or name for name, one in PHASES.items()}
 _LEVELS = {30: "warn", 40: "bad", 50: "bad"}
 
 
@@ -38,7 +38,7 @@ def make_frame(
     state: RunState, facts: Facts, view: View, *, width: int, height: int, now: float, glyphs: Glyphs = BLOCKS
 ) -> Frame:
     """Exactly `height` lines of at most `width` columns."""
-    slow = slowest(state) if facts.is_live else None
+    slow = state.straggler if facts.is_live else None
     above = [
         *_head(state, facts, width, now),
         *_pictures(state, width, 1 if height < _TALL else 3, glyphs),
@@ -127,7 +127,7 @@ def _start(state: RunState, now: float) -> Line:
     if attempt is None:
         return line(Span("nothing has been started yet", "dim"))
     if attempt.running_at:
-        has_told = any(one.at for one in (*state.ranks.values(), *state.folded.values()))
+        has_told = any(one.at for one in state.sources)
         told = "its ranks tell no steps" if has_told or now - attempt.running_at > 20 else "no step yet"
         return line(f"all workers run for {shown_time(max(0.0, now - attempt.running_at))}; {told}")
     behind = ", ".join(f"{one.name} {shown_time(one.ended_at - attempt.began_at)}" for one in attempt.phases)
@@ -139,7 +139,7 @@ def _ending(state: RunState, facts: Facts) -> Line:
         return line(Span(shown(facts.why), "warn"))
     code = facts.exit_code if facts.exit_code is not None else state.exit_code
     verdict = state.attempt.verdict if state.attempt is not None else None
-    why = facts.verdict or (verdict.culprit if verdict is not None else "")
+    why = facts.verdict or (verdict.text if verdict is not None and verdict.exit_code else "")
     if not code:
         return line(Span(f"ended with exit code {code or 0}", "good"), f": {shown(why)}" if why else "")
     return line(Span(f"ended with exit code {code}", "bad"), f": {shown(why)}" if why else "")
@@ -147,16 +147,14 @@ def _ending(state: RunState, facts: Facts) -> Line:
 
 def _pictures(state: RunState, width: int, height: int, glyphs: Glyphs) -> list[Line]:
     found: list[Line] = []
-    loss = state.series.get("loss")
-    if loss is not None and len(loss):
-        values = [one.mean for one in loss.points]
+    loss = state.loss
+    if loss:
+        values = [one.mean for one in loss.points()]
         style = "" if math.isfinite(loss.last) else "bad"
         found += _picture(
             ("loss", shown_number(loss.last), style), values, "whole run", (width, height), glyphs
         )
-    name, title = (
-        ("steps_per_s", "steps/s") if state.series.get("steps_per_s") else ("lines_per_s", "lines/s")
-    )
+    name, title = ("steps_per_s", "steps/s") if state.recent("steps_per_s") else ("lines_per_s", "lines/s")
     recent = state.recent(name)
     if recent:
         values = [value for _, value in recent]
@@ -197,28 +195,26 @@ def _picture(
 
 
 def _warnings(
-    state: RunState, facts: Facts, slow: Slowest | None, width: int, height: int, now: float
+    state: RunState, facts: Facts, slow: Straggler | None, width: int, height: int, now: float
 ) -> list[Line]:
     """What asks for attention, each in a line."""
     found: list[Line] = []
     if facts.is_live and slow is not None:
-        found += _slow(slow, width)
+        found += [line(Span(one, "warn")) for one in _wrapped(shown(slow.text), width)]
     elif facts.is_live and state.has_numbers and state.step_s is not None and len(state.ranks) > 1:
         found.append(line(Span("no rank is slower than the others", "dim")))
-    attempt = state.attempt
-    if state.hangs and attempt is not None and state.hangs[-1].at >= max(attempt.began_at, state.step_at):
-        report = state.hangs[-1]
+    attempt, report = state.attempt, state.last_hang
+    if report is not None and attempt is not None and report.at >= max(attempt.began_at, state.step_at):
         ago = shown_time(max(0.0, now - report.at))
         first = next((one for one in report.lines if one.strip()), "")
         found.append(line(Span(f"hangs, said rank {report.rank} {ago} ago: ", "bad"), shown(first)))
-    ended = [one for one in state.attempts if one.verdict is not None and one is not state.attempt]
+    ended = [one for one in state.attempts.values() if one.verdict is not None and one is not state.attempt]
     for one in ended[-(1 if height < _TALL else 4) :]:
         verdict = one.verdict
         if verdict is not None:
-            why = shown(verdict.culprit or verdict.decision or f"exit code {verdict.exit_code}")
-            found.append(
-                line(Span(f"attempt {one.number + 1}, {shown_time(verdict.duration_s)}: ", "bad"), why)
-            )
+            head = f"attempt {one.number + 1}, {shown_time(verdict.duration_s)}: "
+            first, *rest = _wrapped(head + shown(verdict.text), width)
+            found += [line(Span(head, "bad"), first[len(head) :]), *map(line, rest)]
     if state.num_lost:
         found.append(
             line(Span(f"{count(state.num_lost, 'event')} could not be kept, and are not in this", "warn"))
@@ -226,14 +222,10 @@ def _warnings(
     return found
 
 
-def _slow(slow: Slowest, width: int) -> list[Line]:
-    """Who holds up the others, in two lines at most."""
-    who, why = f"rank {slow.rank} on {shown(slow.host)}", shown(slow.why)
-    text = why if slow.is_said else f"{who}: {why}"
-    lines = textwrap.wrap(text, max(10, width), subsequent_indent="    ", max_lines=2, placeholder=" ~")
-    if not slow.is_said or why.startswith(who):
-        return [line(Span(who, "warn"), lines[0][len(who) :]), *(line(one) for one in lines[1:])]
-    return [line(Span(one, "warn")) for one in lines]
+def _wrapped(text: str, width: int) -> list[str]:
+    """In two lines at most."""
+    width = max(10, width)
+    return textwrap.wrap(text, width, subsequent_indent="    ", max_lines=2, placeholder=" ~")
 
 
 def _notes(state: RunState, width: int, height: int) -> list[Line]:

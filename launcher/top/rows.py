@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from ..run_state.rank_state import HostState, RankState
-from ..run_state.run_state import RunState
-from ..run_state.slowest import Slowest
+from ..run_state.metric_table import GPU, GPU_PREFIX, HOST, RANK, Metric
+from ..run_state.rank_state import HostState, RankState, Source
+from ..run_state.run_state import RunState, Straggler
 from ..run_state.step_times import StepTimes
 from .amounts import shown_share
 
@@ -30,15 +30,32 @@ class Row:
     step: int | None = None
     times: StepTimes | None = None
     mem_share: float | None = None
-    mem_used: float | None = None
-    cpu: float | None = None
-    gpu: float | None = None
-    power_w: float | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)  # by the titles of their columns
     net: float | None = None  # bytes a second, in and out
     lines_per_s: float | None = None
     waits: str = ""
     waits_style: str = ""
     is_slowest: bool = False
+
+
+def _with_column(table: Mapping[str, Metric]) -> dict[str, Metric]:
+    return {name: one for name, one in table.items() if one.column}
+
+
+_OF_RANK, _OF_HOST, _OF_GPU = map(_with_column, (RANK, HOST, GPU))
+COLUMNS = {one.column: one for table in (_OF_RANK, _OF_GPU, _OF_HOST) for one in table.values()}
+
+
+def _numbers(sources: Sequence[Source], host: HostState | None, gpu: Mapping[str, float]) -> dict[str, float]:
+    """What the columns show: of ranks the greatest, of their host, and of GPUs."""
+    found = {}
+    for name, metric in _OF_RANK.items():
+        told = [value for one in sources if (value := one.value(name)) is not None]
+        if told:
+            found[metric.column] = max(told)
+    for table, values in ((_OF_HOST, {} if host is None else host.values), (_OF_GPU, gpu)):
+        found.update({metric.column: values[name] for name, metric in table.items() if name in values})
+    return found
 
 
 def is_by_hosts(state: RunState, by: str) -> bool:
@@ -48,7 +65,7 @@ def is_by_hosts(state: RunState, by: str) -> bool:
     return by == "hosts" or (by == "" and len(state.ranks) > MAX_RANKS)
 
 
-def rank_rows(state: RunState, slow: Slowest | None, now: float) -> list[Row]:
+def rank_rows(state: RunState, slow: Straggler | None, now: float) -> list[Row]:
     """One row for each rank. `now` is infinite if the job is no more."""
     num_on_host: dict[str, int] = {}
     for one in state.ranks.values():
@@ -56,7 +73,7 @@ def rank_rows(state: RunState, slow: Slowest | None, now: float) -> list[Row]:
     return [_rank_row(state, rank, slow, num_on_host[rank.host], now) for rank in state.ranks.values()]
 
 
-def _rank_row(state: RunState, rank: RankState, slow: Slowest | None, num_on_host: int, now: float) -> Row:
+def _rank_row(state: RunState, rank: RankState, slow: Straggler | None, num_on_host: int, now: float) -> Row:
     host = state.hosts.get(rank.host)
     word, style = _state_of(rank, state, now)
     is_slowest = slow is not None and slow.rank == rank.rank
@@ -65,9 +82,10 @@ def _rank_row(state: RunState, rank: RankState, slow: Slowest | None, num_on_hos
         waits, waits_style = _waits(rank.times, None if is_slowest else slow)
     if is_slowest and not waits:
         waits, waits_style = "others wait", "warn"
-    gpu = None
-    if host is not None and len(host.gpus) == num_on_host and rank.local_rank < num_on_host:
-        gpu = host.gpus[rank.local_rank]  # else which GPU it has is not known
+    gpu: Mapping[str, float] = {}
+    gpus = [] if host is None else host.gpus
+    if len(gpus) == num_on_host and rank.local_rank < num_on_host:
+        gpu = gpus[rank.local_rank]  # else which GPU it has is not known
     return Row(
         key=rank.rank,
         name=str(rank.rank),
@@ -77,10 +95,7 @@ def _rank_row(state: RunState, rank: RankState, slow: Slowest | None, num_on_hos
         step=rank.step,
         times=rank.times,
         mem_share=rank.mem_share,
-        mem_used=rank.value("mem_used"),
-        cpu=None if host is None else host.values.get("cpu"),
-        gpu=None if gpu is None else gpu.get("util"),
-        power_w=None if gpu is None else gpu.get("power_w"),
+        numbers=_numbers([rank], host, gpu),
         lines_per_s=rank.lines_per_s,
         waits=waits,
         waits_style=waits_style,
@@ -88,7 +103,7 @@ def _rank_row(state: RunState, rank: RankState, slow: Slowest | None, num_on_hos
     )
 
 
-def host_rows(state: RunState, slow: Slowest | None, now: float) -> list[Row]:
+def host_rows(state: RunState, slow: Straggler | None, now: float) -> list[Row]:
     """One row for each host."""
     by_host: dict[str, list[RankState]] = {host: [] for host in state.hosts}
     for one in state.ranks.values():
@@ -99,14 +114,16 @@ def host_rows(state: RunState, slow: Slowest | None, now: float) -> list[Row]:
 
 
 def _host_row(
-    place: int, state: RunState, name: str, ranks: list[RankState], slow: Slowest | None, now: float
+    place: int, state: RunState, name: str, ranks: list[RankState], slow: Straggler | None, now: float
 ) -> Row:
     host = state.hosts.get(name, HostState(name))
     folded = state.folded.get(name)
-    times = folded.times if folded is not None else _mean(one.times for one in ranks)
-    steps = [one.step for one in (folded, *ranks) if one is not None and one.step is not None]
-    shares = [one.mem_share for one in (folded, *ranks) if one is not None and one.mem_share is not None]
-    used = [one.value("mem_used") for one in (folded, *ranks) if one is not None]
+    sources = [*ranks, *([] if folded is None else [folded])]
+    times = StepTimes.mean(one.times for one in sources if one.times is not None)
+    steps = [one.step for one in sources if one.step is not None]
+    shares = [one.mem_share for one in sources if one.mem_share is not None]
+    its_own = host.values
+    gpus = {name: its_own[GPU_PREFIX + name] for name in GPU if GPU_PREFIX + name in its_own}
     word, style = _state_of_host(ranks, state, now, 0.0 if folded is None else folded.step_at)
     is_slowest = slow is not None and slow.host == name
     waits, waits_style = ("", "")
@@ -114,7 +131,7 @@ def _host_row(
         waits, waits_style = _waits(times, None if is_slowest else slow)
     if is_slowest and slow is not None:
         waits, waits_style = f"has rank {slow.rank}", "warn"
-    net = [host.values[one] for one in ("net_in", "net_out") if one in host.values]
+    net = [its_own[one] for one in ("net_in", "net_out") if one in its_own]
     return Row(
         key=place,
         name=str(len(ranks)),
@@ -124,23 +141,13 @@ def _host_row(
         step=min(steps, default=None),
         times=times,
         mem_share=max(shares, default=host.mem_share),
-        mem_used=max((one for one in used if one is not None), default=None),
-        cpu=host.values.get("cpu"),
-        gpu=host.gpu_mean("util"),
-        power_w=host.gpu_sum("power_w"),
+        numbers=_numbers(sources, host, gpus),
         net=sum(net) if net else None,
         lines_per_s=sum(one.lines_per_s for one in ranks),
         waits=waits,
         waits_style=waits_style,
         is_slowest=is_slowest,
     )
-
-
-def _mean(told: Iterable[StepTimes | None]) -> StepTimes | None:
-    known = [one for one in told if one is not None]
-    if not known:
-        return None
-    return StepTimes(*(sum(column) / len(known) for column in zip(*known, strict=True)))
 
 
 def _state_of(rank: RankState, state: RunState, now: float) -> tuple[str, str]:
@@ -185,7 +192,7 @@ def is_quiet(step_at: float, state: RunState, now: float) -> bool:
     return now - step_at > max(QUIET_S, 10 * (state.step_s or 0.0))
 
 
-def _waits(times: StepTimes, slow: Slowest | None) -> tuple[str, str]:
+def _waits(times: StepTimes, slow: Straggler | None) -> tuple[str, str]:
     comm, data = times.share("comm"), times.share("data")
     if max(comm, data) < WORTH_SAYING:
         return "", ""

@@ -32,6 +32,7 @@ from ..registry.known_jobs import KnownJob
 from ..registry.record import State
 from ..registry.stacks_request import ask_stacks
 from ..registry.stopping import Stopping
+from ..run_state.metric_table import OTHER, PHASES
 from .bars import BLOCKS, Glyphs
 from .dialogs import HELP, Question, Reading
 from .frame import Frame, make_frame
@@ -61,13 +62,8 @@ STYLES: dict[str, Style] = {
     "loss": Style(color="cyan"),
     "steps/s": Style(color="magenta"),
     "lines/s": Style(color="magenta"),
-    "forward": Style(color="black", bgcolor="green"),
-    "backward": Style(color="black", bgcolor="cyan"),
-    "optimizer": Style(color="black", bgcolor="blue"),
-    "comm": Style(color="black", bgcolor="yellow"),
-    "data": Style(color="black", bgcolor="red"),
-    "paused": Style(color="black", bgcolor="magenta"),
-    "other": Style(dim=True),
+    **{name: Style(color="black", bgcolor=one.color) for name, one in PHASES.items()},
+    OTHER: Style(dim=True),
 }
 
 
@@ -301,14 +297,14 @@ class Top(App[Outcome]):
         except LaunchError as error:
             self.say(str(error))
             return
-        self._asked_at, self._num_stacks = time.monotonic(), self.watched.state.num_stacks
+        self._asked_at, self._num_stacks = time.monotonic(), self.watched.state.stacks.num
         self.say("the ranks are asked what they do")
 
     def _look_at_stacks(self) -> None:
         """Show the answer, once it is there."""
         if not self._asked_at:
             return
-        if self.watched.state.num_stacks > self._num_stacks:
+        if self.watched.state.stacks.num > self._num_stacks:
             self._asked_at = 0.0
             self.push_screen(Reading("what the ranks do", more=self._new_stacks, is_from_top=True))
         elif time.monotonic() > self._asked_at + ANSWER_WITHIN_S:
@@ -319,8 +315,8 @@ class Top(App[Outcome]):
         """What has been answered since the last time; one answer of several ranks comes in parts."""
         self.watched.look()
         state = self.watched.state
-        num_new = min(state.num_stacks - self._num_stacks, len(state.stacks))
-        self._num_stacks = state.num_stacks
+        num_new = min(state.stacks.num - self._num_stacks, len(state.stacks))
+        self._num_stacks = state.stacks.num
         lines: list[str] = []
         for one in list(state.stacks)[len(state.stacks) - num_new :]:
             lines += [one.title, *(f"    {text}" for text in one.lines), ""]

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ..run_state.metric_table import BYTES, SHARE, WATTS, Metric, Unit
 from ..wording import shown_size
-from .amounts import shown_many, shown_seconds, shown_share
+from .amounts import shown_many, shown_number, shown_seconds, shown_share
 from .bars import Glyphs, bar, step_bar
-from .rows import Row
+from .rows import COLUMNS, Row
 from .spans import Line, Span, cut, line, num_columns, padded
 
 _GAP = 1
 _MEM_BAR = 5
 _MAX_STEP_BAR = 40
 _MAX_WAITS = 24
+# How wide a number is, and how it is shown; of another unit as it is.
+_SHOWN: dict[Unit, tuple[int, Callable[[float], str]]] = {
+    BYTES: (8, lambda value: shown_size(int(value)) if math.isfinite(value) else str(value)),
+    SHARE: (4, shown_share),
+    WATTS: (6, lambda value: f"{value:.0f}W"),
+}
 
 
 class Column(NamedTuple):
@@ -57,19 +65,7 @@ def columns_for(rows: Sequence[Row], *, by_hosts: bool, has_numbers: bool) -> li
         ]
     if any(one.mem_share is not None for one in rows):
         found.append(Column("memory", _MEM_BAR + 5, 2, _mem_cell, lambda row: row.mem_share, False))
-    if any(one.mem_used is not None for one in rows):
-        found.append(
-            _number("used", 8, 8, lambda row: row.mem_used, lambda row: shown_size(int(row.mem_used or 0)))
-        )
-    if any(one.gpu is not None for one in rows):
-        found.append(_number("gpu", 4, 3, lambda row: row.gpu, lambda row: shown_share(row.gpu or 0)))
-    has_gpu = any(one.gpu is not None for one in rows)
-    if any(one.cpu is not None for one in rows):
-        found.append(
-            _number("cpu", 4, 6 if has_gpu else 3, lambda row: row.cpu, lambda row: shown_share(row.cpu or 0))
-        )
-    if any(one.power_w is not None for one in rows):
-        found.append(_number("power", 6, 5, lambda row: row.power_w, lambda row: f"{row.power_w:.0f}W"))
+    found += [_of_metric(one) for title, one in COLUMNS.items() if any(title in row.numbers for row in rows)]
     if any(one.net is not None for one in rows):
         found.append(_number("net B/s", 7, 7, lambda row: row.net, lambda row: shown_many(row.net or 0)))
     if not has_numbers:
@@ -165,6 +161,17 @@ def _number(
     return Column(title, width, rank, cell, value)
 
 
+def _of_metric(metric: Metric) -> Column:
+    width, shown = _SHOWN.get(metric.unit, (max(7, len(metric.column)), shown_number))
+
+    def value(row: Row) -> float | None:
+        return row.numbers.get(metric.column)
+
+    return _number(
+        metric.column, width, metric.gives_way, value, lambda row: shown(row.numbers[metric.column])
+    )
+
+
 def _text(text: Callable[[Row], str]) -> Callable[[Row, int, Glyphs], Line]:
     return lambda row, *_: line(text(row))
 
@@ -178,7 +185,7 @@ def _own_s(row: Row) -> float | None:
 
 
 def _waiting(row: Row) -> float | None:
-    return None if row.times is None else row.times.comm_s + row.times.data_s
+    return None if row.times is None else row.times.seconds("comm") + row.times.seconds("data")
 
 
 def _step_cell(row: Row, width: int, _: Glyphs) -> Line:

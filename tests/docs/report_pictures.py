@@ -11,7 +11,7 @@ from PIL import Image
 from dslaunch.launcher.page.page import page_of
 from dslaunch.launcher.page.read_run import read_run, source_in
 from tests.docs.browser import Browser, find_browser
-from tests.launcher.page.made_events import MadeRun, write_run
+from tests.launcher.made_events import Made, write_events
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "launch"
 SIZE = (1100, 1150)  # CSS pixels
@@ -25,7 +25,8 @@ def main() -> None:
         raise SystemExit("needs Chromium: apt-get install chromium")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_run(folder, MadeRun())
+        made = Made(duration_s=1000.0, fails_at=(500.0,), straggler=5, exit_code=0)
+        write_events(folder / "events.jsonl", made)
         (folder / "page.html").write_text(page_of(read_run(source_in(folder))))
         with Browser(program, folder / "profile") as browser:
             browser.resize(*SIZE)

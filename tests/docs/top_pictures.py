@@ -26,7 +26,6 @@ MADE = Made(
     fails_at=(150.0,),
     straggler=13,
     cause="data",
-    is_said=True,
     total_steps=20_000,
     step_s=0.5,
 )

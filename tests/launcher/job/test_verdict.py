@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import signal
+from typing import Any
 
 import pytest
 
@@ -144,8 +145,10 @@ def test_a_verdict_as_json() -> None:
     )
     assert json.loads(json.dumps(verdict.to_dict())) == {
         "exit_code": 3,
+        "text": "w1: it is gone",
         "culprit": {
             "kind": "host",
+            "text": "w1: it is gone",
             "host": "w1",
             "message": "it is gone",
             "at_s": 9.0,
@@ -155,6 +158,7 @@ def test_a_verdict_as_json() -> None:
         "others": [
             {
                 "kind": "rank",
+                "text": f"rank {number} on w0 (local rank {number}, pid 100{number}) exited with code {code}",
                 "rank": number,
                 "local_rank": number,
                 "host": "w0",
@@ -180,12 +184,29 @@ def test_a_verdict_as_json() -> None:
     interrupted = verdict_of([], stopped_at=1.0, interrupted_by=2, phases_s={})
     assert interrupted.to_dict() == {
         "exit_code": 130,
+        "text": "interrupted by SIGINT (2)",
         "culprit": None,
         "others": [],
         "interrupted_by": "SIGINT (2)",
         "phases_s": {},
         "change": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({}, ""),
+        ({"message": "KeyError: 'x'\nand more"}, ": KeyError: 'x'"),
+        ({"message": "SIGKILL", "traceback": ("Traceback", "  ValueError: y\x1b[0m", "")}, ": ValueError: y"),
+        ({"is_out_of_memory": True, "traceback": ("Traceback",)}, ": out of memory"),
+    ],
+)
+def test_a_sentence_on_a_rank_says_why_as_far_as_that_is_known(given: dict[str, Any], reason: str) -> None:
+    failure = rank(3, 1.0)._replace(**given)
+    verdict = Verdict(culprit=failure, others=(), interrupted_by=15, phases_s=())
+    assert verdict.text == f"{failure.describe()}{reason}"
+    assert len(Verdict(host("w1", 1.0)._replace(message="x" * 9999), (), None, ()).text) < 600
 
 
 def test_ranks_that_had_ended_well_before_the_culprit_failed_are_named_with_what_that_means() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.launcher.detached_job import tell
 from tests.launcher.local_job import Start, poll
-from tests.launcher.page.made_events import MadeRun, as_lines
+from tests.launcher.made_events import Made, write_events
 
 pytestmark = pytest.mark.slow
 
@@ -71,7 +71,7 @@ def test_a_job_that_has_begun_again_and_runs_has_a_page(start: Start, tmp_path: 
 
 
 def test_without_the_library_of_charts_one_line_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").write_bytes(as_lines(MadeRun(num_hosts=1, per_host=1, num_steps=8).events()))
+    write_events(tmp_path / "events.jsonl", Made(num_hosts=1, slots=1, duration_s=8.0))
     program = (
         "import sys; sys.modules['bokeh'] = None; from dslaunch.launcher.command_line.cli import main; "
         "main(['report', 'events.jsonl'])"

@@ -92,7 +92,7 @@ def test_a_watched_job_ends_the_screen_with_its_verdict(
     terminal: Callable[..., Screen], tmp_path: Path
 ) -> None:
     screen = terminal("--watch", "--num_gpus=2", "train.py", END="5")
-    screen.wait_for("rank 1 on localhost")  # it is the slowest
+    screen.wait_for("steps/s")
     assert COLORS.search(screen.read())
     screen.type("q")
     screen.wait_for("train runs. What now?")
@@ -101,7 +101,6 @@ def test_a_watched_job_ends_the_screen_with_its_verdict(
     assert once.code == 0, once
     assert re.search(r"^step \d+   9\.\d+ steps/s|^step \d+   10 steps/s", once.out, re.MULTILINE), once
     assert re.search(r"^    1 localhost training .* 0\.1\d\ds f", once.out, re.MULTILINE), once
-    assert "rank 1 on localhost: others wait" in once.out
     assert "\x1b" not in once.out
     (tmp_path / "go").touch()
     assert screen.wait() == 5

@@ -107,7 +107,7 @@ write_events(telemetry, Path(sys.argv[1]), on_problem=print)
 for number in range(3):
     print("a line of output", flush=True)
     telemetry.record("note", number=number)
-    telemetry._sinks[0]._writer.drain()
+    telemetry._sinks[-1]._writer.drain()
 telemetry.close()
 print("after", flush=True)
 """
@@ -133,15 +133,15 @@ from dslaunch.launcher.telemetry.telemetry import Telemetry
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 telemetry = Telemetry()
 write_events(telemetry, Path("events"), on_problem=print)
-telemetry._sinks[0]._writer.drain()
+telemetry._sinks[-1]._writer.drain()
 resource.setrlimit(resource.RLIMIT_FSIZE, (200, 1 << 30))
 for number in range(20):
     telemetry.record("note", number=number)
-    telemetry._sinks[0]._writer.drain()
+    telemetry._sinks[-1]._writer.drain()
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
 for kind in ("running", "end"):
     telemetry.record(kind)
-    telemetry._sinks[0]._writer.drain()
+    telemetry._sinks[-1]._writer.drain()
 telemetry.close()
 """
 

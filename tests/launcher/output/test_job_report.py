@@ -55,8 +55,10 @@ def test_every_attempt_has_its_hosts_its_time_how_it_ended_and_what_was_said_of_
         "hosts": ["a", "b"],
         "duration_s": 61.5,
         "exit_code": 3,
+        "text": "b: lost",
         "culprit": {
             "kind": "host",
+            "text": "b: lost",
             "host": "b",
             "message": "lost",
             "at_s": 9.0,

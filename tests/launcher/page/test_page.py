@@ -16,7 +16,16 @@ from dslaunch.launcher.page.figures import COLORS, GREY
 from dslaunch.launcher.page.page import comparison_page, page_of
 from dslaunch.launcher.page.read_run import find_source, read_run
 from dslaunch.launcher.page.run import Run
-from tests.launcher.page.made_events import BEGAN_AT, CONFIG, Event, MadeRun, as_lines, write_run
+from tests.launcher.made_events import (
+    BEGAN_AT,
+    CONFIG,
+    OUT_OF_MEMORY,
+    Event,
+    Made,
+    as_lines,
+    events_of,
+    write_events,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -67,9 +76,9 @@ def with_odd_numbers(value: Any, dice: random.Random, share: float) -> Any:
 )
 def test_numbers_of_every_size_and_kind_make_a_page(seed: int, tmp_path: Path) -> None:
     dice = random.Random(seed)
-    made = MadeRun(num_hosts=2, per_host=2, num_steps=30, is_plain=bool(seed % 2), interval_s=0.5)
+    made = Made(num_hosts=2, slots=2, duration_s=24.0, fails_at=(12.0,), is_plain=bool(seed % 2), exit_code=0)
     share = dice.choice((0.01, 0.05, 0.3))
-    events = [with_odd_numbers(one, dice, share) for one in made.events()]
+    events = [with_odd_numbers(one, dice, share) for one in events_of(made)]
     (tmp_path / "events.jsonl").write_bytes(as_lines(events))
     run = run_of(tmp_path)
     page_of(run)
@@ -82,7 +91,7 @@ def test_losses_at_the_ends_of_what_a_number_can_be_are_shown(
 ) -> None:
     runs = []
     for name, loss in zip("ab", losses, strict=True):
-        events = [*MadeRun(num_hosts=1, per_host=2, num_steps=30, is_plain=True, num_attempts=1).events()]
+        events = [*events_of(Made(num_hosts=1, slots=2, duration_s=20.0, is_plain=True))]
         for row in (row for one in events for row in one.get("ranks", {}).values() if isinstance(row, dict)):
             row["loss"] = loss
         (tmp_path / name).mkdir()
@@ -168,16 +177,15 @@ def write_hostile(folder: Path) -> Path:
 
 
 def test_a_page_says_how_the_run_went(tmp_path: Path) -> None:
-    write_run(tmp_path, MadeRun(num_hosts=2, per_host=2, num_steps=100, slow_rank=1, has_gpus=False))
-    page = page_of(run_of(tmp_path))
+    made = Made(num_hosts=2, slots=2, duration_s=60.0, fails_at=(30.0,), straggler=1, exit_code=0)
+    page = page_of(run_of(write_events(tmp_path / "events.jsonl", made)))
     read = Read(page)
     for words in (
         "ended well",
-        "dslaunch -H hosts --max_restarts 3 --log_dir logs train.py",
-        "rank 3 on worker-2 exited with code 1",
-        "torch.OutOfMemoryError: CUDA out of memory",
-        "starting again (1 of 3) without worker-2, with spare-1 in its place",
-        "its own computing takes longer",
+        "dslaunch -H hosts --max_restarts 3 train.py --config 7b.yaml",
+        f"rank 3 on gpu02 (local rank 1, pid 4003) exited with code 1: {OUT_OF_MEMORY}",
+        "starting again (1 of 3) without gpu02, with spare-1 in its place",
+        "rank 1 on gpu01 holds up the others by 88 ms in each step of 400 ms, 22 %: it computes for",
         "no rank has written anything for 60 s",
         "prefetch_bucket_size",
         "Loss: ",
@@ -196,8 +204,7 @@ def test_a_page_says_how_the_run_went(tmp_path: Path) -> None:
 
 
 def test_nothing_of_a_page_is_loaded_from_elsewhere(tmp_path: Path) -> None:
-    write_run(tmp_path, MadeRun(num_hosts=1, per_host=2, num_steps=50, slow_rank=None))
-    read = Read(page_of(run_of(tmp_path)))
+    read = Read(page_of(run_of(write_events(tmp_path / "events", Made(num_hosts=1, duration_s=20.0)))))
     assert not [one for one in read.of("script") if "src" in one]
     assert not {"img", "iframe", "object", "embed", "base"} & {name for name, _ in read.tags}
     assert [one["href"] for one in read.of("link")] == ["data:,"]
@@ -222,20 +229,17 @@ def test_whatever_a_job_wrote_is_text(tmp_path: Path) -> None:
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", MadeRun(num_hosts=1, per_host=2, num_steps=100, num_attempts=1))
-    write_run(
-        tmp_path / "b", MadeRun(num_hosts=2, per_host=2, num_steps=60, num_attempts=1, lr=1e-3, step_s=0.4)
-    )
-    path = tmp_path / "b" / "events.jsonl"
+    first = write_events(tmp_path / "a", Made(num_hosts=1, slots=2, step_s=0.5, duration_s=60.0))
+    path = write_events(tmp_path / "b", Made(num_hosts=2, slots=2, step_s=0.5, duration_s=40.0, lr=1e-3))
     changed = json.dumps({**CONFIG, "bf16": {"enabled": False}, "more": 1}, separators=(",", ":"))
     path.write_text(path.read_text().replace(json.dumps(CONFIG, separators=(",", ":")), changed))
-    read = Read(comparison_page(run_of(tmp_path / "a"), run_of(tmp_path / "b")))
+    read = Read(comparison_page(run_of(first), run_of(path)))
     text = re.sub(r"\s+", " ", read.text)
-    for words in ("config: bf16.enabledtruefalse", "config: more1", "worker-1worker-[1-2]", "steps10060"):
+    for words in ("config: bf16.enabledtruefalse", "config: more1", "gpu01gpu[01-02]", "steps11070"):
         assert words in text, words
     assert "zero_optimization" not in text
     keys = {one["data-key"] for one in read.of("div") if one.get("class") == "chart"}
-    assert {"step-loss", "step-lr", "time-rate"} <= keys
+    assert {"step-loss", "step-lr", "time-steps_per_s"} <= keys
 
 
 def write_losses(folder: Path, losses: list[float | str]) -> Path:
@@ -338,8 +342,9 @@ def test_colors_can_be_told_from_the_background() -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("num_hosts", "interval_s"), [(1, 0.0), (12, 600.0)])
 def test_ten_days_are_a_small_page(tmp_path: Path, num_hosts: int, interval_s: float) -> None:
-    ten_days = MadeRun(num_hosts=num_hosts, num_steps=86_400, step_s=10.0, interval_s=interval_s)
-    write_run(tmp_path, ten_days)
-    page = page_of(run_of(tmp_path))
+    ten_days = Made(
+        num_hosts=num_hosts, duration_s=864_000.0, step_s=10.0, interval_s=interval_s, exit_code=0
+    )
+    page = page_of(run_of(write_events(tmp_path / "events", ten_days)))
     assert len(page) < LIMIT_BYTES
     assert "240 h" in page

@@ -13,7 +13,7 @@ from dslaunch.launcher.page.page import comparison_page, page_of
 from dslaunch.launcher.page.read_run import find_source, read_run
 from dslaunch.launcher.page.run import Run
 from tests.docs.browser import Browser, find_browser
-from tests.launcher.page.made_events import Event, MadeRun, as_lines, write_run
+from tests.launcher.made_events import Event, Made, as_lines, write_events
 from tests.launcher.page.test_page import write_hostile
 
 PROGRAM = find_browser()
@@ -71,7 +71,8 @@ def axis_color(browser: Browser) -> Any:
 
 
 def test_a_page_draws_its_charts_in_both_themes_and_asks_no_network(browser: Browser, tmp_path: Path) -> None:
-    write_run(tmp_path, MadeRun(num_hosts=1, per_host=2, num_steps=120, slow_rank=1, is_plain=True))
+    made = Made(num_hosts=1, slots=2, duration_s=60.0, fails_at=(30.0,), straggler=1, is_plain=True)
+    write_events(tmp_path / "events.jsonl", made)
     prefer(browser, "dark")
     show(browser, tmp_path, page_of(run_of(tmp_path)))
     points = browser.ask("dslaunchPoints()")
@@ -132,20 +133,19 @@ def test_hostile_words_do_nothing(browser: Browser, tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_two_runs_are_drawn_over_each_other(browser: Browser, tmp_path: Path) -> None:
     for name, lr in (("a", 1e-3), ("b", 2e-3)):
-        write_run(
-            tmp_path / name,
-            MadeRun(num_hosts=1, per_host=2, num_steps=200, lr=lr, num_attempts=1, is_plain=True),
-        )
+        made = Made(num_hosts=1, slots=2, lr=lr, is_plain=True)
+        write_events(tmp_path / name / "events.jsonl", made)
     show(browser, tmp_path, comparison_page(run_of(tmp_path / "a"), run_of(tmp_path / "b")))
     points = browser.ask("dslaunchPoints()")
     assert points["step-loss"] > 20
-    assert points["time-rate"] > 20
+    assert points["time-steps_per_s"] > 20
     assert_quiet(browser)
 
 
 @pytest.mark.exhaustive
 def test_folded_ranks_on_a_phone_and_on_paper(browser: Browser, tmp_path: Path) -> None:
-    write_run(tmp_path, MadeRun(num_hosts=64, per_host=8, num_steps=60, slow_rank=77, is_plain=True))
+    made = Made(num_hosts=64, duration_s=40.0, straggler=77, is_plain=True)
+    write_events(tmp_path / "events.jsonl", made)
     prefer(browser, "dark")
     browser.resize(*PHONE, is_phone=True)
     try:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.page.curves import Shares
 from dslaunch.launcher.page.read_run import Source, find_source, read_run
-from dslaunch.launcher.page.run import Numbers, Run
-from tests.launcher.page.made_events import BEGAN_AT, GIB, MadeRun, as_lines, write_run
+from dslaunch.launcher.page.run import Run
+from tests.launcher.made_events import BEGAN_AT, GIB, Made, as_lines, events_of, write_events
 
 
 def run_of(path: Path) -> Run:
@@ -21,16 +21,17 @@ def run_of(path: Path) -> Run:
     return read_run(source)
 
 
-def small(**given: Any) -> MadeRun:
-    return MadeRun(**{"num_hosts": 2, "per_host": 2, "num_steps": 200, "slow_rank": 1, **given})
+def small(**given: Any) -> Made:
+    """Of 50 steps in 30 s, and 46 in 28 s."""
+    known = {"num_hosts": 2, "slots": 2, "duration_s": 60.0, "fails_at": (30.0,), "step_s": 0.5}
+    return Made(**{**known, "straggler": 1, "exit_code": 0, **given})
 
 
 @pytest.mark.parametrize("has_engine", [True, False])
-def test_the_rates_of_a_steady_run_are_steady(has_engine: bool) -> None:
+def test_the_rates_of_a_steady_run_are_steady(has_engine: bool, tmp_path: Path) -> None:
     """Steps of 1.3 s of two ranks, told once a second by whichever has made one since."""
-    run = Run(label="steady")
-    numbers = Numbers(run)
-    numbers.begin_attempt()
+    workers = [["a", 0, 0, 0], ["a", 0, 1, 1]]
+    events: list[dict[str, Any]] = [{"at": BEGAN_AT, "event": "attempt", "attempt": 0, "workers": workers}]
     told = [0, 0]
     for second in range(1, 121):
         ranks = {}
@@ -41,58 +42,61 @@ def test_the_rates_of_a_steady_run_are_steady(has_engine: bool) -> None:
                 timed = {"steps": step - told[rank], "step_s": 1.3 * (step - told[rank])}
                 ranks[str(rank)] = row | (timed if has_engine else {})
                 told[rank] = step
-        numbers.add(float(second), 0, {"ranks": ranks})
+        events.append({"at": BEGAN_AT + second, "event": "metrics", "attempt": 0, "ranks": ranks})
+    (tmp_path / "events").write_bytes(as_lines(events))
+    run = run_of(tmp_path / "events")
     near = pytest.approx(1 / 1.3, rel=0.01 if has_engine else 0.15)
-    points = run.curves["rate"].points()
+    points = run.curves.over_time["steps_per_s"].points()
     assert len(points) >= 8
     assert [one.mean for one in points] == [near] * len(points)
-    samples = [one.mean / 64 for one in run.curves["samples"].points()]
+    samples = [one.mean / 64 for one in run.curves.over_time["samples_per_s"].points()]
     assert samples == [near] * len(samples)
-    assert run.last_loss == 1.0 + 1 / told[0], "rank 0's, as the console says"
+    assert run.state.last_loss == 1.0 + 1 / told[0], "rank 0's, as the console says"
 
 
 def test_all_of_a_run_is_there(tmp_path: Path) -> None:
-    write_run(tmp_path / "20260801-160000", small())
+    write_events(tmp_path / "20260801-160000" / "events.jsonl", small())
     (tmp_path / "latest").symlink_to("20260801-160000")
     run = run_of(tmp_path)
     assert run.label == "20260801-160000"
     assert run.exit_code == 0
     assert run.problems == []
-    assert [one.hosts for one in run.attempts.values()] == [("worker-1", "worker-2"), ("worker-1", "spare-1")]
+    assert [one.hosts for one in run.attempts] == [("gpu01", "gpu02"), ("gpu01", "spare-1")]
     first = run.attempts[0]
-    assert first.ended is not None
-    assert first.ended["culprit"]["rank"] == 3
-    assert first.running_at - first.began_at == pytest.approx(2.9)
-    assert list(first.phases)[-1] == "first collective"
-    assert run.attempts[1].host_of[3] == "spare-1"
-    assert run.step == 200
-    assert run.curves["loss"].points()[-1].mean == pytest.approx(1.8, abs=0.2)
-    assert run.curves["rate"].points()[0].mean == pytest.approx(2.0)
-    (_, _, step) = next(iter(run.shares.points()))
-    assert step["forward_s"] == pytest.approx(0.128)
+    assert first.verdict is not None
+    assert first.verdict.culprit["rank"] == 3
+    assert first.running_at - first.began_at == pytest.approx(3)
+    assert first.phases[-1].name == "process group"
+    assert run.state.ranks[3].host == "spare-1"
+    assert run.state.last_step == 96
+    curves = run.curves
+    assert curves.over_time["loss"].points()[-1].mean == pytest.approx(5.65, abs=0.05)
+    assert curves.over_time["steps_per_s"].points()[0].mean == pytest.approx(2.0)
+    (_, _, step) = next(iter(curves.shares.points()))
+    assert step["forward_s"] == pytest.approx(0.1075)
     assert sum(step.values()) == pytest.approx(0.5)
-    own = run.curves["own_s"].points()[-1]
-    assert (own.high_key, own.high) == ("1", pytest.approx(0.4712, abs=0.001))
-    totals = run.totals["0"]
-    assert totals.steps == 200
+    own = curves.over_time["own_s"].points()[-1]
+    assert (own.high_key, own.high) == ("1", pytest.approx(0.47))
+    totals = curves.totals["0"]
+    assert totals.steps == 96
     assert totals.peak == 66 * GIB
-    assert run.hosts["worker-1"].num_gpus == 2
-    assert run.hosts["worker-1"].last["cores"] == 96
-    assert run.configs[0]["zero_optimization"]["stage"] == 3
-    assert [one["cause"] for one in run.stragglers] == ["compute", "compute"]
-    assert len(run.hangs) == len(run.stacks) == 2
-    assert run.num_lines == 200
+    assert curves.hosts["gpu01"].num_gpus == 2
+    assert curves.hosts["gpu01"].last["cores"] == 96
+    assert run.state.configs[0]["zero_optimization"]["stage"] == 3
+    assert [one.cause for one in run.state.stragglers] == ["compute", "compute"]
+    assert len(run.state.stacks) == 2
+    assert run.state.num_lines == 4 * 48
 
 
 def test_folded_ranks_are_those_of_their_hosts(tmp_path: Path) -> None:
-    write_run(tmp_path, MadeRun(num_hosts=64, per_host=8, num_steps=40, slow_rank=77, has_gpus=False))
-    run = run_of(tmp_path)
-    assert run.num_ranks == 512
-    assert set(run.totals) == {f"{host} *" for host in run.attempts[0].hosts} | {"spare-1 *"}
-    last = run.curves["own_s"].points()[-1]
+    made = small(num_hosts=32, slots=4, straggler=77, has_gpus=False)
+    run = run_of(write_events(tmp_path / "events", made))
+    assert run.num_ranks == 128
+    assert set(run.curves.totals) == {f"{host} *" for host in (*made.hosts(), "spare-1")}
+    last = run.curves.over_time["own_s"].points()[-1]
     assert last.high_key == "77"
-    assert last.mean == pytest.approx(0.3932, abs=0.001)
-    assert run.curves["accuracy"].points()[-1].mean == pytest.approx(0.8835, abs=0.01)
+    assert last.mean == pytest.approx(0.37 + 0.1 / 128)
+    assert run.curves.over_time["accuracy"].points()[-1].mean == pytest.approx(0.77, abs=0.01)
 
 
 def test_a_straggler_is_one_until_it_is_well_again(tmp_path: Path) -> None:
@@ -106,9 +110,8 @@ def test_a_straggler_is_one_until_it_is_well_again(tmp_path: Path) -> None:
     ]
     path = tmp_path / "events"
     path.write_bytes(as_lines([{"at": BEGAN_AT + place, **one} for place, one in enumerate(events)]))
-    first, second = run_of(path).stragglers
-    assert first["over_at"] == BEGAN_AT + 3
-    assert "over_at" not in second
+    first, second = run_of(path).state.stragglers
+    assert (first.over_at, second.over_at) == (BEGAN_AT + 3, 0.0)
 
 
 def test_a_state_lasts_until_the_rank_tells_something_else(tmp_path: Path) -> None:
@@ -139,7 +142,7 @@ def test_a_state_lasts_until_the_rank_tells_something_else(tmp_path: Path) -> No
         for number, at in enumerate((0, 30))
     ]
     (tmp_path / "events").write_bytes(as_lines([starts[0], *lines[:-1], starts[1], lines[-1]]))
-    assert run_of(tmp_path / "events").states == [
+    assert run_of(tmp_path / "events").curves.states == [
         (2.0, 12.0, "saving"),
         (14.0, 15.0, "saving"),
         (14.0, 15.0, "loading"),
@@ -162,24 +165,24 @@ def test_what_the_hosts_say_of_folded_ranks_is_taken(tmp_path: Path) -> None:
         },
     ]
     (tmp_path / "events").write_bytes(as_lines(events))
-    (point,) = run_of(tmp_path / "events").curves["own_s"].points()
+    (point,) = run_of(tmp_path / "events").curves.over_time["own_s"].points()
     assert (point.low, point.mean, point.high) == pytest.approx((0.3, 0.4, 0.5))
     assert (point.low_key, point.high_key) == ("9", "8")
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_a_file_that_is_cut_shows_what_is_left(tmp_path: Path, share: float) -> None:
-    path = write_run(tmp_path, small())
+    path = write_events(tmp_path / "events.jsonl", small())
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
     run = run_of(path)
     assert run.exit_code is None
-    assert run.curves["loss"]
+    assert run.curves.over_time["loss"]
     assert any("has no end" in one for one in run.problems)
 
 
 def test_what_is_no_event_is_counted_and_left_out(tmp_path: Path) -> None:
-    path = write_run(tmp_path, small())
+    path = write_events(tmp_path / "events.jsonl", small())
     good = path.read_bytes()
     bad = [
         b"no json\n",
@@ -203,16 +206,16 @@ def test_what_is_no_event_is_counted_and_left_out(tmp_path: Path) -> None:
 
 
 def test_two_files_of_a_job_are_one_run(tmp_path: Path) -> None:
-    events = list(small().events())
+    events = list(events_of(small()))
     opening = [one for one in events if one["event"] in ("job", "attempt", "config")]
     middle = len(events) // 3
     old, new = tmp_path / "events.old", tmp_path / "events"
     old.write_bytes(as_lines(events[:middle]))
     new.write_bytes(as_lines([opening[0], opening[1], opening[2], *events[middle:]]))
-    run = read_run(Source(label="x", events=(old, new)))
-    whole = run_of(write_run(tmp_path / "whole", small()))
-    assert run.totals["0"] == whole.totals["0"]
-    assert [one.number for one in run.attempts.values()] == [0, 1]
+    run = read_run(Source(label="x", events=new))
+    whole = run_of(write_events(tmp_path / "whole" / "events", small()))
+    assert run.curves.totals["0"] == whole.curves.totals["0"]
+    assert [one.number for one in run.attempts] == [0, 1]
     assert run.attempts[0].began_at == whole.attempts[0].began_at
 
 
@@ -238,23 +241,24 @@ def test_a_report_alone_is_enough(tmp_path: Path) -> None:
     assert run.exit_code == 1
     assert run.duration_s == pytest.approx(12.5)
     assert run.attempts[0].hosts == ("a", "b")
-    assert list(run.attempts[0].phases) == ["connected", "started"]
+    assert [one.name for one in run.attempts[0].phases] == ["connected", "started"]
     assert run_of(tmp_path).exit_code == 1
-    assert not run.has_metrics
+    assert not run.state.has_numbers
 
 
 def test_a_report_adds_what_the_events_do_not_have(tmp_path: Path) -> None:
-    path = write_run(tmp_path, small(num_attempts=1))
+    path = write_events(tmp_path / "events.jsonl", small(fails_at=()))
     events = [
         one for one in path.read_bytes().splitlines(True) if b'"verdict"' not in one and b'"end"' not in one
     ]
     path.write_bytes(b"".join(events))
     assert run_of(path).exit_code is None
-    entry = {"number": 0, "hosts": ["worker-1"], "began_at": BEGAN_AT, "duration_s": 3.0, "exit_code": 5}
+    entry = {"number": 0, "hosts": ["gpu01"], "began_at": BEGAN_AT, "duration_s": 3.0, "exit_code": 5}
     (tmp_path / "report.json").write_text(json.dumps({"exit_code": 5, "attempts": [entry]}))
     run = run_of(path)
     assert run.exit_code == 5
-    assert run.attempts[0].ended == entry
+    assert run.attempts[0].verdict is not None
+    assert run.attempts[0].verdict.text == "exit code 5"
     (tmp_path / "report.json").write_text("{")
     assert any("report.json could not be read" in one for one in run_of(path).problems)
 
@@ -271,10 +275,10 @@ def test_a_job_without_numbers_has_its_lines(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_bytes(as_lines(events))
     run = run_of(tmp_path / "mine.jsonl")
     assert run.label == "mine"
-    assert not run.has_metrics
-    assert run.curves["lines"].points()[-1].mean == 15.0
-    assert run.num_lines == 300
-    assert math.isnan(run.step)
+    assert not run.state.has_numbers
+    assert run.curves.over_time["lines_per_s"].points()[-1].mean == 15.0
+    assert run.state.num_lines == 300
+    assert run.state.last_step is None
 
 
 @pytest.mark.parametrize(
@@ -296,3 +300,13 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"there is no events\.jsonl and no report\.json"):
         find_source(str(tmp_path))
     assert find_source(str(tmp_path / "missing")) is None
+
+
+def test_seconds_by_phase_are_those_of_a_step() -> None:
+    shares = Shares(max_points=10)
+    for second in range(1000):
+        shares.add(float(second), 0, {"steps": 2.0, "forward_s": 0.5, "comm_s": 0.1})
+    shares.add(1000.0, 0, {"steps": 0.0, "forward_s": 1.0})
+    points = list(shares.points())
+    assert len(points) <= 10
+    assert points[0][2] == pytest.approx({"forward_s": 0.25, "comm_s": 0.05})

@@ -8,42 +8,45 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher.run_state.run_state import MAX_ATTEMPTS, MAX_NOTES, RunState
-from dslaunch.launcher.run_state.slowest import slowest
-from tests.launcher.made_events import BEGAN_AT, Made, events_of
+from dslaunch.launcher.run_state.metric_table import OTHER, PHASES
+from dslaunch.launcher.run_state.run_state import MAX_ATTEMPTS, NOTES, RECENT_S, RunState
+from dslaunch.launcher.run_state.series import MAX_POINTS
+from tests.launcher.made_events import BEGAN_AT, OUT_OF_MEMORY, Made, events_of, straggler_of
 
 
-def state_of(made: Made, **given: Any) -> RunState:
-    state = RunState(**given)
+def state_of(made: Made) -> RunState:
+    state = RunState()
     for event in events_of(made):
         state.take(event)
     return state
 
 
 def test_a_run_of_four_hosts() -> None:
-    state = state_of(Made(total_steps=1000), num_rank_points=50)
+    state = state_of(Made(total_steps=1000))
     assert state.job.name == "pretrain"
     assert state.job.command[:2] == ("dslaunch", "-H")
     assert len(state.ranks) == 32
     assert list(state.hosts) == ["gpu01", "gpu02", "gpu03", "gpu04"]
     assert state.step is not None
+    assert state.step == state.last_step
     assert state.step_s == pytest.approx(0.4)
     assert state.left_s == pytest.approx((1000 - state.step) * 0.4)
     assert state.last("steps_per_s") == pytest.approx(2.5)
-    assert state.last("tokens_per_s") == pytest.approx(2 * 512 * 2048)  # made_events: two steps in a second
+    assert state.last("tokens_per_s") == pytest.approx(2.5 * 512 * 2048)
     rank = state.ranks[9]
     assert (rank.host, rank.local_rank, rank.pid) == ("gpu02", 1, 4009)
     times = rank.times
     assert times is not None
-    assert times.step_s == pytest.approx(times.other_s + sum(times[1:]), abs=0.01)
-    assert rank.series["step_s"].last == pytest.approx(0.4)  # of one step, not of a line
-    assert state.hosts["gpu01"].series["cpu"].last == pytest.approx(0.35, abs=0.06)
-    assert state.config[0] == {"zero_optimization": {"stage": 3}}
+    parts = [times.seconds(phase) for phase in (*PHASES, OTHER)]
+    assert sum(parts) == pytest.approx(times.step_s)
+    assert state.hosts["gpu01"].values["gpu_power_w"] == sum(
+        gpu["power_w"] for gpu in state.hosts["gpu01"].gpus
+    )
+    assert state.configs[0]["zero_optimization"]["stage"] == 3
     attempt = state.attempt
     assert attempt is not None
     assert [one.name for one in attempt.phases][:2] == ["agent", "connected"]
-    assert all(one.ended_at > one.began_at for one in attempt.phases)
-    assert attempt.running_at == attempt.phases[-1].ended_at
+    assert attempt.running_at == attempt.phases[5].ended_at
 
 
 def test_the_loss_of_the_run_is_the_mean_of_all_ranks_though_some_tell_later() -> None:
@@ -53,19 +56,31 @@ def test_the_loss_of_the_run_is_the_mean_of_all_ranks_though_some_tell_later() -
     for at, losses in enumerate(told, start=2):
         rows = {rank: {"step": at, "loss": loss} for rank, loss in losses.items()}
         state.take({"event": "metrics", "at": at, "ranks": rows})
-    assert [value for _, value in state.recent("loss")] == [2.0, 2.0, 2.0]
+    assert [one.mean for one in state.loss.points()] == [2.0, 2.0, 2.0]
+    assert state.last_loss == 1.0, "of rank 0"
 
 
 def test_restarts_their_culprits_and_the_end() -> None:
     state = state_of(Made(duration_s=100, fails_at=(30, 60), exit_code=0))
-    verdicts = [one.verdict for one in state.attempts]
-    culprits = [one.culprit for one in verdicts if one is not None]
-    said = "rank 9 on gpu02 ended with exit code 1: RuntimeError: CUDA error: unspecified launch failure"
-    assert culprits == [said, said, ""]
-    assert [len(one.exits) for one in state.attempts] == [32, 32, 32]
-    assert state.exit_code == 0
+    said = f"rank 31 on gpu04 (local rank 7, pid 4031) exited with code 1: {OUT_OF_MEMORY}"
+    texts = [one.verdict.text for one in state.attempts.values() if one.verdict is not None]
+    assert texts == [said, said.replace("gpu04", "spare-1"), "exit code 0"]
+    assert [(len(one.exits), one.num_exits) for one in state.attempts.values()] == [(32, 32)] * 3
+    assert (state.num_attempts, state.num_failed_attempts, state.exit_code) == (3, 2, 0)
     assert state.left_s is None
     assert all(one.exit_code == 0 for one in state.ranks.values())
+
+
+def test_of_older_events_without_sentences_it_is_said_who_it_was() -> None:
+    state = RunState()
+    rank = {"kind": "rank", "rank": 3, "host": "b", "code": 7}
+    host = {"kind": "host", "host": "c", "message": "it is lost"}
+    for number, culprit in enumerate((rank, host, None)):
+        verdict = {"attempt": number, "exit_code": 7, "culprit": culprit, "hosts": ["b", "c"]}
+        state.take({"event": "verdict", "at": 1.0, **verdict})
+    texts = [one.verdict.text for one in state.attempts.values() if one.verdict is not None]
+    assert texts == ["rank 3 on b: exit code 7", "c: it is lost", "exit code 7"]
+    assert state.attempts[0].hosts == ("b", "c"), "nothing else was told of it"
 
 
 def test_ranks_that_are_told_of_together() -> None:
@@ -73,67 +88,36 @@ def test_ranks_that_are_told_of_together() -> None:
     assert len(state.ranks) == 512
     assert len(state.folded) == 64
     folded = state.folded["gpu10"]
-    waits = folded.per_step("comm_s")
-    assert waits is not None
-    assert waits.rank_of_least == 77
-    assert waits.least < waits.mean < waits.most < 0.4
+    waits = dict(folded.spreads())["comm_s"]
+    assert (waits.low_key, waits.weight) == ("77", 8)
+    assert waits.low < waits.mean < waits.high
     assert folded.times is not None
     assert folded.times.step_s == pytest.approx(0.4)
-    found = slowest(state)
-    assert found is not None
-    assert (found.rank, found.host, found.cause) == (77, "gpu10", "compute")
+    assert folded.times.share("comm") == pytest.approx(waits.mean / dict(folded.spreads())["step_s"].mean)
 
 
-@pytest.mark.parametrize("cause", ["compute", "data"])
-@pytest.mark.parametrize("num_hosts", [2, 16])
-def test_the_slowest_rank_and_why(cause: str, num_hosts: int) -> None:
-    found = slowest(state_of(Made(num_hosts=num_hosts, duration_s=30, straggler=5, cause=cause)))
-    assert found is not None
-    assert (found.rank, found.host, found.cause) == (5, "gpu01", cause)
+def test_a_straggler_counts_until_it_is_well_again() -> None:
+    made = Made(num_hosts=1, duration_s=60, straggler=5)
+    state = state_of(made)
+    assert state.straggler is not None
+    assert (state.straggler.rank, state.straggler.host) == (5, "gpu01")
+    worse = {**straggler_of(Made(num_hosts=1, straggler=2), state.at), "share": 0.5}
+    state.take({**worse, "text": None})
+    assert state.straggler.text == "rank 2 on gpu01 holds up the others: compute"
+    for rank, cause, left in ((5, "data", 2), (2, "compute", 5), (5, "compute", None)):
+        state.take({"at": state.at, "event": "straggler_over", "rank": rank, "cause": cause})
+        assert (None if state.straggler is None else state.straggler.rank) == left
+    assert all(one.over_at for one in state.stragglers)
+    state.take(worse)
+    state.take({"at": state.at, "event": "attempt", "attempt": 1, "workers": made.workers(1)})
+    assert state.straggler is None
 
 
-@pytest.mark.parametrize("num_hosts", [1, 16])
-def test_equal_ranks_have_no_slowest(num_hosts: int) -> None:
-    assert slowest(state_of(Made(num_hosts=num_hosts, duration_s=30))) is None
-
-
-def test_a_straggler_that_was_said_counts_until_it_is_well_again() -> None:
-    state = state_of(Made(num_hosts=1, duration_s=60, straggler=5, is_said=True))
-    found = slowest(state)
-    assert found is not None
-    assert (found.rank, found.is_said) == (5, True)
-    assert found.why.startswith("rank 5 on gpu01 holds up the others by 88 ms in each step of 400 ms, 22 %: ")
-    for event in events_of(Made(num_hosts=1, duration_s=200, began_at=BEGAN_AT + 60)):
-        if event["event"] == "metrics":
-            state.take(event)
-    assert slowest(state) is not None
-    state.take({"at": state.at, "event": "straggler_over", "rank": 5, "host": "gpu01", "cause": "compute"})
-    assert slowest(state) is None
-
-
-def test_a_rank_that_saves_is_not_the_slowest() -> None:
-    state = state_of(Made(num_hosts=1, duration_s=30, straggler=5))
-    state.take({"at": state.at + 1, "event": "metrics", "ranks": {"5": {"state": "saving"}}, "hosts": {}})
-    assert state.ranks[5].doing == "saving"
-    assert slowest(state) is None
-    row = {"steps": 1, "step": 99, "step_s": 0.4}
-    state.take({"at": state.at + 1, "event": "metrics", "ranks": {"5": row}, "hosts": {}})
-    assert state.ranks[5].doing == ""
-
-
-@pytest.mark.parametrize("num_hosts", [1, 16])
-def test_a_step_in_which_one_rank_saved_names_no_rank(num_hosts: int) -> None:
-    state = RunState()
-    for event in events_of(Made(num_hosts=num_hosts, duration_s=20)):
-        if event["event"] == "metrics" and num_hosts == 1:
-            for row in event["ranks"].values():
-                row["step_s"], row["comm_s"] = row["step_s"] + 1.0, row["comm_s"] + 1.0
-            saving = event["ranks"]["3"]
-            saving.update(comm_s=saving["comm_s"] - 1.0, paused_s=1.0)
-        elif event["event"] == "metrics":
-            event["ranks"]["gpu01 *"].update(own_s=[0.5, 0.6, 1.6, 1, 3], paused_s=[0.0, 0.1, 1.0, 0, 3])
-        state.take(event)
-    assert slowest(state) is None
+def test_a_rank_that_saves_does_so_until_it_tells_something_else() -> None:
+    state = state_of(Made(num_hosts=1, duration_s=30))
+    for row, doing in (({"state": "saving"}, "saving"), ({"steps": 1, "step": 99, "step_s": 0.4}, "")):
+        state.take({"at": state.at + 1, "event": "metrics", "ranks": {"5": row}, "hosts": {}})
+        assert state.ranks[5].doing == doing
 
 
 def test_a_job_without_numbers_has_lines() -> None:
@@ -147,7 +131,7 @@ def test_a_job_without_numbers_has_lines() -> None:
 def test_steps_that_a_program_counts_itself_have_a_rate() -> None:
     """By dslaunch.report(step=...) alone."""
     state = state_of(Made(num_hosts=1, duration_s=4, has_numbers=False))
-    for second in range(10):
+    for second in range(12):
         row = {"0": {"step": second * 3}}
         state.take({"at": BEGAN_AT + 10 + second, "event": "metrics", "ranks": row, "hosts": {}, "lines": {}})
     assert state.last("steps_per_s") == pytest.approx(3)
@@ -188,18 +172,18 @@ def test_whatever_an_event_has_nothing_is_raised() -> None:
     events = [
         json.loads(json.dumps(one)) for one in events_of(Made(num_hosts=2, duration_s=8, fails_at=(4,)))
     ]
-    state = RunState(num_rank_points=8)
+    state = RunState()
     for event in events:
         state.take(event)
         for hostile in HOSTILE:
             state.take(hostile)
-            slowest(state)
+            assert state.straggler is None or state.straggler.text
     assert state.num_unknown == 3 * len(events)
     assert math.isfinite(state.at)
 
 
 def test_nothing_grows_without_end() -> None:
-    state = RunState(num_points=16, num_rank_points=8)
+    state = RunState()
     for event in events_of(Made(num_hosts=1, slots=2, duration_s=1500)):
         state.take(event)
     for number in range(2000):
@@ -207,9 +191,8 @@ def test_nothing_grows_without_end() -> None:
         state.take({"event": "attempt", "at": 1.0, "attempt": number + 1, "workers": [["h", 0, 0, 0]]})
         state.take({"event": "stacks", "at": 1.0, "title": "", "lines": []})
         state.take({"event": "metrics", "at": 2.0, "ranks": {"0": {f"name{number}": 1.0}}})
-    assert all(len(one) <= 16 for one in state.series.values())
-    assert len(state.recent("loss")) <= 600
-    assert len(state.notes) == MAX_NOTES
-    assert len(state.attempts) == MAX_ATTEMPTS
-    assert state.num_stacks == 2000
+    assert len(state.loss.points()) <= MAX_POINTS
+    assert len(state.recent("steps_per_s")) <= RECENT_S
+    assert (len(state.notes), state.stacks.num) == (sum(NOTES), 2000)
+    assert (len(state.attempts), state.num_attempts) == (MAX_ATTEMPTS, 2001)
     assert len(state.ranks) == 1

@@ -8,7 +8,7 @@ import pytest
 
 from dslaunch.launcher.inputs.line_prefix import Origin
 from dslaunch.launcher.telemetry import gauges
-from dslaunch.launcher.telemetry.gauges import SUFFIXES, Gauges, all_names
+from dslaunch.launcher.telemetry.gauges import Gauges, all_names, shown_name
 from dslaunch.launcher.telemetry.telemetry import Telemetry
 from dslaunch.launcher.wire.frames import Metrics
 
@@ -26,19 +26,17 @@ def telemetry() -> Telemetry:
 
 @pytest.fixture
 def shown(telemetry: Telemetry) -> Gauges:
-    made = Gauges()
-    telemetry.add(made)
-    return made
+    return Gauges(telemetry)
 
 
 def rows(shown: Gauges) -> dict[str, Any]:
     """Each series as Prometheus writes it, but for quotes, with its value."""
     found = {}
-    for family in shown.families():
-        assert family.name + SUFFIXES[family.kind] in all_names()
-        for labels, value in family.samples:
+    for family, samples in shown.families().items():
+        assert shown_name(family) in all_names()
+        for labels, value in samples:
             words = ",".join(f"{name}={labels[name]}" for name in sorted(labels))
-            key = f"{family.name}{SUFFIXES[family.kind]}" + (f"{{{words}}}" if words else "")
+            key = shown_name(family) + (f"{{{words}}}" if words else "")
             assert key not in found, "one series has one value"
             found[key] = value
     return found

@@ -74,13 +74,13 @@ async def until(pilot: Pilot[Outcome], is_so: Callable[[], bool]) -> None:
 
 def test_keys_sort_scroll_and_switch(folder: Path) -> None:
     async def keys(app: Top, pilot: Pilot[Outcome]) -> None:
-        assert "rank 5 on gpu01: others wait" in text_of(app)
+        assert "rank 5 on gpu01 holds up the others" in text_of(app)
         await pilot.press("s")
         assert app.view.sort == "host"
         await pilot.press("S", "S")
         assert app.view.sort == app.frame.sorts[-1]  # type: ignore[union-attr]
         await pilot.press("end")
-        assert app.view.offset == 1
+        assert app.view.offset == 2
         await pilot.press("up", "up", "up")
         assert app.view.offset == 0
         await pilot.press("h")
