@@ -55,6 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """The processes of `pytest -n` begin later, and end with the first."""
+    gc.disable()  # until all tests are collected, of which next to nothing is garbage
     limit_s = config.getoption("--time-limit")
     if limit_s is not None and not hasattr(config, "workerinput"):
         os.environ[END_ENV] = str(time.time() + limit_s)
@@ -169,6 +170,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _lengths(items: list[pytest.Item], *, usual_limit_s: float) -> dict[Path, tuple[float, int]]:

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ TIMEOUT_S = 200.0
 STEPS = 12
 NEAR = 2e-3  # relative: losses are printed with four digits, and AdamW makes much of the order of sums
 
-pytest.importorskip("sklearn")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs sklearn")
 
 
 def _commands(blocks: list[Block]) -> list[list[str]]:
