@@ -352,7 +352,6 @@ def test_a_rank_that_touches_the_device_of_another_fails(cuda_ranks: Ranks) -> N
 
 FORKS = """
 import os
-import dslaunch.runtime.engine.initialize, dslaunch.runtime.pipeline.module
 import torch
 
 def fork(answer):
@@ -382,7 +381,7 @@ fork(used)
 
 
 def test_a_child_that_is_forked_once_devices_were_asked_for_cannot_use_them(cuda_ranks: Ranks) -> None:
-    """Importing the runtime asks for none; and a process sees one slice of a divided GPU."""
+    """And a process sees one slice of a divided GPU."""
     environ = {**os.environ, "FAKE_CUDA_DEVICES": "4", "PYTHONPATH": f"{ROOT}:{ROOT / EVERYWHERE}"}
     environ.pop("CUDA_VISIBLE_DEVICES", None)
     said = subprocess.run(

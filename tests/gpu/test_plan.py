@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from benchmarks.bench_cuda_kernels import FIRST_USE
+from tests.exhaustive import few
 from tests.fake_cuda.build import can_be_built
 from tests.small_disk import small_disk_at
 
@@ -157,8 +158,11 @@ def test_what_a_peer_cannot_do_is_no_failure(tmp_path: Path) -> None:
 
 CHECKS = """
 import os, signal, sys
+from tests.gpu import checks
 from tests.gpu.checks import Check, run_checks
 from tests.gpu.line import tell
+
+checks.OTHERS_S = 0.5
 
 def fail():
     raise ValueError("of this check")
@@ -248,7 +252,13 @@ runner.main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "how",
+    few(
+        [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
+        lambda how: how in (signal.SIGKILL, signal.SIGTERM),
+    ),
+)
 def test_what_a_step_has_said_is_written_when_the_run_is_killed(tmp_path: Path, how: signal.Signals) -> None:
     """The machine may be gone before the step ends. No process is left that keeps its GPU."""
     (tmp_path / "says_and_waits.py").write_text(SAYS_AND_WAITS)
