@@ -229,7 +229,7 @@ class Console:
             self.telemetry.flush()
             self.say(self._describe_success(took_s, written))
         if self._watch is not None:
-            self._watch.reported(failed[0].describe() if failed else "")
+            self._watch.reported(verdict.text if failed else "")
         if failed or verdict.exit_code:
             for place in self._ranks.places:
                 (self.error if failed else self.say)(f"log files: {place}")

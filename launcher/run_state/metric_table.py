@@ -50,11 +50,11 @@ class Metric(NamedTuple):
 
     label: str = ""
     unit: Unit = PLAIN
+    family: Family | None = None
+    series: tuple[str, str] | None = None
     section: str = "training"
     starts_at_zero: bool = False
     part: str = ""
-    family: Family | None = None
-    series: tuple[tuple[str, str], ...] = ()
     column: str = ""
     gives_way: int = 9
     of_gpus: str = "mean"
@@ -75,19 +75,14 @@ class Phase(NamedTuple):
 
 
 COMPUTING, WAITING, DATA, PAUSE = "computing", "waiting", "data", "pause"
+_COMM_HELP, _PAUSED = "waiting for other ranks and the network", "saving, loading, evaluating"
 PHASES = {
     "forward": Phase("forward", "forward", "f", "green", COMPUTING),
     "backward": Phase("backward", "backward", "b", "cyan", COMPUTING),
     "optimizer": Phase("optimizer", "optimizer", "o", "blue", COMPUTING),
-    "comm": Phase(
-        *("waiting for others", "waiting for other ranks and the network", "c", "yellow", WAITING),
-        short="others",
-        series="communication",
-    ),
+    "comm": Phase("waiting for others", _COMM_HELP, "c", "yellow", WAITING, "others", "communication"),
     "data": Phase("data", "waiting for data between two steps", "d", "red", DATA),
-    "paused": Phase(
-        *("saving, loading, evaluating", "saving, loading, evaluating", "p", "magenta", PAUSE), short="saving"
-    ),
+    "paused": Phase(_PAUSED, _PAUSED, "p", "magenta", PAUSE, "saving"),
 }
 OTHER = "other"  # what no phase accounts for
 OTHER_LABEL, OTHER_HELP, OTHER_LETTER = "other", "anything else", "-"
@@ -100,128 +95,91 @@ def names_of(*kinds: str) -> tuple[str, ...]:
 
 _STEP_SECONDS = Family("dslaunch_step_seconds", "Seconds a step took, by phase, in the last interval.")
 _MEMORY = Family("dslaunch_memory_bytes", "Memory of the device that the rank trains on, by kind.")
-STEPS_FAMILY = Family("dslaunch_steps", "Steps that were told since the launcher began.", COUNTER)
+_STEP = Family("dslaunch_step", "Optimizer steps done, skipped ones too.")
+_STEPS = Family("dslaunch_steps", "Steps that were told since the launcher began.", COUNTER)
+_SAMPLES = Family("dslaunch_samples", "Samples trained by the whole job.", COUNTER)
+_TOKENS = Family("dslaunch_tokens", "Tokens trained by the whole job.", COUNTER)
+_SKIPPED = Family("dslaunch_skipped_steps", "Steps skipped because of gradients without a value.", COUNTER)
+_LOSS = Family("dslaunch_loss", "Loss of the last step.")
+_LR = Family("dslaunch_learning_rate", "Learning rate of the last step.")
+_NORM = Family("dslaunch_gradient_norm", "Norm of the gradients of the last step.")
+_SCALE = Family("dslaunch_loss_scale", "Factor of the loss.")
+STATE_FAMILY = Family("dslaunch_state", "1 for what the rank does instead of training, such as saving.")
+REPORTED_FAMILY = Family("dslaunch_reported", "What the program tells by dslaunch.report(), by name.")
 
 
-def _memory(kind: str, part: str = "") -> Metric:
-    return Metric(unit=BYTES, section="memory", part=part, family=_MEMORY, series=(("kind", kind),))
+def _memory(kind: str, *, part: str = "", label: str = "", column: str = "") -> Metric:
+    one = Metric(label, BYTES, _MEMORY, ("kind", kind), section="memory", column=column)
+    return one._replace(part=part, gives_way=8)
 
 
 # What a rank tells, and what is made of it for the whole run (`_per_s`). Charts stand in this order.
 RANK: dict[str, Metric] = {
-    "step": Metric(family=Family("dslaunch_step", "Optimizer steps done, skipped ones too.")),
+    "step": Metric(family=_STEP),
     "total_steps": Metric(),
-    "samples": Metric(family=Family("dslaunch_samples", "Samples trained by the whole job.", COUNTER)),
-    "tokens": Metric(family=Family("dslaunch_tokens", "Tokens trained by the whole job.", COUNTER)),
-    "steps": Metric(family=STEPS_FAMILY),
-    "loss": Metric("Loss", family=Family("dslaunch_loss", "Loss of the last step.")),
-    "lr": Metric("Learning rate", family=Family("dslaunch_learning_rate", "Learning rate of the last step.")),
-    "grad_norm": Metric(
-        "Gradient norm", family=Family("dslaunch_gradient_norm", "Norm of the gradients of the last step.")
-    ),
+    "samples": Metric(family=_SAMPLES),
+    "tokens": Metric(family=_TOKENS),
+    "steps": Metric(family=_STEPS),
+    "loss": Metric("Loss", PLAIN, _LOSS),
+    "lr": Metric("Learning rate", PLAIN, _LR),
+    "grad_norm": Metric("Gradient norm", PLAIN, _NORM),
     "steps_per_s": Metric("Rate", Unit("steps/s"), starts_at_zero=True),
     "tokens_per_s": Metric("Tokens", Unit("tokens/s"), starts_at_zero=True),
     "samples_per_s": Metric("Samples", Unit("samples/s"), starts_at_zero=True),
-    "loss_scale": Metric("Loss scale", family=Family("dslaunch_loss_scale", "Factor of the loss.")),
-    "skipped": Metric(
-        "Steps skipped so far",
-        starts_at_zero=True,
-        family=Family(
-            "dslaunch_skipped_steps", "Steps skipped because of gradients without a value.", COUNTER
-        ),
-    ),
-    "step_s": Metric(
-        *("Time of a step", TIME, "times", True), family=_STEP_SECONDS, series=(("phase", "whole"),)
-    ),
-    "own_s": Metric("Of that, not waiting for others", TIME, "times", True),
+    "loss_scale": Metric("Loss scale", PLAIN, _SCALE),
+    "skipped": Metric("Steps skipped so far", PLAIN, _SKIPPED, starts_at_zero=True),
+    "step_s": Metric("Time of a step", TIME, _STEP_SECONDS, ("phase", "whole"), "times", True),
+    "own_s": Metric("Of that, not waiting for others", TIME, None, None, "times", True),
     **{
-        f"{name}_s": Metric(
-            unit=TIME,
-            section="times",
-            family=_STEP_SECONDS,
-            series=(("phase", one.series or name),),
-        )
+        f"{name}_s": Metric("", TIME, _STEP_SECONDS, ("phase", one.series or name), "times")
         for name, one in PHASES.items()
     },
-    "mem_used": _memory("used")._replace(label="Memory in use", column="used", gives_way=8),
+    "mem_used": _memory("used", label="Memory in use", column="used"),
     "mem_peak": _memory("peak"),
     "mem_total": _memory("total"),
-    "mem_parameters": _memory("parameters", "parameters"),
-    "mem_gradients": _memory("gradients", "gradients"),
-    "mem_optimizer": _memory("optimizer", "optimizer states"),
-    "mem_activations": _memory("activations", "activations"),
-    "mem_other": _memory("other", "other, by kind"),
-    "lines_per_s": Metric("Lines of output, of all ranks", Unit("lines/s"), "output", True),
+    "mem_parameters": _memory("parameters", part="parameters"),
+    "mem_gradients": _memory("gradients", part="gradients"),
+    "mem_optimizer": _memory("optimizer", part="optimizer states"),
+    "mem_activations": _memory("activations", part="activations"),
+    "mem_other": _memory("other", part="other, by kind"),
+    "lines_per_s": Metric("Lines of output, of all ranks", Unit("lines/s"), None, None, "output", True),
 }
-STATE_FAMILY = Family("dslaunch_state", "1 for what the rank does instead of training, such as saving.")
-REPORTED_FAMILY = Family("dslaunch_reported", "What the program tells by dslaunch.report(), by name.")
 
+_CPU = Family("dslaunch_host_cpu_ratio", "Use of the host's processors, 0 to 1.")
+_CORES = Family("dslaunch_host_cores", "Processors of the host.")
+_LOAD = Family("dslaunch_host_load1", "Load average of a minute.")
 _HOST_MEMORY = Family("dslaunch_host_memory_bytes", "Memory of the host, by kind.")
 _NETWORK = Family("dslaunch_host_network_bytes_per_second", "Bytes a second over the network.")
 _DISK = Family("dslaunch_host_disk_bytes_per_second", "Bytes a second of the disks.")
-
-
-def _traffic(label: str, family: Family, direction: str) -> Metric:
-    return Metric(label, TRAFFIC, family=family, series=(("direction", direction),))
-
-
 HOST: dict[str, Metric] = {
-    "cpu": Metric(
-        "Processors in use",
-        SHARE,
-        family=Family("dslaunch_host_cpu_ratio", "Use of the host's processors, 0 to 1."),
-        column="cpu",
-        gives_way=6,
-    ),
-    "cores": Metric(family=Family("dslaunch_host_cores", "Processors of the host.")),
-    "load1": Metric("Load, over a minute", family=Family("dslaunch_host_load1", "Load average of a minute.")),
-    "mem_used": Metric("Memory in use", BYTES, family=_HOST_MEMORY, series=(("kind", "used"),)),
-    "mem_total": Metric(unit=BYTES, family=_HOST_MEMORY, series=(("kind", "total"),)),
-    "net_in": _traffic("Network, in", _NETWORK, "in"),
-    "net_out": _traffic("Network, out", _NETWORK, "out"),
+    "cpu": Metric("Processors in use", SHARE, _CPU, column="cpu", gives_way=6),
+    "cores": Metric(family=_CORES),
+    "load1": Metric("Load, over a minute", PLAIN, _LOAD),
+    "mem_used": Metric("Memory in use", BYTES, _HOST_MEMORY, ("kind", "used")),
+    "mem_total": Metric("", BYTES, _HOST_MEMORY, ("kind", "total")),
+    "net_in": Metric("Network, in", TRAFFIC, _NETWORK, ("direction", "in")),
+    "net_out": Metric("Network, out", TRAFFIC, _NETWORK, ("direction", "out")),
     "net_wait": Metric("Data wait for the network, of the time", SHARE),
-    "disk_read": _traffic("Disks, read", _DISK, "read"),
-    "disk_write": _traffic("Disks, written", _DISK, "write"),
+    "disk_read": Metric("Disks, read", TRAFFIC, _DISK, ("direction", "read")),
+    "disk_write": Metric("Disks, written", TRAFFIC, _DISK, ("direction", "write")),
 }
+
+_UTIL = Family("dslaunch_gpu_utilization_ratio", "Use of the GPU, 0 to 1.")
 _GPU_MEMORY = Family("dslaunch_gpu_memory_bytes", "Memory of the GPU, by kind.")
+_POWER = Family("dslaunch_gpu_power_watts", "What the GPU draws.")
+_TEMPERATURE = Family("dslaunch_gpu_temperature_celsius", "How warm the GPU is.")
+_ECC = Family("dslaunch_gpu_uncorrected_ecc_errors", "Errors of its memory since the boot.", COUNTER)
+_FULLEST, _HOTTEST = "GPU memory in use, the fullest of a host", "GPU temperature, the hottest of a host"
 GPU: dict[str, Metric] = {
-    "util": Metric(
-        "GPUs in use, mean of a host",
-        SHARE,
-        family=Family("dslaunch_gpu_utilization_ratio", "Use of the GPU, 0 to 1."),
-        column="gpu",
-        gives_way=3,
-    ),
-    "mem_used": Metric(
-        "GPU memory in use, the fullest of a host",
-        BYTES,
-        family=_GPU_MEMORY,
-        series=(("kind", "used"),),
-        of_gpus="max",
-    ),
-    "mem_total": Metric(unit=BYTES, family=_GPU_MEMORY, series=(("kind", "total"),), of_gpus="max"),
+    "util": Metric("GPUs in use, mean of a host", SHARE, _UTIL, column="gpu", gives_way=3),
+    "mem_used": Metric(_FULLEST, BYTES, _GPU_MEMORY, ("kind", "used"), of_gpus="max"),
+    "mem_total": Metric("", BYTES, _GPU_MEMORY, ("kind", "total"), of_gpus="max"),
     "power_w": Metric(
-        "GPU power, sum of a host",
-        WATTS,
-        family=Family("dslaunch_gpu_power_watts", "What the GPU draws."),
-        column="power",
-        gives_way=5,
-        of_gpus="sum",
+        *("GPU power, sum of a host", WATTS, _POWER), column="power", gives_way=5, of_gpus="sum"
     ),
-    "temp_c": Metric(
-        "GPU temperature, the hottest of a host",
-        CELSIUS,
-        family=Family("dslaunch_gpu_temperature_celsius", "How warm the GPU is."),
-        of_gpus="max",
-    ),
-    "ecc": Metric(
-        family=Family("dslaunch_gpu_uncorrected_ecc_errors", "Errors of its memory since the boot.", COUNTER),
-        of_gpus="sum",
-    ),
+    "temp_c": Metric(_HOTTEST, CELSIUS, _TEMPERATURE, of_gpus="max"),
+    "ecc": Metric(family=_ECC, of_gpus="sum"),
 }
 GPU_PREFIX = "gpu_"  # of the number that is made of those of a host's GPUs
-# What hosts have charts of.
-OF_HOSTS = {
-    name: one._replace(starts_at_zero=True)
-    for name, one in (*HOST.items(), *((f"{GPU_PREFIX}{name}", one) for name, one in GPU.items()))
-}
+OF_GPUS = {f"{GPU_PREFIX}{name}": one for name, one in GPU.items()}
+OF_HOSTS = {name: one._replace(starts_at_zero=True) for name, one in (HOST | OF_GPUS).items()}  # with charts

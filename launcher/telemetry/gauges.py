@@ -264,7 +264,7 @@ def _sample(
 ) -> Iterator[tuple[Family, Labels, float]]:
     """Under its own family, or as what the program tells."""
     if metric.family is not None:
-        yield metric.family, {**labels, **dict(metric.series)}, value
+        yield metric.family, {**labels, **dict((metric.series,) if metric.series else ())}, value
     elif name:
         yield REPORTED_FAMILY, {**labels, "name": _text(name)}, value
 

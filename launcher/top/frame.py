@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..run_state.metric_table import PHASES
 from ..run_state.run_state import RunState, Straggler
+from ..telemetry.stragglers import WINDOW_S
 from ..wording import count, shown_time
 from .amounts import shown_many, shown_number, shown_rate
 from .bars import BLOCKS, LETTERS, Glyphs, spark
@@ -201,7 +202,7 @@ def _warnings(
     found: list[Line] = []
     if facts.is_live and slow is not None:
         found += [line(Span(one, "warn")) for one in _wrapped(shown(slow.text), width)]
-    elif facts.is_live and state.has_numbers and state.step_s is not None and len(state.ranks) > 1:
+    elif facts.is_live and state.step_s is not None and len(state.ranks) > 1 and _is_looked_at(state, now):
         found.append(line(Span("no rank is slower than the others", "dim")))
     attempt, report = state.attempt, state.last_hang
     if report is not None and attempt is not None and report.at >= max(attempt.began_at, state.step_at):
@@ -220,6 +221,12 @@ def _warnings(
             line(Span(f"{count(state.num_lost, 'event')} could not be kept, and are not in this", "warn"))
         )
     return found
+
+
+def _is_looked_at(state: RunState, now: float) -> bool:
+    """Whether its workers run for so long that a straggler would be known."""
+    running_at = 0.0 if state.attempt is None else state.attempt.running_at
+    return bool(running_at) and now - running_at > WINDOW_S
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -112,6 +112,12 @@ def test_rows_are_sorted_by_a_column() -> None:
     assert scrolled[7].startswith("    2 gpu01")  # the last row is at the bottom
 
 
+@pytest.mark.parametrize(("duration_s", "is_known"), [(20, False), (30, True)])
+def test_that_no_rank_is_slow_is_known_after_a_while(duration_s: float, is_known: bool) -> None:
+    text = text_of(frame_of(state_of(Made(num_hosts=1, duration_s=duration_s))))
+    assert ("no rank is slower than the others" in text) == is_known
+
+
 def test_a_long_sentence_has_two_lines() -> None:
     narrow = text_of(frame_of(state_of(MADE["ranks"]), width=40)).split("\n")
     assert narrow[4].startswith("rank 5 on gpu01 holds up the others")
