@@ -248,8 +248,7 @@ failures = []
 for name, wanted in json.load(sys.stdin).items():
     try:
         importlib.import_module(name)
-        for one in wanted:
-            exec(f"from {name} import {one}", {})
+        exec(f"from {name} import {', '.join(wanted)}" if wanted else "", {})
     except Exception as error:
         failures.append(f"{name}: {type(error).__name__}: {error}")
 print(json.dumps(failures))

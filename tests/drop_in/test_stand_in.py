@@ -211,7 +211,10 @@ def test_the_names_of_optimizers_are_types_of_a_ds_config(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("module", ["deepspeed.env_report", "deepspeed.launcher.runner"])
+@pytest.mark.parametrize(
+    "module",
+    [pytest.param("deepspeed.env_report", marks=pytest.mark.exhaustive), "deepspeed.launcher.runner"],
+)
 def test_a_module_that_is_a_program_can_be_started(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", module, *(["--help"] if module.endswith("runner") else [])],
