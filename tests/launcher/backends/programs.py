@@ -89,6 +89,22 @@ def start_slurm(lab: Lab) -> dict[str, str]:
     return env
 
 
+def run_batch(lab: Lab, env: dict[str, str], folder: Path, *words: str) -> None:
+    """Run a batch job to its end. `sbatch --wait` looks seldom whether it has ended."""
+    done = lab.head.run(["sbatch", *words], env=env, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    number = done.stdout.split()[-1]
+    show = ["scontrol", "show", "job", "--oneliner", number]
+    state: list[str] = []
+
+    def has_ended() -> bool:
+        state[:] = [one for one in lab.head.run(show, env=env).stdout.split() if one.startswith("JobState=")]
+        return state not in (["JobState=PENDING"], ["JobState=RUNNING"], ["JobState=COMPLETING"])
+
+    assert procfs.wait_until(has_ended, timeout_s=TIMEOUT_S), state
+    assert state == ["JobState=COMPLETED"]
+
+
 def left_over(lab: Lab) -> list[str]:
     """What is left of a job on any host; Slurm's own daemons are not."""
     return [

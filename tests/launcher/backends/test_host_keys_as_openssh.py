@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
     SSHD is None or shutil.which("ssh") is None, reason="the judge is the system's ssh"
 )
 NUM_QUICK = 4
-NUM_FILES = 60
+NUM_FILES = 30
 NAMES = ("node7", "node8", "NODE7", "n", "node7.lan")
 STRICT = ("yes", "ask", "accept-new", "no")
 

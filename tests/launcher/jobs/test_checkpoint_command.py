@@ -349,6 +349,7 @@ def test_urls_are_as_good_as_folders(made: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_starts_the_runtime_beside_a_file_that_is_called_torch(
     made: Path, tmp_path: Path
 ) -> None:
@@ -374,9 +375,10 @@ def broken_torch(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(package.parent)}
 
 
-def test_where_torch_cannot_be_imported_it_says_why(broken_torch: dict[str, str]) -> None:
+def test_where_torch_cannot_be_imported_it_says_why(broken_torch: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit(9)")  # which is not the one that is asked for
     words = [str(Path(sys.executable).parent / "dslaunch"), "checkpoint", "ls", "out"]
-    done = subprocess.run(words, env=broken_torch, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, env=broken_torch, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == (
         f"dslaunch: dslaunch checkpoint needs torch, and {sys.executable} cannot import it: OSError: "

@@ -138,6 +138,20 @@ def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
             "--launcher=openmpi --num_gpus=1 --trace=1 t.py",
             "so what you gave of --trace, --trace_ranks, --trace_to has no effect",
         ),
+        ("--exec_prefix='podman exec {rank}' t.py", "{rank} stands for nothing"),
+        (
+            '--exec_prefix="podman \'exec" t.py',
+            "a quote or a backslash at its end has nothing that closes it",
+        ),
+        ("--exec_prefix='A=1 podman' t.py", "it begins with a program; A is set by env NAME=VALUE"),
+        ("--exec_prefix='-i podman' t.py", "it begins with a program, and '-i' is an option"),
+        ("--exec_prefix=true --stdin=0 t.py", "--stdin=0: rank 0 runs behind exec_prefix"),
+        ("--exec_prefix=true --save_pid t.py", "--exec_prefix and --save_pid exclude each other"),
+        (
+            "--exec_prefix=true --launcher=pdsh -H localhost:1 t.py",
+            "--exec_prefix and --launcher=pdsh exclude each other",
+        ),
+        ("--launcher=slurm -H boxes t.py", "exec_prefix= of node1 and --launcher=slurm exclude each other"),
         ("exec -H hosts --no_fild -- x", "there is no option --no_fild; did you mean --no_fold"),
     ],
 )
@@ -151,6 +165,8 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     monkeypatch.chdir(str(tmp_path))
     with open("hosts", "w") as file:
         file.write("node1 slots=1\n")
+    with open("boxes", "w") as file:
+        file.write("node1 slots=1 exec_prefix='podman exec -i box'\n")
     with open("t.py", "w"):
         os.mkdir(".json")
     with pytest.raises(SystemExit) as ended:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from dslaunch.launcher.registry.holder import Process
+from tests.exhaustive import few
 from tests.launcher.detached_job import (
     Terminal,
     environment,
@@ -56,32 +57,6 @@ def detach(start: Start, tmp_path: Path) -> Callable[..., Job]:
     return started
 
 
-def test_a_detached_job_goes_on_and_ends_by_itself(detach: Callable[..., Job], tmp_path: Path) -> None:
-    started = detach(
-        """
-        say('up', rank)
-        while not os.path.exists('go'): time.sleep(0.01)
-        say('going', rank)
-        sys.stderr.write('done\\n')
-        """,
-        "--num_gpus=2",
-    )
-    assert name_of(started) == "train"
-    assert "dslaunch: job train runs: `dslaunch logs -f train` shows it" in started.err
-    assert "up 0" not in started.out + started.err  # what ranks write is for `logs`
-    assert job(tmp_path, "train")["state"] == "running"
-    wait_for_line(tmp_path, "train", "localhost:1 | up 1")
-    (tmp_path / "go").touch()
-    told = tell(tmp_path, "attach", "train")
-    assert told.code == 0, told
-    assert {"localhost:0 | going 0", "localhost:1 | going 1"} <= set(told.out.splitlines())
-    assert {"localhost:0 | done", "localhost:1 | done"} <= set(told.err.splitlines())
-    assert told.err.splitlines()[-1].startswith("dslaunch: 2 workers ended with code 0 after ")
-    found = job(tmp_path, "train")
-    assert (found["state"], found["exit_code"], found["num_ranks"]) == ("ended", 0, 2)
-    started.assert_nothing_is_left()
-
-
 def test_a_job_that_fails_before_it_has_started_is_an_error_of_the_command(
     detach: Callable[..., Job], tmp_path: Path
 ) -> None:
@@ -114,17 +89,36 @@ def test_a_program_that_is_not_there_is_an_error_of_the_command(start_words: Sta
 def test_attach_ends_with_the_exit_code_and_the_words_of_the_job(
     detach: Callable[..., Job], tmp_path: Path
 ) -> None:
-    name = name_of(detach("say('bad')\nsys.exit(7)"))
+    started = detach(
+        """
+        say('up', rank)
+        while not os.path.exists('go'): time.sleep(0.01)
+        sys.stderr.write('bad\\n')
+        sys.exit(7)
+        """
+    )
+    name = name_of(started)
+    assert name == "train"
+    assert "dslaunch: job train runs: `dslaunch logs -f train` shows it" in started.err
+    assert "up 0" not in started.out + started.err  # what ranks write is for `logs`
+    assert job(tmp_path, name)["state"] == "running"
+    wait_for_line(tmp_path, name, "localhost:0 | up 0")
+    (tmp_path / "go").touch()
     told = tell(tmp_path, "attach", name)
     assert told.code == 7
+    assert told.out == "localhost:0 | up 0\n"
+    assert "localhost:0 | bad\n" in told.err
     assert "localhost (local rank 0" in told.err
     assert "exited with code 7; it failed first" in told.err
     found = wait_for_state(tmp_path, name, "ended")
     assert found["exit_code"] == 7
     assert found["verdict"].endswith("exited with code 7")
+    assert detach(WAIT, "--name=train-2").wait() == 0
+    for command in ("stacks", "stop"):
+        assert f"; train-2 runs: dslaunch {command} train-2" in tell(tmp_path, command, name).err
 
 
-@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("columns", few([80, 200], lambda columns: columns == 80))
 def test_the_journal_is_shown_as_the_console_would_have_shown_it(
     detach: Callable[..., Job], start: Start, tmp_path: Path, columns: int
 ) -> None:
@@ -352,7 +346,14 @@ def test_stop_while_the_hosts_are_looked_at_says_how_the_job_ended(tmp_path: Pat
 
 
 def test_attach_asks_at_ctrl_c(detach: Callable[..., Job], tmp_path: Path) -> None:
-    started = detach("signal.signal(signal.SIGUSR1, lambda *_: say('heard'))\nsay('up')\nwait()")
+    started = detach(
+        """
+        signal.signal(signal.SIGUSR1, lambda *_: say('heard'))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        say('up')
+        wait()
+        """
+    )
     name = name_of(started)
     terminal = Terminal.dslaunch(tmp_path, "attach", name)
     terminal.wait_for("up")
@@ -383,47 +384,12 @@ def test_attach_asks_at_ctrl_c(detach: Callable[..., Job], tmp_path: Path) -> No
     last.type("\x03")
     last.wait_for("go on? ")
     last.type("s\n")
+    last.wait_for("SIGTERM (15): stopping 1 worker")
+    last.type("\x03")
+    last.wait_for("go on? ", times=2)
+    last.type("k\n")
     assert last.wait() == 143
-    assert "SIGTERM (15): stopping 1 worker" in last.read()
     started.assert_nothing_is_left()
-
-
-def test_attach_kills_now(detach: Callable[..., Job], tmp_path: Path) -> None:
-    started = detach("signal.signal(signal.SIGTERM, lambda *_: say('no'))\nsay('up')\nwait()")
-    name = name_of(started)
-    terminal = Terminal.dslaunch(tmp_path, "attach", name)
-    terminal.wait_for("up")
-    terminal.type("\x03")
-    terminal.wait_for("go on? ")
-    terminal.type("k\n")
-    assert terminal.wait() == 143
-    started.assert_nothing_is_left()
-
-
-def test_a_killed_launcher_is_a_lost_job_and_leaves_nothing(
-    detach: Callable[..., Job], tmp_path: Path
-) -> None:
-    started = detach(WAIT, "--num_gpus=2")
-    name = name_of(started)
-    wait_for_line(tmp_path, name, "up 1")
-    pid = job(tmp_path, name)["pid"]
-    follower = subprocess.Popen(
-        [sys.executable, "-m", "dslaunch", "attach", name],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-    )
-    os.kill(pid, signal.SIGKILL)
-    _, err = follower.communicate(timeout=20)
-    assert follower.returncode == 137
-    assert f"train is lost: its dslaunch (pid {pid}) was killed" in err.decode()
-    assert job(tmp_path, name)["state"] == "lost"
-    started.assert_nothing_is_left()
-    told = tell(tmp_path, "stop", name)
-    assert told.code == 0
-    assert "is lost" in told.err
 
 
 def test_eight_jobs_at_once_are_listed_right(start_words: Start, tmp_path: Path) -> None:
@@ -443,16 +409,6 @@ def test_eight_jobs_at_once_are_listed_right(start_words: Start, tmp_path: Path)
     table = tell(tmp_path, "jobs").out.splitlines()
     assert len(table) == 1 + num_jobs
     assert all(line.split()[1] == "running" for line in table[1:])
-
-
-def test_of_a_job_that_has_ended_the_next_of_its_name_is_told(
-    detach: Callable[..., Job], tmp_path: Path
-) -> None:
-    assert detach("sys.exit(3)", "--name=fail").wait() == 0
-    poll(lambda: "ended" in tell(tmp_path, "stop", "fail").err, "the end of the first")
-    name = name_of(detach(WAIT, "--name=fail-2"))
-    for command in ("stacks", "stop"):
-        assert f"; {name} runs: dslaunch {command} {name}" in tell(tmp_path, command, "fail").err
 
 
 def test_one_name_for_several_is_a_table_with_exact_names(detach: Callable[..., Job], tmp_path: Path) -> None:

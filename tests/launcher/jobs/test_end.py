@@ -23,6 +23,7 @@ from dslaunch.launcher.errors import EXIT_MISTAKE
 from dslaunch.launcher.options.end import EndOptions, without_secrets
 from dslaunch.launcher.run import job_end, run_job
 from dslaunch.launcher.run.job_end import tell_end
+from tests.launcher.detached_job import job as known
 from tests.launcher.local_job import Start, poll
 
 KEEP = "cat > end.json; echo $DSLAUNCH_JOB_NAME $DSLAUNCH_EXIT_CODE >> ends"
@@ -99,27 +100,15 @@ def test_what_fails_is_said_and_changes_no_exit_code(start: Start, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_detached", [False, True])
-def test_it_runs_after_an_interrupt_and_for_a_detached_job(
-    start: Start, tmp_path: Path, is_detached: bool
-) -> None:
-    words = ("--detach", "--name", "far") if is_detached else ()
+def test_it_runs_after_an_interrupt_of_a_detached_job(start: Start, tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    job = start(
-        "say('up'); wait()" if not is_detached else "sys.exit(4)",
-        "--num_gpus=1",
-        *words,
-        "--on_end",
-        KEEP,
-        env=env,
-    )
-    if not is_detached:
-        job.wait_for("up")
-        job.signal(signal.SIGINT)
-        assert job.wait() == 130
+    words = ("--num_gpus=1", "--detach", "--name", "far", "--on_end", KEEP)
+    job = start("open('up', 'w').close(); wait()", *words, env=env)
+    poll((tmp_path / "up").exists, "the worker")
+    os.kill(known(tmp_path, "far")["pid"], signal.SIGINT)
     poll((tmp_path / "ends").exists, "the command")
     poll(lambda: (tmp_path / "ends").read_text().endswith("\n"), "its words")
-    assert (tmp_path / "ends").read_text() == ("far 4\n" if is_detached else "train 130\n")
+    assert (tmp_path / "ends").read_text() == "far 130\n"
     job.assert_nothing_is_left()
 
 

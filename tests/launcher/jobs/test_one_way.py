@@ -54,7 +54,7 @@ def job(lab: Lab, request: pytest.FixtureRequest) -> Job:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("deaf", [0, 2])
+@pytest.mark.parametrize("deaf", [2])
 def test_silence_one_way_between_nodes_ends_all_without_ssh(job: Job, deaf: int) -> None:
     commands = job.start_and_wait(f"--heartbeat={HEARTBEAT_S}", "work.py", "--daemon")
     listener: Host = job.lab.nodes[deaf]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab, procfs
-from tests.launcher.backends.programs import left_over, need, start_slurm
+from tests.launcher.backends.programs import left_over, need, run_batch, start_slurm
 
 pytestmark = pytest.mark.slow
 
@@ -53,9 +53,8 @@ def test_the_script_of_the_guide_runs_in_a_batch_job(lab: Lab) -> None:
         assert printed in script
         script = script.replace(printed, here)
     (folder / "train.sbatch").write_text(script)
-    done = lab.head.run(["sh", "-c", f"cd {folder}; sbatch --wait train.sbatch"], env=env)
+    run_batch(lab, env, folder, "train.sbatch")
     (output,) = folder.glob("train-*.out")
-    assert done.returncode == 0, done.stderr + output.read_text()
     ranks = sorted(line[line.index("rank ") :] for line in output.read_text().splitlines() if "rank " in line)
     assert ranks == [f"rank {rank} node{rank // 2 + 1}" for rank in range(4)], output.read_text()
     assert sorted((folder / "logs").rglob("*rank*")), "no log files"

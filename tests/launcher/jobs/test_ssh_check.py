@@ -19,7 +19,7 @@ import pytest
 from tests.lab import Host, Lab
 from tests.launcher.command import AT_ONCE_S, Command, poll
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
+pytestmark = pytest.mark.slow
 
 FAKE_NVML = Path(__file__).parents[1] / "fake_nvml"
 IMPORTS = ":".join(one for one in sys.path if one)

@@ -86,7 +86,6 @@ def test_a_host_with_a_slow_link_is_replaced(lab: Lab, folder: Path) -> None:
     few(
         [
             ("die", "node2: the connection ended before the job did"),
-            ("freeze", "node2: nothing heard for 4 s"),
             ("kill_rank", "node2: what measures was killed by SIGKILL (9) there"),
         ],
         lambda fault, said: fault == "die",

@@ -110,6 +110,9 @@ def test_the_launcher_killed_by_9_is_a_lost_job_that_leaves_nothing(lab: Lab, fo
     attached = ask(lab.head, "attach", "work")
     assert attached.returncode == 137
     assert "dslaunch: work is lost: " in attached.stderr
+    stopped = ask(lab.head, "stop", "work")
+    assert stopped.returncode == 0
+    assert "is lost" in stopped.stderr
 
 
 def test_an_agent_killed_by_9_ends_the_job_and_is_named(lab: Lab, folder: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.lab import Lab
 from tests.launcher.command import Command, poll
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
+pytestmark = pytest.mark.slow
 
 
 def execute(lab: Lab, folder: Path, *words: str, env: dict[str, str] | None = None) -> Command:
@@ -91,20 +91,12 @@ def test_with_fail_fast_the_first_failure_ends_it_everywhere(lab: Lab, folder: P
     assert lab.wait_until_clean() == []
 
 
-def test_without_folding_lines_come_when_they_are_written(lab: Lab, folder: Path) -> None:
-    script = "echo first; while [ ! -e go ]; do sleep 0.1; done; echo second"
-    command = execute(lab, folder, "--no_fold", "--", "sh", "-c", script)
-    poll(lambda: command.out.count("first") == 4, "the first lines", command)
-    (folder / "go").touch()
-    assert command.wait() == 0
-    assert sorted(command.out.splitlines()) == sorted(
-        f"node{place}: {word}" for place in range(1, 5) for word in ("first", "second")
-    )
-
-
-def test_an_interrupt_ends_it_on_all_hosts(lab: Lab, folder: Path) -> None:
+def test_without_folding_lines_come_when_they_are_written_and_an_interrupt_ends_it(
+    lab: Lab, folder: Path
+) -> None:
     command = execute(lab, folder, "--no_fold", "--", "sh", "-c", "echo up; exec sleep 600")
     poll(lambda: command.out.count("up") == 4, "all up", command)
+    assert sorted(command.out.splitlines()) == [f"node{place}: up" for place in range(1, 5)]
     command.process.send_signal(signal.SIGINT)
     assert command.wait(20) == 130
     assert lab.wait_until_clean() == []

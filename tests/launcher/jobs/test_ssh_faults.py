@@ -66,14 +66,10 @@ def assert_clean(lab: Lab) -> None:
 
 @pytest.mark.parametrize(
     ("how", "code", "words"),
-    few(
-        [
-            ("--exit=5", 3, "exited with code 3"),
-            ("--kill=5:SIGKILL", 137, "was killed by SIGKILL (9)"),
-            ("--kill=5:SIGSEGV", 139, "was killed by SIGSEGV (11)"),
-        ],
-        lambda how, code, words: code != 139,
-    ),
+    [
+        ("--exit=5", 3, "exited with code 3"),
+        ("--kill=5:SIGKILL", 137, "was killed by SIGKILL (9)"),
+    ],
 )
 def test_the_first_failure_ends_all_hosts_at_once_and_is_named(
     lab: Lab, folder: Path, how: str, code: int, words: str
@@ -111,7 +107,7 @@ def test_a_normal_end_leaves_nothing_behind(lab: Lab, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "signum",
-    few([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], lambda signum: signum == signal.SIGINT),
+    few([signal.SIGINT, signal.SIGHUP], lambda signum: signum == signal.SIGINT),
 )
 def test_an_interrupt_stops_all_hosts(lab: Lab, folder: Path, signum: int) -> None:
     command = launch(lab, folder, "work.py")

@@ -16,7 +16,7 @@ from tests.exhaustive import few
 from tests.lab import Lab
 from tests.launcher.command import Command
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
+pytestmark = pytest.mark.slow
 
 SHOW = """
 import json, os, sys
@@ -108,6 +108,7 @@ def test_force_multi_reaches_this_machine_by_ssh_too(lab: Lab, folder: Path) -> 
     assert "refused the connection" in command.err
 
 
+@pytest.mark.usefixtures("way")
 def test_ssh_config_is_honoured_through_a_jump_host(lab: Lab, folder: Path) -> None:
     jump, target = lab.host("node1"), lab.host("node2")
     (lab.head.home / ".ssh" / "config").write_text(
@@ -183,6 +184,7 @@ def test_env_file_of_home_then_cwd_and_variables_of_the_node(lab: Lab, folder: P
         assert values == [b"home", b"cwd", f"cwd at of-{node.name}:/x".encode(), b"$ONLY_ON_NODE"]
 
 
+@pytest.mark.usefixtures("way")
 def test_a_secret_is_never_seen_in_ps_of_any_host(lab: Lab, folder: Path) -> None:
     canary = "canary-7f3a9c"
     (lab.head.home / ".deepspeed_env").write_text(f"WANDB_API_KEY={canary}\n")
@@ -229,6 +231,7 @@ def test_dry_run_prints_the_plan_and_touches_no_host(lab: Lab, folder: Path) -> 
     assert "show.py --local_rank=0 'a b'" in command.out
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
     "shell",
     few(
@@ -251,6 +254,7 @@ def test_the_agent_starts_through_any_login_shell(lab: Lab, folder: Path, shell:
     assert [one["argv"] for one in ranks] == [["--local_rank=0", "a b"], ["--local_rank=1", "a b"]]
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(
     "script", ["echo 'Welcome'; echo /opt/cuda", "printf '\\0dslaunch'; yes | head -5000", "stty -a"]
 )

@@ -39,7 +39,6 @@ def folder(many: Lab, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("way")
 def test_three_hosts_that_cannot_be_used_are_one_report_soon_after_the_timeout(
     many: Lab, folder: Path
 ) -> None:

@@ -63,16 +63,6 @@ def test_a_host_whose_links_are_all_slow_is_named_and_not_its_links(lab: Lab, fo
     assert "even its fastest link carries 2." in problem["text"]
 
 
-@pytest.mark.exhaustive
-def test_a_link_that_carries_nothing_is_named(lab: Lab, folder: Path) -> None:
-    lab.host("node2").drop_from(lab.host("node3").address)
-    network = measured(lab, folder, 1)
-    (problem,) = network["problems"]  # all together are not measured then
-    assert problem["hosts"] == ["node2", "node3"]
-    assert problem["text"].startswith("cannot exchange data: ")
-    assert network["collectives"] == {}
-
-
 def test_what_the_ranks_that_measure_say_is_shown(tmp_path: Path) -> None:
     broken = tmp_path / "site" / "torch"
     broken.mkdir(parents=True)

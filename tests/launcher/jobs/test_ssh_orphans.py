@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.exhaustive import few
 from tests.lab import Host, Lab
 from tests.launcher.command import BOTH_WAYS, Command, poll
 
@@ -178,19 +177,13 @@ def kill_launcher(lab: Lab, job: Command) -> None:
     job.process.kill()
 
 
-def interrupt(lab: Lab, job: Command) -> None:
-    job.process.send_signal(signal.SIGINT)
-
-
 def kill_a_worker(lab: Lab, job: Command) -> None:
     words = next(line for line in job.out.splitlines() if line.startswith("node2:")).split()
     lab.host("node2").run(["kill", "-9", words[-1]], check=True)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    "end", few([kill_launcher, interrupt, kill_a_worker], lambda end: end is kill_launcher)
-)
+@pytest.mark.parametrize("end", [kill_launcher, kill_a_worker])
 def test_two_jobs_on_the_same_hosts_do_not_touch_each_other(
     lab: Lab, folder: Path, end: Callable[[Lab, Command], None]
 ) -> None:

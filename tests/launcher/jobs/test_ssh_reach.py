@@ -15,7 +15,7 @@ import pytest
 from tests.lab import Host, Lab
 from tests.launcher.command import Command
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("way")]
+pytestmark = pytest.mark.slow
 
 SHOW = """
 import json, os, socket, sys

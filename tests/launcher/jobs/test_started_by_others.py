@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab
-from tests.launcher.backends.programs import need, start_slurm
+from tests.launcher.backends.programs import need, run_batch, start_slurm
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,8 @@ def test_srun_starts_one_training_and_a_batch_script_one_process(lab: Lab, folde
         f"node3 rank {rank} of 2, local rank {rank}: 127.0.0.1" for rank in range(2)
     ]
     (folder / "job.sh").write_text(f"#!/bin/sh\n{' '.join(place)}\nsrun {' '.join(place)}\n")
-    done("sbatch", "--wait", "-N2", "--ntasks-per-node=2", "-w", "node[1-2]", "-o", "said", "job.sh")
+    words = ("-N2", "--ntasks-per-node=2", "-w", "node[1-2]", "-o", "said", "job.sh")
+    run_batch(lab, env, folder, *words)
     of_step = [f"node{1 + rank // 2} rank {rank} of 4, local rank {rank % 2}: node1" for rank in range(4)]
     alone = "rank 0 of 1, local rank 0: None"
     assert places_of((folder / "said").read_text()) == [f"node1 {alone}", *of_step]

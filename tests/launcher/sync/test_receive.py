@@ -516,7 +516,7 @@ def killed_after(number: int, here: Path, there: Path) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
 
 
-@pytest.mark.parametrize("step", few(range(1, 12), lambda step: step in (1, 6)))
+@pytest.mark.parametrize("step", few((1, 3, 6, 9), lambda step: step in (1, 6)))
 def test_a_kill_leaves_whole_files_and_the_next_sync_goes_on(here: Path, there: Path, step: int) -> None:
     """Every 11th moment, beginning with another one each time."""
     old, new = b"old" * 1000, b"new" * 100_000
