@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 
 import torch
 from torch import nn
@@ -17,7 +15,7 @@ from ..checkpoint.saver import Saver
 from ..comm.order_check import OrderCheck
 from ..comm.process_group import group_timeout
 from ..comm.rank_group import Job
-from ..comm.watchdog.watchdog import Watchdog, watch
+from ..comm.watchdog.watchdog import watch
 from ..config import Config
 from ..config.precision import Fp16Config
 from ..environment import WorkerEnvironment
@@ -47,6 +45,7 @@ from ..zero import ds_attributes
 from ..zero.leaf_modules import mark_configured, z3_leaf_module
 from ..zero.param_location import note_locations
 from ..zero.sharded_model import ShardedModel
+from ..zero.trainer import Trainer
 from .accumulation import Accumulation
 from .agreed_settings import agreed_settings
 from .direct_backward import DirectBackward
@@ -56,141 +55,159 @@ from .roll_call import RollCall
 from .skipped_steps import SkippedSteps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Components:
-    """One engine's parts. Without an optimizer there is no `optimizer_step`."""
-
-    policy: Policy
-    domains: Domains
-    watchdog: Watchdog | None
-    order_check: OrderCheck | None  # None where no other rank is waited for
-    offload: Offload
-    model: ShardedModel
-    scaler: LossScaler
-    accumulation: Accumulation
-    direct_backward: DirectBackward
-    schedule: StepSchedule
-    saver: Saver
-    preemption: Preemption | None
-    optimizer_step: OptimizerStep | None
-    divided_sequences: DividedSequences | None
-
-
-def make_components(
-    module: nn.Module,
-    *,
-    axes: Axes,
-    config: Config,
-    optimizer: FlatOptimizer | None,
-    device: torch.device,
-    worker: WorkerEnvironment,
-    divided: DividedModel | None = None,
-    experts: PlacedExperts | None = None,
-) -> Components:
-    """Place the module in flat buffers, with rank 0's values, and make all that trains it.
-
-    Order:  a collective
-    Errors: ConfigError for what does not go together
+class Components(Trainer):
+    """One engine's parts, made in the one order in which they can be. Without an optimizer there is no
+    `optimizer_step`.
     """
-    policy = _policy(config, optimizer)
-    domains = _domains(module, axes, policy, config)
-    job = domains.job
-    note(domains)
-    if divided is not None:
-        divided.join(domains, device)
-        divided.agree_on_random_numbers(device)
-    if experts is not None:
-        experts.join(domains)
-    write_place(worker, domains)
-    _tell_of_storage(config, worker, job)
-    timeout = group_timeout() or worker.timeout
-    watchdog = watch(job, limit_s=worker.watchdog_s, timeout=timeout)
-    order_check = None if job.is_alone else _order_check(domains, timeout)
-    offload = _offload(policy, config, optimizer, device=device, job=job)
-    mark_configured(module, config.zero.leaf_module)
-    model = _model(module, policy, config, optimizer, device=device, domains=domains, offload=offload)
-    if policy.parameters is Placement.SHARDED:  # all ranks make a group, for they are seen to agree
-        domains.gather_beside()
-    scaler = LossScaler(_loss_scaling(config, policy))
-    accumulation = Accumulation(
-        config.gradient_accumulation_steps,
-        is_managed=config.managed_gradient_accumulation,
-        sum_over=axes.dp if config.gradient_allreduce_op == "sum" else 1,
-    )
-    if optimizer is None:
-        model.ends_step = _never
-    else:
-        model.ends_step = lambda: accumulation.is_boundary and not accumulation.is_in_no_sync
-    direct_backward = DirectBackward(
-        [member.param for sub_buffer in model.trained for member in sub_buffer.members],
-        has_loss_scale=config.fp16.enabled,
-        loss_scale=lambda: scaler.scale,
-        divisor=lambda: accumulation.divisor,
-    )
-    if optimizer is not None:
 
-        def look_for_overflow() -> bool:
-            if accumulation.is_boundary:
-                model.average_gradients()  # a sum of finite numbers may be infinite
-            return has_overflow(model.trained, job, device)
+    def __init__(  # noqa: PLR0913
+        self,
+        module: nn.Module,
+        *,
+        axes: Axes,
+        config: Config,
+        optimizer: FlatOptimizer | None,
+        device: torch.device,
+        worker: WorkerEnvironment,
+        on_taken: Callable[[], Callable[[], None] | None],
+        divided: DividedModel | None = None,
+        experts: PlacedExperts | None = None,
+    ) -> None:
+        """Place the module in flat buffers, with rank 0's values, and make all that trains it. `on_taken`
+        returns what ends the engine when another one has its parameters.
 
+        Order:  a collective
+        Errors: ConfigError for what does not go together
+        """
+        self._device, self._optimizer, self._on_taken = device, optimizer, on_taken
+        self.policy = _policy(config, optimizer)
+        self.domains = _domains(module, axes, self.policy, config)
+        job = self.domains.job
+        note(self.domains)
+        if divided is not None:
+            divided.join(self.domains, device)
+            divided.agree_on_random_numbers(device)
+        if experts is not None:
+            experts.join(self.domains)
+        write_place(worker, self.domains)
+        _tell_of_storage(config, worker, job)
+        timeout = group_timeout() or worker.timeout
+        self.watchdog = watch(job, limit_s=worker.watchdog_s, timeout=timeout)
+        # None where no other rank is waited for
+        self.order_check = None if job.is_alone else _order_check(self.domains, timeout)
+        self.accumulation = Accumulation(
+            config.gradient_accumulation_steps,
+            is_managed=config.managed_gradient_accumulation,
+            sum_over=axes.dp if config.gradient_allreduce_op == "sum" else 1,
+        )
+        self.saver = Saver(job)
+        self.scaler = LossScaler(_loss_scaling(config, self.policy))
+        self.schedule = StepSchedule()
+        self.roll_call: RollCall | None = None
+        self.offload = _offload(self.policy, config, optimizer, device=device, job=job)
+        mark_configured(module, config.zero.leaf_module)
+        self.model = _model(self, module, config, optimizer, device=device)
+        if self.policy.parameters is Placement.SHARDED:  # all ranks make a group, for they are seen to agree
+            self.domains.gather_beside()
+        self.direct_backward = DirectBackward(
+            [member.param for sub_buffer in self.model.trained for member in sub_buffer.members],
+            has_loss_scale=config.fp16.enabled,
+            loss_scale=lambda: self.scaler.scale,
+            divisor=lambda: self.accumulation.divisor,
+        )
+        self.preemption = _preemption(config, worker, job)
+        self.optimizer_step: OptimizerStep | None = None
+        if optimizer is None:
+            self.offload.begin()
+        else:
+            self.optimizer_step = self._optimizer_step(module, config, optimizer, worker, divided)
+        self.divided_sequences = _divided_sequences(module, self.domains, config)
+
+    def _optimizer_step(
+        self,
+        module: nn.Module,
+        config: Config,
+        optimizer: FlatOptimizer,
+        worker: WorkerEnvironment,
+        divided: DividedModel | None,
+    ) -> OptimizerStep:
         optimizer.attach(
-            model.trained,
-            comm=domains.dense.comm,
-            scaler=scaler,
-            look_for_overflow=look_for_overflow,
-            zero_gradients=model.zero_gradients,
+            self.model.trained,
+            comm=self.domains.dense.comm,
+            scaler=self.scaler,
+            look_for_overflow=self._has_overflow,
+            zero_gradients=self.model.zero_gradients,
         )
         optimizer.clip_grad = config.gradient_clipping
-    roll_call = None if optimizer is None else _roll_call(module, model, config, optimizer, job=job)
-
-    def let_go() -> None:
-        direct_backward.release()
-        if roll_call is not None:
-            roll_call.close()
-
-    model.before_end = let_go
-    skipped = None if optimizer is None else SkippedSteps(config, model.trained, job)
-    offload.begin()
-    schedule = _schedule(
-        model, optimizer, offload, device=device, foresee=_foresee(optimizer, scaler, accumulation)
-    )
-    saver = Saver(job)
-    model.before_change = saver.before_change
-    if order_check is not None:
-        model.prefetcher.after_evaluation = partial(order_check.end_forward, device)
-    preemption, optimizer_step = _preemption(config, worker, job), None
-    if optimizer is not None and roll_call is not None and skipped is not None:
-        optimizer_step = OptimizerStep(
+        self.roll_call = _roll_call(module, self.model, config, optimizer, job=self.domains.job)
+        skipped = SkippedSteps(config, self.model.trained, self.domains.job)
+        self.offload.begin()
+        self.schedule = _schedule(
+            self.model, optimizer, self.offload, device=self._device, foresee=self._foresee
+        )
+        return OptimizerStep(
             optimizer,
-            model=model,
-            domains=domains,
-            scaler=scaler,
-            schedule=schedule,
-            saver=saver,
-            roll_call=roll_call,
+            model=self.model,
+            domains=self.domains,
+            scaler=self.scaler,
+            schedule=self.schedule,
+            saver=self.saver,
+            roll_call=self.roll_call,
             skipped=skipped,
-            order_check=order_check,
+            order_check=self.order_check,
             inputs=None if divided is None else divided.inputs,
-            preemption=preemption,
+            preemption=self.preemption,
             checks_order_each_step=worker.checks_order,
         )
-    return Components(
-        policy=policy,
-        domains=domains,
-        watchdog=watchdog,
-        order_check=order_check,
-        offload=offload,
-        model=model,
-        scaler=scaler,
-        accumulation=accumulation,
-        direct_backward=direct_backward,
-        schedule=schedule,
-        saver=saver,
-        preemption=preemption,
-        optimizer_step=optimizer_step,
-        divided_sequences=_divided_sequences(module, domains, config),
-    )
+
+    def _has_overflow(self) -> bool:
+        if self.accumulation.is_boundary:
+            self.model.average_gradients()  # a sum of finite numbers may be infinite
+        return has_overflow(self.model.trained, self.domains.job, self._device)
+
+    def _foresee(self) -> Update | None:
+        """Return what the coming step does if nothing is clipped; None while a backward runs that ends no
+        step.
+        """
+        if self._optimizer is None or not self.ends_step():
+            return None
+        return self._optimizer.next_update(1.0 / self.scaler.scale)
+
+    # ---- what the model asks and tells
+
+    def ends_step(self) -> bool:
+        """Without an optimizer no step ends."""
+        is_boundary = self.accumulation.is_boundary and not self.accumulation.is_in_no_sync
+        return self._optimizer is not None and is_boundary
+
+    def before_change(self) -> None:
+        """A save beside training copies what it has not copied."""
+        self.saver.before_change()
+
+    def before_gather(self) -> None:
+        """The update that is under way, if there is one, ends.
+
+        Order: a collective
+        """
+        self.schedule.before_gather()
+
+    def after_evaluation(self) -> None:
+        """Ranks compare which units they have gathered.
+
+        Order: a collective
+        """
+        if self.order_check is not None:
+            self.order_check.end_forward(self._device)
+
+    def before_end(self) -> None:
+        """No hook of the engine stays on a parameter."""
+        self.direct_backward.release()
+        if self.roll_call is not None:
+            self.roll_call.close()
+
+    def on_taken(self) -> Callable[[], None] | None:
+        """Return what ends the engine."""
+        return self._on_taken()
 
 
 def _preemption(config: Config, worker: WorkerEnvironment, job: Job) -> Preemption | None:
@@ -236,11 +253,6 @@ def _loss_scaling(config: Config, policy: Policy) -> Fp16Config:
     if config.origin.is_lenient and not policy.is_sharded:
         return found.model_copy(update={"hysteresis": 1})
     return found
-
-
-def _never() -> bool:
-    """Without an optimizer no step ends."""
-    return False
 
 
 def _policy(config: Config, optimizer: FlatOptimizer | None) -> Policy:
@@ -304,15 +316,14 @@ def _order_check(domains: Domains, timeout: timedelta) -> OrderCheck:
 
 
 def _model(
+    parts: Components,
     module: nn.Module,
-    policy: Policy,
     config: Config,
     optimizer: FlatOptimizer | None,
     *,
     device: torch.device,
-    domains: Domains,
-    offload: Offload,
 ) -> ShardedModel:
+    policy = parts.policy
     # one unit on every stage, whatever stands beside it
     tied = set(map(id, module.tied_modules.values())) if isinstance(module, PipelineModule) else set()
     model = ShardedModel(
@@ -324,12 +335,13 @@ def _model(
             reduce_bucket=config.zero.reduce_bucket_numel,
             prefetch_bucket=config.zero.prefetch_bucket_numel,
             max_whole=config.zero.max_whole_numel,
-            at_most=offload.max_unit_numel,
+            at_most=parts.offload.max_unit_numel,
         ),
         is_leaf=lambda name, module: z3_leaf_module(module) or id(module) in tied,
         device=device,
-        domains=domains,
-        offload=offload,
+        domains=parts.domains,
+        offload=parts.offload,
+        trainer=parts,
         loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
         settings=agreed_settings(config, optimizer),
     )
@@ -352,21 +364,6 @@ def _roll_call(
         zero.looks_for_unused(is_lenient=config.origin.is_lenient) and not zero.ignore_unused_parameters
     )
     return RollCall(module, model, optimizer.param_groups, job, ignores_unused=not misses_unused)
-
-
-def _foresee(
-    optimizer: FlatOptimizer | None, scaler: LossScaler, accumulation: Accumulation
-) -> Callable[[], Update | None]:
-    """Return what tells the coming step if nothing is clipped; it tells None while a backward runs
-    that ends no step.
-    """
-
-    def foresee() -> Update | None:
-        if optimizer is None or accumulation.is_in_no_sync or not accumulation.is_boundary:
-            return None
-        return optimizer.next_update(1.0 / scaler.scale)
-
-    return foresee
 
 
 def _schedule(

@@ -30,7 +30,7 @@ from ..zero.offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
 from ..zero.parked_states import read_kinds
 from .absent import why_absent
 from .checkpoints import Checkpoints
-from .components import make_components
+from .components import Components
 from .getters import Getters
 from .instruments import Instruments, loss_value
 from .saving import Saving
@@ -80,20 +80,20 @@ class Engine(Getters, Saving, nn.Module):  # type: ignore[misc]  # state_dict gi
         self._instruments = instruments
         self.monitor, self.tput_timer = instruments.monitor, instruments.tput_timer
         self.flops_profiler = instruments.flops_profiler
-        made = make_components(
+        made = Components(
             module,
             axes=axes,
             config=config,
             optimizer=optimizer,
             device=device,
             worker=worker,
+            on_taken=weakref.WeakMethod(self._close),
             divided=divided,
             experts=experts,
         )
         self._policy, self._domains, self._watchdog = made.policy, made.domains, made.watchdog
         self._wire, self._divided_sequences = made.domains.wire, made.divided_sequences
         self._offload, self._model, self._scaler = made.offload, made.model, made.scaler
-        made.model.on_taken = weakref.WeakMethod(self._close)
         if optimizer is not None:
             optimizer._mover = weakref.ref(self)
         self._accumulation, self._direct_backward = made.accumulation, made.direct_backward

@@ -44,7 +44,6 @@ class DelayedSteps(StepSchedule):
         for sub_buffer in self._sub_buffers:
             sub_buffer.before_use = lambda is_written: self.drain()
             sub_buffer.refuses_writes = "zero_optimization.offload_optimizer.delayed_update"
-        model.before_gather = self.drain_unless_running
 
     def begin(self, update: Update) -> bool:
         """Start it, from the gradients as they are now, unless it is a step of the warmup.
@@ -108,7 +107,7 @@ class DelayedSteps(StepSchedule):
         finally:
             self._num_forwards -= 1
 
-    def drain_unless_running(self) -> None:
+    def before_gather(self) -> None:
         """As `drain`; but who only reads parameters in a forward or backward gets those that it runs with."""
         if not self._num_forwards and not in_backward():
             self.drain()

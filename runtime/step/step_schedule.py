@@ -29,6 +29,12 @@ class StepSchedule:
         """A forward runs inside."""
         return nullcontext()
 
+    def before_gather(self) -> None:
+        """Parameters are about to be gathered for the program, not for the model.
+
+        Order: a collective
+        """
+
     def close(self) -> None:
         """No more steps.
 

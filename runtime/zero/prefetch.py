@@ -30,10 +30,6 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _nothing() -> None:
-    """Nothing has to happen afterwards."""
-
-
 class Route:
     """The order in which units were unsharded, as a hint for the next time."""
 
@@ -62,15 +58,14 @@ class Route:
 class Prefetcher:
     """The units of one model. Order: every method that unshards a unit is a collective."""
 
-    def __init__(self, units: Sequence[Unit]) -> None:
+    def __init__(self, units: Sequence[Unit], *, after_evaluation: Callable[[], None]) -> None:
+        """`after_evaluation`, a collective: a forward without gradients that has gathered units ends."""
         self._units = tuple(units)
+        self._after_evaluation = after_evaluation
         # Those that `reshard` may have something to do for: few, of however many there are.
         self._unsharded: dict[Unit, None] = {}
         for unit in self._units:
             unit.on_unshard = self._note
-        # Called when a forward without gradients, in which units were gathered,
-        # has come to its end; a collective.
-        self.after_evaluation: Callable[[], None] = _nothing
         self._has_gathered = False
         self._route = Route()
         self._current: Unit | None = None
@@ -137,7 +132,7 @@ class Prefetcher:
     def end_forward(self) -> None:
         """A forward that was left has not failed."""
         if self._has_gathered and not (self.num_forwards or in_backward() or torch.is_grad_enabled()):
-            self.after_evaluation()
+            self._after_evaluation()
 
     def note_use(self, unit: Unit, *, is_output: bool, stays: bool = False) -> UnitUse | None:
         """A forward has used the unit, so that a backward will; None in a backward, as of a forward that is

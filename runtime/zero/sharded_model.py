@@ -32,6 +32,7 @@ from .replicated_gradients import ReplicatedGradients
 from .shared_memory import warn_of_kept_views
 from .sub_buffer import SubBuffer
 from .sub_buffer_plan import NO_GROUP, Member, plan_sub_buffer
+from .trainer import Trainer
 from .unit import Unit, UnitState
 from .writes import Turns
 
@@ -57,6 +58,7 @@ class ShardedModel:
         device: torch.device,
         domains: Domains,
         offload: Offload,
+        trainer: Trainer | None = None,
         loses_writes: bool = False,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
@@ -75,8 +77,8 @@ class ShardedModel:
         self.domains, self.job = domains, domains.job
         self.loses_writes, self.has_lost_writes = loses_writes, False  # as in zero.Init
         self.has_left_out = False
-        # Called before anything but a step changes what is behind the parameters: shards, masters and states.
-        self.before_change: Callable[[], None] = _nothing
+        self._trainer = trainer or Trainer()
+        self.on_taken = self._trainer.on_taken
         self._module = module
         _check_no_complex(module)
         plans = cut_into_units(module, sizes=unit_sizes, is_leaf=is_leaf)
@@ -119,33 +121,25 @@ class ShardedModel:
             )
             for plan, by_role in zip(plans, runs, strict=True)
         )
-        self.prefetcher = Prefetcher(self.units)
+        self.prefetcher = Prefetcher(self.units, after_evaluation=lambda: self._trainer.after_evaluation())
         is_any_sharded = self.has_shards
         self._access = Access(module, self.units, self.prefetcher, keeps=self) if is_any_sharded else None
         place_beside_units(module, device=device, domains=domains, precision=precision)
         self.trained = tuple(
             sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.is_trained
         )
-        # Called when another engine has taken parameters that this one trains or shards: no hook may stay.
-        self.before_end: Callable[[], None] = _nothing
-        # What that ends, when the other engine has been made; it keeps no engine alive.
-        self.on_taken: Callable[[], Callable[[], None] | None] = _no_engine
         self._asked_for: frozenset[int] = frozenset()  # ids of what it is about to take
         for sub_buffer in (sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers):
             if sub_buffer.is_trained or sub_buffer.is_sharded:
                 params = sub_buffer.param_shard
                 params.owner = weakref.ref(self)
                 params.on_taken = partial(_call, weakref.WeakMethod(self._let_go))
-        # Whether a backward that begins now is the last of a step; an engine knows.
-        self.ends_step: Callable[[], bool] = _always
-        self._reducer = make_reducer(self.trained, domains, ends_step=lambda: self.ends_step())
+        self._reducer = make_reducer(self.trained, domains, ends_step=self._trainer.ends_step)
         watched = [
             sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.has_copies
         ]
         self._copied = tuple(watched)
         self._turns = Turns([sub_buffer.param_shard.writes for sub_buffer in watched])
-        # called before parameters are gathered for the program, not for the model; a collective
-        self.before_gather: Callable[[], None] = _nothing
         self.parked_states = ParkedStates(
             [sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers]
         )
@@ -171,6 +165,17 @@ class ShardedModel:
             sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if not sub_buffer.is_sharded
         )
         return sum(member.param.numel() for sub_buffer in sub_buffers for member in sub_buffer.members)
+
+    def before_change(self) -> None:
+        """Something but a step is about to change shards, masters or states."""
+        self._trainer.before_change()
+
+    def before_gather(self) -> None:
+        """Parameters are about to be gathered for the program, not for the model.
+
+        Order: a collective
+        """
+        self._trainer.before_gather()
 
     def hide_gradients_as_none(self) -> None:
         """Where `p.grad` would be an AbsentGradient, let it be None, as in DeepSpeed."""
@@ -380,7 +385,6 @@ class ShardedModel:
         self.reload()
         if self._access is not None:
             self._access.release()
-            self.prefetcher.after_evaluation = _nothing  # which holds a process group
             self.prefetcher.hold_all()
         for member in (
             member for unit in self.units for sub_buffer in unit.sub_buffers for member in sub_buffer.members
@@ -392,6 +396,7 @@ class ShardedModel:
         for sub_buffer in (sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers):
             sub_buffer.param_shard.restore_all()
         self.trained = ()
+        self._trainer = Trainer()  # an engine's holds process groups
         self.parked_states.is_given_up = True
 
     def prepare_to_give(self, asked_for: frozenset[int]) -> None:
@@ -450,8 +455,8 @@ class ShardedModel:
         self._reducer.release()
         if self._access is not None:
             self._access.release()
-            self.prefetcher.after_evaluation = _nothing
-        self.before_end()
+        trainer, self._trainer = self._trainer, Trainer()
+        trainer.before_end()
         for sub_buffer in self.trained:
             sub_buffer.release()
         self.trained = ()
@@ -459,14 +464,6 @@ class ShardedModel:
     def _adopt_gradients(self) -> None:
         for sub_buffer in self.trained:
             sub_buffer.adopt_gradients()
-
-
-def _nothing() -> None:
-    """Nothing has to happen before."""
-
-
-def _no_engine() -> None:
-    """Nothing has to be ended."""
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
@@ -483,11 +480,6 @@ def _ask_holders(module: nn.Module) -> None:
     for owner in dict.fromkeys(holder.owner() for holder in map(holder_of, params) if holder is not None):
         if owner is not None:
             owner.prepare_to_give(asked_for)
-
-
-def _always() -> bool:
-    """Every backward ends a step."""
-    return True
 
 
 def _members(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:

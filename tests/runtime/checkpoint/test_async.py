@@ -84,7 +84,7 @@ def _let_go_when_waited_for(engine: Any, may_go: threading.Event) -> list[int]:
         may_go.set()
         before_change()
 
-    engine._saver.before_change = engine._model.before_change = late
+    engine._saver.before_change = late
     return asked
 
 
@@ -187,7 +187,7 @@ def _change_while_saving(rank: int, folder: str, stage: int, bf16: bool) -> None
             engine.save_checkpoint(folder, change.__name__)
             _let_go_when_waited_for(engine, may_go)
             change(engine)
-            engine._saver.before_change = engine._model.before_change = before
+            engine._saver.before_change = before
         engine._saver.wait()
     engine.destroy()
 
