@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ LAB_NAME = "-".join(
 )
 END_ENV = "DSLAUNCH_TESTS_END"  # when no more test begins, in seconds of time.time()
 EXHAUSTIVE_LIMIT_S = 600.0  # of a test with all cases of something, unless it has a limit of its own
+LONG_S = 2.0  # of a test that no promise names
 LAB_WAIT_S = 100  # for another test run on this machine to end; below the time limit of one test
 
 
@@ -162,6 +164,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ]
         lengths = _lengths(is_run, usual_limit_s=float(config.getini("timeout")))
         items.sort(key=lambda item: lengths.get(item.path, (0.0, 0)), reverse=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """List the long tests that docs/design/promises.md does not name: each is to be shorter or exhaustive."""
+    if "not exhaustive" not in config.option.markexpr:
+        return
+    page = (config.rootpath / "docs/design/promises.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.py::\w+)`", page))
+    seconds = {
+        report.nodeid: report.duration
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        and report.duration > LONG_S
+        and report.nodeid.partition("[")[0].removeprefix("tests/") not in named
+    }
+    if seconds:
+        terminalreporter.section(f"longer than {LONG_S:g} s, and named by no promise")
+        for name, took_s in sorted(seconds.items(), key=lambda one: -one[1]):
+            terminalreporter.line(f"{took_s:6.1f} s  {name}")
 
 
 def pytest_collection_finish() -> None:
