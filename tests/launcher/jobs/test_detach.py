@@ -213,24 +213,42 @@ def test_stop_tells_of_a_job_that_takes_long_to_end(detach: Callable[..., Job], 
     assert (again.code, again.err) == (0, "dslaunch: train ended with exit code 143 before\n")
 
 
-def test_a_ctrl_c_without_a_terminal_detaches(detach: Callable[..., Job], tmp_path: Path) -> None:
-    name = name_of(detach(WAIT))
-    attached = subprocess.Popen(
-        [sys.executable, "-m", "dslaunch", "attach", name],
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert attached.stdout is not None
-    assert attached.stdout.readline() == "localhost:0 | up 0\n"
-    attached.send_signal(signal.SIGINT)
-    _, err = attached.communicate(timeout=20)
-    assert attached.returncode == 130
+def test_one_who_follows_detaches_by_ctrl_c_and_is_told_when_the_launcher_is_killed(
+    detach: Callable[..., Job], tmp_path: Path
+) -> None:
+    """Without a terminal, in which Ctrl-C would ask."""
+    started = detach(WAIT)
+    name = name_of(started)
+
+    def attached() -> subprocess.Popen[str]:
+        follower = subprocess.Popen(
+            [sys.executable, "-m", "dslaunch", "attach", name],
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == "localhost:0 | up 0\n"
+        return follower
+
+    first = attached()
+    first.send_signal(signal.SIGINT)
+    _, err = first.communicate(timeout=20)
+    assert first.returncode == 130
     assert "dslaunch: train goes on; `dslaunch attach train." in err
     assert job(tmp_path, name)["state"] == "running"
+
+    second = attached()
+    pid = job(tmp_path, name)["pid"]
+    os.kill(pid, signal.SIGKILL)
+    _, err = second.communicate(timeout=20)
+    assert second.returncode == 137
+    assert f"train is lost: its dslaunch (pid {pid}) was killed" in err
+    assert job(tmp_path, name)["state"] == "lost"
+    started.assert_nothing_is_left()
 
 
 def test_a_hostfile_on_standard_input_is_read_by_a_detached_job(start_words: Start, tmp_path: Path) -> None:

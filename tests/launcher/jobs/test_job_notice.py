@@ -47,3 +47,12 @@ def test_the_first_sigterm_to_an_agent_is_a_notice_and_the_second_ends_the_job(s
     agent.send_signal(signal.SIGTERM)
     assert job.wait() == 3
     assert "the agent ended: it got SIGTERM" in job.err
+
+
+def test_what_the_death_of_a_keeper_sends_is_no_notice(start: Start) -> None:
+    job = start(WAITS, "--num_gpus=1", "--max_nodes=1", "--kill_grace=0.2")
+    job.wait_for("here")
+    job.keeper().kill()
+    assert job.wait() == 3
+    assert "told to go" not in job.err
+    job.assert_nothing_is_left()
