@@ -183,20 +183,25 @@ class Curves(Observer):
     def _add_step_time(self, at: float, spreads: Spreads) -> None:
         """Seconds of a step, and of that what is a rank's own: without its waits for others."""
         by_key = {name: {one.key: one for one in told} for name, told in spreads.items()}
-        known, (waits,), (pauses,) = by_key.get("own_s", {}), names_of(WAITING), names_of(PAUSE)
+        known = by_key.get("own_s", {})
         step_s, own = [], []
         for one in spreads.get("step_s", ()):
             steps = by_key["steps"][one.key].mean if one.key in by_key["steps"] else 0.0
             if not steps > 0:
                 continue
             step_s.append(one.scaled(1 / steps))
-            wait, pause = by_key.get(waits, {}).get(one.key), by_key.get(pauses, {}).get(one.key)
+            waits, pauses = (
+                [by_key[name][one.key] for name in names_of(kind) if one.key in by_key.get(name, {})]
+                for kind in (WAITING, PAUSE)
+            )
             if one.key in known:
                 own.append(known[one.key].scaled(1 / steps))
-            elif wait is not None:
-                rest_s = one.mean - (0.0 if pause is None else pause.mean)
-                low, mean, high = rest_s - wait.high, rest_s - wait.mean, rest_s - wait.low
-                least = Spread(one.key, low, mean, high, wait.high_key, wait.low_key, one.weight)
+            elif waits:
+                rest_s = one.mean - sum(pause.mean for pause in pauses)
+                high, mean, low = (
+                    rest_s - sum(waited) for waited in zip(*(wait[1:4] for wait in waits), strict=True)
+                )
+                least = Spread(one.key, low, mean, high, waits[0].high_key, waits[0].low_key, one.weight)
                 own.append(least.scaled(1 / steps))
         self._add(at, "step_s", step_s)
         self._add(at, "own_s", own)

@@ -7,6 +7,7 @@ which do not know this file; a test compares the names, also with those in docs/
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 GAUGE, COUNTER = "gauge", "counter"
@@ -88,6 +89,7 @@ OTHER = "other"  # what no phase accounts for
 OTHER_LABEL, OTHER_HELP, OTHER_LETTER = "other", "anything else", "-"
 
 
+@cache
 def names_of(*kinds: str) -> tuple[str, ...]:
     """The numbers of the phases of these kinds: `forward_s`."""
     return tuple(f"{name}_s" for name, phase in PHASES.items() if phase.kind in kinds)

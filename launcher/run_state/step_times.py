@@ -1,23 +1,23 @@
-"""Where the time of a step goes."""
+"""Where the time of steps goes."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from .metric_table import OTHER, PAUSE, PHASES, WAITING, names_of
 from .values import mean_of
 
 _SUMS = ("step_s", *(f"{name}_s" for name in PHASES))
-_NOT_OWN = names_of(WAITING, PAUSE)
 
 
 class StepTimes:
-    """Seconds of a step in the mean of the last ones, in whole and by phase."""
+    """Seconds of one step, or of several, in whole and by phase."""
 
     def __init__(self, seconds: Iterable[float]) -> None:
-        """`seconds` are those of a step, and of its phases in the order of their table."""
+        """`seconds` are those of all, and of the phases in the order of their table."""
         self._seconds = dict(zip(_SUMS, seconds, strict=True))
         self.step_s = self._seconds["step_s"]
         self._told_s = sum(self._seconds.values()) - self.step_s
@@ -25,7 +25,7 @@ class StepTimes:
     @property
     def own_s(self) -> float:
         """Without pauses, and without waiting for others: what they may wait for."""
-        return max(0.0, self.step_s - sum(self._seconds[name] for name in _NOT_OWN))
+        return max(0.0, self.step_s - self.of(WAITING, PAUSE))
 
     @property
     def has_phases(self) -> bool:
@@ -38,40 +38,52 @@ class StepTimes:
             return max(0.0, self.step_s - self._told_s)
         return self._seconds[f"{phase}_s"]
 
+    def of(self, *kinds: str) -> float:
+        """Of all phases of these kinds."""
+        return sum(self._seconds[name] for name in names_of(*kinds))
+
     def share(self, phase: str) -> float:
         """A part of the step, 0 to 1."""
         return min(1.0, self.seconds(phase) / self.step_s) if self.step_s > 0 else 0.0
 
     @classmethod
-    def mean(cls, all_times: Iterable[StepTimes]) -> StepTimes | None:
-        """Of several ranks; None of none."""
-        rows = [one._seconds.values() for one in all_times]
-        return cls(sum(column) / len(rows) for column in zip(*rows, strict=True)) if rows else None
+    def read(cls, row: Mapping[str, Any]) -> StepTimes:
+        """What was told, of several ranks the mean; what is no time is 0."""
+        told = (mean_of(row.get(name)) or 0.0 for name in _SUMS)
+        return cls(one if 0 <= one < inf else 0.0 for one in told)
+
+    @classmethod
+    def mean(cls, all_times: Sequence[StepTimes], num: float | None = None) -> StepTimes | None:
+        """Of so many, else of all that are given; None of none."""
+        columns = zip(*(one._seconds.values() for one in all_times), strict=True)
+        return cls(sum(one) / (num or len(all_times)) for one in columns) if all_times else None
 
 
 class RecentSteps:
     """Adds up the steps of the last lines that a rank has told."""
 
     def __init__(self, num_lines: int = 10) -> None:
-        self._lines: deque[tuple[float, list[float]]] = deque(maxlen=num_lines)
+        self._lines: deque[tuple[float, StepTimes]] = deque(maxlen=num_lines)
         self._times: StepTimes | None = None  # of the lines, once it was asked for
         self.num_steps = self.seconds = 0.0  # of all lines
 
     def add(self, row: Mapping[str, Any]) -> bool:
         """What was told since the last time; whether there were steps in it."""
-        steps, step_s = mean_of(row.get("steps")) or 0.0, mean_of(row.get("step_s")) or 0.0
-        if not (steps > 0 and step_s > 0):
+        steps = mean_of(row.get("steps")) or 0.0
+        if not 0 < steps < inf:
             return False
-        self._lines.append((steps, [max(0.0, mean_of(row.get(name)) or 0.0) for name in _SUMS]))
+        times = StepTimes.read(row)
+        if not times.step_s:
+            return False
+        self._lines.append((steps, times))
         self._times = None
         self.num_steps += steps
-        self.seconds += step_s
+        self.seconds += times.step_s
         return True
 
     def times(self) -> StepTimes | None:
         """None before the first step."""
         if self._times is None and self._lines:
-            num_steps = sum(steps for steps, _ in self._lines)
-            columns = zip(*(sums for _, sums in self._lines), strict=True)
-            self._times = StepTimes(sum(one) / num_steps for one in columns)
+            steps, times = zip(*self._lines, strict=True)
+            self._times = StepTimes.mean(times, sum(steps))
         return self._times

@@ -16,8 +16,9 @@ from math import inf
 from statistics import median, stdev
 from typing import Any, NamedTuple
 
-from ..run_state.metric_table import COMPUTING, names_of
+from ..run_state.metric_table import COMPUTING, DATA, PHASES, WAITING
 from ..run_state.series import Spread
+from ..run_state.step_times import StepTimes
 from ..run_state.values import numbers
 
 WINDOW_S = 20.0  # longer where steps are, so that each part has one
@@ -32,32 +33,38 @@ CERTAIN = 3.5  # times the standard error, by which it takes longer: a few long 
 EXPLAINED = 0.5  # of what it takes longer, by computing or data
 SAME_RANK = 0.6  # of the time, where only the slowest of a host is known
 REST = -1  # in place of a rank: the others of a host
-_COMPUTING = names_of(COMPUTING)
+_COMPUTING = [name for name, phase in PHASES.items() if phase.kind == COMPUTING]
 
 
 class Times(NamedTuple):
-    """What `rank` took for so many steps, in seconds; `until` is on the clock of whoever compares.
-
-    `phases` are those that compute, by name; empty: it does not tell them.
-    """
+    """What `rank` took for so many steps; `until` is on the clock of whoever compares."""
 
     until: float
     rank: int
     steps: float
-    step_s: float
-    comm_s: float
-    data_s: float
-    paused_s: float  # it saves, loads or evaluates
-    phases: Mapping[str, float]
-
-    @property
-    def computing_s(self) -> float | None:
-        return sum(self.phases.values()) if self.phases else None
+    took: StepTimes
 
     @property
     def own_s(self) -> float:
-        """Without waiting for others."""
-        return max(0.0, self.step_s - self.comm_s - self.paused_s)
+        return self.took.own_s
+
+    @property
+    def step_s(self) -> float:
+        return self.took.step_s
+
+    @property
+    def waiting_s(self) -> float:
+        """For others."""
+        return self.took.of(WAITING)
+
+    @property
+    def data_s(self) -> float:
+        return self.took.of(DATA)
+
+    @property
+    def computing_s(self) -> float:
+        """0: it does not tell the phases of its steps."""
+        return self.took.of(COMPUTING)
 
 
 class Slow(NamedTuple):
@@ -112,20 +119,11 @@ def _columns(row: Mapping[str, Any]) -> dict[str, Spread]:
 
 
 def _times(until: float, rank: int, row: Mapping[str, float]) -> Times | None:
+    """None without steps, or without what a rank waited in them."""
     steps, step_s, comm_s = row.get("steps", 0.0), row.get("step_s", 0.0), row.get("comm_s", -1.0)
     if not steps > 0 or not 0 < step_s < inf or not 0 <= comm_s < inf:
         return None
-    data_s, paused_s = (row.get(name, 0.0) for name in ("data_s", "paused_s"))
-    return Times(
-        until=until,
-        rank=rank,
-        steps=steps,
-        step_s=step_s,
-        comm_s=min(comm_s, step_s),
-        data_s=data_s if 0 <= data_s < inf else 0.0,
-        paused_s=paused_s if 0 <= paused_s < inf else 0.0,
-        phases={name: row[name] for name in _COMPUTING if 0 <= row.get(name, -1.0) < inf},
-    )
+    return Times(until, rank, steps, StepTimes.read({**row, "comm_s": min(comm_s, step_s)}))
 
 
 def window_of(series: Iterable[Sequence[Times]]) -> float:
@@ -171,7 +169,7 @@ def compare(
         if len(group) > 1:
             judged.update(one.mean.rank for one in group)
             slow += _slow_in(group)
-    waiting = [one.mean.comm_s / one.mean.step_s for one in ranks]
+    waiting = [one.mean.waiting_s / one.mean.step_s for one in ranks]
     return Comparison(
         slow=sorted(slow, key=lambda one: (-one.share, one.rank)),
         judged=frozenset(judged - {REST}),
@@ -218,33 +216,19 @@ def _steps_by_rank(rows: Iterable[Times]) -> dict[int, float]:
 
 def _sum(rows: Sequence[Times], rank: int) -> Times:
     """For one step."""
-    steps = sum(one.steps for one in rows)
-
-    def mean(name: str) -> float:
-        return float(sum(getattr(one, name) for one in rows) / steps)
-
-    told = set.intersection(*(set(one.phases) for one in rows))
-    return Times(
-        until=rows[-1].until,
-        rank=rank,
-        steps=1.0,
-        step_s=mean("step_s"),
-        comm_s=mean("comm_s"),
-        data_s=mean("data_s"),
-        paused_s=mean("paused_s"),
-        phases={name: sum(one.phases[name] for one in rows) / steps for name in _COMPUTING if name in told},
-    )
+    took = StepTimes.mean([one.took for one in rows], sum(one.steps for one in rows))
+    return Times(rows[-1].until, rank, 1.0, took or rows[-1].took)
 
 
 def _slow_in(group: Sequence[_Rank]) -> list[Slow]:
     """Of some that do the same."""
     own_s = sorted(one.mean.own_s for one in group)
-    comm_s = sorted(one.mean.comm_s for one in group)
+    waiting_s = sorted(one.mean.waiting_s for one in group)
     found = []
     for one in group:
         longer_s = one.mean.own_s - _median_of_others(own_s, one.mean.own_s)
         share = longer_s / one.mean.step_s
-        others_wait_s = _median_of_others(comm_s, one.mean.comm_s) - one.mean.comm_s
+        others_wait_s = _median_of_others(waiting_s, one.mean.waiting_s) - one.mean.waiting_s
         if not one.is_one or one.mean.rank == REST or share < LEAVE or others_wait_s < EXPLAINED * longer_s:
             continue
         others = [other for other in group if other is not one]
@@ -292,8 +276,8 @@ def _explain(one: Times, others: Sequence[Times], *, is_clear: bool) -> Slow | N
         in_cause_s=one.data_s,
         others_in_cause_s=others_data_s,
     )
-    computing = [other.computing_s for other in others if other.computing_s is not None]
-    if one.computing_s is None or not computing:
+    computing = [other.computing_s for other in others if other.computing_s]
+    if not one.computing_s or not computing:
         if data_longer_s >= EXPLAINED * longer_s:
             return known
         return known._replace(
@@ -308,13 +292,13 @@ def _explain(one: Times, others: Sequence[Times], *, is_clear: bool) -> Slow | N
     if data_longer_s >= computing_longer_s:
         return known
     growth = {
-        name: took - median(other.phases.get(name, 0.0) for other in others)
-        for name, took in one.phases.items()
+        name: one.took.seconds(name) - median(other.took.seconds(name) for other in others)
+        for name in _COMPUTING
     }
     phase = max(growth, key=lambda name: growth[name])
     return known._replace(
         cause="compute",
         in_cause_s=one.computing_s,
         others_in_cause_s=others_computing_s,
-        phase=phase[:-2] if growth[phase] >= EXPLAINED * computing_longer_s else "",
+        phase=phase if growth[phase] >= EXPLAINED * computing_longer_s else "",
     )

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..run_state.metric_table import GPU, GPU_PREFIX, HOST, RANK, Metric
+from ..run_state.metric_table import DATA, GPU, GPU_PREFIX, HOST, RANK, WAITING, Metric
 from ..run_state.rank_state import HostState, RankState, Source
 from ..run_state.run_state import RunState, Straggler
 from ..run_state.step_times import StepTimes
@@ -119,7 +119,7 @@ def _host_row(
     host = state.hosts.get(name, HostState(name))
     folded = state.folded.get(name)
     sources = [*ranks, *([] if folded is None else [folded])]
-    times = StepTimes.mean(one.times for one in sources if one.times is not None)
+    times = StepTimes.mean([one.times for one in sources if one.times is not None])
     steps = [one.step for one in sources if one.step is not None]
     shares = [one.mem_share for one in sources if one.mem_share is not None]
     its_own = host.values
@@ -193,7 +193,8 @@ def is_quiet(step_at: float, state: RunState, now: float) -> bool:
 
 
 def _waits(times: StepTimes, slow: Straggler | None) -> tuple[str, str]:
-    comm, data = times.share("comm"), times.share("data")
+    whole_s = max(times.step_s, 1e-9)
+    comm, data = (min(1.0, times.of(kind) / whole_s) for kind in (WAITING, DATA))
     if max(comm, data) < WORTH_SAYING:
         return "", ""
     if data > comm:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..run_state.metric_table import BYTES, SHARE, WATTS, Metric, Unit
+from ..run_state.metric_table import BYTES, DATA, SHARE, WAITING, WATTS, Metric, Unit
 from ..wording import shown_size
 from .amounts import shown_many, shown_number, shown_seconds, shown_share
 from .bars import Glyphs, bar, step_bar
@@ -185,7 +185,7 @@ def _own_s(row: Row) -> float | None:
 
 
 def _waiting(row: Row) -> float | None:
-    return None if row.times is None else row.times.seconds("comm") + row.times.seconds("data")
+    return None if row.times is None else row.times.of(WAITING, DATA)
 
 
 def _step_cell(row: Row, width: int, _: Glyphs) -> Line:
