@@ -47,7 +47,7 @@ class StepTimes:
         return min(1.0, self.seconds(phase) / self.step_s) if self.step_s > 0 else 0.0
 
     @classmethod
-    def read(cls, row: Mapping[str, Any]) -> StepTimes:
+    def of_row(cls, row: Mapping[str, Any]) -> StepTimes:
         """What was told, of several ranks the mean; what is no time is 0."""
         told = (mean_of(row.get(name)) or 0.0 for name in _SUMS)
         return cls(one if 0 <= one < inf else 0.0 for one in told)
@@ -72,7 +72,7 @@ class RecentSteps:
         steps = mean_of(row.get("steps")) or 0.0
         if not 0 < steps < inf:
             return False
-        times = StepTimes.read(row)
+        times = StepTimes.of_row(row)
         if not times.step_s:
             return False
         self._lines.append((steps, times))

@@ -123,7 +123,7 @@ def _times(until: float, rank: int, row: Mapping[str, float]) -> Times | None:
     steps, step_s, comm_s = row.get("steps", 0.0), row.get("step_s", 0.0), row.get("comm_s", -1.0)
     if not steps > 0 or not 0 < step_s < inf or not 0 <= comm_s < inf:
         return None
-    return Times(until, rank, steps, StepTimes.read({**row, "comm_s": min(comm_s, step_s)}))
+    return Times(until, rank, steps, StepTimes.of_row({**row, "comm_s": min(comm_s, step_s)}))
 
 
 def window_of(series: Iterable[Sequence[Times]]) -> float:
