@@ -13,7 +13,7 @@ from tests.runtime.pipeline.models import CLIP
 from tests.runtime.pipeline.test_train import MICRO, config_of
 from tests.runtime.ranks import RankFailed, Ranks
 
-STEPS = 3
+STEPS = 2
 
 
 class Wave(nn.Module):

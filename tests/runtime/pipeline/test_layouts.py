@@ -50,9 +50,8 @@ def train(rank: int, layout: Layout, steps: list[int], folder: str, before: str 
 
 
 CHAIN: list[Layout] = [
-    (4, 4, "1f1b", 1),
     (4, 2, "1f1b", 3),
-    (3, 3, "interleaved", 2),
+    (3, 3, "interleaved", 1),
     (2, 1, "1f1b", 3),
     (4, 2, "zbv", 0),
 ]
@@ -60,18 +59,18 @@ CHAIN: list[Layout] = [
 
 def test_a_training_goes_on_at_other_layouts(ranks: Ranks, tmp_path: Path) -> None:
     judge = Judge(is_tied=True)
-    steps = list(range(2 * len(CHAIN)))
+    steps = list(range(len(CHAIN)))
     found: list[list[Trained]] = []
     before: str | None = None
     for number, layout in enumerate(CHAIN):
-        own = steps[2 * number : 2 * number + 2]
+        own = steps[number : number + 1]
         found.append(ranks(train, layout, own, str(tmp_path), before, world_size=layout[0]))
         before = f"after{own[-1]}"
     losses, norms, values = train_alone(judge, [data(step, size=SAMPLES) for step in steps])
     for number, trained in enumerate(found):
         for own_losses, own_norms, _ in trained:
-            assert own_losses == pytest.approx(losses[2 * number : 2 * number + 2], abs=5e-6)
-            assert own_norms == pytest.approx(norms[2 * number : 2 * number + 2], rel=5e-6)
+            assert own_losses == pytest.approx(losses[number : number + 1], abs=5e-6)
+            assert own_norms == pytest.approx(norms[number : number + 1], rel=5e-6)
     for name, value in values.items():
         own = next(trained[2][name] for trained in found[-1] if name in trained[2])
         torch.testing.assert_close(own, value, atol=5e-6, rtol=1e-5, msg=name)

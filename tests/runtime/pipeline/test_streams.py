@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import pytest
-
 from dslaunch.runtime.errors import ConfigError
 from dslaunch.runtime.pipeline.executor import _incoming
 from dslaunch.runtime.pipeline.neighbours import edges_of
@@ -108,8 +106,7 @@ class Issued:
 class Streams:
     """Of all ranks, and how far each has come."""
 
-    def __init__(self, table: Table, shape: Shape, group_of: GroupOf) -> None:
-        ranks = [Issued(table, shape, rank) for rank in range(shape.num_ranks)]
+    def __init__(self, ranks: Sequence[Issued], group_of: GroupOf) -> None:
         self._computed = [one.computed for one in ranks]
         self._places = [0] * len(ranks)
         self._done: set[object] = {None}
@@ -149,11 +146,12 @@ class Streams:
         return bool(met)
 
 
-def cases() -> Iterator[tuple[Shape, Table]]:
+def cases(*sizes: int) -> Iterator[tuple[Shape, Table]]:
+    """Tables of every schedule for these numbers of ranks."""
     for schedule in NAMES:
-        for num_ranks in (2, 3, 4, 6, 8):
-            for per_rank in (1, 2, 3, 4):
-                for number in sorted({1, 2, num_ranks, 2 * num_ranks, 3 * num_ranks, 4 * num_ranks}):
+        for num_ranks in sizes:
+            for per_rank in (1, 2, 3):
+                for number in sorted({1, 2, num_ranks, 2 * num_ranks, 3 * num_ranks}):
                     try:
                         shape = shape_of(schedule, num_ranks=num_ranks, per_rank=per_rank)
                         yield shape, make_table(shape, number)
@@ -171,28 +169,23 @@ def of_a_pair(pair: Pair) -> object:
     return pair
 
 
+def _issued(table: Table, shape: Shape) -> list[Issued]:
+    return [Issued(table, shape, rank) for rank in range(shape.num_ranks)]
+
+
 def test_no_schedule_stands_still_with_groups_for_each_two_neighbours() -> None:
-    found = [
-        (shape, len(table[0])) for shape, table in cases() if Streams(table, shape, of_a_pair).stand_still()
-    ]
-    assert not found
+    for shape, table in cases(2, 3, 4, 6):
+        issued = _issued(table, shape)
+        assert not Streams(issued, of_a_pair).stand_still(), (shape, len(table[0]))
+        pairs = {tuple(sorted(op.message[0])) for one in issued for op in one.ops}
+        assert pairs <= {*edges_of(shape)}, shape
 
 
 def test_with_a_group_for_each_direction_some_would() -> None:
     found = {
         (shape.schedule, shape.num_ranks)
-        for shape, table in cases()
-        if Streams(table, shape, of_one_direction).stand_still()
+        for shape, table in cases(3, 4)
+        if Streams(_issued(table, shape), of_one_direction).stand_still()
     }
     assert {("zero_bubble", 3), ("zbv", 4)} <= found
     assert not any(schedule in ("1f1b", "gpipe") for schedule, _ in found)
-
-
-@pytest.mark.parametrize("schedule", NAMES)
-def test_all_messages_are_between_neighbours(schedule: str) -> None:
-    for shape, table in cases():
-        if shape.schedule == schedule:
-            pairs = {
-                op.message[0] for rank in range(shape.num_ranks) for op in Issued(table, shape, rank).ops
-            }
-            assert {tuple(sorted(pair)) for pair in pairs} <= {*edges_of(shape)}
