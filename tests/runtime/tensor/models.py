@@ -14,7 +14,7 @@ import dslaunch
 
 CLIP = 0.5  # below every norm here
 SGD = {"type": "SGD", "params": {"lr": 0.5, "momentum": 0.9}}
-VOCAB, LENGTH, SAMPLES, STEPS = 96, 12, 8, 3
+VOCAB, LENGTH, SAMPLES, STEPS = 96, 12, 8, 2
 SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
