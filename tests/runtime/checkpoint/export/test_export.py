@@ -180,20 +180,21 @@ def test_transformers_loads_an_export_without_a_word_and_computes_the_same(
     reference.load_state_dict(saved.masters)
     hf_logging.enable_propagation()  # to caplog
     source = open_source(saved.checkpoints)
-    for file_name in ("model.safetensors", "pytorch_model.bin"):
-        for size in (SHARD, None):
-            out = tmp_path / f"{file_name}-{size}"
-            plan = export(source, out, ExportOptions(file_name=file_name, max_shard_size=size))
-            assert (len(plan.files) > 2) == (size is not None)
-            reference.config.save_pretrained(out)
-            loaded, info = Qwen2ForCausalLM.from_pretrained(
-                out, dtype=torch.float32, output_loading_info=True
-            )
-            assert not any(info.values()), info
-            assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
-            assert_same_bits(dict(loaded.state_dict()), saved.masters)
-            with torch.no_grad():
-                assert torch.equal(loaded(TOKENS).logits, reference(TOKENS).logits)
+    for file_name, size in (
+        ("model.safetensors", SHARD),
+        ("model.safetensors", None),
+        ("pytorch_model.bin", SHARD),
+    ):
+        out = tmp_path / f"{file_name}-{size}"
+        plan = export(source, out, ExportOptions(file_name=file_name, max_shard_size=size))
+        assert (len(plan.files) > 2) == (size is not None)
+        reference.config.save_pretrained(out)
+        loaded, info = Qwen2ForCausalLM.from_pretrained(out, dtype=torch.float32, output_loading_info=True)
+        assert not any(info.values()), info
+        assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+        assert_same_bits(dict(loaded.state_dict()), saved.masters)
+        with torch.no_grad():
+            assert torch.equal(loaded(TOKENS).logits, reference(TOKENS).logits)
     hf_logging.disable_propagation()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
