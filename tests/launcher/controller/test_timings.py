@@ -80,14 +80,38 @@ say(dist.all_reduce.__name__, dist.all_reduce.__module__)
 """
 
 
+# A torch that is imported at once, whose collectives meet in the folder of the job.
+QUICK = """
+import os, time
+ones = lambda number: FOUND
+class FOUND: tolist = lambda: [2, 2]
+def init_process_group(backend): pass
+def destroy_process_group(): pass
+def all_reduce(tensor):
+    open(f"reduced-{os.environ['RANK']}", "w").close()
+    while not all(os.path.exists(f"reduced-{rank}") for rank in range(2)): time.sleep(0.01)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
-    few([[], ["--preload=torch"], ["--stack_on_hang=0"]], lambda options: options == ["--preload=torch"]),
+    ("options", "is_quick"),
+    few(
+        [(["--preload=torch"], True), (["--preload=torch"], False), (["--stack_on_hang=0"], False)],
+        lambda options, is_quick: is_quick,
+    ),
 )
-def test_the_first_collective_is_timed(options: list[str], tmp_path: Path) -> None:
+def test_the_first_collective_is_timed(options: list[str], is_quick: bool, tmp_path: Path) -> None:
+    env = {}
+    if is_quick:
+        package = tmp_path / "quick" / "torch"
+        (package / "distributed").mkdir(parents=True)
+        (package / "__init__.py").write_text("from .distributed.distributed_c10d import ones\n")
+        (package / "distributed" / "__init__.py").write_text("from .distributed_c10d import *\n")
+        (package / "distributed" / "distributed_c10d.py").write_text(QUICK)
+        env["PYTHONPATH"] = str(package.parent)
     (tmp_path / "train.py").write_text(WORKER + TRAIN.format(is_reducing=True))
-    job = Job(tmp_path, ["--timings", "--num_gpus=2", "--report=end.json", *options, "train.py"])
+    job = Job(tmp_path, ["--timings", "--num_gpus=2", "--report=end.json", *options, "train.py"], env=env)
     began = time.monotonic()
     try:
         assert job.wait(60.0) == 0, job.err

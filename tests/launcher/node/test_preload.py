@@ -16,7 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dslaunch.launcher.command_line import cli
 from dslaunch.launcher.node.preload import Preloader, PreloadTimes, Unpreloaded
+from dslaunch.launcher.options import read_subjects
+from dslaunch.launcher.options.start import StartOptions
 from tests.launcher.controller.test_stacks import SHOW
 from tests.launcher.local_job import Job, Start, poll
 
@@ -383,6 +386,14 @@ def test_the_one_that_imported_is_gone_once_the_workers_run(start: Start) -> Non
     poll(lambda: len(programs()) == 2, "the preloader to end")
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
+
+
+@pytest.mark.parametrize(("value", "names"), [("auto", None), ("none", ()), ("a, b.c", ("a", "b.c"))])
+def test_the_option_names_modules(value: str, names: tuple[str, ...] | None) -> None:
+    context = cli.dslaunch.make_context("dslaunch", [f"--preload={value}", "train.py"])
+    options = read_subjects(context.params)["start"]
+    assert isinstance(options, StartOptions)
+    assert options.preload == names
 
 
 @pytest.mark.parametrize("value", ["a b", "torch,", "1", "--x"])
