@@ -11,16 +11,16 @@ _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no su
 
 def number(value: Any) -> float | None:
     """A number, also one that JSON cannot have."""
-    if type(value) is float:  # most are
-        return value
-    if isinstance(value, str):
-        return _WORDS.get(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
+    kind = type(value)
+    if kind is float:  # most are
+        found: float = value
+        return found
+    if kind is int:
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    return _WORDS.get(value) if kind is str else None
 
 
 def whole(value: Any) -> int | None:
