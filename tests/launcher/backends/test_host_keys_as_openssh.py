@@ -52,7 +52,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     texts = []
     for name, kind in zip(Keys._fields[1:], kinds, strict=True):
         path = folder / name
-        subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", path], check=True)
+        size = ["-b", "2048"] if kind == "rsa" else []
+        subprocess.run(["ssh-keygen", "-q", "-t", kind, *size, "-N", "", "-C", "", "-f", path], check=True)
         texts.append(path.with_suffix(".pub").read_text().strip())
     sign = ["ssh-keygen", "-q", "-s", folder / "authority", "-I", "test", "-h"]
     subprocess.run([*sign, "-n", "node7,n", folder / "host.pub"], check=True)
