@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.exhaustive
 @pytest.mark.slow
-@pytest.mark.parametrize(("is_async", "tag"), [(False, None), (False, "last"), (True, "last")])
+@pytest.mark.parametrize(("is_async", "tag"), [(False, None), (True, "last")])
 def test_a_save_that_is_killed_at_any_point_leaves_a_good_checkpoint(
     warm: Pool, folder: Path, is_async: bool, tag: str | None
 ) -> None:

@@ -8,17 +8,20 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
+import dslaunch
 from dslaunch import ConfigError
 from dslaunch.runtime.comm import process_group
 from dslaunch.runtime.comm.process_group import choose_device, destroy_group, start_process_group
 from dslaunch.runtime.environment import read_environment
 from tests.fake_cuda.build import can_be_built
+from tests.runtime.ranks import Ranks
 
 AVOID = "TORCH_NCCL_AVOID_RECORD_STREAMS"
 
@@ -142,38 +145,32 @@ def test_at_a_clean_exit_nccl_s_group_is_ended_if_we_made_it() -> None:
     assert done.stdout == "shut down ours\n", done.stderr
 
 
-_AGAIN = """
-import torch, torch.distributed as dist, dslaunch
-config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}}
-for number in range(3):
-    engine, *_ = dslaunch.initialize(model=torch.nn.Linear(1, 1), config=config)
-    engine.backward(engine(torch.ones(1, 1)).sum())
-    engine.step()
-    engine.destroy()
-    dist.destroy_process_group()
-print(engine.global_steps)
-"""
+def _again(rank: int, port: int) -> int:
+    """Make groups one after the other, each while the engine of the one before is there; leave the last."""
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": 2,
+        "MASTER_PORT": port,
+        "MASTER_ADDR": "127.0.0.1",
+    }
+    config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}}
+    engine: Any = None
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in place.items():
+            patch.setenv(name, str(value))
+        for _ in range(3):
+            dist.destroy_process_group()
+            engine, *_ = dslaunch.initialize(model=torch.nn.Linear(1, 1), config=config)
+            engine.backward(engine(torch.ones(1, 1)).sum())
+            engine.step()
+            engine.destroy()
+    return int(engine.global_steps)
 
 
-def test_a_job_makes_its_process_group_anew_after_an_engine() -> None:
+def test_a_job_makes_its_process_group_anew_after_an_engine(ranks: Ranks) -> None:
     """What an engine holds of the old one keeps its store, with where the ranks listened before."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ranks = []
-    for rank in range(2):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
-        environ = {
-            **os.environ,
-            **{name: str(value) for name, value in place.items()},
-            "MASTER_ADDR": "127.0.0.1",
-        }
-        ranks.append(
-            subprocess.Popen([sys.executable, "-c", _AGAIN], env=environ, stdout=subprocess.PIPE, text=True)
-        )
-    try:
-        assert [one.communicate(timeout=30)[0] for one in ranks] == ["1\n"] * 2
-    finally:
-        for one in ranks:
-            one.kill()
-            one.wait()
+    assert ranks(_again, port, world_size=2) == [1, 1]

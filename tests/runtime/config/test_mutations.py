@@ -37,6 +37,10 @@ NAMES = ("", "\x01", "a.b", "ENABLED", "stagee", "x" * 300, "__class__", "\u202e
 QUICK = 400  # of the mutations, in `make test`
 QUICK_STARTS = 40
 AMOUNTS = [pytest.param(True, id="some"), pytest.param(False, id="all", marks=pytest.mark.exhaustive)]
+STARTS = [
+    pytest.param(8 * QUICK_STARTS, id="some"),
+    pytest.param(60 * QUICK_STARTS, id="many", marks=pytest.mark.exhaustive),
+]
 
 Mutation = tuple[str, Any]  # a path, and what stands there
 FOUND: tuple[Mutation, ...] = (  # those that once ended in another error
@@ -96,15 +100,15 @@ def test_a_mutated_config_is_read_or_refused_by_name(is_quick: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_quick", AMOUNTS)
+@pytest.mark.parametrize("amount", STARTS)
 def test_a_mutated_config_that_is_read_makes_an_engine_that_steps_or_is_refused(
-    is_quick: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    amount: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")  # it asks for a key of the account otherwise
     num_steps = 0
     with process_group(0, 1, str(tmp_path / "store")):
-        for path, value in _some(8 * QUICK_STARTS, is_quick):
+        for path, value in _some(amount, is_quick=True):
             config = _mutated(path, value)
             try:
                 load_config(config, world_size=1)
