@@ -125,7 +125,6 @@ lab: setup
 	$(BIN)/python -m tests.lab up $(HOSTS)
 
 docs: setup
-	$(BIN)/towncrier build --draft --version next
 	$(BIN)/python -m pytest tests/docs
 	$(MKDOCS) build
 

@@ -76,7 +76,14 @@ def test_an_issue_form_asks_for_report_env_unless_it_is_a_wish(path: Path) -> No
 def test_the_citation_is_of_the_version_in_the_source() -> None:
     citation = read(ROOT / "CITATION.cff")
     assert citation["version"] == dslaunch.__version__
-    assert (
-        f"# dslaunch {citation['version']} ({citation['date-released']})"
-        in (ROOT / "CHANGELOG.md").read_text()
-    )
+    released = citation.get("date-released", "not released yet")
+    first, _, _ = (ROOT / "CHANGELOG.md").read_text().partition("\n")
+    assert first == f"# dslaunch {citation['version']} ({released})"
+
+
+def test_every_capability_of_the_change_log_is_one_line_with_a_link_to_its_page() -> None:
+    _, title, rest = (ROOT / "CHANGELOG.md").read_text().partition("\n## ")
+    lines = [line for line in rest.splitlines()[1:] if line and not line.startswith("## ")]
+    assert title
+    link = r"\[[^\]]+\]\([^)\s]+\)"
+    assert [line for line in lines if not re.fullmatch(rf"- .*: {link}(, {link})*\.", line)] == []

@@ -120,6 +120,10 @@ def test_nothing_is_loaded_from_another_server(site: Path, pages: dict[Path, Pag
     assert [path.name for path, text in sheets if re.search(r"url\(['\"]?(https?:)?//|@import", text)] == []
 
 
+def test_a_reader_chooses_among_seven_heads_at_most(site: Path) -> None:
+    assert 5 <= (site / "index.html").read_text(encoding="utf-8").count('class="md-tabs__item') <= 7
+
+
 def test_no_link_is_dead(site: Path, pages: dict[Path, Page]) -> None:
     dead = []
     for path, page in pages.items():
@@ -236,7 +240,7 @@ def test_navigation_leads_from_the_index_to_a_page(browser: Browser, address: st
     tabs = browser.ask(
         "[...document.querySelectorAll('.md-tabs__link')].map(tab => tab.innerText.trim()).join('|')"
     )
-    assert {"Start", "Launch", "Train", "Reference"} <= set(tabs.split("|"))
+    assert {"Start", "Launch", "Train", "Look up"} <= set(tabs.split("|"))
     links = "[...document.querySelectorAll('.md-tabs__link')]"
     browser.ask(f"{links}.find(tab => tab.innerText.trim() == 'Train').click()")
     browser.wait_for("location.pathname.includes('/train/') && document.readyState === 'complete'")
