@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,7 @@ def _again(rank: int, port: int) -> int:
     config = {"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW"}}
     engine: Any = None
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process_group, "_num_stores", count())  # as in a process that has made none
         for name, value in place.items():
             patch.setenv(name, str(value))
         for _ in range(3):
@@ -173,4 +175,4 @@ def test_a_job_makes_its_process_group_anew_after_an_engine(ranks: Ranks) -> Non
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    assert ranks(_again, port, world_size=2) == [1, 1]
+    assert ranks(_again, port, world_size=2, deadline_s=60.0) == [1, 1]
