@@ -62,6 +62,8 @@ OTHER_PROGRAMS = {
     **dict.fromkeys(("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint"), "torchrun"),
     "strict": "mypy",
 }
+GENERATED = ("docs/reference/", "docs/train/config.md")  # by programs, which break their lines
+TWO_SENTENCES = re.compile(r"[a-z)]\. [A-Z][a-z]+ [a-z]")
 NOT_THERE_YET: set[str] = set()  # named in the README as missing
 
 
@@ -134,6 +136,17 @@ def test_every_option_of_dslaunch_in_a_document_exists(path: Path) -> None:
     named = set(OPTION.findall(path.read_text()))
     known = options_of_dslaunch() | options_of_examples() | set(OTHER_PROGRAMS) | NOT_THERE_YET
     assert named - known == set()
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in DOCUMENTS if not name_of(path).startswith(GENERATED)], ids=name_of
+)
+def test_each_sentence_begins_a_line_outside_of_tables_and_code(path: Path) -> None:
+    lines = CODE.sub("", path.read_text()).splitlines()
+    prose = [
+        re.sub(r"\([^()]*\)", "", line) for line in lines if not line.startswith(("|", "    ", "<", "!"))
+    ]
+    assert [line for line in prose if TWO_SENTENCES.search(line)] == []
 
 
 def test_what_the_documents_call_missing_is_missing() -> None:
