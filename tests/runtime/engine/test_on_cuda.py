@@ -40,7 +40,11 @@ from tests.runtime.ranks import Ranks
 
 PINNED = {"device": "cpu", "pin_memory": True}
 PIECE = 1024
-ALIKE = ("stage 1", "fp16", "MoE over ranks, RSample", "packed sequences over ranks", "pipeline zbv")
+SELDOM = (  # of `make test`; a feature that waits at the same places is there
+    *("stage 0", "stage 1", "stage 2", "fp16", "two micro batches", "layers over ranks"),
+    *("MoE", "MoE over ranks, Jitter", "MoE over ranks, RSample", "MoE over ranks, no drop_tokens"),
+    *("Hugging Face experts", "packed sequences over ranks", "pipeline of one stage", "pipeline zbv"),
+)
 BF16 = {"bf16": {"enabled": True}, "gradient_clipping": 0.05}
 
 
@@ -217,7 +221,7 @@ def test_the_host_waits_for_the_device_once_a_step(cuda_ranks: Ranks, stage: int
 
 @pytest.mark.parametrize(
     "feature",
-    few(FEATURES, lambda one: one.name not in ALIKE),
+    few(FEATURES, lambda one: one.name not in SELDOM),
     ids=lambda feature: feature.name,
 )
 def test_the_host_waits_in_a_step_for_what_the_page_says_and_no_more(

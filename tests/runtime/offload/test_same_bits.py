@@ -56,7 +56,7 @@ def _train(rank: int, stage: int, precision: str, where: Where, folder: str) -> 
             for stage in (1, 2, 3)
             for row in (("fp32", 3), ("fp32", 1), ("bf16", 1), ("bf16", 2), ("fp16", 2))
         ],
-        lambda stage, precision, world_size: (precision, world_size) == ("bf16", 2),
+        lambda stage, precision, world_size: (stage, precision, world_size) == (3, "bf16", 2),
     ),
 )
 def test_training_has_the_same_bits_wherever_the_states_lie(

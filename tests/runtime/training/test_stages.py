@@ -66,7 +66,7 @@ def _reference(clipping: float = 0.0) -> tuple[dict[str, Tensor], list[float]]:
     ("clipping", "world_size"),
     few(
         itertools.product([0.0, 0.05], WORLDS),
-        lambda clipping, world_size: bool(clipping) == (world_size != 3) and world_size > 2,
+        lambda clipping, world_size: bool(clipping) and world_size == 4,
     ),
 )
 def test_ten_steps_equal_plain_pytorch_on_the_whole_batch_with_the_same_bits_at_every_stage(
@@ -178,7 +178,7 @@ def _bf16_by_hand(*, steps: int, adam: bool, clipping: float) -> tuple[dict[str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world_size", few([1, 2, 3, 4], lambda world_size: world_size in (1, 4)))
+@pytest.mark.parametrize("world_size", few([1, 4], lambda world_size: world_size == 4))
 def test_twenty_bf16_steps_give_the_same_bits_at_every_stage_and_stay_near_one_process(
     ranks: Ranks, world_size: int
 ) -> None:
@@ -240,16 +240,6 @@ def test_accumulation_gives_the_same_bits_when_sums_are_exact(ranks: Ranks, worl
     for stage in (0, 1, 2, 3):
         for gas in (1, 2, 4):
             assert_same_bits(ranks(_train_dyadic, stage, gas, world_size=world_size)[0], expected)
-
-
-@pytest.mark.slow
-def test_accumulation_equals_the_whole_batch(ranks: Ranks) -> None:
-    expected, _ = _reference()
-    for stage in (1, 2, 3):
-        for gas in (2, 3):
-            changes = {"stage": stage, "gradient_accumulation_steps": gas}
-            result = ranks(_train, changes, world_size=2)[0]
-            assert worst_difference(result["params"], expected) <= FP32_DRIFT
 
 
 @pytest.mark.slow
