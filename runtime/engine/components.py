@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch
 from torch import nn
@@ -55,7 +56,59 @@ from .roll_call import RollCall
 from .skipped_steps import SkippedSteps
 
 
-class Components(Trainer):
+class EngineTrainer(Trainer):
+    """An engine as its model knows it. It holds no optimizer: a program may keep the model alone."""
+
+    def __init__(
+        self,
+        accumulation: Accumulation,
+        saver: Saver,
+        order_check: OrderCheck | None,
+        *,
+        device: torch.device,
+        has_optimizer: bool,
+        on_taken: Callable[[], Callable[[], None] | None],
+    ) -> None:
+        self._accumulation, self._saver, self._order_check = accumulation, saver, order_check
+        self.device, self._has_optimizer, self._on_taken = device, has_optimizer, on_taken
+        self.schedule = StepSchedule()
+        self.hooks: list[Callable[[], object]] = []  # what takes them away
+
+    def ends_step(self) -> bool:
+        """Without an optimizer no step ends."""
+        is_boundary = self._accumulation.is_boundary and not self._accumulation.is_in_no_sync
+        return self._has_optimizer and is_boundary
+
+    def before_change(self) -> None:
+        """A save beside training copies what it has not copied."""
+        self._saver.before_change()
+
+    def before_gather(self) -> None:
+        """The update that is under way, if there is one, ends.
+
+        Order: a collective
+        """
+        self.schedule.before_gather()
+
+    def after_evaluation(self) -> None:
+        """Ranks compare which units they have gathered.
+
+        Order: a collective
+        """
+        if self._order_check is not None:
+            self._order_check.end_forward(self.device)
+
+    def before_end(self) -> None:
+        """No hook of the engine stays on a parameter."""
+        for release in self.hooks:
+            release()
+
+    def on_taken(self) -> Callable[[], None] | None:
+        """Return what ends the engine."""
+        return self._on_taken()
+
+
+class Components:
     """One engine's parts, made in the one order in which they can be. Without an optimizer there is no
     `optimizer_step`.
     """
@@ -79,7 +132,7 @@ class Components(Trainer):
         Order:  a collective
         Errors: ConfigError for what does not go together
         """
-        self._device, self._optimizer, self._on_taken = device, optimizer, on_taken
+        self._device, self._optimizer = device, optimizer
         self.policy = _policy(config, optimizer)
         self.domains = _domains(module, axes, self.policy, config)
         job = self.domains.job
@@ -103,18 +156,26 @@ class Components(Trainer):
         self.saver = Saver(job)
         self.scaler = LossScaler(_loss_scaling(config, self.policy))
         self.schedule = StepSchedule()
-        self.roll_call: RollCall | None = None
+        self._trainer = EngineTrainer(
+            self.accumulation,
+            self.saver,
+            self.order_check,
+            device=device,
+            has_optimizer=optimizer is not None,
+            on_taken=on_taken,
+        )
         self.offload = _offload(self.policy, config, optimizer, device=device, job=job)
         mark_configured(module, config.zero.leaf_module)
-        self.model = _model(self, module, config, optimizer, device=device)
+        self.model = _model(self, module, config, optimizer, self._trainer)
         if self.policy.parameters is Placement.SHARDED:  # all ranks make a group, for they are seen to agree
             self.domains.gather_beside()
         self.direct_backward = DirectBackward(
             [member.param for sub_buffer in self.model.trained for member in sub_buffer.members],
             has_loss_scale=config.fp16.enabled,
-            loss_scale=lambda: self.scaler.scale,
-            divisor=lambda: self.accumulation.divisor,
+            loss_scale=partial(getattr, self.scaler, "scale"),
+            divisor=partial(getattr, self.accumulation, "divisor"),
         )
+        self._trainer.hooks.append(self.direct_backward.release)
         self.preemption = _preemption(config, worker, job)
         self.optimizer_step: OptimizerStep | None = None
         if optimizer is None:
@@ -139,12 +200,14 @@ class Components(Trainer):
             zero_gradients=self.model.zero_gradients,
         )
         optimizer.clip_grad = config.gradient_clipping
-        self.roll_call = _roll_call(module, self.model, config, optimizer, job=self.domains.job)
+        roll_call = _roll_call(module, self.model, config, optimizer, job=self.domains.job)
+        self._trainer.hooks.append(roll_call.close)
         skipped = SkippedSteps(config, self.model.trained, self.domains.job)
         self.offload.begin()
         self.schedule = _schedule(
             self.model, optimizer, self.offload, device=self._device, foresee=self._foresee
         )
+        self._trainer.schedule = self.schedule
         return OptimizerStep(
             optimizer,
             model=self.model,
@@ -152,7 +215,7 @@ class Components(Trainer):
             scaler=self.scaler,
             schedule=self.schedule,
             saver=self.saver,
-            roll_call=self.roll_call,
+            roll_call=roll_call,
             skipped=skipped,
             order_check=self.order_check,
             inputs=None if divided is None else divided.inputs,
@@ -169,45 +232,9 @@ class Components(Trainer):
         """Return what the coming step does if nothing is clipped; None while a backward runs that ends no
         step.
         """
-        if self._optimizer is None or not self.ends_step():
+        if self._optimizer is None or not self._trainer.ends_step():
             return None
         return self._optimizer.next_update(1.0 / self.scaler.scale)
-
-    # ---- what the model asks and tells
-
-    def ends_step(self) -> bool:
-        """Without an optimizer no step ends."""
-        is_boundary = self.accumulation.is_boundary and not self.accumulation.is_in_no_sync
-        return self._optimizer is not None and is_boundary
-
-    def before_change(self) -> None:
-        """A save beside training copies what it has not copied."""
-        self.saver.before_change()
-
-    def before_gather(self) -> None:
-        """The update that is under way, if there is one, ends.
-
-        Order: a collective
-        """
-        self.schedule.before_gather()
-
-    def after_evaluation(self) -> None:
-        """Ranks compare which units they have gathered.
-
-        Order: a collective
-        """
-        if self.order_check is not None:
-            self.order_check.end_forward(self._device)
-
-    def before_end(self) -> None:
-        """No hook of the engine stays on a parameter."""
-        self.direct_backward.release()
-        if self.roll_call is not None:
-            self.roll_call.close()
-
-    def on_taken(self) -> Callable[[], None] | None:
-        """Return what ends the engine."""
-        return self._on_taken()
 
 
 def _preemption(config: Config, worker: WorkerEnvironment, job: Job) -> Preemption | None:
@@ -320,10 +347,9 @@ def _model(
     module: nn.Module,
     config: Config,
     optimizer: FlatOptimizer | None,
-    *,
-    device: torch.device,
+    trainer: EngineTrainer,
 ) -> ShardedModel:
-    policy = parts.policy
+    policy, device = parts.policy, trainer.device
     # one unit on every stage, whatever stands beside it
     tied = set(map(id, module.tied_modules.values())) if isinstance(module, PipelineModule) else set()
     model = ShardedModel(
@@ -341,7 +367,7 @@ def _model(
         device=device,
         domains=parts.domains,
         offload=parts.offload,
-        trainer=parts,
+        trainer=trainer,
         loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
         settings=agreed_settings(config, optimizer),
     )
