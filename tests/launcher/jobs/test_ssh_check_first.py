@@ -73,6 +73,8 @@ def test_a_host_with_a_slow_link_is_replaced(lab: Lab, folder: Path) -> None:
     for name in ("node1", "node3", "node4"):
         lab.host(name).slow_down(OTHER_MBIT)
     lab.host("node2").slow_down(SLOW_MBIT)
+    lines = [f"{node.name} slots=2\n" for node in lab.nodes]  # whose Python has torch: it measures
+    (folder / "hosts").write_text("".join(lines))
     command = launch(lab, folder, "--num_nodes=3", "--spares=1", "--check_bandwidth")
     assert command.wait(3 * TIMEOUT_S) == 0, command.err
     assert places(command) == ["0 node1", "1 node4", "2 node3"]
