@@ -10,7 +10,7 @@ from ..errors import EXIT_HOST, LaunchError
 from ..job.gateways import Group
 from ..job.plan import NodePlan
 from ..options import Options
-from ..options.backend import OPENSSH, PDSH
+from ..options.backend import OPENSSH
 from .bootstrap import agent_python
 from .channel import Channel, Login, Ways
 from .lean_paramiko import lean_paramiko
@@ -98,12 +98,7 @@ def _direct_access(
     others = [node for node in nodes if not node.is_local]
     ensure_open_files(len(others), num_per_host=_files_per_host(options))
     access = Access(connect=_connect_nobody, window=window)
-    if others and options.backend.launcher == PDSH:
-        from .pdsh import Pdsh
-
-        pdsh = Pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
-        access = access._replace(connect=pdsh.connect)
-    elif others and options.backend.launcher == OPENSSH:
+    if others and options.backend.launcher == OPENSSH:
         access = access._replace(connect=_by_openssh(options).connect)
     elif others:
         targets = _targets(others, options)

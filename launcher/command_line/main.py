@@ -59,7 +59,7 @@ def run() -> NoReturn:
         code = end.code
     except KeyboardInterrupt:  # just before `main` deals with them
         _end_at_once()
-    atexit._run_exitfuncs()  # pdsh, if it still runs
+    atexit._run_exitfuncs()  # what libraries leave for the end
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never there
             stream.flush()

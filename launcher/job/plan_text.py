@@ -18,7 +18,6 @@ def describe(
     plan: Plan,
     *,
     how: str | None = None,
-    remotely: str = "by ssh",
     gateways: Mapping[int, str] | None = None,
 ) -> str:
     """The plan for people: every host with its ranks, devices and command.
@@ -49,7 +48,7 @@ def describe(
         lines.append(f"first, on every host: source {shlex.quote(plan.venv_script)}")
     lines += [f"environment: {_shown(entry, unused)}" for entry in plan.environment]
     for node in plan.nodes:
-        way = how or ("here, without ssh" if node.is_local else remotely)
+        way = how or ("here, without ssh" if node.is_local else "by ssh")
         if gateways and node.node_rank in gateways:
             way += f" through {gateways[node.node_rank]}"
         folder = f", in {node.host.cwd}" if node.host.cwd else ""

@@ -1,4 +1,4 @@
-"""Who starts the processes, and how MPI, Slurm and pdsh are driven where it is one of them."""
+"""Who starts the processes, and how MPI, Slurm and ssh are driven where it is one of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Launcher(NamedTuple):
 
 SSH = Launcher("ssh")
 OPENSSH = Launcher("openssh", program="ssh")
-PDSH = Launcher("pdsh", program="pdsh")
+PDSH = Launcher("pdsh")  # as OPENSSH; see launcher/run/pdsh.py
 SLURM = Launcher("slurm", program="srun", starts_itself=True)
 _ROWS = (
     SSH,
@@ -106,6 +106,12 @@ WAY_OPTION = click.Option(
 def read(given: dict[str, Any]) -> BackendOptions:
     """The options of this file from all that were given, by parameter name."""
     launcher, words = given["launcher"], given["launcher_args"]
+    if words and launcher == PDSH:
+        raise click.UsageError(
+            "--launcher_args has no effect with --launcher=pdsh, which runs ssh in the place of pdsh: write "
+            "--ssh_user, --connect_timeout and --connect_window for pdsh's -l, -t and -f; with "
+            "--launcher=openssh they are options of ssh"
+        )
     if words and not launcher.program:
         raise click.UsageError(
             f"--launcher_args has no effect with --launcher={launcher.name}, which runs no other program; "

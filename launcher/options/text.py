@@ -48,7 +48,7 @@ def job_id(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 def user(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """The name of a user, which becomes a word of ssh's command line with --launcher=pdsh."""
+    """The name of a user, which becomes a word of ssh's command line with --launcher=openssh."""
     if value is not None and not is_user(value):
         raise click.BadParameter(f"{value[:200]!r} is not a user: its name {USER_RULE}; write e.g. ada")
     return value

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import click
 
 from ..errors import LaunchError
-from .backend import OPENSSH, SSH
+from .backend import OPENSSH, PDSH, SSH
 from .number import Whole
 
 
@@ -54,7 +54,7 @@ def read(given: dict[str, Any]) -> TreeOptions:
         raise LaunchError(
             f"--tree_above={above} has no effect with --no_ssh, which connects to no host; leave it out"
         )
-    if given["launcher"] not in (SSH, OPENSSH):
+    if given["launcher"] not in (SSH, OPENSSH, PDSH):
         raise LaunchError(
             f"--tree_above={above} has no effect with --launcher={given['launcher'].name}; leave it out, "
             "or use --launcher=ssh"

@@ -10,7 +10,6 @@ from ..inputs.exec_prefix import prefix_of
 from ..inputs.hostfile import Host
 from ..job.plan import Plan
 from ..options import Options
-from ..options.backend import OPENSSH
 
 
 def with_prefix(hosts: tuple[Host, ...], options: Options) -> tuple[Host, ...]:
@@ -33,7 +32,7 @@ def with_prefix(hosts: tuple[Host, ...], options: Options) -> tuple[Host, ...]:
 def _refuse_others(host: Host, options: Options) -> None:
     given = "--exec_prefix" if options.exec_prefix else f"exec_prefix= of {host.name}"
     launcher = options.backend.launcher
-    if launcher.program and launcher != OPENSSH:
+    if launcher.starts_itself:
         raise LaunchError(
             f"{given} and --launcher={launcher.name} exclude each other: only SSH, and this machine, give a "
             "prefix the two-way stream that it needs; use --launcher=ssh or openssh"

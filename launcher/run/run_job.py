@@ -39,6 +39,7 @@ from .host_pool import read_pool, select_hosts
 from .host_watch import Hosts, watch_hosts
 from .make_plan import choose_attempt, make_plan
 from .no_workers_yet import InterruptedJob, given_up_at_signal, no_workers_yet
+from .pdsh import as_openssh
 
 
 def run(options: Options) -> int:
@@ -155,6 +156,8 @@ def _open_endpoint(options: Options, console: Console, address: str, port: int) 
 def _run(options: Options, console: Console) -> int:
     if options.rendezvous.no_ssh_check:
         console.debug("--no_ssh_check has no effect: there is no check apart from connecting")
+    if options.backend.launcher == PDSH:
+        options = as_openssh(options, os.environ, say=console.say)
     if options.report:
         check_place(Path(options.report), option="--report")
     if options.rendezvous.no_ssh:
@@ -199,14 +202,7 @@ def _show_job(options: Options, first: Attempt, console: Console) -> int:
     gateways = gateways_of(plan_groups(plan.nodes, options.tree))
     from ..job.plan_text import describe  # here and below: jobs do not show their plan
 
-    is_pdsh = options.backend.launcher == PDSH
-    text = describe(plan, remotely="by pdsh") if is_pdsh else describe(plan, gateways=gateways)
-    if is_pdsh:
-        from ..backends.pdsh import describe_pdsh
-
-        others = [node.host for node in plan.nodes if not node.is_local]
-        words = describe_pdsh(others, launcher_args=options.backend.launcher_args, ssh=options.ssh)
-        text = "\n".join([text, *words])
+    text = describe(plan, gateways=gateways)
     if options.sync.folder is not None:
         from .job_files import describe_sync
 

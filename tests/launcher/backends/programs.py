@@ -12,7 +12,6 @@ from tests.lab import Lab, procfs
 from tests.launcher.command import TIMEOUT_S
 
 NEEDED = {
-    "pdsh": ("pdsh",),
     "openmpi": ("mpirun.openmpi",),
     "mpich": ("mpirun.mpich",),
     "slurm": ("srun", "slurmctld", "slurmd", "munged"),

@@ -1,4 +1,4 @@
-"""Hosts that mpirun or pdsh cannot reach: the job ends, with the reason, and nothing is left."""
+"""Hosts that mpirun cannot reach: the job ends, with the reason, and nothing is left."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_login_that_failed_ends_an_mpirun_that_would_wait_for_its_host(
 @pytest.mark.parametrize(
     ("missing", "launcher"),
     few(
-        [("nowhere", "openmpi"), ("nowhere", "pdsh"), ("down", "openmpi")],
+        [("nowhere", "openmpi"), ("down", "openmpi")],
         lambda missing, launcher: missing == "nowhere" and launcher == "openmpi",
     ),
 )
@@ -78,9 +78,7 @@ def test_a_host_that_is_not_there_ends_the_job_with_its_name(launcher: str, miss
     assert procfs.wait_until(lambda: not left_over(lab), timeout_s=15), left_over(lab)
 
 
-@pytest.mark.parametrize(
-    "launcher", few(["pdsh", "openmpi", "mpich"], lambda launcher: launcher == "openmpi")
-)
+@pytest.mark.parametrize("launcher", few(["openmpi", "mpich"], lambda launcher: launcher == "openmpi"))
 def test_ctrl_c_while_a_login_gets_no_answer_leaves_nothing(launcher: str, lab: Lab) -> None:
     need(launcher)
     folder = lab.shared / f"pending-login-{launcher}"

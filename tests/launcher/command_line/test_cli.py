@@ -349,7 +349,7 @@ def test_what_follows_the_script_is_the_script_s(
                 f"--tree_above=9 has no effect with --launcher={name}; leave it",
             )
             for name in LAUNCHERS
-            if name not in ("ssh", "openssh")
+            if name not in ("ssh", "openssh", "pdsh")
         ),
     ],
 )

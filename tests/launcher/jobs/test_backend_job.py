@@ -1,4 +1,4 @@
-"""Real jobs by pdsh, Open MPI, MPICH and Slurm on several hosts."""
+"""Real jobs by Open MPI, MPICH and Slurm on several hosts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Back:
         return not left_over(self.lab)
 
 
-BACK_ENDS = ("pdsh", "openmpi", "mpich", "slurm")
+BACK_ENDS = ("openmpi", "mpich", "slurm")
 
 
 @pytest.fixture(params=BACK_ENDS)
@@ -102,17 +102,15 @@ def test_two_hosts_with_two_ranks_each_get_everything_exact(back: Back) -> None:
     assert command.wait() == 0, command.err + command.out
     found = dumps(back, 4)
     assert [one["host"] for one in found] == ["node1", "node1", "node2", "node2"]
-    address = back.lab.host("node1").address if back.launcher == "pdsh" else "node1"
     for rank, one in enumerate(found):
         local = str(rank % 2)
         assert [one[name] for name in NAMES.split()] == [
-            *(str(rank), local, "4", "2", "2", str(rank // 2), "2", address, "29500")
+            *(str(rank), local, "4", "2", "2", str(rank // 2), "2", "node1", "29500")
         ]
         assert one["argv"] == [f"--local_rank={local}".encode().hex(), *(value.hex() for value in samples)]
         expected = {f"PROBE_{number:02d}": value.hex() for number, value in enumerate(samples)}
         assert one["probes"] == {**expected, "PROBE_EXPANDED": b"/root:/x".hex()}
-        of_agent = ["METRICS_INTERVAL", "METRICS_PIPE", "PLACE_FILE"] if back.launcher == "pdsh" else []
-        assert sorted(one["ours"]) == [f"DSLAUNCH_{name}" for name in ("DROP_IN", *of_agent)]
+        assert one["ours"] == ["DSLAUNCH_DROP_IN"]
     assert procfs.wait_until(back.is_clean, timeout_s=15), left_over(back.lab)
 
 
@@ -135,7 +133,7 @@ def test_chosen_slots_of_hosts_in_an_order_of_their_own(back: Back) -> None:
 @pytest.mark.parametrize(
     ("back", "how", "code"),
     few(
-        [("slurm", "SIGKILL", 137), ("openmpi", "SIGKILL", 137), ("mpich", "3", 3), ("pdsh", "3", 3)],
+        [("slurm", "SIGKILL", 137), ("openmpi", "SIGKILL", 137), ("mpich", "3", 3)],
         lambda back, how, code: back == "slurm",
     ),
     indirect=["back"],
@@ -144,7 +142,6 @@ def test_the_first_failure_ends_all_and_its_code_is_the_job_s(back: Back, how: s
     command = back.start("fail.py", how)
     assert command.wait(30) == code, command.err + command.out
     ended = {
-        "pdsh": "rank 2 on node2 (local rank 0, pid ",
         "openmpi": f"openmpi: mpirun.openmpi ended with exit code {code}",
         "mpich": f"mpich: mpirun.mpich ended with exit code {code}",
         "slurm": "slurm: rank 2 on node2 ",
@@ -161,7 +158,6 @@ def test_the_first_failure_ends_all_and_its_code_is_the_job_s(back: Back, how: s
             ("openmpi", [signal.SIGINT], 130),
             ("mpich", [signal.SIGTERM], 143),
             ("slurm", [signal.SIGTERM] * 2, 143),
-            ("pdsh", [signal.SIGINT], 130),
         ],
         lambda back, signals, code: back == "openmpi" and len(signals) == 2,
     ),
@@ -213,19 +209,3 @@ def test_a_secret_is_never_seen_in_ps_of_any_host(back: Back) -> None:
     assert starters, "the bootstrap should be visible, else this test looks in the wrong place"
     assert seen == []
     assert not [one for one in starters if "wait.py" in one or str(back.folder) in one]
-
-
-@pytest.mark.parametrize("victim", few(["ssh", "pdsh"], lambda victim: victim == "ssh"))
-@pytest.mark.parametrize("back", ["pdsh"], indirect=True)
-def test_a_killed_ssh_of_pdsh_changes_nothing_and_leaves_nothing(back: Back, victim: str) -> None:
-    """The agents' streams are connections of their own."""
-    (back.folder / "wait.py").write_text(WAIT.replace("assert", "#"))
-    command = back.start("--no_local_rank", "wait.py")
-    assert procfs.wait_until(back.is_up, timeout_s=30), command.err
-    victims = [one.pid for one in back.lab.head.processes() if one.argv.split()[0] == victim]
-    assert len(victims) == {"ssh": 2, "pdsh": 1}[victim]
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
-    (back.folder / "go").touch()
-    assert command.wait(30) == 0, command.err
-    assert procfs.wait_until(back.is_clean, timeout_s=15), left_over(back.lab)

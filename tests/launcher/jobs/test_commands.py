@@ -148,8 +148,8 @@ def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
         ("--exec_prefix=true --stdin=0 t.py", "--stdin=0: rank 0 runs behind exec_prefix"),
         ("--exec_prefix=true --save_pid t.py", "--exec_prefix and --save_pid exclude each other"),
         (
-            "--exec_prefix=true --launcher=pdsh -H localhost:1 t.py",
-            "--exec_prefix and --launcher=pdsh exclude each other",
+            "--exec_prefix=true --launcher=mpich -H localhost:1 t.py",
+            "--exec_prefix and --launcher=mpich exclude each other",
         ),
         ("--launcher=slurm -H boxes t.py", "exec_prefix= of node1 and --launcher=slurm exclude each other"),
         ("exec -H hosts --no_fild -- x", "there is no option --no_fild; did you mean --no_fold"),

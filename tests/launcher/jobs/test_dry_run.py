@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.backends import pdsh
 from dslaunch.launcher.command_line import cli
 from dslaunch.launcher.external import mpirun
 from dslaunch.launcher.inputs import env_file
-from dslaunch.launcher.run import host_pool, make_plan
+from dslaunch.launcher.options import Options
+from dslaunch.launcher.options.backend import OPENSSH, PDSH, BackendOptions
+from dslaunch.launcher.run import host_pool, make_plan, pdsh
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 JOB = ["-H", "hosts", "--include", "node2:1@node1", "train.py", "--name", "it's $HOME"]
 DRY_RUNS = {
-    "pdsh": ["--launcher=pdsh", "--launcher_args=-u 60", "--ssh_port=2222"],
     "openmpi": ["--launcher=openmpi", "--launcher_args=--mca btl_tcp_if_include 'eth1, eth2'"],
     "mpich": ["--launcher=mpich", "--launcher_args=-iface eth1"],
     "impi": ["--launcher=impi", "--num_gpus=2", "--launcher_args=-print-rank-map"],
@@ -81,7 +81,6 @@ def test_a_dry_run_prints_the_exact_command_line(
         ("--launcher=slurm -H None",
          "--launcher=slurm needs a hostfile with the names of Slurm's nodes; write"),
         ("--launcher=impi", "--launcher=impi needs the same number of slots on every host"),
-        ("--launcher=pdsh -H mixed", "--launcher=pdsh has one SSH port for all hosts"),
     ],
 )  # fmt: skip
 def test_what_a_back_end_cannot_do_is_refused_by_name(
@@ -89,14 +88,32 @@ def test_what_a_back_end_cannot_do_is_refused_by_name(
 ) -> None:
     (tmp_path / "ports").write_text("node1 slots=1 port=2222\n")
     (tmp_path / "users").write_text("ada@node1 slots=1\n")
-    (tmp_path / "mixed").write_text("node1 slots=1 port=2222\nnode2 slots=1\n")
     with pytest.raises(SystemExit) as ended:
         cli.main(["--dry_run", "-H", "hosts", *words.split(), "train.py"])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_pdsh_does_not_reach_for_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    dry_run("--launcher=pdsh", "--num_gpus=1", "-H", "None", "train.py")
-    assert "here, without ssh" in capsys.readouterr().out
-    assert pdsh.describe_pdsh([], launcher_args=(), ssh=pdsh.SshOptions()) == ()
+def test_pdsh_is_another_name_for_the_system_s_ssh_and_a_line_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--exec_prefix=podman exec box", "--tree_above=1", *JOB)
+    dry_run("--launcher=openssh", *words)
+    expected = capsys.readouterr().out
+    monkeypatch.setenv("PDSH_SSH_ARGS_APPEND", "-4 -o Compression=yes")
+    monkeypatch.setenv("PDSH_SSH_ARGS", "-l%u %h")
+    monkeypatch.setenv("PDSH_RCMD_TYPE", "ssh")
+    dry_run("--launcher=pdsh", *words)
+    printed = capsys.readouterr()
+    assert printed.out == expected
+    assert printed.err == (
+        "dslaunch: --launcher=pdsh: hosts are reached by the system's ssh, and pdsh is not run; "
+        "ssh gets PDSH_SSH_ARGS_APPEND=-4 -o Compression=yes; no effect: PDSH_SSH_ARGS\n"
+    )
+
+
+def test_ssh_gets_the_words_that_pdsh_would_give_it() -> None:
+    options = Options(program="t.py", backend=BackendOptions(launcher=PDSH))
+    assert pdsh.as_openssh(options, {"PDSH_SSH_ARGS_APPEND": " -4  -i key "}, say=print).backend == (
+        BackendOptions(launcher=OPENSSH, launcher_args=("-4", "-i", "key"))
+    )

@@ -72,7 +72,7 @@ def end(command: Command, folder: Path) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.parametrize("launcher", few(["ssh", "pdsh"], lambda launcher: launcher == "ssh"))
+@pytest.mark.parametrize("launcher", few(["ssh", "openssh"], lambda launcher: launcher == "ssh"))
 def test_a_host_that_was_cut_off_is_back_at_the_next_checkpoint(
     lab: Lab, folder: Path, launcher: str
 ) -> None:

@@ -65,7 +65,7 @@ def hosts(attempt: dict[int, dict[str, str]]) -> str:
     return " ".join(attempt[rank]["host"] for rank in sorted(attempt))
 
 
-@pytest.mark.parametrize("launcher", few(["ssh", "pdsh"], lambda launcher: launcher == "ssh"))
+@pytest.mark.parametrize("launcher", few(["ssh", "openssh"], lambda launcher: launcher == "ssh"))
 def test_a_failed_rank_starts_the_whole_job_again_on_the_same_hosts(
     lab: Lab, folder: Path, launcher: str
 ) -> None:

@@ -217,13 +217,11 @@ def test_a_spare_host_gets_the_folder_when_it_takes_part(lab: Lab, project: Proj
 @pytest.mark.parametrize(
     "words",
     [
-        pytest.param(("--launcher=pdsh",), marks=pytest.mark.exhaustive, id="pdsh"),
+        pytest.param(("--launcher=openssh",), marks=pytest.mark.exhaustive, id="openssh"),
         pytest.param(("--tree_above=1", "--tree_radix=4"), id="tree"),
     ],
 )
 def test_another_way_to_the_hosts_is_as_good(lab: Lab, project: Project, words: tuple[str, ...]) -> None:
-    if "--launcher=pdsh" in words and shutil.which("pdsh") is None:
-        pytest.skip("pdsh is not installed")
     (project.here / "large").write_bytes(random.Random(1).randbytes(1_500_000))
     (project.here / "hosts").write_text("".join(f"{node.name} slots=1\n" for node in lab.nodes))
     ranks = [f"{node.name}:{place}" for place, node in enumerate(lab.nodes)]
