@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from .runtime.comm.init_distributed import init_distributed as init_distributed
     from .runtime.compat import comm as comm_api
     from .runtime.compat.accelerator.current import get_accelerator as get_accelerator
-    from .runtime.compat.on_device import OnDevice as OnDevice
-    from .runtime.data.loader import RepeatingLoader as RepeatingLoader
-    from .runtime.engine.engine import Engine as Engine
-    from .runtime.engine.initialize import (
+    from .runtime.compat.engine.engines import Engine as Engine, PipelineEngine as PipelineEngine
+    from .runtime.compat.engine.initialize import (
         add_config_arguments as add_config_arguments,
         initialize as initialize,
     )
-    from .runtime.engine.pipeline_engine import PipelineEngine as PipelineEngine
+    from .runtime.compat.on_device import OnDevice as OnDevice
+    from .runtime.data.loader import RepeatingLoader as RepeatingLoader
     from .runtime.errors import (
         CheckpointError as CheckpointError,
         ConfigError as ConfigError,
@@ -51,18 +50,18 @@ if TYPE_CHECKING:
 _HOME_OF = {
     "CheckpointError": ".runtime.errors",
     "ConfigError": ".runtime.errors",
-    "Engine": ".runtime.engine.engine",
+    "Engine": ".runtime.compat.engine.engines",
     "LayerSpec": ".runtime.pipeline.layers",
     "OnDevice": ".runtime.compat.on_device",
-    "PipelineEngine": ".runtime.engine.pipeline_engine",
+    "PipelineEngine": ".runtime.compat.engine.engines",
     "PipelineError": ".runtime.errors",
     "PipelineModule": ".runtime.pipeline.module",
     "RepeatingLoader": ".runtime.data.loader",
     "TiedLayerSpec": ".runtime.pipeline.layers",
-    "add_config_arguments": ".runtime.engine.initialize",
+    "add_config_arguments": ".runtime.compat.engine.initialize",
     "get_accelerator": ".runtime.compat.accelerator.current",
     "init_distributed": ".runtime.comm.init_distributed",
-    "initialize": ".runtime.engine.initialize",
+    "initialize": ".runtime.compat.engine.initialize",
     "pipeline": ".runtime.pipeline.module",
     "report": ".runtime.metrics.report",
     "tp_model_init": ".runtime.tensor.model_init",

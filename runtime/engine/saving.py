@@ -15,7 +15,7 @@ from .instruments import Instruments
 from .weights import Weights
 
 
-class Saving:
+class Saving(nn.Module):
     """DeepSpeed's methods; `Checkpoints` and `Weights` do what they say."""
 
     _checkpoints: Checkpoints
@@ -86,7 +86,9 @@ class Saving:
             take_module=None if custom_load_fn is None else take_module,
         )
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(  # type: ignore[override]  # it gives copies of all
+        self, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
         """Return the module's state_dict; where parameters are sharded, with copies of all of
         them on every rank.
 
@@ -175,15 +177,3 @@ class Saving:
         with self._instruments.state("saving"):
             self._weights.save(save_dir, save_filename, left_out=left_out, max_shard_size=max_shard_size)
         return True
-
-    def _consolidated_16bit_state_dict(
-        self, exclude_frozen_parameters: bool = False
-    ) -> dict[str, Any] | None:
-        """Return the module's state_dict in rank 0's host memory, None on other ranks; DeepSpeed's name.
-
-        Order: every rank must call this
-        """
-        left_out = self._weights.frozen() if exclude_frozen_parameters else set()
-        return self._weights.consolidated_state_dict(left_out)
-
-    _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict  # what older trainers call

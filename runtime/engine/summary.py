@@ -11,17 +11,17 @@ from ..config.pipeline import PipelineConfig
 from ..metrics.memory_by_place import memory_by_place
 from ..step.fused_rule import FusedRule
 from ..zero.unit import Unit
-from .engine import Engine
-from .pipeline_engine import PipelineEngine
+from .base import EngineBase
+from .stages_engine import StagesEngine
 
 
-def summarize(engine: Engine, memory: list[dict[str, Any]]) -> dict[str, Any]:
+def summarize(engine: EngineBase, memory: list[dict[str, Any]]) -> dict[str, Any]:
     """Return facts about the run in JSON's types; "ds_config" is what `load_config` reads back
     as the same Config. `memory` is what the ranks hold, by their places.
 
     Units: counts of parameters are elements
     """
-    config = engine.settings
+    config, policy = engine.settings, engine._policy
     parameters = list(engine.parameters())  # a freed one keeps its shape
     scheduler = engine.lr_scheduler
     return {
@@ -36,10 +36,10 @@ def summarize(engine: Engine, memory: list[dict[str, Any]]) -> dict[str, Any]:
             f"micro batch * {config.gradient_accumulation_steps} micro batches * {engine.dp_world_size} ranks"
         ),
         "zero": {
-            "stage": engine.zero_optimization_stage(),
-            "parameters": _placement(engine.zero_optimization_partition_weights()) + _exceptions(engine),
-            "gradients": _placement(engine.zero_optimization_partition_gradients()),
-            "optimizer_states": _placement(engine.zero_optimization()),
+            "stage": policy.stage,
+            "parameters": policy.parameters.value + _exceptions(engine),
+            "gradients": policy.gradients.value,
+            "optimizer_states": policy.optimizer.value,
         },
         "memory": memory,
         "optimizer": None if engine.optimizer is None else engine.optimizer.rule.name,
@@ -48,26 +48,22 @@ def summarize(engine: Engine, memory: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def measure_memory(engine: Engine) -> list[dict[str, Any]]:
+def measure_memory(engine: EngineBase) -> list[dict[str, Any]]:
     """Return what the ranks hold, by their places.
 
     Order: a collective where ranks have places
     """
     optimizer, how = engine.optimizer, engine.settings.pipeline or PipelineConfig()
-    units: Sequence[Unit] = engine._held_units() if isinstance(engine, PipelineEngine) else ()
+    units: Sequence[Unit] = engine._held_units() if isinstance(engine, StagesEngine) else ()
     return memory_by_place(
         engine._model,
         has_states=optimizer is None or isinstance(optimizer.rule, FusedRule),
         whole_units=units,
-        has_whole_gradients=isinstance(engine, PipelineEngine) and how.reduce == "batch",
+        has_whole_gradients=isinstance(engine, StagesEngine) and how.reduce == "batch",
     )
 
 
-def _exceptions(engine: Engine) -> str:
+def _exceptions(engine: EngineBase) -> str:
     """Return what stays whole all the same, where parameters are sharded over several ranks."""
     whole = engine._model.num_small
     return f", but {whole:,} elements, in units of small parameters" if whole else ""
-
-
-def _placement(is_sharded: bool) -> str:
-    return "sharded" if is_sharded else "replicated"

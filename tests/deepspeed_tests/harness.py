@@ -35,14 +35,14 @@ import torch.multiprocessing
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dslaunch.runtime.engine.engine import Engine
+from dslaunch.runtime.compat.engine.engines import Engine
 
 FOR_EACH_RANK = (
     "torch",
     "torch.testing",
     "torch._dynamo",
     "pytest",
-    "dslaunch.runtime.engine.initialize",
+    "dslaunch.runtime.compat.engine.initialize",
     "deepspeed",
     "unit.common",
     __name__,

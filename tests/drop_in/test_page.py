@@ -10,9 +10,9 @@ from pathlib import Path
 from dslaunch import drop_in
 from dslaunch.drop_in.names import MODULES
 from dslaunch.drop_in.names.table import INSIDE, TOPICS, Fate, Module, Row
+from dslaunch.runtime.compat.engine.absent import names_by_reason
 from dslaunch.runtime.config.keys.key import Fate as KeyFate, Key
 from dslaunch.runtime.config.keys.table import KEYS
-from dslaunch.runtime.engine.absent import names_by_reason
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md"
 HEAD = f"""\

@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 
-import dslaunch.runtime.engine.initialize  # noqa: F401  (as above)
+import dslaunch.runtime.compat.engine.initialize  # noqa: F401  (as above)
 
 from .line import END, tell
 

@@ -30,7 +30,7 @@ from dslaunch.runtime.comm.process_group import destroy_group
 
 IMPORTED = [
     "tests.runtime.ranks",
-    "dslaunch.runtime.engine.initialize",
+    "dslaunch.runtime.compat.engine.initialize",
     "torch.distributed.checkpoint",
     "pytest",  # by the files whose functions run in ranks
     "transformers.models.llama.modeling_llama",  # 2 s in each rank, if it is there

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial, update_wrapper
 
-from ..runtime.engine import initialize as runtime
+from ..runtime.compat.engine import initialize as runtime
 from ..runtime.zero import init_context
 
 initialize = update_wrapper(partial(runtime.initialize, is_lenient=True), runtime.initialize)

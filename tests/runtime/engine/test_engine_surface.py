@@ -16,7 +16,9 @@ from torch import nn
 
 import dslaunch
 from dslaunch import ConfigError
-from dslaunch.runtime.engine.absent import names_by_reason, why_absent
+from dslaunch.runtime.compat.engine.absent import names_by_reason, why_absent
+from dslaunch.runtime.compat.engine.getters import DeepSpeedEngine
+from dslaunch.runtime.engine.step_engine import StepEngine
 from tests.runtime.models import make_config, make_model
 from tests.runtime.ranks import Ranks
 
@@ -93,7 +95,13 @@ def test_every_name_of_deepspeed_s_engine_is_here_or_says_what_to_do() -> None:
     assert len(absent) == len(set(absent))
 
 
-def _absent(rank: int) -> tuple[str, str, str]:
+def test_both_kinds_of_engine_are_deepspeed_s_and_neither_is_the_other() -> None:
+    for kind in (dslaunch.Engine, dslaunch.PipelineEngine):
+        assert issubclass(kind, DeepSpeedEngine)
+    assert not issubclass(dslaunch.PipelineEngine, StepEngine)
+
+
+def _absent(rank: int) -> tuple[str, str, str, str]:
     class WithTimers(nn.Linear):
         timers = "the module's"
 
@@ -101,18 +109,22 @@ def _absent(rank: int) -> tuple[str, str, str]:
         model=WithTimers(2, 2), config=make_config(optimizer={"type": "SGD", "params": {"lr": 0.1}})
     )
     said = []
-    for name in ("save_fp16_model", "nonsense"):
+    for name in ("save_fp16_model", "nonsense", "train_batch"):
         with pytest.raises(AttributeError) as caught:
             getattr(engine, name)
         said.append(str(caught.value))
     assert not hasattr(engine, "has_moe_layers")
-    return said[0], said[1], engine.timers
+    return said[0], said[1], said[2], engine.timers
 
 
 def test_an_absent_name_says_what_to_do_unless_the_module_has_it(ranks: Ranks) -> None:
-    absent, unknown, of_module = ranks(_absent, world_size=1)[0]
+    absent, unknown, of_stages, of_module = ranks(_absent, world_size=1)[0]
     assert absent == "engine.save_fp16_model, which DeepSpeed has, is not here: call save_16bit_model()"
     assert unknown == "neither the engine nor its module, a WithTimers, has 'nonsense'"
+    assert of_stages == (
+        "engine.train_batch(): a PipelineModule has it; any other model has engine(batch), "
+        "engine.backward(loss) and engine.step()"
+    )
     assert of_module == "the module's"
     assert why_absent("nonsense") is None
 

@@ -416,9 +416,12 @@ def _asks(rank: int) -> dict[str, Any]:
         "no_sync": lambda: engine.no_sync(),
         "coalesce_grad_reduction": lambda: engine.coalesce_grad_reduction(),
         "scale": lambda: engine.scale(torch.ones(())),
+        "allreduce_gradients": lambda: engine.allreduce_gradients(),
+        "set_gradient_accumulation_boundary": lambda: engine.set_gradient_accumulation_boundary(False),
     }.items():
         with pytest.raises(PipelineError, match=rf"engine.{name}\(\): a model in stages has train_batch"):
             call()
+    assert engine.is_gradient_accumulation_boundary()  # each batch is a step
     with pytest.raises(ConfigError, match="compiled layers cannot have their backward in two halves"):
         engine.compile()
     return found

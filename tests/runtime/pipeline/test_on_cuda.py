@@ -8,7 +8,7 @@ import pytest
 
 import dslaunch
 from dslaunch.runtime.comm.mesh import make_axis
-from dslaunch.runtime.engine import pipeline_engine
+from dslaunch.runtime.engine import stages_engine
 from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.runtime.pipeline.neighbours import Neighbour
 from dslaunch.runtime.pipeline.schedule import Shape
@@ -74,7 +74,7 @@ def _groups_of_a_direction(lines: Any, shape: Shape, place: int) -> dict[int, Ne
 
 def _train_with_groups_of_a_direction(rank: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline_engine, "make_neighbours", _groups_of_a_direction)
+        patch.setattr(stages_engine, "make_neighbours", _groups_of_a_direction)
         _train(rank, "zero_bubble", 0, True, 3, 6)
 
 

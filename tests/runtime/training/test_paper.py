@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import dslaunch
+from dslaunch.runtime.compat.engine.engines import Engine
 from dslaunch.runtime.config import load_config
-from dslaunch.runtime.engine.engine import Engine
 from dslaunch.runtime.environment import read_environment
 from dslaunch.runtime.step.choose_optimizer import choose_optimizer
 from dslaunch.runtime.zero import partition, sharded_model as sharded_model

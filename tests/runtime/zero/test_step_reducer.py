@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import ConfigError, zero
-from dslaunch.runtime.engine.initialize import initialize
+from dslaunch.runtime.compat.engine.initialize import initialize
 from dslaunch.runtime.zero.absent_gradient import AbsentGradient
 from tests.runtime.models import Uneven, batch, loss_of, make_config, make_model, snapshot, worst_difference
 from tests.runtime.ranks import Ranks

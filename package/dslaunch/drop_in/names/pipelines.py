@@ -31,7 +31,7 @@ PIPELINE: tuple[Module, ...] = (
     Module(
         "deepspeed.runtime.pipe.engine",
         (
-            mapped("dslaunch.runtime.engine.pipeline_engine", "PipelineEngine", _ENGINE_NOTE),
+            mapped("dslaunch.runtime.compat.engine.engines", "PipelineEngine", _ENGINE_NOTE),
             inside(
                 "TARGET_ID LOG_STAGE DATA_PARALLEL_ID BATCH_INPUT_TIMER TRAIN_BATCH_TIMER "
                 "PIPE_SEND_OUTPUT_TIMER PIPE_SEND_GRAD_TIMER PIPE_RECV_INPUT_TIMER PIPE_RECV_GRAD_TIMER "
@@ -43,7 +43,7 @@ PIPELINE: tuple[Module, ...] = (
         "deepspeed.runtime.pipe.dualpipev",
         (
             _V_MODULE,
-            mapped("dslaunch.runtime.engine.pipeline_engine", "DualPipeVEngine=PipelineEngine", _ENGINE_NOTE),
+            mapped("dslaunch.runtime.compat.engine.engines", "DualPipeVEngine=PipelineEngine", _ENGINE_NOTE),
         ),
     ),
 )

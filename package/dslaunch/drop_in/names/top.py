@@ -28,11 +28,11 @@ TOP: tuple[Module, ...] = (
                 "mpu has the ranks of the ds_config's axes",
             ),
             works("dslaunch.drop_in.calls", "add_config_arguments"),
-            works("dslaunch.runtime.engine.initialize", "init_distributed"),
+            works("dslaunch.runtime.compat.engine.initialize", "init_distributed"),
             mapped(
-                "dslaunch.runtime.engine.engine",
-                "DeepSpeedEngine=Engine",
-                "one engine for every configuration",
+                "dslaunch.runtime.compat.engine.getters",
+                "DeepSpeedEngine",
+                "what both kinds of engine are, for every configuration",
             ),
             mapped(
                 "dslaunch.runtime.step.flat_optimizer",
@@ -62,7 +62,7 @@ TOP: tuple[Module, ...] = (
             inside("load_ds_config merge_tp_model_init_into_config record_tp_model_init_args"),
             works("dslaunch.runtime.pipeline.module", "PipelineModule DualPipeVModule"),
             mapped(
-                "dslaunch.runtime.engine.pipeline_engine",
+                "dslaunch.runtime.compat.engine.engines",
                 "PipelineEngine DualPipeVEngine=PipelineEngine",
                 "one engine for every schedule",
             ),

@@ -84,9 +84,9 @@ TRAINING: tuple[Module, ...] = (
         "deepspeed.runtime.engine",
         (
             mapped(
-                "dslaunch.runtime.engine.engine",
-                "DeepSpeedEngine=Engine",
-                "one engine for every configuration",
+                "dslaunch.runtime.compat.engine.getters",
+                "DeepSpeedEngine",
+                "what both kinds of engine are, for every configuration",
             ),
             works("typing", "DeepSpeedOptimizerCallable=Callable DeepSpeedSchedulerCallable=Callable"),
             inside(

@@ -1,4 +1,4 @@
-"""What a training loop reads of an engine: counters, sizes, what is on."""
+"""What programs for DeepSpeed read of an engine: counters, sizes, what is on."""
 
 from __future__ import annotations
 
@@ -6,41 +6,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from ...shared.axes import Axes
-from ..checkpoint.training_state import Progress
-from ..comm import comms_log
-from ..comm.wire import Wire
-from ..config import Config
-from ..config.monitor import FlopsProfilerConfig
-from ..mesh.domain import Domains
-from ..placement.stage_policy import Placement, Policy
-from ..step.flat_optimizer import FlatOptimizer
-from ..step.loss_scale import LossScaler
-from .absent import Fixed
+from ...comm import comms_log
+from ...config.monitor import FlopsProfilerConfig
+from ...engine.base import EngineBase
+from ...placement.stage_policy import Placement
+from .absent import Fixed, why_absent
 from .deepspeed_config import DeepSpeedConfig
-from .instruments import Instruments
 
 
-class Getters:
-    """DeepSpeed's getters, most of which are methods. None of them is a collective."""
-
-    module: nn.Module
-    settings: Config
-    optimizer: FlatOptimizer | None
-    lr_scheduler: Any
-    global_rank: int
-    world_size: int
-    _policy: Policy
-    _scaler: LossScaler
-    _progress: Progress
-    _axes: Axes
-    _domains: Domains
-    _wire: Wire
-    _instruments: Instruments
-    _grad_norm: float | None
-    _was_step_applied: bool
+class DeepSpeedEngine(EngineBase):
+    """What both engines are to programs for DeepSpeed. Its getters, most of which are methods, are no
+    collectives.
+    """
 
     gradient_average = Fixed(
         lambda engine: engine.settings.gradient_allreduce_op == "mean",
@@ -84,16 +62,6 @@ class Getters:
         None only before the first.
         """
         return self._grad_norm
-
-    def get_lr(self) -> list[float]:
-        """Return each parameter group's learning rate."""
-        return [float(group["lr"]) for group in self._groups()]
-
-    def get_mom(self) -> list[Any]:
-        """Return each parameter group's momentum, or betas."""
-        return [
-            group["betas"] if "betas" in group else group.get("momentum", 0.0) for group in self._groups()
-        ]
 
     def get_type(self) -> list[Any]:
         """Return each parameter group's "type", which a scheduler may have put there;
@@ -149,14 +117,6 @@ class Getters:
         config = self.settings
         return config.train_batch_size, config.micro_batch_size, config.gradient_accumulation_steps
 
-    def train_batch_size(self) -> int:
-        """Return the samples of one optimizer step on all ranks."""
-        return self.settings.train_batch_size
-
-    def train_micro_batch_size_per_gpu(self) -> int:
-        """Return the samples of one micro batch on one rank."""
-        return self.settings.micro_batch_size
-
     def gradient_accumulation_steps(self) -> int:
         """Return the micro batches of one optimizer step."""
         return self.settings.gradient_accumulation_steps
@@ -192,22 +152,6 @@ class Getters:
     def dataloader_drop_last(self) -> bool:
         """Whether the engine's loader leaves out a last batch that is not full."""
         return self.settings.dataloader_drop_last
-
-    @property
-    def dp_world_size(self) -> int:
-        """Return the number of parts into which the samples of a batch are divided: one for each rank, or for
-        each group of ranks over which layers are divided.
-        """
-        return self._axes.dp
-
-    @property
-    def mp_world_size(self) -> int:
-        """Return the number of ranks over which a layer is divided."""
-        return self._axes.tp
-
-    def get_data_parallel_rank(self) -> int:
-        """Return which of those parts this rank trains on."""
-        return self._axes.coordinates(self.global_rank)["dp"]
 
     def get_model_parallel_rank(self) -> int:
         """Return this rank's number among those over which a layer is divided."""
@@ -347,9 +291,6 @@ class Getters:
     def _flops_profiler(self) -> FlopsProfilerConfig:
         return self.settings.flops_profiler or FlopsProfilerConfig()
 
-    def _groups(self) -> list[dict[str, Any]]:
-        return [] if self.optimizer is None else self.optimizer.param_groups
-
     @property
     def sequence_parallel_size(self) -> int:
         """Return over how many ranks a sequence is divided."""
@@ -365,3 +306,24 @@ class Getters:
         divided."""
         sequence = self._domains.sequence
         return None if sequence.is_alone else sequence.group or dist.group.WORLD
+
+    def _consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, Any] | None:
+        """Return the module's state_dict in rank 0's host memory, None on other ranks; DeepSpeed's name.
+
+        Order: every rank must call this
+        """
+        left_out = self._weights.frozen() if exclude_frozen_parameters else set()
+        return self._weights.consolidated_state_dict(left_out)
+
+    _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict  # what older trainers call
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            why = why_absent(name)
+            if why is None:
+                raise
+            raise AttributeError(f"engine.{name}, which DeepSpeed has, is not here: {why}") from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
 _BY_REASON: tuple[tuple[str, str], ...] = (
     ("call save_16bit_model()", "save_fp16_model"),

@@ -27,13 +27,12 @@ from ..pipeline.neighbours import make_neighbours
 from ..pipeline.reading import Reading
 from ..pipeline.schedule import Table, forward_table, make_table
 from ..pipeline.tied import tied_over_stages
-from ..pipeline.topology import PipelineParallelGrid
 from ..zero.unit import Unit
-from .engine import Engine
+from .base import EngineBase, to_half
 from .instruments import loss_value
 
 
-class PipelineEngine(Engine):
+class StagesEngine(EngineBase):
     """`train_batch()` and `eval_batch()` in place of `engine(batch)`, `backward()` and `step()`.
 
     Of a batch, gradient_accumulation_steps micro batches pass through the stages. Sharded parameters are
@@ -112,7 +111,7 @@ class PipelineEngine(Engine):
         self.agg_train_loss, self.agg_additional_losses = loss, more
         self.total_loss = torch.stack(outcome.losses).sum() if outcome.losses else None
         self._progress.micro_steps += num_micro_batches - 1  # the step counts one
-        super().step()
+        self._end_micro_batch()
         return loss
 
     def _run(self, table: Table, batch: Batch) -> Outcome:
@@ -335,7 +334,7 @@ class PipelineEngine(Engine):
         if isinstance(inputs, list):
             inputs = tuple(inputs)
         if self.settings.fp16.auto_cast and self.settings.fp16.enabled:
-            inputs = tree_map(_to_half, inputs)
+            inputs = tree_map(to_half, inputs)
         return inputs, labels
 
     def _to_device(self, value: Any) -> Any:
@@ -363,57 +362,10 @@ class PipelineEngine(Engine):
         """Have this make a pair (inputs, labels) of what the data give."""
         self._batch_fn = fn
 
-    # ---- what can be asked
-
-    @property
-    def grid(self) -> PipelineParallelGrid:
-        """Return this rank's place and groups."""
-        return self.module.mpu()
-
     @property
     def micro_batches(self) -> int:
         """Return the number of micro batches in a batch."""
         return self.settings.gradient_accumulation_steps
-
-    @property
-    def num_stages(self) -> int:
-        """Return over how many ranks a copy of the model is cut."""
-        return self.module.num_stages
-
-    @property
-    def stage_id(self) -> int:
-        """Return this rank's place among them."""
-        return self.module.stage_id
-
-    @property
-    def prev_stage(self) -> int:
-        """Return the place before this one along the pipeline; -1 before the first."""
-        return self.stage_id - 1
-
-    @property
-    def next_stage(self) -> int:
-        """Return the place after this one; their number after the last."""
-        return self.stage_id + 1
-
-    @property
-    def is_pipe_parallel(self) -> bool:
-        """Whether there are several stages."""
-        return self._axes.pp > 1
-
-    @property
-    def is_data_parallel(self) -> bool:
-        """Whether several ranks train the same layers."""
-        return self._axes.dp > 1
-
-    @property
-    def is_model_parallel(self) -> bool:
-        """Whether layers are divided over ranks."""
-        return self._axes.tp > 1
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Return the samples of a micro batch."""
-        return self.settings.micro_batch_size
 
     @property
     def _last_place(self) -> int:
@@ -421,60 +373,11 @@ class PipelineEngine(Engine):
 
     def is_first_stage(self) -> bool:
         """Whether this rank has the first layers."""
-        return self.module.shape.owner(0) == self.stage_id
+        return self.module.shape.owner(0) == self.module.stage_id
 
     def is_last_stage(self) -> bool:
         """Whether this rank has the last layers, and the loss."""
-        return self._last_place == self.stage_id
-
-    def get_pipeline_parallel_rank(self) -> int:
-        """As `stage_id`."""
-        return self.stage_id
-
-    def get_additional_losses(self) -> dict[str, Tensor] | None:
-        """Return the means of the last batch's losses beside the loss that is trained, if the module has
-        any.
-        """
-        return self.agg_additional_losses
-
-    def reset_activation_shape(self) -> None:
-        """Do nothing: other shapes of inputs are noticed."""
-
-    def set_has_attention_mask(self, value: bool) -> None:
-        """Do nothing: what takes no gradient is noticed."""
-
-    # ---- what a pipeline does not have
-
-    def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
-        raise self._only_batches("forward()")
-
-    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
-        raise self._only_batches("backward()")
-
-    def step(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
-        raise self._only_batches("step()")
-
-    def scale(self, loss: Tensor) -> NoReturn:
-        """Refuse."""
-        raise self._only_batches("scale()")
-
-    def no_sync(self) -> NoReturn:
-        """Refuse."""
-        raise self._only_batches("no_sync()")
-
-    def coalesce_grad_reduction(self) -> NoReturn:
-        """Refuse."""
-        raise self._only_batches("coalesce_grad_reduction()")
-
-    @staticmethod
-    def _only_batches(what: str) -> PipelineError:
-        return PipelineError(
-            f"engine.{what}: a model in stages has train_batch() and eval_batch() only, which run all of its "
-            "micro batches"
-        )
+        return self._last_place == self.module.stage_id
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the layers of this rank's stages, each by itself.
@@ -489,12 +392,37 @@ class PipelineEngine(Engine):
         super().compile(*args, **kwargs)
 
     def destroy(self) -> None:
-        """As Engine.destroy()."""
+        """As the base does, and give up the groups of the stages."""
         super().destroy()
         self._axis.without_group()
         for neighbour in self._neighbours.values():
             neighbour.without_groups()
 
 
-def _to_half(value: Any) -> Any:
-    return value.half() if isinstance(value, Tensor) and value.is_floating_point() else value
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    def refuse(engine: StagesEngine, *args: Any, **kwargs: Any) -> NoReturn:
+        """Say what to call instead.
+
+        Errors: PipelineError
+        """
+        raise PipelineError(
+            f"engine.{name}(): a model in stages has train_batch() and eval_batch() only, which run all of "
+            "its micro batches"
+        )
+
+    refuse.__name__ = name
+    return refuse
+
+
+# What StepEngine has, whose micro batches the program runs.
+for _name in (
+    "forward",
+    "backward",
+    "step",
+    "scale",
+    "no_sync",
+    "coalesce_grad_reduction",
+    "allreduce_gradients",
+    "set_gradient_accumulation_boundary",
+):
+    setattr(StagesEngine, _name, _refusal(_name))

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..config.config import Config
-from ..config.section import Section
+from ...config.config import Config
+from ...config.section import Section
 
 _GUIDE = "docs/train/config.md says what becomes of each key"
 

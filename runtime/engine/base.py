@@ -1,18 +1,17 @@
-"""The engine: a model that trains itself with `engine(batch)`, `engine.backward(loss)`
-and `engine.step()`.
+"""What both kinds of engine have: a model in flat buffers, the end of a step, batch sizes, memory, data,
+saving and loading.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ...shared.axes import Axes
@@ -22,27 +21,22 @@ from ..data.loader import Loader, load_data
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError
 from ..experts.placed import PlacedExperts
+from ..placement.stage_policy import Placement
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import check_metric
 from ..tensor.divided_model import DividedModel
 from ..tracing.unit_hooks import TracedUnit
 from ..zero.offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
 from ..zero.parked_states import read_kinds
-from .absent import why_absent
 from .checkpoints import Checkpoints
 from .components import Components
-from .getters import Getters
-from .instruments import Instruments, loss_value
+from .instruments import Instruments
 from .saving import Saving
 from .weights import Weights
 
 
-class Engine(Getters, Saving, nn.Module):  # type: ignore[misc]  # state_dict gives copies of all
-    """DeepSpeed's engine, hence its many methods. Attributes that it does not have itself are the module's.
-
-    Every call of `step()` ends a micro batch. At a gradient accumulation boundary it then takes one optimizer
-    step, see `OptimizerStep`, and steps the scheduler.
-    """
+class EngineBase(Saving):
+    """One model and all that trains it. Attributes that an engine does not have itself are the module's."""
 
     _shuffles = True  # the training data, anew in each epoch
 
@@ -126,30 +120,6 @@ class Engine(Getters, Saving, nn.Module):  # type: ignore[misc]  # state_dict gi
         """
         return self.settings.origin.given
 
-    # ---- training
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        self._checkpoints.end_if_saved()
-        if self.settings.fp16.auto_cast and self.settings.fp16.enabled:
-            args, kwargs = tree_map(_to_half, (args, kwargs))
-        self._model.parked_states.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
-        self._model.begin_forward()
-        if self._divided is not None:
-            self._divided.inputs.look(args, kwargs)
-        if self._divided_sequences is not None:
-            args, kwargs = self._divided_sequences.begin_forward(args, kwargs)
-        with (
-            self._instruments.forward(args, kwargs),
-            self._autocast(),
-            self._schedule.forward(),
-            self._naming_misfits(),
-        ):
-            output = self.module(*args, **kwargs)
-        if self._divided_sequences is not None:
-            self._divided_sequences.end_forward()
-        return output
-
     def _naming_misfits(self) -> AbstractContextManager[object]:
         return nullcontext() if self._divided is None else self._divided.naming_misfits()
 
@@ -161,59 +131,8 @@ class Engine(Getters, Saving, nn.Module):  # type: ignore[misc]  # state_dict gi
         wanted = self.settings.torch_autocast
         if not wanted.enabled:
             return nullcontext()
-        is_kept = not self.zero_optimization_partition_weights()
+        is_kept = self._policy.parameters is not Placement.SHARDED
         return torch.autocast(self.device.type, dtype=getattr(torch, wanted.dtype), cache_enabled=is_kept)
-
-    def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
-        """Add this micro batch's gradients, as parts of the mean over the accumulated ones;
-        return that part of the loss.
-
-        `scale_wrt_gas` False: the loss is such a part already.
-        """
-        self._checkpoints.end_if_saved()
-        _check_loss(loss, "backward")
-        if scale_wrt_gas:
-            loss = self._share(loss)
-        self._begin_backward(loss)
-        self._model.parked_states.check_here(
-            "engine.backward()", (OffloadStateTypeEnum.lp_params, OffloadStateTypeEnum.lp_grads)
-        )
-        with self._instruments.time("backward"):
-            if self._optimizer_step is not None:
-                self._optimizer_step.roll_call.freezing.look()
-            self._model.begin_backward()
-            with self._direct_backward.known():
-                self._enlarged(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-            self._model.end_backward()
-        return loss
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss as a part of the mean over the accumulated micro batches, times the loss scale.
-
-        `engine.scale(loss).backward()` does what `engine.backward(loss)` does,
-        for code that calls backward by itself.
-        Errors: ConfigError for what is not one number with a gradient
-        """
-        _check_loss(loss, "scale")
-        loss = self._share(loss)
-        self._begin_backward(loss)
-        return self._direct_backward.known_from(self._enlarged(loss))
-
-    def _share(self, loss: Tensor) -> Tensor:
-        steps = self._accumulation.steps
-        return loss / steps if steps > 1 else loss
-
-    def _enlarged(self, loss: Tensor) -> Tensor:
-        factor = self._scaler.scale * self._accumulation.sum_over
-        return loss if factor == 1.0 else loss.float() * factor
-
-    def _begin_backward(self, loss: Tensor) -> None:
-        self._model.parked_states.check_kept("engine.backward()")
-        self._accumulation.begin_micro_batch()
-        value = loss_value(loss)
-        self._instruments.note_loss(value)
-        if self._optimizer_step is not None:
-            self._optimizer_step.skipped.note_loss(value)
 
     def _forget_losses(self) -> None:
         """The micro batches since the last step count no more."""
@@ -221,62 +140,14 @@ class Engine(Getters, Saving, nn.Module):  # type: ignore[misc]  # state_dict gi
         if self._optimizer_step is not None:
             self._optimizer_step.skipped.forget_losses()
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Say that the micro batches inside end no optimizer step: `step()` is an error there.
+    # ---- the end of a step
 
-        Replicated gradients (stages 0 and 1) are averaged in a backward that ends a step, and those inside
-        end none: if none follows, `step()` averages. Sharded ones (stages 2 and 3) are averaged in every
-        backward, here too: to wait would cost the memory that is saved.
-        """
-        with self._accumulation.no_sync():
-            yield
-
-    @contextmanager
-    def coalesce_grad_reduction(self) -> Iterator[None]:
-        """Average the gradients of all backwards inside once, at the end; `step()` is an error until then.
-
-        At stages 2 and 3 that is one reduction instead of one for each micro batch, and every rank holds
-        whole gradients meanwhile, of the parameters' dtype. Several blocks before a step add up. At stages 0
-        and 1 `step()` averages then.
-        Order:  a collective at the end
-        Errors: ConfigError inside another such block
-        """
-        self._check_managed("coalesce_grad_reduction()")
-        self._model.check_averaged()
-        with self.no_sync(), self._model.coalesced():
-            yield
-
-    def _check_managed(self, call: str) -> None:
-        if not self._accumulation.is_managed:
-            raise ConfigError(
-                f"engine.{call} where the ds_config says managed_gradient_accumulation false: every step() "
-                "updates there; call step() when an update is due, or leave that key out"
-            )
-
-    def allreduce_gradients(self) -> None:
-        """At a boundary, let `p.grad` be the average where ranks hold whole gradients.
-
-        Never needed for a step. At stage 0 it is so after the backward; at stage 1 the ranks send each other
-        their shards of the averages here.
-        Order: a collective
-        """
-        if self.is_gradient_accumulation_boundary():
-            self._model.average_gradients()
-
-    def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
+    def _end_micro_batch(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """End the micro batch; at a boundary, update the parameters. See `OptimizerStep`.
 
         Order:  a collective at a boundary
-        Errors: ConfigError inside no_sync(). After the step: CheckpointError if a save beside training has
-                failed; LossScaleError if fp16's loss scale would have to fall below its minimum;
-                SkippedStepsError after `max_skipped_steps` in a row
+        Errors: those of a step
         """
-        if self._accumulation.is_in_no_sync:
-            raise ConfigError(
-                "engine.step() inside engine.no_sync() or engine.coalesce_grad_reduction(); leave the block "
-                "before the micro batch that ends a step"
-            )
         self._checkpoints.end_if_saved()
         self._model.parked_states.check_kept("engine.step()")
         self._model.parked_states.check_here("engine.step()")
@@ -315,17 +186,58 @@ class Engine(Getters, Saving, nn.Module):  # type: ignore[misc]  # state_dict gi
         num_samples = settings.micro_batch_size * self.dp_world_size * self._accumulation.num_micro_batches
         return self._optimizer_step.run(settings, self._progress, num_samples=num_samples)
 
+    def _print_progress(self) -> None:
+        every, step = self.settings.steps_per_print, self._progress.global_steps
+        if every and step % every == 0 and self.global_rank == 0:
+            skipped, lr, mom = self._progress.skipped_steps, self.get_lr(), self.get_mom()
+            print(f"{step=}, {skipped=}, {lr=}, {mom=}", flush=True)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
+        self._model.zero_gradients()
+
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step()` updates the parameters."""
         return self._accumulation.is_boundary
 
-    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
-        """Decide from now on whether `step()` is a boundary; None counts micro batches again.
+    # ---- numbers that other parts of the runtime read as well
 
-        Errors: ConfigError where managed_gradient_accumulation is false
+    def get_lr(self) -> list[float]:
+        """Return each parameter group's learning rate."""
+        return [float(group["lr"]) for group in self._groups()]
+
+    def get_mom(self) -> list[Any]:
+        """Return each parameter group's momentum, or betas."""
+        return [
+            group["betas"] if "betas" in group else group.get("momentum", 0.0) for group in self._groups()
+        ]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [] if self.optimizer is None else self.optimizer.param_groups
+
+    @property
+    def dp_world_size(self) -> int:
+        """Return the number of parts into which the samples of a batch are divided: one for each rank, or for
+        each group of ranks over which layers are divided.
         """
-        self._check_managed("set_gradient_accumulation_boundary()")
-        self._accumulation.force_boundary(is_boundary)
+        return self._axes.dp
+
+    @property
+    def mp_world_size(self) -> int:
+        """Return the number of ranks over which a layer is divided."""
+        return self._axes.tp
+
+    def get_data_parallel_rank(self) -> int:
+        """Return which of those parts this rank trains on."""
+        return self._axes.coordinates(self.global_rank)["dp"]
+
+    def train_batch_size(self) -> int:
+        """Return the samples of one optimizer step on all ranks."""
+        return self.settings.train_batch_size
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Return the samples of one micro batch on one rank."""
+        return self.settings.micro_batch_size
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Change the number of samples per optimizer step, by the number of micro batches;
@@ -361,16 +273,6 @@ class Engine(Getters, Saving, nn.Module):  # type: ignore[misc]  # state_dict gi
         self._accumulation.steps = self.settings.gradient_accumulation_steps
         self._direct_backward.watch_if_needed()
         self.tput_timer.batch_size = self.train_batch_size()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
-        self._model.zero_gradients()
-
-    def _print_progress(self) -> None:
-        every, step = self.settings.steps_per_print, self._progress.global_steps
-        if every and step % every == 0 and self.global_rank == 0:
-            skipped, lr, mom = self._progress.skipped_steps, self.get_lr(), self.get_mom()
-            print(f"{step=}, {skipped=}, {lr=}, {mom=}", flush=True)
 
     def _state_to_save(self, is_load: bool) -> Training:
         self._model.parked_states.check_kept("load_checkpoint()" if is_load else "save_checkpoint()")
@@ -503,12 +405,9 @@ class Engine(Getters, Saving, nn.Module):  # type: ignore[misc]  # state_dict gi
                 raise
         try:
             return getattr(self.module, name)
-        except AttributeError as error:
-            why = why_absent(name)
-            if why is None:  # Python adds the nearest name where it shows this
-                text = f"neither the engine nor its module, a {type(self.module).__name__}, has {name!r}"
-                raise AttributeError(text, name=name, obj=self) from error
-            raise AttributeError(f"engine.{name}, which DeepSpeed has, is not here: {why}") from error
+        except AttributeError as error:  # Python adds the nearest name where it shows this
+            text = f"neither the engine nor its module, a {type(self.module).__name__}, has {name!r}"
+            raise AttributeError(text, name=name, obj=self) from error
 
     def __deepcopy__(self, memo: object) -> NoReturn:
         self._refuse_copy()
@@ -556,19 +455,6 @@ def _records_graphs(compile_kwargs: Mapping[str, Any]) -> bool:
     return is_asked or bool(options.get("triton.cudagraphs"))
 
 
-def _to_half(value: Any) -> Any:
+def to_half(value: Any) -> Any:
+    """Return a tensor of numbers with a point as float16, and anything else as it is."""
     return value.half() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def _check_loss(loss: object, call: str) -> None:
-    """Errors: ConfigError for what no backward can begin with"""
-    if not isinstance(loss, Tensor) or not loss.requires_grad:
-        raise ConfigError(
-            f"engine.{call}() was given {type(loss).__name__} without a gradient; give it the loss "
-            "that the model computed, outside torch.no_grad()"
-        )
-    if loss.numel() != 1:
-        raise ConfigError(
-            f"engine.{call}() was given a tensor of shape {list(loss.shape)}; a loss is one number: give its "
-            "mean, or call tensor.backward(gradient) of what is none"
-        )

@@ -1,28 +1,27 @@
-"""The way in: `initialize()` and `add_config_arguments()`, as DeepSpeed has them."""
+"""How an engine comes to be: from what a program gives to the object that trains."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import Dataset
 
 from ...kernels.compiled import require_compiled
 from ...shared.axes import Axes, axes_of_job
 from ..activation import checkpointing
-from ..comm.init_distributed import init_distributed as init_distributed, require_process_group
-from ..comm.process_group import choose_device, start_process_group
+from ..comm.process_group import choose_device
 from ..config import Config, load_config
 from ..config.pipeline import PipelineConfig
-from ..data.loader import Loader
-from ..environment import WorkerEnvironment, read_environment
-from ..errors import ConfigError, report_user_errors_in_one_line
+from ..environment import WorkerEnvironment
+from ..errors import ConfigError
 from ..experts.placed import PlacedExperts
 from ..log import logger as _log
 from ..mesh.mpu import MpuSizes, check_mpu, read_mpu
@@ -41,75 +40,59 @@ from ..tensor.lower import size_of_plan
 from ..tensor.model_init import check_dtype, check_group, requested_size
 from ..tensor.own_layers import check_whole
 from ..zero.param_location import location_of
-from .engine import Engine
-from .pipeline_engine import PipelineEngine
+from .stages_engine import StagesEngine
+from .step_engine import StepEngine
 from .summary import measure_memory, summarize
 
 ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
+_Steps = TypeVar("_Steps", bound=StepEngine)
+_Stages = TypeVar("_Stages", bound=StagesEngine)
 ClientScheduler = Any  # an object with step(), or a callable that makes one from the optimizer
 
 
-def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
-    args: argparse.Namespace | None = None,
-    model: nn.Module | None = None,
-    optimizer: ClientOptimizer | None = None,
-    model_parameters: ModelParameters | None = None,
-    training_data: torch.utils.data.Dataset[Any] | None = None,
-    lr_scheduler: ClientScheduler | None = None,
-    distributed_port: int = 29500,
-    mpu: object | None = None,
-    dist_init_required: bool | None = None,
-    collate_fn: Callable[[list[Any]], Any] | None = None,
-    config: ConfigSource | None = None,
-    mesh_param: object | None = None,
-    config_params: ConfigSource | None = None,
-    *,
-    is_lenient: bool = False,
-) -> tuple[Engine, FlatOptimizer | None, Loader | None, Any]:
-    """Return (engine, optimizer, dataloader, lr_scheduler); the last three are None where
-    nothing asks for one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What an engine is made of, as a program gives it."""
 
-    `config` is a path, a dict or base64 of JSON; `args.deepspeed_config` serves in its place.
-    `args.device_rank` is the GPU, where that is not what LOCAL_RANK counts to. An optimizer or
-    scheduler given here goes before the ds_config's. The model's parameters are placed in flat buffers on
-    this worker's device and get rank 0's values.
-    `mpu` says how the program arranges its ranks, with Megatron's names of methods; its sequence-parallel
-    size, or the numbers of data parallel and of sequence parallel ranks in `mesh_param`, divide sequences
-    over neighbours. `UlyssesSPAttentionHF.register_with_transformers()` returns one.
-    `is_lenient` is for programs that were written for DeepSpeed, and get it where they `import deepspeed`: of
-    the ds_config, a warning names what is not known or says "auto", and a folder without a checkpoint is
-    (None, None) to load_checkpoint().
-    Order:  every rank must call this
-    Errors: ConfigError; uncaught, it ends the program with one line and exit code 2. ImportError on a CPU, if
-            this dslaunch was installed where its kernels could not be compiled
-    Source: DeepSpeed 0.19.8 deepspeed/__init__.py, `initialize`
+    model: nn.Module
+    config: ConfigSource
+    optimizer: ClientOptimizer | None = None
+    model_parameters: ModelParameters | None = None
+    training_data: Dataset[Any] | None = None
+    lr_scheduler: ClientScheduler | None = None
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    mpu: object | None = None  # see mesh/mpu.py
+    mesh_param: object | None = None  # the numbers of data parallel and of sequence parallel ranks
+    device_index: int | None = None  # the GPU, where that is not what LOCAL_RANK counts to
+    is_lenient: bool = False  # the program was written for DeepSpeed
+
+
+def make_engine(
+    request: Request, worker: WorkerEnvironment, *, steps: type[_Steps], stages: type[_Stages]
+) -> _Steps | _Stages:
+    """Return an engine of the class `steps`, for a model in stages of the class `stages`.
+
+    Order:  every rank must call this, once there is a process group
+    Errors: ConfigError; ImportError on a CPU, if the kernels could not be compiled
     """
-    report_user_errors_in_one_line()
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"initialize(model={type(model).__name__}): must be a torch.nn.Module")
-    source = _config_source(args, config, config_params)
-    worker, device_index = read_environment(), getattr(args, "device_rank", None)
-    require_process_group(dist_init_required)
-    start_process_group(worker, device_index=device_index, port=distributed_port)
-    sizes = None if mpu is None else read_mpu(mpu)
+    model = request.model
+    sizes = None if request.mpu is None else read_mpu(request.mpu)
     check_whole(model, tp=1 if sizes is None else sizes.tp)
-    settings = _read_settings(
-        model, source, worker, sizes=sizes, mesh_param=mesh_param, is_lenient=is_lenient, client=optimizer
-    )
+    settings = _read_settings(request, worker, sizes)
     axes = _axes_of(model, settings)
-    check_mesh_param(axes, mesh_param)
-    if mpu is not None:
-        check_mpu(mpu, axes)
+    check_mesh_param(axes, request.mesh_param)
+    if request.mpu is not None:
+        check_mpu(request.mpu, axes)
     check_group(model, axes)
     _check_stages(model, axes, settings)
-    if is_lenient:
+    if request.is_lenient:
         settings = _with_precision_of(model, settings)
-    device = choose_device(worker, index=device_index)
+    device = choose_device(worker, index=request.device_index)
     if device.type == "cpu":
         require_compiled()  # now, and not in the first step
         keep_freed_memory()
     with torch.inference_mode(False), _told_of_engines_before(model):  # what is made in it is never trained
-        parts = _divide(model, axes, settings, device, optimizer, model_parameters)
+        parts = _divide(request, axes, settings, device)
         flat_optimizer = choose_optimizer(
             settings,
             client=parts.optimizer,
@@ -118,8 +101,8 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             may_be_empty=axes.pp > 1,
         )
         # what may fail by a user's mistake comes before the model changes
-        scheduler = _choose_scheduler(settings, lr_scheduler, flat_optimizer)
-        kind: type[Engine] = PipelineEngine if isinstance(model, PipelineModule) else Engine
+        scheduler = _choose_scheduler(settings, request.lr_scheduler, flat_optimizer)
+        kind: Callable[..., _Steps | _Stages] = stages if isinstance(model, PipelineModule) else steps
         engine = kind(
             model,
             axes=axes,
@@ -130,42 +113,33 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             divided=parts.divided,
             experts=parts.experts,
         )
-        engine.lr_scheduler, engine.collate_fn = scheduler, collate_fn
-        engine.mpu = model.mpu() if mpu is None and isinstance(model, PipelineModule) else mpu
-        if training_data is not None:
-            engine.training_dataloader = engine.deepspeed_io(training_data)
+        engine.lr_scheduler, engine.collate_fn = scheduler, request.collate_fn
+        if request.training_data is not None:
+            engine.training_dataloader = engine.deepspeed_io(request.training_data)
     memory = measure_memory(engine)  # on all ranks, whichever prints
     if settings.dump_state and engine.global_rank == 0:
         print(json.dumps(summarize(engine, memory), indent=2), flush=True)
     if engine._instruments.metrics is not None and engine.global_rank == 0:
         engine._instruments.metrics.tell_config(summarize(engine, memory))
     checkpointing.configure_from(settings.activation_checkpointing)
-    return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+    return engine
 
 
-def _read_settings(
-    model: nn.Module,
-    source: ConfigSource,
-    worker: WorkerEnvironment,
-    *,
-    sizes: MpuSizes | None,
-    mesh_param: object | None,
-    is_lenient: bool,
-    client: ClientOptimizer | None,
-) -> Config:
+def _read_settings(request: Request, worker: WorkerEnvironment, sizes: MpuSizes | None) -> Config:
     """The ds_config with what the launcher, the model and the program say of its axes."""
+    model = request.model
     known = earlier_division(model)
     built = model.axes if isinstance(model, PipelineModule) else Axes()
     settings = load_config(
-        source,
+        request.config,
         world_size=dist.get_world_size() // built.pp,
-        is_lenient=is_lenient,
-        has_optimizer=client is not None,
+        is_lenient=request.is_lenient,
+        has_optimizer=request.optimizer is not None,
         tp_size=requested_size(model, size_of_plan(model) if known is None else known.size),
         num_stages=built.pp,
         launched=dict(worker.mesh) | ({"order": worker.mesh_order} if worker.mesh_order else {}),
         sp_size=requested_sequence_size(
-            by_mpu=1 if sizes is None else sizes.sp, mesh_param=mesh_param, built=built.sp
+            by_mpu=1 if sizes is None else sizes.sp, mesh_param=request.mesh_param, built=built.sp
         ),
         num_data=None if sizes is None else sizes.dp,
     )
@@ -191,15 +165,9 @@ class _Parts(NamedTuple):
     model_parameters: ModelParameters | None
 
 
-def _divide(
-    model: nn.Module,
-    axes: Axes,
-    settings: Config,
-    device: torch.device,
-    optimizer: ClientOptimizer | None,
-    model_parameters: ModelParameters | None,
-) -> _Parts:
+def _divide(request: Request, axes: Axes, settings: Config, device: torch.device) -> _Parts:
     """Divide its layers and its experts, as the settings say."""
+    model, optimizer, model_parameters = request.model, request.optimizer, request.model_parameters
     divided, experts = None, PlacedExperts(model, axes, settings)
     if settings.tensor_parallel is not None:
         check_dtype(model, precision_of(settings).parameters)
@@ -278,37 +246,6 @@ def _told_of_engines_before(model: nn.Module) -> Iterator[None]:
         end = one.on_taken() if one.parked_states.is_taken else None
         if end is not None:
             end()
-
-
-def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add --deepspeed and --deepspeed_config, which `initialize(args=...)` reads."""
-    group = parser.add_argument_group("dslaunch", "the ZeRO runtime")
-    group.add_argument(
-        "--deepspeed", action="store_true", help="train with the engine; for the script's own use"
-    )
-    group.add_argument("--deepspeed_config", metavar="FILE", help="the ds_config, as JSON, HJSON or YAML")
-    return parser
-
-
-def _config_source(
-    args: argparse.Namespace | None, config: ConfigSource | None, config_params: ConfigSource | None
-) -> ConfigSource:
-    given: dict[str, ConfigSource | None] = {
-        "config": config,
-        "config_params": config_params,
-        "args.deepspeed_config": getattr(args, "deepspeed_config", None),
-        "args.deepscale_config": getattr(args, "deepscale_config", None),
-    }
-    if given["args.deepscale_config"] is not None:
-        _log.warning("args.deepscale_config is DeepSpeed's name of before 2020; give args.deepspeed_config")
-    present = {name: value for name, value in given.items() if value is not None}
-    if len(present) > 1:
-        raise ConfigError(f"{' and '.join(present)} are both given; give the ds_config once")
-    if not present:
-        raise ConfigError(
-            "no ds_config; give initialize(config=...), or start the script with --deepspeed_config FILE"
-        )
-    return next(iter(present.values()))
 
 
 def _with_precision_of(model: nn.Module, config: Config) -> Config:

@@ -1,0 +1,1 @@
+"""The engines as programs for DeepSpeed know them, and the way to them."""

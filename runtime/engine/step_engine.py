@@ -1,0 +1,187 @@
+"""An engine whose micro batches the program runs: with `engine(batch)`, `engine.backward(loss)` and
+`engine.step()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ..errors import ConfigError
+from ..zero.offload_kinds import OffloadStateTypeEnum
+from .base import EngineBase, to_half
+from .instruments import loss_value
+
+
+class StepEngine(EngineBase):
+    """Every call of `step()` ends a micro batch. At a gradient accumulation boundary it then takes one
+    optimizer step, see `OptimizerStep`, and steps the scheduler.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        self._checkpoints.end_if_saved()
+        if self.settings.fp16.auto_cast and self.settings.fp16.enabled:
+            args, kwargs = tree_map(to_half, (args, kwargs))
+        self._model.parked_states.check_here("a forward", (OffloadStateTypeEnum.lp_params,))
+        self._model.begin_forward()
+        if self._divided is not None:
+            self._divided.inputs.look(args, kwargs)
+        if self._divided_sequences is not None:
+            args, kwargs = self._divided_sequences.begin_forward(args, kwargs)
+        with (
+            self._instruments.forward(args, kwargs),
+            self._autocast(),
+            self._schedule.forward(),
+            self._naming_misfits(),
+        ):
+            output = self.module(*args, **kwargs)
+        if self._divided_sequences is not None:
+            self._divided_sequences.end_forward()
+        return output
+
+    def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
+        """Add this micro batch's gradients, as parts of the mean over the accumulated ones;
+        return that part of the loss.
+
+        `scale_wrt_gas` False: the loss is such a part already.
+        """
+        self._checkpoints.end_if_saved()
+        _check_loss(loss, "backward")
+        if scale_wrt_gas:
+            loss = self._share(loss)
+        self._begin_backward(loss)
+        self._model.parked_states.check_here(
+            "engine.backward()", (OffloadStateTypeEnum.lp_params, OffloadStateTypeEnum.lp_grads)
+        )
+        with self._instruments.time("backward"):
+            if self._optimizer_step is not None:
+                self._optimizer_step.roll_call.freezing.look()
+            self._model.begin_backward()
+            with self._direct_backward.known():
+                self._enlarged(loss).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            self._model.end_backward()
+        return loss
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the loss as a part of the mean over the accumulated micro batches, times the loss scale.
+
+        `engine.scale(loss).backward()` does what `engine.backward(loss)` does,
+        for code that calls backward by itself.
+        Errors: ConfigError for what is not one number with a gradient
+        """
+        _check_loss(loss, "scale")
+        loss = self._share(loss)
+        self._begin_backward(loss)
+        return self._direct_backward.known_from(self._enlarged(loss))
+
+    def _share(self, loss: Tensor) -> Tensor:
+        steps = self._accumulation.steps
+        return loss / steps if steps > 1 else loss
+
+    def _enlarged(self, loss: Tensor) -> Tensor:
+        factor = self._scaler.scale * self._accumulation.sum_over
+        return loss if factor == 1.0 else loss.float() * factor
+
+    def _begin_backward(self, loss: Tensor) -> None:
+        self._model.parked_states.check_kept("engine.backward()")
+        self._accumulation.begin_micro_batch()
+        value = loss_value(loss)
+        self._instruments.note_loss(value)
+        if self._optimizer_step is not None:
+            self._optimizer_step.skipped.note_loss(value)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Say that the micro batches inside end no optimizer step: `step()` is an error there.
+
+        Replicated gradients (stages 0 and 1) are averaged in a backward that ends a step, and those inside
+        end none: if none follows, `step()` averages. Sharded ones (stages 2 and 3) are averaged in every
+        backward, here too: to wait would cost the memory that is saved.
+        """
+        with self._accumulation.no_sync():
+            yield
+
+    @contextmanager
+    def coalesce_grad_reduction(self) -> Iterator[None]:
+        """Average the gradients of all backwards inside once, at the end; `step()` is an error until then.
+
+        At stages 2 and 3 that is one reduction instead of one for each micro batch, and every rank holds
+        whole gradients meanwhile, of the parameters' dtype. Several blocks before a step add up. At stages 0
+        and 1 `step()` averages then.
+        Order:  a collective at the end
+        Errors: ConfigError inside another such block
+        """
+        self._check_managed("coalesce_grad_reduction()")
+        self._model.check_averaged()
+        with self.no_sync(), self._model.coalesced():
+            yield
+
+    def _check_managed(self, call: str) -> None:
+        if not self._accumulation.is_managed:
+            raise ConfigError(
+                f"engine.{call} where the ds_config says managed_gradient_accumulation false: every step() "
+                "updates there; call step() when an update is due, or leave that key out"
+            )
+
+    def allreduce_gradients(self) -> None:
+        """At a boundary, let `p.grad` be the average where ranks hold whole gradients.
+
+        Never needed for a step. At stage 0 it is so after the backward; at stage 1 the ranks send each other
+        their shards of the averages here.
+        Order: a collective
+        """
+        if self._accumulation.is_boundary:
+            self._model.average_gradients()
+
+    def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
+        """End the micro batch; at a boundary, update the parameters. See `OptimizerStep`.
+
+        Order:  a collective at a boundary
+        Errors: ConfigError inside no_sync(). After the step: CheckpointError if a save beside training has
+                failed; LossScaleError if fp16's loss scale would have to fall below its minimum;
+                SkippedStepsError after `max_skipped_steps` in a row
+        """
+        if self._accumulation.is_in_no_sync:
+            raise ConfigError(
+                "engine.step() inside engine.no_sync() or engine.coalesce_grad_reduction(); leave the block "
+                "before the micro batch that ends a step"
+            )
+        self._end_micro_batch(lr_kwargs)
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
+        """Decide from now on whether `step()` is a boundary; None counts micro batches again.
+
+        Errors: ConfigError where managed_gradient_accumulation is false
+        """
+        self._check_managed("set_gradient_accumulation_boundary()")
+        self._accumulation.force_boundary(is_boundary)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name not in ("train_batch", "eval_batch"):
+                raise
+            raise AttributeError(
+                f"engine.{name}(): a PipelineModule has it; any other model has engine(batch), "
+                "engine.backward(loss) and engine.step()"
+            ) from error
+
+
+def _check_loss(loss: object, call: str) -> None:
+    """Errors: ConfigError for what no backward can begin with"""
+    if not isinstance(loss, Tensor) or not loss.requires_grad:
+        raise ConfigError(
+            f"engine.{call}() was given {type(loss).__name__} without a gradient; give it the loss "
+            "that the model computed, outside torch.no_grad()"
+        )
+    if loss.numel() != 1:
+        raise ConfigError(
+            f"engine.{call}() was given a tensor of shape {list(loss.shape)}; a loss is one number: give its "
+            "mean, or call tensor.backward(gradient) of what is none"
+        )
