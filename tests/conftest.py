@@ -31,6 +31,10 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
+# What tests compute is small, and other tests keep the machine busy: OpenMP's threads would wait for each
+# other, spinning, for seconds. Tests of threads name their number.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 LAB_NODES = 4
 # Not the one that `make lab` leaves up, and one for each process of `pytest -n`:
 # labs have nothing in common but the machine.
