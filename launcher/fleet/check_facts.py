@@ -1,4 +1,4 @@
-"""What a look at hosts found, as data.
+"""What a look at hosts found, and a sentence about it, as data.
 
 What comes from a host is checked here: a wrong answer is one that says nothing.
 """
@@ -97,6 +97,15 @@ class ClusterFacts:
 
     def name_of(self, node_rank: int) -> str:
         return next(host.name for host in self.hosts if host.node_rank == node_rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One sentence about some hosts. A problem keeps a host from being used, a warning does not."""
+
+    hosts: tuple[str, ...]
+    text: str
+    is_problem: bool = False
 
 
 def read_answer(question: str, facts: object) -> tuple[dict[str, Any] | None, str]:

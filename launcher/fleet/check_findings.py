@@ -5,13 +5,12 @@ used, warnings do not.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import median
 
 from ..controller.master_search import first_reached, who_fails
 from ..inputs.host_list import folded
 from ..wording import shown_ms, shown_size
-from .check_facts import ClusterFacts, HostFacts
+from .check_facts import ClusterFacts, Finding, HostFacts
 from .check_gpus import faults_of_gpus
 from .check_rows import rows_of
 
@@ -21,15 +20,6 @@ LITTLE_MEMORY = 0.5  # of what most hosts have free; less is worth a word
 SLOW_LINK = 0.5  # of what the fastest link of most hosts carries
 FEW_FILES = 1024  # sockets and files that one process may have open
 _FREE = {"tmp": "/tmp", "cwd": "the job's folder"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One sentence about some hosts. A problem keeps a host from being used, a warning does not."""
-
-    hosts: tuple[str, ...]
-    text: str
-    is_problem: bool
 
 
 def findings_of(cluster: ClusterFacts) -> tuple[Finding, ...]:
@@ -58,8 +48,7 @@ def _findings_of_hosts(cluster: ClusterFacts) -> Iterable[Finding]:
         yield from _findings_of_clock(host)
         for text in host.answers.get("link", {}).get("faults", ()):
             yield _warning(host, f"{text}; look at its cable and at the switch")
-    for fault in faults_of_gpus(cluster):
-        yield Finding(hosts=(fault.host.name,), text=fault.text, is_problem=fault.is_problem)
+    yield from faults_of_gpus(cluster)
 
 
 def _findings_of_software(host: HostFacts, *, has_torch: bool) -> Iterable[Finding]:

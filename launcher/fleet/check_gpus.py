@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..node.core_binding import format_ranges
 from ..wording import count, shown_size
-from .check_facts import ClusterFacts, HostFacts
+from .check_facts import ClusterFacts, Finding, HostFacts
 from .nvml_program import NO_LIBRARY, NO_MODULE
 
 Gpu = Mapping[str, Any]
@@ -31,16 +30,7 @@ _THROTTLING_ADVICE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """One sentence about GPUs of one host. A problem keeps jobs from using them."""
-
-    host: HostFacts
-    text: str
-    is_problem: bool = False
-
-
-def faults_of_gpus(cluster: ClusterFacts) -> Iterable[Fault]:
+def faults_of_gpus(cluster: ClusterFacts) -> Iterable[Finding]:
     """Host by host. What differs is compared with the GPUs of all hosts."""
     everywhere = [gpu for host in cluster.hosts for gpu in _gpus(host)]
     usual_size = Counter(shown_size(gpu["memory_bytes"]) for gpu in everywhere if gpu["memory_bytes"] > 0)
@@ -50,8 +40,8 @@ def faults_of_gpus(cluster: ClusterFacts) -> Iterable[Fault]:
     for host in cluster.hosts:
         problem = _problem_of_nvml(host)
         if problem not in ("", NO_MODULE, NO_LIBRARY):
-            yield Fault(
-                host=host,
+            yield Finding(
+                hosts=(host.name,),
                 text=f"NVML does not answer: {problem}; look at nvidia-smi and the kernel's log there",
             )
         yield from _lost(host)
@@ -63,30 +53,30 @@ def faults_of_gpus(cluster: ClusterFacts) -> Iterable[Fault]:
             yield from _other_sizes(host, usual_size.most_common(1)[0][0])
 
 
-def _lost(host: HostFacts) -> Iterable[Fault]:
+def _lost(host: HostFacts) -> Iterable[Finding]:
     for problem, named in _by_value(host, lambda gpu: gpu["problem"]):
         text = (
             f"{named} cannot be used: {problem}; look for it in the kernel's log (Xid), and restart the host"
         )
-        yield Fault(host=host, text=text, is_problem=True)
+        yield Finding(hosts=(host.name,), text=text, is_problem=True)
 
 
-def _memory_errors(host: HostFacts) -> Iterable[Fault]:
+def _memory_errors(host: HostFacts) -> Iterable[Finding]:
     for number, named in _by_value(host, lambda gpu: max(0, gpu["ecc_errors"])):
         errors = count(number, "uncorrected memory error")
-        yield Fault(
-            host=host,
+        yield Finding(
+            hosts=(host.name,),
             text=f"{named}: {errors} (ECC) since the driver was loaded; reset it (nvidia-smi --gpu-reset), "
             "leave it out with --exclude, and have it replaced if they come back",
         )
 
 
-def _throttled(host: HostFacts) -> Iterable[Fault]:
+def _throttled(host: HostFacts) -> Iterable[Finding]:
     for why, named in _by_value(host, _why_throttled):
-        yield Fault(host=host, text=f"{named}: clocks are lowered by {why}; {_THROTTLING_ADVICE}")
+        yield Finding(hosts=(host.name,), text=f"{named}: clocks are lowered by {why}; {_THROTTLING_ADVICE}")
 
 
-def _narrow_links(host: HostFacts) -> Iterable[Fault]:
+def _narrow_links(host: HostFacts) -> Iterable[Finding]:
     """Of the width only: an idle GPU lowers the generation to save power."""
 
     def narrow(gpu: Gpu) -> str:
@@ -94,12 +84,13 @@ def _narrow_links(host: HostFacts) -> Iterable[Fault]:
         return f"a PCIe link of x{width} where x{widest} is possible" if 0 < width < widest else ""
 
     for link, named in _by_value(host, narrow):
-        yield Fault(
-            host=host, text=f"{named}: {link}; seat the card or riser again, or move it to another slot"
+        yield Finding(
+            hosts=(host.name,),
+            text=f"{named}: {link}; seat the card or riser again, or move it to another slot",
         )
 
 
-def _nvlinks_down(host: HostFacts, num_links: Mapping[str, int]) -> Iterable[Fault]:
+def _nvlinks_down(host: HostFacts, num_links: Mapping[str, int]) -> Iterable[Finding]:
     """Where others of the same kind have more: the links of a card without bridges lead nowhere."""
 
     def down(gpu: Gpu) -> str:
@@ -108,17 +99,17 @@ def _nvlinks_down(host: HostFacts, num_links: Mapping[str, int]) -> Iterable[Fau
 
     for links, named in _by_value(host, lambda gpu: "" if gpu["problem"] else down(gpu)):
         text = f"{named}: {links}; look at nvidia-smi nvlink --status, and at the log of nvidia-fabricmanager"
-        yield Fault(host=host, text=text)
+        yield Finding(hosts=(host.name,), text=text)
 
 
-def _other_sizes(host: HostFacts, usual: str) -> Iterable[Fault]:
+def _other_sizes(host: HostFacts, usual: str) -> Iterable[Finding]:
     def other(gpu: Gpu) -> str:
         size = shown_size(gpu["memory_bytes"]) if gpu["memory_bytes"] > 0 else usual
         return "" if size == usual else size
 
     for size, named in _by_value(host, other):
         text = f"{named}: {size} of memory, where most GPUs have {usual}; the smallest one decides what fits"
-        yield Fault(host=host, text=text)
+        yield Finding(hosts=(host.name,), text=text)
 
 
 def _by_value(host: HostFacts, value_of: Callable[[Gpu], Any]) -> list[tuple[Any, str]]:

@@ -14,8 +14,8 @@ from ..errors import EXIT_HOST
 from ..inputs.host_list import folded
 from ..output.screen_text import screen_text
 from ..wording import count
-from .check_facts import ClusterFacts
-from .check_findings import Finding, findings_of
+from .check_facts import ClusterFacts, Finding
+from .check_findings import findings_of
 from .check_rows import Row, rows_of
 
 

@@ -11,8 +11,7 @@ from typing import Any
 from ...shared.table import table, terminal_columns
 from ..output.screen_text import screen_text
 from ..wording import count
-from .check_facts import clean
-from .check_findings import Finding
+from .check_facts import Finding, clean
 
 SLOW = 0.8  # of what most GPUs of that name do
 MAX_SHOWN = 64

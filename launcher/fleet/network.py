@@ -11,8 +11,7 @@ from typing import Any
 from ...shared.table import table, terminal_columns
 from ..output.screen_text import screen_text
 from ..wording import shown_ms, shown_size
-from .check_facts import clean
-from .check_findings import Finding
+from .check_facts import Finding, clean
 
 _Hosts = tuple[str, ...]
 

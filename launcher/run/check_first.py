@@ -12,7 +12,7 @@ from ..backends.choose import direct_connect
 from ..backends.refused_before import RefusedBefore
 from ..errors import EXIT_HOST, LaunchError
 from ..fleet.check import Check, CheckSettings
-from ..fleet.check_findings import Finding
+from ..fleet.check_facts import Finding
 from ..fleet.check_page import page_of
 from ..fleet.check_report import report_of
 from ..fleet.gpu_speed import faults_of_speed

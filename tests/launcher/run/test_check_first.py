@@ -8,7 +8,7 @@ import pytest
 
 from dslaunch.launcher.backends.refused_before import RefusedBefore
 from dslaunch.launcher.fleet.check import CheckSettings
-from dslaunch.launcher.fleet.check_findings import Finding
+from dslaunch.launcher.fleet.check_facts import Finding
 from dslaunch.launcher.inputs.hostfile import Host
 from dslaunch.launcher.inputs.selection import select
 from dslaunch.launcher.job.restart import Attempt
