@@ -10,11 +10,18 @@ class ActivationConfig(Section):
     """For models that call `dslaunch.checkpointing.checkpoint()`; the first three fields have an effect."""
 
     cpu_checkpointing: Bool = False
+    """inputs of functions that go through dslaunch.checkpointing.checkpoint() wait in host memory for the
+    backward"""
     synchronize_checkpoint_boundary: Bool = False
+    """wait for the GPU before and after such a function"""
     profile: Bool = False
+    """rank 0 prints what these functions took, and their recomputation, for each optimizer step"""
     partition_activations: Bool = False
+    """has no effect, which a warning says: without model parallelism there is nothing to divide"""
     contiguous_memory_optimization: Bool = False
+    """has no effect, which a warning says: inputs stay in the memory that they have"""
     number_checkpoints: Count = 0
+    """has no effect, which a warning says: inputs stay in the memory that they have"""
 
     @property
     def asks_for_something(self) -> bool:

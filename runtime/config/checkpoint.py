@@ -20,12 +20,15 @@ class CheckpointConfig(Section):
     """What save_checkpoint() does beside writing."""
 
     tag_validation: Annotated[str, BeforeValidator(_TAG_VALIDATION.read)] = "Warn"
-    """What happens if ranks give different tags; rank 0's is taken."""
+    """rank 0's tag is taken; where another rank gives another one, Warn warns, Fail is an error; Warn if left
+    out"""
     async_save: Bool = False
-    """Return when the values are safe from the next step, and write while training goes on."""
-    keep_last: Positive | None = None
-    """So many checkpoints stay in the folder; older ones are removed when a new one is there."""
-    use_node_local_storage: Bool = False
-    """Whether the program asks that each host keep its own ranks' files, which is so on one host."""
+    """save_checkpoint() returns when training may go on, and files are written meanwhile; off if left out"""
     preemption_save_dir: Annotated[str | None, BeforeValidator(_text_or_none)] = None
-    """On SIGTERM, the next step saves here, and ends."""
+    """after a SIGTERM to any rank, the step that follows saves a checkpoint in this folder and ends with exit
+    code 143, or with 75 where the job is to have other hosts; if left out, SIGTERM ends at once, and a job
+    whose hosts change ends after the next checkpoint that the program saves"""
+    keep_last: Positive | None = None
+    """so many checkpoints stay in a folder, older ones are removed; all if left out"""
+    use_node_local_storage: Bool = False
+    """on one host any folder will do; where ranks are on several, a warning says that all must see it"""

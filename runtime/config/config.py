@@ -55,42 +55,57 @@ class Config(Section):
     world_size: Positive = Field(exclude=True)
 
     train_batch_size: Positive
+    """samples for one optimizer step, over all ranks"""
     micro_batch_size: Positive = Field(alias="train_micro_batch_size_per_gpu")
+    """samples for one forward and backward on one rank"""
     gradient_accumulation_steps: Positive
+    """forward and backward passes for one optimizer step"""
     gradient_clipping: Size = 0.0
+    """largest global gradient norm; 0 or left out: no clipping"""
     max_skipped_steps: Count | None = None
-    """In a row; 0 is any number, None is 1000 where the loss is scaled, else 100."""
+    """an error after so many steps in a row whose gradients are infinite or NaN; 0: any number; 1000 if left
+    out where the loss is scaled, else 100; ours, not DeepSpeed's"""
+    steps_per_print: Interval = None
+    """optimizer steps between two lines of progress; 0 or left out: none"""
+    wall_clock_breakdown: Bool = False
+    """rank 0 prints what forward, backward and step took, for each optimizer step"""
+    dump_state: Bool = False
+    """rank 0 prints the whole configuration in effect at the start, as JSON"""
+    dataloader_drop_last: Bool = False
+    """leave out the last micro batch where it is not full"""
     gradient_allreduce_op: Annotated[Literal["mean", "sum"], BeforeValidator(choice("mean", "sum").read)] = (
         "mean"
     )
-    """Of the ranks that have samples of their own."""
+    """"mean" (if left out) or "sum" of the gradients of the ranks that have samples of their own"""
     managed_gradient_accumulation: Bool = True
-    """Whether step() counts micro batches; False: each step() updates."""
-    steps_per_print: Interval = None
-    wall_clock_breakdown: Bool = False
-    dump_state: Bool = False
-    dataloader_drop_last: Bool = False
+    """true if left out; false: every step() updates, after however many backwards, each of which has the
+    share of gradient_accumulation_steps"""
     optimizer: OptimizerConfig | None = None
     scheduler: SchedulerConfig | None = None
     bf16: Bf16Config = Bf16Config()
     fp16: Fp16Config = Fp16Config()
-    communication_data_type: DtypeName | None = None
-    data_types: DataTypesConfig = DataTypesConfig()
     torch_autocast: TorchAutocastConfig = TorchAutocastConfig()
+    data_types: DataTypesConfig = DataTypesConfig()
+    communication_data_type: DtypeName | None = None
+    """in which dtype gradients are averaged; left out: that of the parameters (gloo adds up in float32 all
+    the same)"""
     zero: ZeroConfig = Field(default=ZeroConfig(), alias="zero_optimization")
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    aio: AioConfig = AioConfig()
+    activation_checkpointing: ActivationConfig | None = None
     tensor_parallel: TensorParallelConfig | None = None
     mesh: MeshConfig | None = None
     """What the launcher, the ds_config and the program say of the axes; None: nothing but tp at most."""
     pipeline: PipelineConfig | None = None
     expert_parallel: ExpertParallelConfig | None = None
     use_data_before_expert_parallelism: Bool | None = None
+    """ranks that hold the same experts are consecutive ones; else those are that hold different ones"""
     sequence_parallel_size: Positive | None = None
+    """so many neighbours have the same samples, each another part of their sequences; 1 if left out"""
     data_parallel_size: Positive | None = None
+    """must be the number of ranks without those neighbours; DeepSpeed needs both"""
     sequence: SequenceConfig | None = None
     """None where no sequence is divided."""
-    aio: AioConfig = AioConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    activation_checkpointing: ActivationConfig | None = None
     tensorboard: TensorBoardConfig | None = None
     csv_monitor: CsvConfig | None = None
     wandb: WandbConfig | None = None

@@ -10,8 +10,9 @@ class ExpertParallelConfig(Section):
     """Divide experts over ranks."""
 
     enabled: Bool = False
+    """divide the experts of a Hugging Face model over ranks"""
     autoep_size: Positive = 1
-    """Ranks that hold all experts of a layer together."""
+    """so many ranks hold all experts of a layer together; 1 if left out"""
 
     @property
     def size(self) -> int:

@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from . import optimizer
 from .batch import MICRO, STEPS, TRAIN, fill_batch
 from .config import Config, Origin
-from .keys.table import keys_for
+from .key_table import keys_for
 from .keys.value import DTYPE, POSITIVE, show, show_name
 from .lenient import relax
 from .mesh import MeshConfig

@@ -16,11 +16,19 @@ class MeshConfig(Section):
     """The sizes of the axes; None: nothing was said."""
 
     pp: Positive | None = None
+    """so many stages of a pipeline; `dslaunch --mesh` says the same for the whole job"""
     dp: Positive | None = None
+    """so many groups of ranks with samples of their own; left out, what remains; `dslaunch --mesh` says the
+    same for the whole job"""
     ep: Positive | None = None
+    """so many ranks over which experts are divided; `dslaunch --mesh` says the same for the whole job"""
     sp: Positive | None = None
+    """so many ranks over which each sample is divided; `dslaunch --mesh` says the same for the whole job"""
     tp: Positive | None = None
+    """another spelling of tensor_parallel.autotp_size; `dslaunch --mesh` says the same for the whole job"""
     order: AxesInOrder | None = None  # the outermost first
+    """which axes are inside which, the outermost first; left out, pp, dp, sp, tp. Axes of one rank may be
+    left out; `dslaunch --mesh pp=2,order=dp-pp` says the same"""
 
     @property
     def given(self) -> dict[str, int]:

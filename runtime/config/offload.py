@@ -34,10 +34,12 @@ class OffloadParamConfig(Section):
     """At stage 3, the parameters between their uses."""
 
     device: Annotated[str, BeforeValidator(DEVICE.read)] = "none"
+    """where the parameters lie between their uses, at stage 3: none (or left out), cpu or nvme; cpu has no
+    effect where the run is on CPUs"""
     nvme_path: Annotated[str | None, BeforeValidator(_text_or_none)] = None
-    """A folder on a local disk."""
+    """a folder on a local disk, for nvme"""
     pin_memory: Bool = True
-    """Where the run is on GPUs."""
+    """page-locked host memory, which a GPU copies faster, for cpu; true if left out"""
 
     @property
     def is_on(self) -> bool:
@@ -57,17 +59,23 @@ class DelayedUpdateConfig(Section):
     """
 
     enabled: Bool = False
+    """true: the update runs beside the next forward and backward, which changes the numbers, for cpu at
+    stages 2 and 3; false if left out"""
     warmup_steps: Count = 40
-    """Steps that are made at once, at the beginning."""
+    """steps at the beginning that are not delayed; 40 if left out"""
 
 
 class OffloadOptimizerConfig(OffloadParamConfig):
     """Optimizer states, with the float32 masters of parameters of 16 bits."""
 
+    device: Annotated[str, BeforeValidator(DEVICE.read)] = "none"
+    """where optimizer states and float32 masters lie, at stages 1 to 3: none (or left out), cpu or nvme; cpu
+    has no effect where the run is on CPUs"""
     ratio: Ratio = 1.0
-    """Share of the trained elements whose states leave the device."""
+    """share of the trained elements whose states leave the device, for cpu; 1 if left out"""
     super_offload: Bool = False
-    """Whether sub-buffers are updated during backward; the same numbers."""
+    """true: units are updated during backward, with the same numbers, for cpu at stages 2 and 3; false if
+    left out"""
     delayed_update: DelayedUpdateConfig = DelayedUpdateConfig()
 
     def fault(self, path: str) -> str | None:
@@ -101,12 +109,13 @@ class AioConfig(Section):
     block_bytes: Annotated[int, BeforeValidator(_block_bytes)] = Field(
         default=1024 * 1024, alias="block_size"
     )
-    """Bytes of one request to the system."""
+    """with NVMe, bytes of one read or write; 1048576 if left out"""
     queue_depth: Positive = 8
-    """Requests of one thread of DeepSpeed's that are under way at once; here each has a thread of its own."""
+    """with NVMe, times thread_count: reads and writes under way at once, 64 at most; 8 if left out"""
     thread_count: Positive = 1
+    """see queue_depth; 1 if left out"""
 
     @property
     def num_threads(self) -> int:
-        """Requests under way at once."""
+        """Requests under way at once, each of which has a thread of its own here."""
         return min(self.queue_depth * self.thread_count, _MAX_THREADS)

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import torch
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from ..optimizers.registry import FROM_CONFIG
 from .keys.value import Beta, Betas, Bool, Size
@@ -25,14 +25,23 @@ class AdamParams(Section):
     """
 
     lr: Size = 1e-3
-    betas: Betas = (0.9, 0.999)
-    eps: Size = 1e-8
+    """learning rate, 0.001 if left out (Muon: 0.02, and 0.0003 for AdamW)"""
     weight_decay: Size = 0.0
+    """0 if left out"""
+    betas: Betas = (0.9, 0.999)
+    """[0.9, 0.999] if left out (Muon: [0.9, 0.95])"""
+    eps: Size = 1e-8
+    """1e-8 if left out (Muon: 1e-10)"""
     adam_w_mode: Bool = True
-    torch_adam: Bool = False
+    """false: weight decay is added to the gradient (type Adam only)"""
     bias_correction: Bool = True
+    """true if left out; false: the moments are used as they are, from the first step on"""
     amsgrad: Bool = False
+    """true: torch's own Adam or AdamW, with the largest second moment so far; false if left out"""
     maximize: Bool = False
+    """true: torch's own Adam or AdamW, which goes up instead of down; false if left out"""
+    torch_adam: Bool = False
+    """there is one Adam; true: weight_decay that is left out is that of torch.optim.AdamW, 0.01"""
 
     @property
     def is_torchs(self) -> bool:
@@ -67,8 +76,11 @@ class MuonParams(Section):
     lr: Size | None = None
     """Of both; left out: 0.02 for Muon, 0.0003 for AdamW."""
     muon_lr: Size | None = None
+    """of the matrices, lr if left out"""
     adam_lr: Size | None = None
+    """of all else, lr if left out"""
     momentum: Beta = 0.95
+    """of the matrices, 0.95 if left out"""
     weight_decay: Size = 0.0
     betas: Betas = (0.9, 0.95)
     eps: Size = 1e-10
@@ -93,7 +105,11 @@ class TorchOptimizerParams(Section):
 class OptimizerConfig(Section):
     """The optimizer to build; the class of `params` follows from `type`."""
 
-    type: str
+    type: str = Field(
+        description=f"Adam, AdamW, Muon, {', '.join(FROM_CONFIG)}, or a class of torch.optim, in any case; "
+        "Adam is AdamW unless adam_w_mode is false; Muon is for matrices, with AdamW for all else. The types "
+        "below have these parameters, others their own keyword arguments"
+    )
     params: AdamParams | MuonParams | TorchOptimizerParams
 
 

@@ -17,11 +17,15 @@ class PipelineConfig(Section):
     """For a PipelineModule; nothing of it touches another model."""
 
     schedule: Annotated[str | None, BeforeValidator(_SCHEDULE.read)] = None
-    """None: the module's."""
+    """the order of forwards and backwards: "1f1b" or "gpipe"; the others put several stages on a rank, so the
+    PipelineModule is built for them"""
     stages_per_rank: Positive | None = None
+    """must be what the PipelineModule was built with"""
     activation_checkpoint_interval: Count = 0
-    """Layers whose inputs alone are kept; 0: what the module says."""
+    """of so many layers the inputs alone are kept; 0, as if left out: what the PipelineModule says"""
     reduce: Annotated[str, BeforeValidator(_WHEN.read)] = "batch"
-    """When stages 2 and 3 average gradients."""
+    """when stages 2 and 3 average gradients: "batch", once for a step, so a rank has whole gradients of its
+    stages meanwhile; "micro_batch", in each backward, so it has shards"""
     unshard: Annotated[str, BeforeValidator(_WHEN.read)] = "batch"
-    """How long stage 3 has parameters whole."""
+    """how long stage 3 has parameters whole: "batch", from the first micro batch to the last; "micro_batch",
+    for each use"""

@@ -16,22 +16,31 @@ class Bf16Config(Section):
     """bfloat16 parameters and gradients with a float32 master copy; off means float32 throughout."""
 
     enabled: Bool = False
+    """bfloat16 parameters and gradients with a float32 master copy (old name: bfloat16)"""
     check_grad_overflow: Bool = True
-    """Skip a step whose gradients are infinite or NaN."""
+    """skip a step whose gradients are infinite or NaN; true if left out. False: it is applied, without
+    clipping"""
 
 
 class Fp16Config(Section):
     """float16 parameters and gradients with a float32 master copy, and a scaled loss."""
 
     enabled: Bool = False
+    """float16 parameters and gradients with a float32 master copy, and a scaled loss"""
     auto_cast: Bool = False
+    """floating-point inputs of the model become float16"""
     loss_scale: LossScale = 0.0
-    """0: dynamic."""
+    """a constant; 0, which is the default: as large as the gradients allow"""
     initial_scale_power: ScalePower = 16
+    """it begins at 2 to the power of this; 16 if left out"""
     loss_scale_window: Positive = 1000
+    """it is doubled after so many steps without inf or NaN; 1000 if left out"""
     hysteresis: Positive = 2
+    """so many steps with inf or NaN halve it; 2 if left out"""
     consecutive_hysteresis: Bool = False
+    """a good step between them starts the count again"""
     min_loss_scale: LossScale = 1.0
+    """it is an error if half of that were needed; 1 if left out"""
 
 
 class DataTypesConfig(Section):
@@ -40,11 +49,15 @@ class DataTypesConfig(Section):
     """
 
     grad_accum_dtype: DtypeName | None = None
+    """in which dtype gradients of micro batches are added up: fp32, or the model's; left out: fp32 at stages
+    2 and 3, where it costs 4/N bytes for each, and the model's at stages 0 and 1, where it would cost 4"""
     buffer_dtype: DtypeName | None = None
+    """what floating-point buffers become; left out: they stay what they are"""
     param_dtype: DtypeName | None = None
-    """None: as bf16 or fp16 say, which it may not contradict."""
+    """must be what bf16.enabled or fp16.enabled set, and float32 without them"""
     keep_in_fp32_modules: Texts | None = None
-    """Patterns of the buffers that are float32 in a model of 16 bits; None: those that the model lists."""
+    """patterns of the names of buffers that are float32 in a model of 16 bits, whatever buffer_dtype is; *
+    stands for any characters. Left out: as a model of transformers lists; []: none"""
 
 
 _AUTOCAST_DTYPES: dict[str, str] = {
@@ -62,7 +75,9 @@ class TorchAutocastConfig(Section):
     """float32 parameters, gradients and states; the forward runs under torch.autocast."""
 
     enabled: Bool = False
+    """float32 parameters and gradients; the forward runs under torch.autocast"""
     dtype: Annotated[Literal["bfloat16", "float16"], BeforeValidator(_read_autocast_dtype)] = "bfloat16"
+    """"bfloat16" (if left out) or "float16", with a scaled loss"""
 
     @property
     def loss_scaling(self) -> Fp16Config:

@@ -7,13 +7,10 @@ Source: pydantic 2, conversion of a text or number to bool, int and float in its
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, get_args
 
-from pydantic import BaseModel
-
-from .config import Config
-from .keys.table import KEYS
+from .key_table import FIELDS, KEYS
 from .keys.value import BOOL, COUNT, INT, NUMBER, POSITIVE, RATIO, SIZE, show, show_name
 from .strict import Sifted
 
@@ -62,7 +59,15 @@ def _number(text: str) -> int | float | None:
 @functools.cache
 def _kinds() -> dict[str, type]:
     """bool and float by the path of each key that holds one; whole numbers count as float."""
-    found = dict(_fields(Config, ""))
+    found: dict[str, type] = {}
+    for path, owners in FIELDS.items():
+        for owner in owners:
+            annotation = owner.model.model_fields[owner.name].annotation
+            for kind in (annotation, *get_args(annotation)):
+                if kind is bool:
+                    found[path] = bool
+                elif kind in (int, float) or isinstance(kind, int):
+                    found[path] = float
     for key in KEYS:
         if key.kind is BOOL:
             found[key.path] = bool
@@ -73,15 +78,3 @@ def _kinds() -> dict[str, type]:
             f"{old}{path[len(new) :]}": kind for path, kind in found.items() if path.startswith(f"{new}.")
         }
     return found
-
-
-def _fields(model: type[BaseModel], path: str) -> Iterator[tuple[str, type]]:
-    for name, field in model.model_fields.items():
-        inner = f"{path}{field.alias or name}"
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _fields(kind, f"{inner}.")
-            elif kind is bool:
-                yield inner, bool
-            elif kind in (int, float) or isinstance(kind, int):
-                yield inner, float

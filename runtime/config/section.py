@@ -11,7 +11,11 @@ from .keys.value import show, show_name
 
 
 class Section(BaseModel):
-    """A part of the configuration that was checked; it never changes and has no unknown fields."""
+    """A part of the configuration that was checked; it never changes and has no unknown fields.
+
+    Each field is a key of a ds_config, or the section inside it; its docstring, as it stands, is what
+    docs/train/config.md says of the key.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 

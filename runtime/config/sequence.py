@@ -16,5 +16,6 @@ class SequenceConfig(Section):
     """For jobs with sequence_parallel_size above 1."""
 
     gradient: Annotated[str, BeforeValidator(_GRADIENT.read)] = "mean"
-    """"mean": over all ranks. "sum": over those that share samples, and the mean over the others, as
-    DeepSpeed."""
+    """"mean": gradients are averaged over all ranks; "sum": added over ranks that share samples, and averaged
+    over the others; "mean" if left out, but "sum" at stages 0 to 2 for programs that import deepspeed; ours,
+    not DeepSpeed's"""

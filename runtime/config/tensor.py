@@ -120,22 +120,28 @@ class PartitionConfig(Section):
     """Rules of the ds_config, the first that fits counts."""
 
     layer_specs: Annotated[tuple[LayerRule, ...], BeforeValidator(_rules)] = ()
+    """rules in place of the model's plan: objects with patterns, partition_type (column, row or skip), shape,
+    partition_dim, gather_output, grad_allreduce and model_types; the first one that fits counts"""
 
 
 class AxisConfig(Section):
     """DeepSpeed's other spelling of the size."""
 
     tp_size: Positive = 1
+    """another spelling of autotp_size"""
 
 
 class TensorParallelConfig(Section):
     """Divide layers over the ranks of the axis tp."""
 
     autotp_size: Count = 0
-    """Ranks that hold one copy of the model together; 0 and 1: nothing is divided."""
+    """so many ranks hold one copy of the model together, each a part of the layers that the model's plan
+    names; 0, as if left out, divides nothing"""
     axis: AxisConfig | None = Field(default=None, alias="tp")
     partition_config: PartitionConfig | None = None
     vocab_parallel_lm_head: Bool = False
+    """the loss is computed from parts of the logits, which are never put together; for a Hugging Face causal
+    model, whose output then has this rank's part; false if left out"""
 
     @property
     def size(self) -> int:

@@ -38,41 +38,49 @@ class LeafModuleConfig(Section):
     """
 
     classes: Texts = ()
+    """names of classes whose modules are gathered as one at stage 3"""
     names: Texts = ()
+    """full names of such modules"""
     name_suffixes: Texts = ()
+    """ends of full names of such modules"""
 
 
 class ZeroConfig(Section):
     """ZeRO: stage 0 shards nothing, 1 the optimizer states, 2 the gradients too, 3 the parameters too."""
 
     stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(_read_stage)] = 0
+    """0: nothing is sharded; 1: optimizer states are; 2: gradients too; 3: parameters too"""
     reduce_bucket_numel: Count = Field(default=500_000_000, alias="reduce_bucket_size")
-    """Elements (not bytes) that are reduced together."""
+    """elements that are reduced together"""
     prefetch_bucket_numel: Count = Field(default=50_000_000, alias="stage3_prefetch_bucket_size")
-    """Elements that are gathered together, at stage 3."""
-    param_persistence_numel: Count = Field(default=100_000, alias="stage3_param_persistence_threshold")
-    """Elements of the largest parameter that stays whole on every rank, with the others of its unit, at
-    stage 3; 0: none does.
-    """
-    model_persistence_numel: Count = Field(default=sys.maxsize, alias="stage3_model_persistence_threshold")
-    """Elements of all parameters that stay whole, at most."""
-    sub_group_numel: Count = Field(default=1_000_000_000, alias="sub_group_size")
-    """Elements whose states are in host memory together, where they lie on a disk."""
-    offload_optimizer: OffloadOptimizerConfig = OffloadOptimizerConfig()
-    offload_param: OffloadParamConfig = OffloadParamConfig()
-    leaf_module: LeafModuleConfig = LeafModuleConfig()
-    enable_sanity_checks: Bool = False
-    """Whether a program written for DeepSpeed is stopped where it writes to gathered parameters and
-    the write is lost.
-    """
+    """at stage 3, elements that are gathered together; the next ones are under way meanwhile (also:
+    prefetch_bucket_size)"""
     ignore_unused_parameters: Bool = True
-    """Whether a step goes on if a trained parameter has got no gradient."""
+    """false: a step in which a trained parameter has got no gradient ends with an error that names it; true,
+    if left out: such a gradient is zero. In a program that imports `deepspeed`, false counts where it does in
+    DeepSpeed: at stages 1 and 2 with offload_optimizer"""
+    enable_sanity_checks: Bool = False
+    """true: a program that imports `deepspeed` is stopped where it writes to gathered parameters without a
+    modifier_rank; false, if left out: that is a warning. Programs of dslaunch's own are always stopped"""
+    sub_group_numel: Count = Field(default=1_000_000_000, alias="sub_group_size")
+    """with states on NVMe, largest number of elements that are updated together; else without effect"""
+    param_persistence_numel: Count = Field(default=100_000, alias="stage3_param_persistence_threshold")
+    """at stage 3, a unit stays whole on every rank, so that it is not gathered at each use, if none of its
+    parameters has more elements; 0: every unit is sharded. Not with offload_param or zero_hpz_partition_size
+    (also: param_persistence_threshold)"""
+    model_persistence_numel: Count = Field(default=sys.maxsize, alias="stage3_model_persistence_threshold")
+    """elements that may stay whole so in all; the first units do (also: model_persistence_threshold)"""
     mics_shard_size: Annotated[int | None, BeforeValidator(_size_or_none)] = None
-    """Ranks over which everything is sharded; None: all."""
+    """what is sharded is shared by so many neighbouring ranks, and each such group has all of it; -1 or left
+    out: by all"""
     hpz_partition_size: Annotated[int | None, BeforeValidator(_hpz_or_none)] = Field(
         default=None, alias="zero_hpz_partition_size"
     )
-    """Ranks over which parameters are sharded; None: as everything else."""
+    """at stage 3, parameters are shared by so many neighbouring ranks (those of one host), all else by all; 1
+    or left out: parameters, too"""
+    leaf_module: LeafModuleConfig = LeafModuleConfig()
+    offload_optimizer: OffloadOptimizerConfig = OffloadOptimizerConfig()
+    offload_param: OffloadParamConfig = OffloadParamConfig()
 
     @model_validator(mode="after")
     def _one_mesh(self) -> ZeroConfig:

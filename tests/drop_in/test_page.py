@@ -1,6 +1,6 @@
 """docs/reference/compatibility.md says what the tables of names and of keys say.
 
-`python tests/drop_in/test_page.py` writes it anew.
+`python -m tests.drop_in.test_page` writes it anew.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dslaunch.drop_in.names import MODULES
 from dslaunch.drop_in.names.table import INSIDE, TOPICS, Fate, Module, Row
 from dslaunch.runtime.compat.engine.absent import names_by_reason
 from dslaunch.runtime.config.keys.key import Fate as KeyFate, Key
-from dslaunch.runtime.config.keys.table import KEYS
+from tests.runtime.config.documented import documented
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "compatibility.md"
 HEAD = f"""\
@@ -91,9 +91,10 @@ def key_tables() -> list[str]:
         return "; ".join(filter(None, [key.off and f"unless `{key.off}`", key.note]))
 
     tables: dict[str, dict[tuple[str, str], list[str]]] = {TOP: {}}
-    sections = {key.path.partition(".")[0] for key in KEYS if "." in key.path}
+    keys = documented()
+    sections = {key.path.partition(".")[0] for key in keys if "." in key.path}
     order = tuple(KEY_WORDS.values())
-    for key in sorted(KEYS, key=lambda key: order.index(word_of(key))):
+    for key in sorted(keys, key=lambda key: order.index(word_of(key))):
         first, _, rest = key.path.partition(".")
         section = first if rest or first in sections else TOP
         names = tables.setdefault(section, {}).setdefault((word_of(key), note_of(key)), [])

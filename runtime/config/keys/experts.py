@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .key import hint, refused, used
+from .key import hint, refused
 from .value import ANY, POSITIVE
 
 _SECTION = "expert_parallel"
@@ -19,8 +19,6 @@ _HOW_KEYS = (
 )
 
 EXPERTS = (
-    used(f"{_SECTION}.enabled", "divide the experts of a Hugging Face model over ranks"),
-    used(f"{_SECTION}.autoep_size", "so many ranks hold all experts of a layer together; 1 if left out"),
     *(hint(f"{_SECTION}.{name}", ANY, _BY_MODEL) for name in _MODEL_KEYS.split()),
     *(
         hint(f"{_SECTION}.{name}", ANY, "it chooses an implementation of the same numbers")
@@ -44,9 +42,5 @@ EXPERTS = (
         ANY,
         off=(None,),
         note="add the model's own loss of its router, such as output_router_logits of Hugging Face's",
-    ),
-    used(
-        "use_data_before_expert_parallelism",
-        "ranks that hold the same experts are consecutive ones; else those are that hold different ones",
     ),
 )

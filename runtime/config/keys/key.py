@@ -31,7 +31,7 @@ class Key:
         False
     )  # of a value of that kind; used where hinted or refused
     off: str = ""  # is_off in words
-    note: str = ""  # used: what it does; refused: why, or what to write instead; else why it has no effect
+    note: str = ""  # refused: why, or what to write instead; else why it has no effect; "" where it is used
     types: tuple[str, ...] = ()
 
 
@@ -49,11 +49,6 @@ def nothing_enabled(value: Any) -> bool:
     if isinstance(value, dict):
         return value.get("enabled") in (None, False) and all(map(nothing_enabled, value.values()))
     return all(map(nothing_enabled, value)) if isinstance(value, list) else True
-
-
-def used(path: str, note: str, *types: str) -> Key:
-    """The kind is that of the model's field."""
-    return Key(path=path, fate=Fate.USED, note=note, types=types)
 
 
 def hint(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .key import Key, hint, is_empty, opaque, refused, used
+from .key import Key, hint, is_empty, opaque, refused
 from .value import BOOL, COUNT, RATIO, Kind
 
 _GATHERED = "state_dict() is always whole"
@@ -17,16 +17,6 @@ def _stage3(name: str, kind: Kind, note: str) -> Iterator[Key]:
 
 
 ZERO = (
-    used(
-        "zero_optimization.stage",
-        "0: nothing is sharded; 1: optimizer states are; 2: gradients too; 3: parameters too",
-    ),
-    used("zero_optimization.reduce_bucket_size", "elements that are reduced together"),
-    used(
-        "zero_optimization.stage3_prefetch_bucket_size",
-        "at stage 3, elements that are gathered together; the next ones are under way meanwhile "
-        "(also: prefetch_bucket_size)",
-    ),
     hint("zero_optimization.allgather_bucket_size", COUNT, "reduce_bucket_size sets both"),
     hint("zero_optimization.allgather_partitions", BOOL, "always so"),
     hint("zero_optimization.reduce_scatter", BOOL, "always so in stages 1, 2 and 3"),
@@ -38,36 +28,10 @@ ZERO = (
         BOOL,
         "one reduce_scatter of a unit serves all ranks",
     ),
-    used(
-        "zero_optimization.ignore_unused_parameters",
-        "false: a step in which a trained parameter has got no gradient ends with an error that names it; "
-        "true, if left out: such a gradient is zero. In a program that imports `deepspeed`, false counts "
-        "where it does in DeepSpeed: at stages 1 and 2 with offload_optimizer",
-    ),
     hint("zero_optimization.load_from_fp32_weights", BOOL, "always so"),
     hint("zero_optimization.elastic_checkpoint", BOOL, "any checkpoint loads at any world size"),
-    used(
-        "zero_optimization.enable_sanity_checks",
-        "true: a program that imports `deepspeed` is stopped where it writes to gathered "
-        "parameters without a modifier_rank; false, if left out: that is a warning. Programs of "
-        "dslaunch's own are always stopped",
-    ),
-    used(
-        "zero_optimization.sub_group_size",
-        "with states on NVMe, largest number of elements that are updated together; else without effect",
-    ),
     hint("zero_optimization.memory_efficient_linear", BOOL, "no linear layer keeps its weight"),
     hint("zero_optimization.override_module_apply", BOOL, "nothing of torch is overridden"),
-    used(
-        "zero_optimization.stage3_param_persistence_threshold",
-        "at stage 3, a unit stays whole on every rank, so that it is not gathered at each use, if none of "
-        "its parameters has more elements; 0: every unit is sharded. Not with offload_param or "
-        "zero_hpz_partition_size (also: param_persistence_threshold)",
-    ),
-    used(
-        "zero_optimization.stage3_model_persistence_threshold",
-        "elements that may stay whole so in all; the first units do (also: model_persistence_threshold)",
-    ),
     hint(
         "zero_optimization.pipeline_loading_checkpoint",
         BOOL,
@@ -77,22 +41,6 @@ ZERO = (
         "zero_optimization.log_trace_cache_warnings", BOOL, "the order of modules is a hint, and may change"
     ),
     hint("zero_optimization.stage3_gather_fp16_weights_on_model_save", BOOL, _GATHERED),
-    used(
-        "zero_optimization.mics_shard_size",
-        "what is sharded is shared by so many neighbouring ranks, and each such group has all of it; -1 or "
-        "left out: by all",
-    ),
-    used(
-        "zero_optimization.zero_hpz_partition_size",
-        "at stage 3, parameters are shared by so many neighbouring ranks (those of one host), all else by "
-        "all; 1 or left out: parameters, too",
-    ),
-    used(
-        "zero_optimization.leaf_module.classes",
-        "names of classes whose modules are gathered as one at stage 3",
-    ),
-    used("zero_optimization.leaf_module.names", "full names of such modules"),
-    used("zero_optimization.leaf_module.name_suffixes", "ends of full names of such modules"),
     *_stage3(
         "max_live_parameters", COUNT, "two units beside those in use; prefetch_bucket_size sets their size"
     ),
@@ -148,20 +96,6 @@ ZERO = (
         quiet=(False,),
     ),
     hint("zero_optimization.cpu_offload_use_pin_memory", BOOL, "offload_optimizer.pin_memory says it"),
-    used(
-        "zero_optimization.offload_optimizer.device",
-        "where optimizer states and float32 masters lie, at stages 1 to 3: none (or left out), cpu or nvme; "
-        "cpu has no effect where the run is on CPUs",
-    ),
-    used("zero_optimization.offload_optimizer.nvme_path", "a folder on a local disk, for nvme"),
-    used(
-        "zero_optimization.offload_optimizer.pin_memory",
-        "page-locked host memory, which a GPU copies faster, for cpu; true if left out",
-    ),
-    used(
-        "zero_optimization.offload_optimizer.ratio",
-        "share of the trained elements whose states leave the device, for cpu; 1 if left out",
-    ),
     hint(
         "zero_optimization.offload_optimizer.buffer_count",
         COUNT,
@@ -170,31 +104,7 @@ ZERO = (
     hint("zero_optimization.offload_optimizer.pipeline_read", BOOL, "always so"),
     hint("zero_optimization.offload_optimizer.pipeline_write", BOOL, "always so"),
     hint("zero_optimization.offload_optimizer.fast_init", BOOL, "always so"),
-    used(
-        "zero_optimization.offload_optimizer.super_offload",
-        "true: units are updated during backward, with the same numbers, for cpu at stages 2 and "
-        "3; false if left out",
-    ),
-    used(
-        "zero_optimization.offload_optimizer.delayed_update.enabled",
-        "true: the update runs beside the next forward and backward, which changes the numbers, for cpu at "
-        "stages 2 and 3; false if left out",
-    ),
-    used(
-        "zero_optimization.offload_optimizer.delayed_update.warmup_steps",
-        "steps at the beginning that are not delayed; 40 if left out",
-    ),
     hint("zero_optimization.offload_optimizer.cpuadam_cores_perc", RATIO, "OMP_NUM_THREADS says it"),
-    used(
-        "zero_optimization.offload_param.device",
-        "where the parameters lie between their uses, at stage 3: none (or left out), cpu or nvme; cpu has "
-        "no effect where the run is on CPUs",
-    ),
-    used("zero_optimization.offload_param.nvme_path", "a folder on a local disk, for nvme"),
-    used(
-        "zero_optimization.offload_param.pin_memory",
-        "page-locked host memory, which a GPU copies faster, for cpu; true if left out",
-    ),
     hint("zero_optimization.offload_param.buffer_count", COUNT, "prefetch_bucket_size sets what is here"),
     hint("zero_optimization.offload_param.buffer_size", COUNT, "a buffer is as large as its unit"),
     hint("zero_optimization.offload_param.max_in_cpu", COUNT, "only what is in use is in memory"),

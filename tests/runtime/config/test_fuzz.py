@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from dslaunch.runtime.config import Config, load_config
-from dslaunch.runtime.config.keys.table import KEYS
+from dslaunch.runtime.config.key_table import KEYS
 from dslaunch.runtime.errors import ConfigError
 
 NAMES = sorted({part for key in KEYS for part in key.path.split(".")})

@@ -1,6 +1,6 @@
 """docs/train/config.md says what the code does.
 
-`python tests/runtime/config/test_guide.py` writes its tables anew.
+`python -m tests.runtime.config.test_guide` writes its tables anew.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dslaunch.runtime.config import Config, load_config
 from dslaunch.runtime.config.keys.key import Fate, Key
-from dslaunch.runtime.config.keys.table import KEYS
 from dslaunch.runtime.config.optimizer import AdamParams
 from dslaunch.runtime.config.zero import ZeroConfig
+from tests.runtime.config.documented import documented
 
 GUIDE = Path(__file__).parents[3] / "docs" / "train" / "config.md"
 TABLES = re.compile(r"(?<=<!-- keys: begin -->\n).*(?=<!-- keys: end -->)", flags=re.DOTALL)
@@ -33,8 +33,9 @@ def guide_tables() -> str:
             return (f"`{key.off}`" if key.off else "leave it out", key.note)
         return (key.note,)
 
-    rows = {fate: [row(key, *cells(key)) for key in KEYS if key.fate is fate] for fate in Fate}
-    details = sorted({key.path.rpartition(".")[0] for key in KEYS if key.fate is Fate.DETAIL})
+    keys = documented()
+    rows = {fate: [row(key, *cells(key)) for key in keys if key.fate is fate] for fate in Fate}
+    details = sorted({key.path.rpartition(".")[0] for key in keys if key.fate is Fate.DETAIL})
     return "\n".join(
         [
             "### Used\n",

@@ -17,7 +17,7 @@ from torch import nn
 
 import dslaunch
 from dslaunch.runtime.config import load_config
-from dslaunch.runtime.config.keys.table import KEYS
+from dslaunch.runtime.config.key_table import KEYS
 from dslaunch.runtime.errors import ConfigError
 from tests.runtime.ranks import process_group
 
