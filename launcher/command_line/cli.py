@@ -21,6 +21,8 @@ from ..wording import cleaned
 from .absent_options import ABSENT
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
+VARIABLE = "_DSLAUNCH_COMPLETE"  # set by the shell where a line is to be completed
+
 # A larger number is a slip, which would start that many processes here; of fewer, the limits of the host
 # itself decide: see node/limits.py.
 NUM_GPUS = Whole(0, MAX_SLOTS, absent=-1, meaning=", the most that one host may have (0: no limit)")

@@ -28,7 +28,14 @@ TOPIC is {", ".join(topic_names()[:-1])} or all, or a command.
 
 
 @click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
-@click.argument("topic", nargs=-1, metavar="[TOPIC]")
+@click.argument(
+    "topic",
+    nargs=-1,
+    metavar="[TOPIC]",
+    shell_complete=lambda context, parameter, start: [
+        name for name in (*topic_names(), *COMMANDS) if name.startswith(start)
+    ],
+)
 def command(**given: Any) -> int:
     """Show the options of a job that belong to TOPIC, or the help of a command.
 

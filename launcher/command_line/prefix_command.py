@@ -20,12 +20,17 @@ PROGRAM_SETTINGS = {**SETTINGS, "allow_interspersed_args": False}
 Groups = Mapping[str, tuple[str, ...]]
 
 
-class _Typed(NamedTuple):
+class Typed(NamedTuple):
     """One option as it was typed, its name in full."""
 
     name: str
     words: list[str]
     value: str
+
+    @property
+    def has_value(self) -> bool:
+        """Whether a value was typed, an empty one included."""
+        return len(self.words) > 1 or "=" in self.words[0]
 
 
 def _show_help(context: click.Context, parameter: click.Parameter, is_asked: bool) -> None:
@@ -53,8 +58,8 @@ def write_groups(
 
 
 def _without_empty(
-    typed: list[_Typed], options: Mapping[str, click.Option], *, in_file: frozenset[str] = frozenset()
-) -> list[_Typed]:
+    typed: list[Typed], options: Mapping[str, click.Option], *, in_file: frozenset[str] = frozenset()
+) -> list[Typed]:
     """Without the empty options that take back what a file says: those `in_file`, by parameter name.
 
     Errors: click.UsageError for an option without a value that takes nothing back, and for a value that is
@@ -63,10 +68,9 @@ def _without_empty(
     left = []
     for one in typed:
         option = options.get(one.name)
-        has_value = one.words[0].endswith("=") or len(one.words) > 1
         if option is not None:
             _refuse_value(one, option, options)
-        if option is None or one.value or not has_value or option.name in MAY_BE_EMPTY:
+        if option is None or one.value or not one.has_value or option.name in MAY_BE_EMPTY:
             left.append(one)
         elif option.name not in in_file:
             raise click.UsageError(
@@ -76,7 +80,7 @@ def _without_empty(
     return left
 
 
-def _refuse_value(one: _Typed, option: click.Option, options: Mapping[str, click.Option]) -> None:
+def _refuse_value(one: Typed, option: click.Option, options: Mapping[str, click.Option]) -> None:
     """Errors: click.UsageError for a value that was meant as something else: the next option, the end of
     the options, or a stream
     """
@@ -141,17 +145,8 @@ class PrefixCommand(click.Command):
             formatter, records, {"Options": tuple(records)} if self._groups is None else self._groups
         )
 
-    def typed_value(self, ctx: click.Context, words: Sequence[str], parameter: str) -> str | None:
-        """What stands in these words for this parameter, None if it was not given.
-
-        Errors: click.UsageError as parse_args()
-        """
-        options = self._options(ctx)
-        typed, _ = self._complete(list(words), options)
-        values = [one.value for one in typed if one.name in options and options[one.name].name == parameter]
-        return values[-1] if values else None
-
-    def _options(self, ctx: click.Context) -> dict[str, click.Option]:
+    def options(self, ctx: click.Context) -> dict[str, click.Option]:
+        """Its options, by each of their names."""
         return {
             name: parameter
             for parameter in self.get_params(ctx)
@@ -167,8 +162,8 @@ class PrefixCommand(click.Command):
             raise
 
     def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
-        options = self._options(ctx)
-        typed, rest = self._complete(args, options)
+        options = self.options(ctx)
+        typed, rest = self.written_out(args, options)
         files = [one for one in typed if one.name == PROFILE]
         if not files:
             typed = _without_empty(typed, options)
@@ -178,8 +173,8 @@ class PrefixCommand(click.Command):
     def _parse_with_profile(
         self,
         ctx: click.Context,
-        files: list[_Typed],
-        typed: list[_Typed],
+        files: list[Typed],
+        typed: list[Typed],
         rest: list[str],
         options: dict[str, click.Option],
     ) -> list[str]:
@@ -201,29 +196,33 @@ class PrefixCommand(click.Command):
             message = f"{in_our_words(error)} (with the options of {files[0].value})"
             raise click.UsageError(message, ctx=ctx) from None
 
-    def _complete(self, args: list[str], options: dict[str, click.Option]) -> tuple[list[_Typed], list[str]]:
-        """The options, written out, up to the first word that is not an option or an option's
+    def written_out(
+        self, args: Sequence[str], options: Mapping[str, click.Option]
+    ) -> tuple[list[Typed], list[str]]:
+        """The options in full, up to the first word that is not an option or an option's
         value; then the rest.
+
+        Errors: click.UsageError for an option that there is not
         """
-        typed: list[_Typed] = []
+        typed: list[Typed] = []
         rest = list(args)
         while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
             word, equals, value = rest.pop(0).partition("=")
             if word.startswith("--"):
                 name = self._full_name(word.replace("-", "_").replace("__", "--", 1), options)
-                typed.append(_Typed(name, [name + equals + value], value))
+                typed.append(Typed(name, [name + equals + value], value))
                 takes_next = not equals and not options[name].is_flag
             else:
                 letters, takes_next = self._split_short(word + equals + value, options)
                 typed += letters
             if takes_next and rest:
                 value = rest.pop(0)
-                typed[-1] = _Typed(typed[-1].name, [*typed[-1].words, value], value)
+                typed[-1] = Typed(typed[-1].name, [*typed[-1].words, value], value)
         return typed, rest
 
-    def _split_short(self, word: str, options: dict[str, click.Option]) -> tuple[list[_Typed], bool]:
+    def _split_short(self, word: str, options: Mapping[str, click.Option]) -> tuple[list[Typed], bool]:
         """`-qHfile` or `-qH=file` as `-q -H file`, and whether the value of the last one is yet to come."""
-        typed: list[_Typed] = []
+        typed: list[Typed] = []
         letters = word[1:]
         while letters:
             option, letters = options.get("-" + letters[0]), letters[1:]
@@ -234,13 +233,13 @@ class PrefixCommand(click.Command):
             name = next((one for one in option.opts if one.startswith("--")), option.opts[0])
             if letters and not option.is_flag:
                 value = letters.removeprefix("=")
-                return [*typed, _Typed(name, [name, value], value)], False
-            typed.append(_Typed(name, [name], ""))
+                return [*typed, Typed(name, [name, value], value)], False
+            typed.append(Typed(name, [name], ""))
             if not letters:
                 return typed, not option.is_flag
-        return [_Typed(word, [word], "")], False
+        return [Typed(word, [word], "")], False
 
-    def _no_short(self, word: str, options: dict[str, click.Option]) -> click.UsageError:
+    def _no_short(self, word: str, options: Mapping[str, click.Option]) -> click.UsageError:
         """The refusal of a word with one dash, by what other launchers mean by it or by the long
         name it is perhaps.
         """
@@ -262,7 +261,7 @@ class PrefixCommand(click.Command):
             f"there is no option {name}; did you mean {' or '.join(close or ['--help for the list'])}?"
         )
 
-    def _full_name(self, word: str, options: dict[str, click.Option]) -> str:
+    def _full_name(self, word: str, options: Mapping[str, click.Option]) -> str:
         if word in options:
             return word
         if word == "--":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import click
@@ -69,6 +70,10 @@ def _split(context: click.Context, parameter: click.Parameter, value: str) -> tu
         ) from None
 
 
+def _beginning(names: Iterable[str], start: str) -> list[str]:
+    return [name for name in names if name.startswith(start)]
+
+
 def _either(words: list[str]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
@@ -81,6 +86,7 @@ OPTIONS: tuple[click.Option, ...] = (
         ["--launcher"],
         default=SSH.name,
         callback=_launcher,
+        shell_complete=lambda context, parameter, start: _beginning(LAUNCHERS, start),
         metavar="NAME",
         help=f"Who starts the processes: {_either(_NAMES)}.  [default: {SSH.name}]",
     ),
@@ -98,6 +104,7 @@ WAY_OPTION = click.Option(
     ["--launcher"],
     default=SSH.name,
     callback=_way,
+    shell_complete=lambda context, parameter, start: _beginning(WAYS, start),
     metavar="NAME",
     help=f"How hosts are reached: {SSH.name}, or {OPENSSH.name} (the system's ssh).  [default: {SSH.name}]",
 )

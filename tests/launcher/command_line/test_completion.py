@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.command_line import cli
-from dslaunch.launcher.command_line.completion_places import Kind, places
+from dslaunch.launcher.command_line import completer
 from tests.exhaustive import few
 from tests.launcher.registry.records import make_record
 
@@ -53,6 +52,7 @@ ROWS: list[tuple[str, list[str]]] = [
     ("dslaunch -H nosuch -i n", []),
     ("dslaunch -H hos", ["hosts"]),
     ("dslaunch --log_dir f", ["folder/"]),
+    ("dslaunch --log_dir=f", ["--log_dir=folder/"]),
     ("dslaunch --num-nodes 2 -q trai", ["train.py"]),
     ("dslaunch -H hosts train.py tra", ["train.py"]),
     ("dslaunch exec -H hosts -- ls tra", ["train.py"]),
@@ -161,7 +161,7 @@ def test_bash_completes(line: str, wanted: list[str], bash: Callable[[str], str]
     """Of several words those behind the first begin where bash cuts. A folder has no slash here."""
     before, last = line.rsplit(" ", 1)
     wanted = [one.rstrip("/") for one in wanted]
-    pieces = [one.strip(QUOTES) for one in bash(line).removeprefix(f"{before} ").split()]
+    pieces = [one.strip(QUOTES).rstrip("/") for one in bash(line).removeprefix(f"{before} ").split()]
     cut = max(wanted[0].rfind("=") + 1, wanted[0].rfind("@")) if wanted else 0
     assert pieces == ([wanted[0], *(one[cut:] for one in wanted[1:])] if wanted else [last])
 
@@ -204,50 +204,59 @@ def test_fish_completes(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        (["", "-H", "hosts"], ["node1", "node2", "node3", "other"]),
-        (["node2@", "-H", "'hosts'", "-i"], ["node2@node1", "node2@node3", "node2@other"]),
-        (["node2:0,1@o", "check", "-Hhosts", "-i"], ["node2:0,1@other"]),
-        (["n", "--hostf=$FOLDER/hosts", "-i"], ["node1", "node2", "node3"]),
-        (["n", "checkpoint", "ls", "-H", "hosts"], []),
-        (["n", "-i"], []),
+        (["-H", "hosts", "-i", ""], ["node1", "node2", "node3", "other"]),
+        (["-H", "hosts", "-i", "node2@"], ["node2@node1", "node2@node3", "node2@other"]),
+        (["check", "-Hhosts", "-i", "node2:0,1@o"], ["node2:0,1@other"]),
+        (["--hostf=$FOLDER/hosts", "-i", "n"], ["node1", "node2", "node3"]),
+        (["--hostf=$FOLDER/hosts", "--incl=o"], ["--incl=other"]),
+        (["-i", "n"], []),
     ],
 )
 def test_the_hosts_are_those_of_the_hostfile_on_the_line(
-    words: list[str],
-    wanted: list[str],
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], wanted: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("FOLDER", str(folder))
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["completion", "hosts", *words])
-    assert (ended.value.code, capsys.readouterr().out.split()) == (0, wanted)
+    assert completed(*words) == wanted
+
+
+def completed(*words: str) -> list[str]:
+    return [item.value for item in completer.completions(words[:-1], words[-1])]
 
 
 def test_without_a_hostfile_the_hosts_are_those_of_the_default_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dslaunch.launcher.run import host_pool
 
     (tmp_path / "hostfile").write_text("node7 slots=1\nfd00::7 slots=1\n")
     monkeypatch.setattr(host_pool, "DEFAULT_HOSTFILE", tmp_path / "hostfile")
-    with pytest.raises(SystemExit):
-        cli.main(["completion", "hosts", "", "-q", "-i"])
-    assert capsys.readouterr().out.split() == ["node7", "[fd00::7]"]
+    assert completed("-q", "-i", "") == ["node7", "[fd00::7]"]
 
 
-def test_each_command_and_option_has_a_place_and_an_option_takes_a_value_everywhere_or_nowhere() -> None:
-    """The shells' lines find out by its name whether a word is the value of the option before it."""
-    found = places()
-    assert {one.words[0] for one in found if one.words} == set(cli.COMMANDS)
-    assert {name for one in found[0].options for name in one.names} >= {
-        name for one in cli.dslaunch.params for name in one.opts if name.startswith("-")
-    }
-    takes: dict[str, set[bool]] = {}
-    for place in found:
-        for option in place.options:
-            for name in option.names:
-                takes.setdefault(name, set()).add(option.value.kind is not Kind.FLAG)
-    assert all(len(one) == 1 for one in takes.values()), takes
+@pytest.mark.parametrize(
+    ("words", "cword", "answer"),
+    [
+        ("dslaunch --drop_in = a", 3, "plain,auto\nplain,always"),
+        ("dslaunch --drop_in = ", 2, "plain,auto\nplain,always\nplain,never"),
+        ("dslaunch -H hosts -e node1 @ o", 6, "plain,@other"),
+        ("dslaunch -H hosts -e node1 : 0 @ o", 8, "plain,@other"),
+        ('dslaunch -H hosts -e "node1@o', 4, "plain,node1@other"),
+        ("dslaunch chec", 1, "plain,check\nplain,checkpoint"),
+        ("dslaunch --log_dir ", 2, "dir,"),
+        ("dslaunch --nosuch --num_", 2, ""),
+    ],
+)
+def test_bash_gets_what_follows_its_last_cut(
+    words: str,
+    cword: int,
+    answer: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(cword))
+    completer.answer("bash_complete")
+    assert capsysbinary.readouterr().out.decode().rstrip("\n") == answer
