@@ -21,7 +21,7 @@ import dslaunch
 from dslaunch.runtime.checkpoint.opened import open_checkpoint
 from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from dslaunch.runtime.config import Config, load_config
-from dslaunch.runtime.engine import components, initialize
+from dslaunch.runtime.engine import components, make_engine
 from dslaunch.runtime.errors import ConfigError
 from dslaunch.runtime.mesh.domain import Domains
 from dslaunch.shared.axes import Axes
@@ -79,8 +79,8 @@ def arranged(axes: Axes) -> Iterator[None]:
         return load_config(source, world_size=axes.dp, **more)
 
     with (
-        patch.object(initialize, "axes_of_job", lambda world_size, **sizes: axes),
-        patch.object(initialize, "load_config", load),
+        patch.object(make_engine, "axes_of_job", lambda world_size, **sizes: axes),
+        patch.object(make_engine, "load_config", load),
     ):
         yield
 
