@@ -19,7 +19,7 @@ from ...shared import marks
 from ..tracing.spans import SPANS
 from .comms_log import Stopwatch
 from .messages import Messages
-from .phases import COMM, Phases
+from .phases import Phases
 
 T = TypeVar("T")
 NUM_LANES = 6  # a lane is a communicator of its own: what two of them send may pass each other in any way
@@ -203,7 +203,7 @@ class Flight:
     def _block(self, call: Callable[[], T]) -> T:
         self.is_awaited = True
         phases = self._recorder.phases
-        before = phases.begin(COMM) if phases is not None and phases.sees_waits else None
+        before = phases.begin_wait() if phases is not None and phases.is_timed else None
         try:
             return call()
         except RuntimeError:
@@ -213,7 +213,7 @@ class Flight:
             self.is_awaited = False
             self._recorder.note_progress()
             if phases is not None and before is not None:
-                phases.end(COMM, before)
+                phases.end_wait(before)
 
     def _report_failure(self) -> None:
         self._is_over = True

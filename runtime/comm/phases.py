@@ -1,23 +1,24 @@
 """What a rank does from one optimizer step to the next: how long it computes, waits for others, and waits for
 data.
 
-A rank is in one phase at any time. Whatever changes the phase leaves a mark: its name, and when it was. On a
-CPU that is the clock's time. A GPU works behind the program, so there the mark is an event in the stream that
+A rank is in one phase at any time. A change of the phase leaves a mark: what begins, and when. On a CPU
+that is the clock's time. A GPU works behind the program, so there the mark is an event in the stream that
 computes, and times are read when the events have happened: nothing is waited for.
 
-A mark costs some microseconds, so not all steps are timed: see timed_steps.py. One that is not leaves marks
-where a micro batch ends and the next one begins, and around whatever is no part of a step. So the number of
-steps, their time, what passes between micro batches, and pauses are exact, as it is those that differ from
-one step to the next; what the rest of an untimed step was made of is known from timed ones: see
-parts_by_length.py.
+[Note: timed steps]
+A mark costs some microseconds. All steps are timed where they take SHORT_S or more in the mean, and one in
+eight where they are shorter. The other steps leave one mark, at their end, and marks around a pause or an
+evaluation; they are taken to be made of what the short timed steps of the same line were made of. An
+untimed step that took SHORT_S or more has a reason of its own, and its time is in no phase. Ranks choose by
+the number of the step, so what one of them waits for is seen on another one.
 
 [Note: gaps]
-Between two calls of the engine it is the next call that says what the program did meanwhile. Before a forward
-it got its data, as before an evaluation, with which a teacher may begin a step; between a forward and the
-backward it computed the loss, or ran the forward by itself; between a forward and a step without
-engine.backward() it ran the backward by itself, and so before the end of another micro batch. What follows an
-evaluation between two steps is part of it, up to the next call that trains; after one inside of a step, as of
-a teacher, the step goes on.
+Between two calls of the engine it is the next call that says what the program did meanwhile, and the marks
+of a gap are named then. Before a forward the program got its data, as before an evaluation; between a
+forward and the backward it computed the loss, or ran the forward by itself; between a forward and a step
+without engine.backward() it ran the backward by itself, and so before the end of another micro batch. An
+evaluation between two steps lasts up to the next call that trains; after one inside of a step, as of a
+teacher, the step goes on.
 """
 
 from __future__ import annotations
@@ -30,45 +31,46 @@ from typing import Any
 
 import torch
 
-from .parts_by_length import PartsByLength
-from .timed_steps import TimedSteps
-
 FORWARD, BACKWARD, OPTIMIZER, COMM, DATA = "forward", "backward", "optimizer", "comm", "data"
 PAUSED = "paused"  # it saves or loads
 EVALUATING = "evaluating"  # a forward that is part of no step
-_STEP_ENDS, _MICRO_BATCH_ENDS = "step ends", "micro batch ends"
-_BETWEEN = "between"  # the end of a micro batch and the begin of the next one
-_UNTIMED = "untimed"  # inside of a micro batch of an untimed step
-_UNTIMED_ALL = "untimed, and so is what was before"
-# Gaps, by the call that has ended; see [Note: gaps].
-_AFTER = {
-    FORWARD: "after forward",
-    BACKWARD: "after backward",
-    OPTIMIZER: "after optimizer",
-    EVALUATING: "after evaluating",
-}
-_GAPS = frozenset([*_AFTER.values(), _STEP_ENDS, _MICRO_BATCH_ENDS, _BETWEEN])
-_WITHIN = (_AFTER[FORWARD], _AFTER[BACKWARD])  # gaps inside of a micro batch
+SHORT_S = 0.005  # of steps that are shorter, few are timed
+_EVALUATED = "evaluated"  # an evaluation between two steps, whose call has ended
+_UNTIMED = "untimed"
+# Gaps: before the first call of a micro batch, and after a forward or a backward in it.
+_BETWEEN, _INSIDE = "between", "inside"
+_GAPS = (_BETWEEN, _INSIDE)
 _PARTS = (FORWARD, BACKWARD, OPTIMIZER, COMM, DATA)
-_RUNS_BACKWARD = (BACKWARD, _AFTER[FORWARD])  # on a GPU that is a thread of autograd's
-_MEANT = {  # what a gap was, by the call that follows
+_WHOLE = (PAUSED, EVALUATING, _EVALUATED)  # to wait for others is part of it
+_HAS_NO_WAITS = (*_WHOLE, COMM, _UNTIMED)
+_COMPUTES = (FORWARD, BACKWARD, OPTIMIZER)
+_RUNS_BACKWARD = (BACKWARD, _INSIDE)  # on a GPU that is a thread of autograd's
+_MEANT = {
     FORWARD: DATA,
+    DATA: DATA,
+    EVALUATING: DATA,
     BACKWARD: FORWARD,
     OPTIMIZER: BACKWARD,
-    EVALUATING: DATA,
-    DATA: DATA,
-    _STEP_ENDS: OPTIMIZER,
-    _MICRO_BATCH_ENDS: BACKWARD,
-    _UNTIMED: DATA,
-    _UNTIMED_ALL: _UNTIMED,
-}
-_IS_BETWEEN = {  # whether what follows is
-    **dict.fromkeys((FORWARD, BACKWARD, OPTIMIZER, DATA, _UNTIMED, _UNTIMED_ALL), False),
-    **dict.fromkeys((_STEP_ENDS, _MICRO_BATCH_ENDS), True),
-}
-_WHOLE = (PAUSED, EVALUATING)  # to wait for others is part of it
+}  # by what follows
+_ONE_IN = 8
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _MOST_MARKS = 4096  # then times are read before the step ends
+
+
+class _Mark:
+    """A phase begins."""
+
+    __slots__ = ("at", "phase")
+
+    def __init__(self, phase: str, at: Any) -> None:
+        self.phase = phase  # of a gap, the kind of gap until its meaning is known
+        self.at = at  # seconds, or an event of a GPU
+
+
+class _StepEnd(_Mark):
+    """A step ends, and a gap begins."""
+
+    __slots__ = ()
 
 
 class Phases:
@@ -79,76 +81,92 @@ class Phases:
 
     def __init__(self, device: torch.device) -> None:
         self.is_timed = True  # the step that is being made
-        self.sees_waits = True  # it is timed, or this is between micro batches
+        self._times_all = True  # until it is known how long steps are
         self._events = _Events(device) if device.type == "cuda" else None
         self._now: Callable[[], Any] = self._events.now if self._events else clock_s
-        self._marks: list[tuple[str, Any]] = []  # (what begins, when), the oldest first
-        self._ends: list[int] = []  # those of them that end steps
+        self._marks: list[_Mark] = []  # the oldest first
+        self._gap: list[_Mark] = []  # those of them whose phase the next call of the engine says
         self._phase = _BETWEEN
         self._thread = get_ident()  # that calls the engine
         self._sums = _Sums()
-        self._timed_steps = TimedSteps()
 
     # ---- marks
 
-    def begin(self, phase: str) -> str | None:
-        """A phase begins inside of another one; return that, for `end`, or None if this says nothing of
-        what the program does: another thread, or another stream, waits. Where `sees_waits` is false it is
-        not told of waits.
+    def begin_wait(self) -> str | None:
+        """A wait for others begins, in a step that is timed; return the phase that it is in, for `end_wait`,
+        or None if it says nothing of what the program does: another thread, or another stream, waits.
         """
         before = self._phase
-        if get_ident() != self._thread and before not in _RUNS_BACKWARD:
-            return None
-        if before in _WHOLE and phase == COMM:
+        if before in _HAS_NO_WAITS or (get_ident() != self._thread and before not in _RUNS_BACKWARD):
             return None
         if self._events is not None and not self._events.is_seen():
             return None
-        if before != phase:
-            self._phase = phase
-            self._marks.append((phase, self._now()))
+        self._phase = COMM
+        self._marks.append(_Mark(COMM, self._now()))
         return before
 
-    def end(self, phase: str, before: str | None) -> None:
-        """What `begin` has begun has ended."""
-        if before is None or before == phase:
-            return
-        if before in _GAPS and not (phase == EVALUATING and before in _WITHIN):
-            before = _AFTER.get(phase, before)
-        self._phase = before
-        self._marks.append((before, self._now()))
+    def end_wait(self, before: str) -> None:
+        """What `begin_wait` has begun has ended."""
+        self._mark(before)
 
     def during(self, phase: str) -> AbstractContextManager[None]:
         """Around a call of the engine, which is this phase."""
         if self.is_timed or phase in _WHOLE:
             return During(self, phase)
-        if self._phase != _UNTIMED:
-            self._phase, self.sees_waits = _UNTIMED, False
-            self._mark_call(_UNTIMED if phase in (FORWARD, DATA) else _UNTIMED_ALL)
+        if self._phase in _GAPS:
+            self._name_gap(_UNTIMED)
+            self._phase = _UNTIMED
+        elif self._phase == _EVALUATED:
+            self._mark(_UNTIMED)
         return _NOTHING
 
-    def begin_call(self, phase: str) -> str | None:
-        """As `begin`, of a call of the engine: this thread, and on a GPU the stream, is where it computes."""
+    def begin_call(self, phase: str) -> str:
+        """The engine is called: this thread, and on a GPU the stream, is where it computes. Return the phase
+        that the call is in, for `end_call`.
+        """
         self._thread = get_ident()
+        before = self._phase
+        if self._gap and phase != PAUSED and not (phase == EVALUATING and before == _INSIDE):
+            self._name_gap(_MEANT[phase])
         self._look_around()
-        return self.begin(phase)
+        if before != phase:
+            self._mark(phase)
+        return _BETWEEN if before == _EVALUATED and phase not in _WHOLE else before
+
+    def end_call(self, phase: str, before: str) -> None:
+        """What `begin_call` has begun has ended."""
+        if before == phase:
+            return
+        if before == _BETWEEN and phase == EVALUATING:
+            self._phase = _EVALUATED
+        else:
+            self._mark(_INSIDE if before == _BETWEEN and phase in _COMPUTES else before)
 
     def end_micro_batch(self) -> None:
         """A micro batch has ended, and no step."""
-        if self._phase in (*_WITHIN, _UNTIMED):
-            self._phase, self.sees_waits = _BETWEEN, True
-            self._mark_call(_MICRO_BATCH_ENDS)
+        if self._phase == _INSIDE:
+            self._name_gap(BACKWARD)
+            self._look_around()
+            self._mark(_BETWEEN)
 
     def end_step(self, next_step: int) -> None:
         """An optimizer step has ended; the next one has this number, the same on all ranks."""
-        self.is_timed = next_step in self._timed_steps
-        self._phase, self.sees_waits = _BETWEEN, True
-        self._mark_call(_STEP_ENDS)
-        self._ends.append(len(self._marks) - 1)
+        self._name_gap(OPTIMIZER if self.is_timed else _UNTIMED)
+        self._look_around()
+        self.is_timed = self._times_all or is_one_in_eight(next_step)
+        self._mark(_BETWEEN, _StepEnd)
 
-    def _mark_call(self, mark: str) -> None:
-        if self._events is not None or len(self._marks) > _MOST_MARKS:
-            self._look_around()
-        self._marks.append((mark, self._now()))
+    def _mark(self, phase: str, kind: type[_Mark] = _Mark) -> None:
+        self._phase = phase
+        mark = kind(phase, self._now())
+        self._marks.append(mark)
+        if phase in _GAPS:
+            self._gap.append(mark)
+
+    def _name_gap(self, phase: str) -> None:
+        for mark in self._gap:
+            mark.phase = phase
+        self._gap.clear()
 
     def _look_around(self) -> None:
         if self._events is not None:
@@ -162,20 +180,27 @@ class Phases:
         """Return what has passed in the steps that have ended since the last call, as far as it is known:
         "steps", "step_s", and the parts of that by phase; empty where no step is.
         """
-        num_known = self._num_known(self._ends[-1] + 1) if self._ends else 0
-        known = [end for end in self._ends if end < num_known]
-        if known:
-            self._read(known[-1] + 1)
+        count = len(self._marks)
+        while count and not isinstance(self._marks[count - 1], _StepEnd):
+            count -= 1
+        known = self._num_known(count)
+        while known and not isinstance(self._marks[known - 1], _StepEnd):
+            known -= 1
+        self._read(known)
         told = self._sums.take()
         if told:
-            seconds = told.get("step_s", 0.0) - told.get("paused_s", 0.0)
-            self._timed_steps.adapt(num_steps=told["steps"], seconds=seconds, marks=self._sums.marks)
+            mean_s = (told.get("step_s", 0.0) - told.get("paused_s", 0.0)) / told["steps"]
+            self._times_all = mean_s >= SHORT_S
         return told
 
     def _read_early(self) -> None:
         """There are many marks. Those of a GPU that are far behind the last one are read."""
         count = len(self._marks)
-        self._read(count if self._events is None else self._num_known(count // 2))
+        if self._events is not None:
+            count = self._num_known(count // 2)
+        if self._gap:
+            count = min(count, self._marks.index(self._gap[0]) + 1)
+        self._read(count)
 
     def _num_known(self, count: int) -> int:
         """Return how many of the first `count` marks have happened, one after the other: those of a stream
@@ -183,18 +208,17 @@ class Phases:
         """
         if self._events is None:
             return count
-        stamps = (stamp for _, stamp in self._marks[:count])
-        return next((number for number, one in enumerate(stamps) if not self._events.is_known(one)), count)
+        marks = enumerate(self._marks[:count])
+        return next((number for number, mark in marks if not self._events.is_known(mark.at)), count)
 
     def _read(self, count: int) -> None:
         """Add up what is between the first `count` marks; the last of them is the first from then on."""
-        if count < 1:
+        if count < 2:
             return
         self._sums.add(self._marks[:count], _between_clocks if self._events is None else _between_events)
         if self._events is not None:
-            self._events.give_back([stamp for _, stamp in self._marks[: count - 1]])
+            self._events.give_back([mark.at for mark in self._marks[: count - 1]])
         del self._marks[: count - 1]
-        self._ends = [index - count + 1 for index in self._ends if index >= count]
 
 
 class During:
@@ -204,90 +228,72 @@ class During:
 
     def __init__(self, phases: Phases, phase: str) -> None:
         self._phases, self._phase = phases, phase
-        self._before: str | None = None
 
     def __enter__(self) -> None:
         self._before = self._phases.begin_call(self._phase)
 
     def __exit__(self, *_: object) -> None:
-        self._phases.end(self._phase, self._before)
+        self._phases.end_call(self._phase, self._before)
+
+
+def is_one_in_eight(step: int) -> bool:
+    """Return whether a step, counted from 1, is one of those that are always timed: the first of the first
+    eight, the second of the next eight and so on, so what happens at each 2nd, 4th or 8th step is timed as
+    often as it happens.
+    """
+    return step % _ONE_IN == step // _ONE_IN % _ONE_IN
 
 
 class _Sums:
     """Times by phase: of steps that have ended, and of the one that has not."""
 
     def __init__(self) -> None:
-        self.marks = 0.0  # in a timed step, the last time that there was one
-        self._step: dict[str, float] = dict.fromkeys((*_PARTS, *_WHOLE, _UNTIMED), 0.0)
-        self._between: dict[str, float] = dict.fromkeys((DATA, COMM), 0.0)  # micro batches; not in `_step`
-        self._is_between = False
-        self._gap, self._gap_s = "", 0.0  # whose meaning is not known yet, and how long it was so far
-        self._num_marks = 0  # of this step
+        self._step: dict[str, float] = dict.fromkeys((*_PARTS, *_WHOLE, _UNTIMED), 0.0)  # that has not ended
         self._steps, self._step_s, self._paused_s = 0, 0.0, 0.0  # since they were taken
         self._parts_s = dict.fromkeys(_PARTS, 0.0)  # as far as they were timed
-        self._by_length = PartsByLength()
+        self._short_s = dict.fromkeys(_PARTS, 0.0)  # those of short steps alone
+        self._like_s = dict.fromkeys(_PARTS, 0.0)  # the same, the last time that there were some
+        self._untimed_s = 0.0  # of short steps, to be divided
 
-    def add(self, marks: Sequence[tuple[str, Any]], between: Callable[[Any, Any], float]) -> None:
+    def add(self, marks: Sequence[_Mark], between: Callable[[Any, Any], float]) -> None:
         """Add what is between these."""
-        phase, since = marks[0]
-        for following, until in marks[1:]:
-            self._add(phase, between(since, until), following)
-            phase, since = following, until
-
-    def _add(self, phase: str, seconds: float, following: str) -> None:
-        self._num_marks += 1
-        if phase in _GAPS:
-            self._gap = phase
-            self._gap_s += seconds
-        elif phase == COMM and self._is_between:
-            self._between[COMM] += seconds
-        else:
-            self._step[_UNTIMED if phase == _UNTIMED_ALL else phase] += seconds
-        if following not in _MEANT:
-            return
-        if self._gap_s and not (following == EVALUATING and self._gap in _WITHIN):
-            meant = PAUSED if self._gap == _AFTER[EVALUATING] else _MEANT[following]
-            sums = self._between if meant == DATA and self._is_between else self._step
-            sums[meant] += self._gap_s
-            self._gap_s = 0.0
-        self._is_between = _IS_BETWEEN.get(following, self._is_between)
-        if following == _STEP_ENDS:
-            self._end_step()
+        step, mark = self._step, marks[0]
+        for following in marks[1:]:
+            step[mark.phase] += between(mark.at, following.at)
+            if isinstance(following, _StepEnd):
+                self._end_step()
+            mark = following
 
     def _end_step(self) -> None:
-        """Of most, which are not timed, there is little to add up."""
-        step, between = self._step, self._between
-        untimed_s, data_s, comm_s = step[_UNTIMED], between[DATA], between[COMM]
-        paused_s = step[PAUSED] + step[EVALUATING]
-        own_s = untimed_s
-        if untimed_s:
-            self._by_length.add_untimed(untimed_s)
-        else:
-            parts = {phase: step[phase] for phase in _PARTS}
-            own_s = sum(parts.values())
-            for phase, seconds in parts.items():
-                self._parts_s[phase] += seconds
-                step[phase] = 0.0
-            if own_s:
-                self._by_length.add(parts)
-            self.marks = self._num_marks
-        self._parts_s[DATA] += data_s
-        self._parts_s[COMM] += comm_s
+        step = self._step
+        parts_s, untimed_s = [step[phase] for phase in _PARTS], step[_UNTIMED]
+        paused_s = step[PAUSED] + step[EVALUATING] + step[_EVALUATED]
+        own_s = sum(parts_s) + untimed_s
         self._steps += 1
-        self._step_s += own_s + data_s + comm_s + paused_s
+        self._step_s += own_s + paused_s
         self._paused_s += paused_s
-        self._num_marks = 0
-        between[DATA] = between[COMM] = step[_UNTIMED] = step[PAUSED] = step[EVALUATING] = 0.0
+        sums = [self._parts_s]
+        if own_s < SHORT_S:
+            self._untimed_s += untimed_s
+            if not untimed_s:
+                sums.append(self._short_s)
+        for into in sums:
+            for phase, seconds in zip(_PARTS, parts_s, strict=True):
+                into[phase] += seconds
+        for phase in step:
+            step[phase] = 0.0
 
     def take(self) -> dict[str, float]:
         """Return those of steps that have ended, once."""
         if not self._steps:
             return {}
-        untimed_s = self._by_length.take()
+        if any(self._short_s.values()):
+            self._like_s, self._short_s = self._short_s, dict.fromkeys(_PARTS, 0.0)
+        share = self._untimed_s / (sum(self._like_s.values()) or 1.0)
         told = {"steps": self._steps, "step_s": self._step_s, "paused_s": self._paused_s}
-        told |= {f"{phase}_s": own + untimed_s.get(phase, 0.0) for phase, own in self._parts_s.items()}
+        told |= {f"{phase}_s": own_s + share * self._like_s[phase] for phase, own_s in self._parts_s.items()}
+        self._steps, self._step_s, self._paused_s, self._untimed_s = 0, 0.0, 0.0, 0.0
         self._parts_s = dict.fromkeys(_PARTS, 0.0)
-        self._steps, self._step_s, self._paused_s = 0, 0.0, 0.0
         return {name: value for name, value in told.items() if value}
 
 

@@ -57,7 +57,7 @@ class _Process:
         self.memory = MemoryNumbers(device)
         self.last: Callable[[], dict[str, Any]] | None = None  # what is told of the last step, unless it was
         self.is_evaluating = False
-        self.is_quiet = False  # inside of a micro batch of an untimed step: its calls tell nothing
+        self.is_quiet = False  # inside of an untimed step: its calls tell nothing
 
     def numbers(self) -> dict[str, Any]:
         """Return what is new; nothing before the next step has ended."""
@@ -152,7 +152,6 @@ class StepMetrics:
     def end_micro_batch(self) -> None:
         """After a call of step() that ends no optimizer step."""
         self._phases.end_micro_batch()
-        self.process.is_quiet = False
 
     def end_step(
         self,

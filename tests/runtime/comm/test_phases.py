@@ -11,7 +11,16 @@ import pytest
 import torch
 
 from dslaunch.runtime.comm import phases
-from dslaunch.runtime.comm.phases import BACKWARD, COMM, DATA, EVALUATING, FORWARD, OPTIMIZER, PAUSED, Phases
+from dslaunch.runtime.comm.phases import (
+    BACKWARD,
+    DATA,
+    EVALUATING,
+    FORWARD,
+    OPTIMIZER,
+    PAUSED,
+    Phases,
+    is_one_in_eight,
+)
 
 CALLS = {
     "f": FORWARD,
@@ -24,10 +33,11 @@ CALLS = {
 
 
 class Clock:
-    """Each tick is a second."""
+    """Each tick is a second. Steps below 8 s are short, and of those so many are timed."""
 
     def __init__(self) -> None:
         self.time_s = 0.0
+        self.timed: frozenset[int] = frozenset()
 
     def __call__(self) -> float:
         return self.time_s
@@ -67,13 +77,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return streams
 
 
-class Chosen(frozenset[int]):
-    """The steps that are timed."""
-
-    def adapt(self, **_: float) -> None:
-        pass
-
-
 def times_of(
     story: str, device: str, clock: Clock, untimed: frozenset[int] = frozenset()
 ) -> Iterator[dict[str, float]]:
@@ -82,7 +85,8 @@ def times_of(
     step.
     """
     made = Phases(torch.device(device))
-    made._timed_steps = Chosen(frozenset(range(1, 700)) - untimed)  # type: ignore[assignment]
+    made._times_all = False
+    clock.timed = frozenset(range(1, 700)) - untimed
     within: list[Any] = []
     for at, letter in enumerate(story):
         if letter in CALLS:
@@ -94,9 +98,10 @@ def times_of(
             else:
                 call.__exit__(None, None, None)
         elif letter == "w":
-            before = made.begin(COMM) if made.sees_waits else None
+            before = made.begin_wait() if made.is_timed else None
             clock.time_s += 1
-            made.end(COMM, before)
+            if before is not None:
+                made.end_wait(before)
         elif letter == ".":
             clock.time_s += 1
         elif letter == ")":
@@ -123,6 +128,8 @@ def clock(monkeypatch: pytest.MonkeyPatch, gpu: list[str]) -> Clock:
     """That of the program, and of a GPU that is as far as it is."""
     made = Clock()
     monkeypatch.setattr(phases, "clock_s", made)
+    monkeypatch.setattr(phases, "SHORT_S", 8.0)
+    monkeypatch.setattr(phases, "is_one_in_eight", lambda step: step in made.timed)
     monkeypatch.setattr(Event, "record", lambda event, _: setattr(event, "at_s", made()))
     monkeypatch.setattr(Event, "done_s", math.inf)
     return made
@@ -172,71 +179,49 @@ def test_each_second_is_in_one_phase(story: str, wanted: dict[str, int], place: 
 @pytest.mark.parametrize(
     ("story", "untimed", "wanted"),
     [
-        # as long as the others, and as they are
         ("f(w)bo|f(w)bo|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "comm": 2}),
-        # but for what is known: data, and what the program waits for between two steps
-        (
-            "fbo|..f|fbo|",
-            {2},
-            {"forward": 2 + 1 / 3, "backward": 2 + 1 / 3, "optimizer": 2 + 1 / 3, "data": 2},
-        ),
-        ("fbo|...fbo|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "data": 3}),
-        ("fbo|" + "." * 50 + "fbo|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "data": 50}),
-        ("fbo|.w.fb(w)|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "data": 2, "comm": 1}),
+        # all of it, what passed before its first call too
+        ("fbo|..f|fbo|", {2}, {"forward": 3, "backward": 3, "optimizer": 3}),
+        ("fbo|.w.fbo|", {2}, {"forward": 3, "backward": 3, "optimizer": 3}),
+        ("fbo|fbo|fbo|fbo|", {2, 3, 4}, {"forward": 4, "backward": 4, "optimizer": 4}),
+        ("fo|ffo|.fo|", {3}, {"forward": 3 + 9 / 5, "optimizer": 2 + 6 / 5}),
+        ("fb,fbo|fb.,fb|", {2}, {"forward": 4, "backward": 4, "optimizer": 2}),
+        # and waits of the next timed one are seen again
+        ("f(w)o|f(w)bo|f(ww)o|", {2}, {"forward": 2 + 8 / 7, "optimizer": 2 + 8 / 7, "comm": 3 + 12 / 7}),
+        # one that is long has a reason of its own
+        ("fbo|.fffffffffbo|", {2}, {"forward": 1, "backward": 1, "optimizer": 1, "?": 12}),
+        ("fo|ffffffffo|fo|", {3}, {"forward": 10, "optimizer": 3}),
+        ("ffffffffbo|f|", {2}, {"forward": 8, "backward": 1, "optimizer": 1, "?": 1}),
+        # pauses are known
         (
             "fbo|s(w).w.fb(w)|",
             {2},
-            {"forward": 2, "backward": 2, "optimizer": 2, "data": 2, "comm": 1, "paused": 2},
+            {"forward": 3, "backward": 3, "optimizer": 3, "paused": 2},
         ),
-        ("f(w)o|.w.f(w)o|", {2}, {"forward": 2, "optimizer": 2, "data": 2, "comm": 3}),
-        ("fb,.fbo|fb,..fbo|", {2}, {"forward": 4, "backward": 4, "optimizer": 2, "data": 3}),
-        ("fb,.fbo|fb,.w.fbo|", {2}, {"forward": 4, "backward": 4, "optimizer": 2, "data": 3, "comm": 1}),
-        # and waits of the next timed one are seen again
-        ("f(w)o|f(w)o|f(ww)o|", {2}, {"forward": 3, "optimizer": 3, "comm": 4}),
-        # data that come without the end of a micro batch, and inside of a pipeline's call, are estimated
-        ("fb..fbo|fb..fbo|", {2}, {"forward": 4, "backward": 4, "optimizer": 2, "data": 4}),
-        (
-            "d(w)f(fb)o|.d(w)f(fb)o|",
-            {2},
-            {"forward": 4, "backward": 2, "optimizer": 2, "data": 3, "comm": 2},
-        ),
-        # engine.module runs forward: what is before the backward is no data
-        ("fbo|..bo|..bo|", {3}, {"forward": 5, "backward": 3, "optimizer": 3}),
-        ("f(w)b|..b(w)|..b(w)|", {3}, {"forward": 5, "backward": 3, "comm": 3}),
-        ("fbo|fbo|fbo|fbo|", {2, 3, 4}, {"forward": 4, "backward": 4, "optimizer": 4}),
-        # two that are timed differ: an untimed one is as that of its length
-        ("fo|fbbbb|ffb|", {3}, {"forward": 3.5, "backward": 4, "optimizer": 2.5}),
-        ("fo|fbbbb|ffffb|", {3}, {"forward": 3, "backward": 8, "optimizer": 1}),
-        # none was about as long: for what is not known
-        ("fbo|.fffffffffbo|", {2}, {"forward": 1, "backward": 1, "optimizer": 1, "data": 1, "?": 11}),
-        ("ffffffffbo|f|", {2}, {"forward": 8, "backward": 1, "optimizer": 1, "?": 1}),
-        # pauses are known
-        ("fbo|s(w).ffo|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "data": 1, "paused": 2}),
         (
             "fbo|.e.e(w)..f|",
             {2},
             {"forward": 1 + 1 / 3, "backward": 1 + 1 / 3, "optimizer": 1 + 1 / 3, "data": 1, "paused": 6},
-        ),
-        # a teacher inside of a step
-        (
-            "fbo|.f.e(w)bw|",
-            {2},
-            {"forward": 2 + 1 / 3, "backward": 2 + 1 / 3, "optimizer": 2 + 1 / 3, "data": 1, "paused": 2},
         ),
         (
             "fbo|e.s.f|fbo|",
             {2},
             {"forward": 2 + 1 / 3, "backward": 2 + 1 / 3, "optimizer": 2 + 1 / 3, "paused": 4},
         ),
+        # a teacher inside of a step
+        (
+            "fbo|f.e(w)bw|fbo|",
+            {2},
+            {"forward": 4 - 2 / 3, "backward": 4 - 2 / 3, "optimizer": 4 - 2 / 3, "paused": 2},
+        ),
         ("fbo|bes(e)b.|", {2}, {"forward": 2, "backward": 2, "optimizer": 2, "paused": 3}),
-        # micro batches, and a call that a step ends in
-        ("fb,fbo|fb.,fb|", {2}, {"forward": 4, "backward": 4, "optimizer": 2}),
-        ("f(b|)..fb|", {2}, {"forward": 2, "backward": 2, "data": 2}),
+        # a call that a step ends in
+        ("f(b|)..fb|", {2}, {"forward": 3, "backward": 3}),
         ("f(b|)..fb|", {3}, {"forward": 2, "backward": 2, "data": 2}),
         ("fb|f(b|)fb|", {2}, {"forward": 3, "backward": 3}),
     ],
 )
-def test_an_untimed_step_is_as_the_timed_ones(
+def test_an_untimed_short_step_is_as_the_timed_ones(
     story: str, untimed: set[int], wanted: dict[str, float], place: str, clock: Clock
 ) -> None:
     (found,) = times_of(story, place, clock, frozenset(untimed))
@@ -251,7 +236,7 @@ def test_marks_of_steps_that_nobody_asks_for_are_few(
 ) -> None:
     monkeypatch.setattr(phases, "_MOST_MARKS", 20)
     made = Phases(torch.device(device))
-    made._timed_steps = Chosen()  # type: ignore[assignment]
+    made._times_all = False
     with made.during(FORWARD):
         pass
     for number in range(500):
@@ -267,34 +252,28 @@ def test_a_mark_of_an_untimed_step_is_in_the_stream_that_computes(
     marked_in: list[object] = []
     monkeypatch.setattr(Event, "record", lambda _, stream: marked_in.append(stream))
     made = Phases(torch.device("cuda"))
-    made._timed_steps = Chosen()  # type: ignore[assignment]
+    made._times_all = False
     for number, stream in enumerate(("first", "second", "third")):
         gpu.append(stream)
         with made.during(FORWARD):
             pass
         gpu.append(f"end of {stream}")
         made.end_step(number + 2)
-    assert marked_in[2:] == ["end of first", "second", "end of second", "third", "end of third"]
+    assert marked_in[2:] == ["end of first", "end of second", "end of third"]
 
 
 def test_where_no_step_was_timed_they_are_as_those_before(clock: Clock) -> None:
-    first, second, third = times_of("fbbo|;ffo|.fo|;.........fbo|", "cpu", clock, frozenset({2, 3, 4}))
+    first, second, third = times_of("fbbo|;ffo|.fo|;.fbo|", "cpu", clock, frozenset({2, 3, 4}))
     assert first == {"forward_s": 1, "backward_s": 2, "optimizer_s": 1, "step_s": 4, "steps": 1}
-    assert second == pytest.approx(
-        {"forward_s": 1.25, "backward_s": 2.5, "optimizer_s": 1.25, "data_s": 1, "step_s": 6, "steps": 2}
-    )
-    assert third == pytest.approx(
-        {"forward_s": 0.75, "backward_s": 1.5, "optimizer_s": 0.75, "data_s": 9, "step_s": 12, "steps": 1}
-    )
+    assert second == {"forward_s": 1.5, "backward_s": 3, "optimizer_s": 1.5, "step_s": 6, "steps": 2}
+    assert third == {"forward_s": 1, "backward_s": 2, "optimizer_s": 1, "step_s": 4, "steps": 1}
 
 
-def test_of_steps_that_become_long_it_is_known_when_one_was_timed(clock: Clock) -> None:
+def test_steps_that_become_long_are_all_timed(clock: Clock) -> None:
     long = "ffffbbbboooo|"
     _, before, after = times_of(f"fbo|;{long};{long}{long}{long}", "cpu", clock, frozenset({2, 4, 5}))
     assert before == {"step_s": 12, "steps": 1}
-    assert after == pytest.approx(
-        {"forward_s": 12, "backward_s": 12, "optimizer_s": 12, "step_s": 36, "steps": 3}
-    )
+    assert after == {"forward_s": 12, "backward_s": 12, "optimizer_s": 12, "step_s": 36, "steps": 3}
 
 
 @pytest.mark.parametrize("place", [0, 42])
@@ -310,16 +289,15 @@ def test_one_step_that_is_much_longer_changes_nothing_of_those_that_follow(clock
     assert sums == pytest.approx(expected)
 
 
-def test_what_is_seldom_timed_is_as_often_in_the_times_as_it_happens(clock: Clock) -> None:
-    """Each 8th step has a long forward; one in six is timed, and one line is told for six steps."""
-    usual, slow = "fbo|", "f" * 13 + "bo|"
-    steps = [slow if number % 8 == 5 else usual for number in range(1, 601)]
-    story = "".join(step + ";" * (number % 6 == 0) for number, step in enumerate(steps, 1))
-    timed = {1, *(number for number in range(1, 601) if number * 7 % 48 < 8)}
-    found = list(times_of(story, "cpu", clock, frozenset(range(1, 601)) - frozenset(timed)))
-    forward_s = sum(one.get("forward_s", 0.0) for one in found)
-    assert forward_s == pytest.approx(600 + 75 * 12, rel=0.05)
-    assert sum(one["step_s"] for one in found if one) == 600 * 3 + 75 * 12
+@pytest.mark.parametrize("period", [2, 3, 4, 5, 8, 10])
+def test_what_happens_with_a_period_is_in_the_times_as_often_as_it_happens(period: int, clock: Clock) -> None:
+    timed = frozenset(step for step in range(1, 577) if is_one_in_eight(step))
+    steps = ["fffffbo|" if number % period == period // 2 else "fbo|" for number in range(1, 577)]
+    story = "".join(step + ";" * (number % 96 == 0) for number, step in enumerate(steps, 1))
+    found = list(times_of(story, "cpu", clock, frozenset(range(1, 577)) - timed))
+    assert len(timed) == 576 / 8
+    assert sum(one.get("forward_s", 0.0) for one in found) == pytest.approx(story.count("f"), rel=0.05)
+    assert sum(one.get("step_s", 0.0) for one in found) == len(story) - story.count("|") - story.count(";")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -332,9 +310,10 @@ def test_a_wait_of_another_thread_is_none_of_the_program(
     made = Phases(torch.device(device))
 
     def wait() -> None:
-        before = made.begin(COMM)
+        before = made.begin_wait()
         Event.now_s += 1
-        made.end(COMM, before)
+        if before is not None:
+            made.end_wait(before)
 
     for phase, times in (
         (FORWARD, {"forward_s": 1.0, "step_s": 1.0}),
@@ -348,24 +327,16 @@ def test_a_wait_of_another_thread_is_none_of_the_program(
         assert made.take() == {**times, "steps": 1}
 
 
-def test_how_many_steps_are_timed_goes_by_their_time_without_pauses_and_by_their_marks(clock: Clock) -> None:
-    made, told = Phases(torch.device("cpu")), []
-
-    class Timed(Chosen):
-        def adapt(self, **given: float) -> None:
-            told.append(given)
-
-    made._timed_steps = Timed({1})  # type: ignore[assignment]
-    for number, phase in enumerate((FORWARD, PAUSED, FORWARD)):
-        with made.during(phase):
-            clock.time_s += 5
-        clock.time_s += 1
-        if phase == FORWARD:
-            made.end_step(number + 2)
-    assert made.take()["steps"] == 2
-    assert told == [
-        {"num_steps": 2, "seconds": 6 + 1 + 6, "marks": 2}
-    ]  # the end of the forward, and of the step
+def test_whether_all_steps_are_timed_goes_by_the_time_of_the_last_ones_without_pauses(clock: Clock) -> None:
+    made, were_timed = Phases(torch.device("cpu")), []
+    for next_step, num_forwards in enumerate((7, 7, 9, 9, 7), 2):
+        were_timed.append(made.is_timed)
+        for phase in (PAUSED, *[FORWARD] * num_forwards):
+            with made.during(phase):
+                clock.time_s += 1
+        made.end_step(next_step)
+        made.take()
+    assert were_timed == [True, True, False, False, True]
 
 
 def test_times_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,9 +352,10 @@ def test_times_of_a_gpu_are_told_when_it_is_so_far(gpu: list[str]) -> None:
     made = Phases(torch.device("cuda", 0))
 
     def wait() -> None:
-        before = made.begin(COMM)
+        before = made.begin_wait()
         Event.now_s += 1
-        made.end(COMM, before)
+        if before is not None:
+            made.end_wait(before)
 
     def step() -> None:
         with made.during(FORWARD):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch.runtime.comm import timed_steps
+from dslaunch.runtime.comm import phases
 from tests.runtime.metrics.told import PARTS, Reader, Rows, steps_of, telling, total
 from tests.runtime.models import batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
@@ -162,7 +162,7 @@ class PicturesThenWords(Words):
 
 
 def _read_words_late(rank: int, path: str) -> None:
-    timed_steps.STEP_S = 1e3  # few steps are timed
+    phases.SHORT_S = 1e3  # few steps are timed
     with telling(rank, path, interval_s=0.05):
         engine, *_ = dslaunch.initialize(
             model=make_model(PicturesThenWords), config=make_config(train_batch_size=8)
@@ -183,14 +183,14 @@ def _report_while_a_step_ends(rank: int, path: str) -> None:
     """As a handler of a signal may."""
     with telling(rank, path):
         engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=2))
-        phases = engine._wire.recorder.phases
-        end_step = phases.end_step
+        times = engine._wire.recorder.phases
+        end_step = times.end_step
 
         def end_step_late(next_step: int) -> None:
             dslaunch.report(seen=next_step)
             end_step(next_step)
 
-        phases.end_step = end_step_late
+        times.end_step = end_step_late
         for number in range(STEPS):
             engine.backward(loss_of(engine, batch(number).chunk(engine.world_size)[rank]))
             engine.step()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch.runtime.comm import timed_steps
+from dslaunch.runtime.comm import phases
 from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.runtime.zero.gathered_parameters import GatheredParameters
 from tests.runtime.metrics.told import PARTS, Reader, Rows, steps_of, telling, total
@@ -80,36 +80,31 @@ def test_a_slow_place_is_in_its_phase_and_others_wait(
     check_wait(found[1], found[0], name, NAP_S * 2)
 
 
-def _seldom_timed(rank: int, path: str) -> tuple[list[float], list[float], float, int]:
+def _seldom_timed(rank: int, path: str) -> tuple[list[float], float, int]:
     """Rank 1 is slow with its data, and once very slow, in a step that is not timed. Return when the steps
-    ended, how long each waited for its data, the last loss, and how many were timed.
+    ended, the last loss, and how many were timed.
     """
-    timed_steps.STEP_S = 1e3  # so dear that one is timed for each line
+    phases.SHORT_S = LONG_NAP_S / 2  # few are timed
     with telling(rank, path, interval_s=0.25):
         torch.manual_seed(0)
         config = make_config(stage=3, train_batch_size=8, gradient_accumulation_steps=2)
         engine, *_ = dslaunch.initialize(model=Slow(0.0), config=config)
         ends: list[float] = []
-        waits: list[float] = []
-        num_timed, ended, is_well = 0, time.perf_counter(), True
+        num_timed, is_well = 0, True
         for _ in range(SELDOM_STEPS):
             num_timed += engine._wire.recorder.phases.is_timed
-            waited_s = 0.0
             for number in range(2):
                 time.sleep(SELDOM_NAP_S if rank == 1 else 0.0)
                 is_late = rank == number == 1 and len(ends) > SELDOM_STEPS / 2
                 if is_well and is_late and not engine._wire.recorder.phases.is_timed:
                     is_well = False
                     time.sleep(LONG_NAP_S)
-                waited_s += time.perf_counter() - ended
                 loss = engine(torch.ones(2, 16))
                 engine.backward(loss)
                 engine.step()
-                ended = time.perf_counter()
-            ends.append(ended)
-            waits.append(waited_s)
+            ends.append(time.perf_counter())
         engine.destroy()
-    return ends, waits, loss.item(), num_timed
+    return ends, loss.item(), num_timed
 
 
 def test_where_few_steps_are_timed_the_others_are_counted_and_taken_to_be_like_them(
@@ -118,7 +113,7 @@ def test_where_few_steps_are_timed_the_others_are_counted_and_taken_to_be_like_t
     found = ranks(_seldom_timed, str(reader.path), world_size=2)
     lines = reader.lines()
     means: dict[int, dict[str, float]] = {}
-    for rank, (ends, waits, loss, num_timed) in enumerate(found):
+    for rank, (ends, loss, num_timed) in enumerate(found):
         rows = [row for row in lines[rank] if "steps" in row]
         assert num_timed < SELDOM_STEPS / 2
         assert total(rows, "steps") == SELDOM_STEPS
@@ -128,20 +123,18 @@ def test_where_few_steps_are_timed_the_others_are_counted_and_taken_to_be_like_t
         assert num_steps > SELDOM_STEPS / 2
         assert num_timed > first["steps"] + 1  # what comes next is timed, too
         assert total(rest, "step_s") == pytest.approx(ends[-1] - ends[first["steps"] - 1], abs=0.1)
-        # Of all steps; on a busy machine something passes in a call before it says that it has begun.
-        assert total(rest, "data_s") == pytest.approx(sum(waits[first["steps"] :]), abs=LONG_NAP_S / 2)
         for row in rows:
             assert sum(row.get(name, 0.0) for name in PARTS) <= row["step_s"] + 1e-9
         means[rank] = {name: total(rest, name) / num_steps for name in (*PARTS, "step_s")}
         known_s = sum(means[rank][name] for name in PARTS)
-        assert known_s + (LONG_NAP_S / num_steps if rank == 0 else 0.0) > 0.6 * means[rank]["step_s"]
+        assert known_s + LONG_NAP_S / num_steps > 0.8 * means[rank]["step_s"]
     assert means[1]["data_s"] - means[0]["data_s"] > SELDOM_NAP_S / 2
     assert means[0]["comm_s"] - means[1]["comm_s"] > SELDOM_NAP_S / 2
 
 
 def _gather_between(rank: int, path: str) -> int:
     """Rank 1 comes late to a gather between two steps. Return how many were timed."""
-    timed_steps.STEP_S = 1e3
+    phases.SHORT_S = 1e3
     num_timed = 0
     with telling(rank, path, interval_s=0.25):
         config = make_config(stage=3, train_batch_size=4)
@@ -158,12 +151,12 @@ def _gather_between(rank: int, path: str) -> int:
     return num_timed
 
 
-def test_a_wait_between_two_steps_is_known_of_each(ranks: Ranks, reader: Reader) -> None:
+def test_a_wait_between_two_steps_is_seen_where_few_are_timed(ranks: Ranks, reader: Reader) -> None:
     num_timed = ranks(_gather_between, str(reader.path), world_size=2)
     found = reader.lines()
     slept_s = (SELDOM_STEPS - 1) * SELDOM_NAP_S  # what follows the last step is part of none
     assert max(num_timed) < SELDOM_STEPS / 2
-    assert total(found[1], "data_s") > slept_s
+    assert total(found[1], "data_s") > 0.8 * slept_s
     assert total(found[1], "data_s") - total(found[0], "data_s") > slept_s / 2
     assert total(found[0], "comm_s") - total(found[1], "comm_s") > slept_s / 2
 
