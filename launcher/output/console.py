@@ -17,7 +17,7 @@ from ..options.logs import LogOptions
 from ..telemetry.summary import progress
 from ..telemetry.telemetry import Telemetry
 from ..wording import cleaned, count, shown_time
-from .display import Display, StreamDisplay
+from .display import Answered, Below, Display, Raw, Said, Started, Status, StreamDisplay
 from .event_files import keep_events
 from .job_watch import JobWatch
 from .rank_output import RankOutput
@@ -107,7 +107,7 @@ class Console:
 
     def started(self) -> None:
         """All workers run."""
-        self._display.started()
+        self._display.put(Started())
         self.telemetry.record_of_attempt("running")
         if self._watch is not None:
             self._watch.started()
@@ -163,7 +163,7 @@ class Console:
 
     def put(self, stream: int, data: bytes, on_done: Callable[[], None] | None = None) -> None:
         """Bytes for stdout (1) or stderr (2) as they are; `on_done` is called when they are written."""
-        self._display.put(stream, data, on_done)
+        self._display.put(Raw(stream, data), on_done)
 
     def debug(self, message: str) -> None:
         self._log(10, message)
@@ -191,7 +191,7 @@ class Console:
 
     def end_progress(self, *, is_up: bool = False, is_stopping: bool = False) -> None:
         """The start is over; its line vanishes. Either all workers run, or they are told to end."""
-        self._display.status("")
+        self._display.put(Status(""))
         if is_up:
             self.started()
         if is_stopping:
@@ -211,7 +211,7 @@ class Console:
         if not self._display.has_status_line:
             self._log(20, text, is_event=False)
         elif self._level <= _LEVELS["info"]:
-            self._display.status(text)
+            self._display.put(Status(text))
 
     def report(self, verdict: Verdict, *, took_s: float, written: str = "") -> None:
         """The last word: that all ended well, how far they came and where the files are, in one line; or who
@@ -270,11 +270,11 @@ class Console:
         """
         self.error(title)
         for line in lines:
-            self._display.below(f"    {cleaned(line.expandtabs())}")
+            self._display.put(Below(time.time(), f"    {cleaned(line.expandtabs())}"))
 
     def answered(self) -> None:
         """All that was asked for by a signal is shown."""
-        self._display.answered()
+        self._display.put(Answered())
 
     def _explain(self, culprit: RankFailure) -> None:
         for sentence in culprit.evidence:
@@ -302,4 +302,4 @@ class Console:
             self.telemetry.record("note", level=level, text=cleaned(message))
         if level < self._level:
             return
-        self._display.say(level, cleaned(message))
+        self._display.put(Said(time.time(), level, cleaned(message)))

@@ -6,12 +6,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import IO, Protocol
+from typing import IO, NamedTuple, Protocol
 
 from ..inputs.line_prefix import DEFAULT_TEMPLATE, Origin, folded_prefix, prefix
 from ..options.logs import LogOptions
 from ..wording import wrapped
-from .status_line import AboveStatusLine, StatusLine, shown
+from .status_line import AboveStatusLine, StatusLine, shown as fitted
 from .writer import Sink, StreamSink, Writer, unbuffered
 
 ERROR_LEVEL = 40
@@ -20,11 +20,63 @@ _BOLD, _RED = 1, 31
 _MAX_FOLDED_HEADS = 1000  # ranks may arrive in many orders
 
 
-class Display(Protocol):
-    """What a console writes to. No method blocks; `on_done` is called when the data is written.
+class Begun(NamedTuple):
+    """The next attempt has these workers; attempts count from 0."""
 
-    `at_s` is the time of day of the lines; None: now.
-    """
+    attempt: int
+    origins: tuple[Origin, ...]
+
+
+class Started(NamedTuple):
+    """All of them run."""
+
+
+class Lines(NamedTuple):
+    """Whole lines, the last newline included, that these ranks wrote at this time of day."""
+
+    at_s: float
+    ranks: tuple[int, ...]
+    stream: int
+    body: bytes
+
+
+class Said(NamedTuple):
+    """A sentence of the launcher itself."""
+
+    at_s: float
+    level: int
+    message: str
+
+
+class Below(NamedTuple):
+    """A line that stands below such a sentence."""
+
+    at_s: float
+    text: str
+
+
+class Raw(NamedTuple):
+    """Bytes as they are."""
+
+    stream: int
+    body: bytes
+
+
+class Answered(NamedTuple):
+    """All that was asked for by a signal is shown."""
+
+
+class Status(NamedTuple):
+    """The line that changes in place is this; empty: it vanishes."""
+
+    text: str
+
+
+Shown = Begun | Started | Lines | Said | Below | Raw | Answered | Status
+
+
+class Display(Protocol):
+    """What a console writes to."""
 
     @property
     def has_status_line(self) -> bool:
@@ -36,44 +88,8 @@ class Display(Protocol):
         """Whether it shows what other programs print to our stdout and stderr too."""
         ...
 
-    def begin(self, origins: tuple[Origin, ...]) -> None:
-        """The next attempt has these workers."""
-        ...
-
-    def started(self) -> None:
-        """All of them run."""
-        ...
-
-    def lines(
-        self,
-        ranks: tuple[int, ...],
-        stream: int,
-        body: bytes,
-        *,
-        at_s: float | None = None,
-        on_done: Callable[[], None] | None = None,
-    ) -> None:
-        """Whole lines, the last newline included, that these ranks wrote."""
-        ...
-
-    def say(self, level: int, message: str, *, at_s: float | None = None) -> None:
-        """A sentence of the launcher itself."""
-        ...
-
-    def below(self, text: str, *, at_s: float | None = None) -> None:
-        """A line that stands below such a sentence."""
-        ...
-
-    def answered(self) -> None:
-        """What was asked for by a signal is shown."""
-        ...
-
-    def put(self, stream: int, data: bytes, on_done: Callable[[], None] | None = None) -> None:
-        """Bytes as they are."""
-        ...
-
-    def status(self, text: str) -> None:
-        """Show this as the line that changes in place; empty: erase it."""
+    def put(self, shown: Shown, on_done: Callable[[], None] | None = None) -> None:
+        """Show this; it does not block. `on_done` is called when Lines or Raw are written."""
         ...
 
 
@@ -104,59 +120,50 @@ class StreamDisplay:
     def has_status_line(self) -> bool:
         return self._terminal is not None
 
-    def begin(self, origins: tuple[Origin, ...]) -> None:
-        self._origins = {one.rank: one for one in origins}
-        self._heads = {}
+    def put(self, shown: Shown, on_done: Callable[[], None] | None = None) -> None:
+        if isinstance(shown, Lines):
+            self._writer.put(self._sinks[shown.stream], self._with_heads(shown), on_done)
+        elif isinstance(shown, Raw):
+            self._writer.put(self._sinks[shown.stream], shown.body, on_done)
+        elif isinstance(shown, Said):
+            self._put_line(self._sentence(shown), shown.at_s)
+        elif isinstance(shown, Below):
+            self._put_line(shown.text, shown.at_s)
+        elif isinstance(shown, Status):
+            self._put_status(shown.text)
+        elif isinstance(shown, Begun):
+            self._origins = {one.rank: one for one in shown.origins}
+            self._heads = {}
 
-    def started(self) -> None:
-        """The screens of this process show nothing of it."""
-
-    def lines(
-        self,
-        ranks: tuple[int, ...],
-        stream: int,
-        body: bytes,
-        *,
-        at_s: float | None = None,
-        on_done: Callable[[], None] | None = None,
-    ) -> None:
-        head = self._heads.get((ranks, stream))
+    def _with_heads(self, shown: Lines) -> bytes:
+        body, key = shown.body, (shown.ranks, shown.stream)
+        head = self._heads.get(key)
         if head is None:
-            head = self._make_head(ranks, stream)
+            head = self._make_head(*key)
         if self._logs.has_timestamps:
-            head = timestamp(time.time() if at_s is None else at_s) + head
-        if head:
-            body = head + body[:-1].replace(b"\n", b"\n" + head) + b"\n"
-        self._writer.put(self._sinks[stream], body, on_done)
+            head = timestamp(shown.at_s) + head
+        return head + body[:-1].replace(b"\n", b"\n" + head) + b"\n" if head else body
 
-    def say(self, level: int, message: str, *, at_s: float | None = None) -> None:
-        name = "dslaunch:"
+    def _sentence(self, shown: Said) -> str:
+        name, message = "dslaunch:", shown.message
         if self._terminal is not None:
             taken = len(timestamp(0)) if self._logs.has_timestamps else 0
             message = wrapped(message, self._terminal.num_columns - taken, first=len(name) + 1)
         if self._has_color[2]:
-            name = f"\x1b[{_RED if level >= ERROR_LEVEL else _BOLD}m{name}\x1b[0m"
-        self.below(f"{name} {message}", at_s=at_s)
+            name = f"\x1b[{_RED if shown.level >= ERROR_LEVEL else _BOLD}m{name}\x1b[0m"
+        return f"{name} {message}"
 
-    def below(self, text: str, *, at_s: float | None = None) -> None:
+    def _put_line(self, text: str, at_s: float) -> None:
         line = f"{text}\n".encode("utf-8", "surrogateescape")
-        if self._logs.has_timestamps:
-            line = timestamp(time.time() if at_s is None else at_s) + line
-        self._writer.put(self._sinks[2], line)
+        self._writer.put(self._sinks[2], timestamp(at_s) + line if self._logs.has_timestamps else line)
 
-    def answered(self) -> None:
-        """A person sees it."""
-
-    def put(self, stream: int, data: bytes, on_done: Callable[[], None] | None = None) -> None:
-        self._writer.put(self._sinks[stream], data, on_done)
-
-    def status(self, text: str) -> None:
+    def _put_status(self, text: str) -> None:
         if self._terminal is None:
             return
         if not text:
             self._writer.put(self._status, b"")
         elif self._writer.is_idle:  # a stopped terminal gets no more
-            self._writer.put(self._status, shown(f"dslaunch: {text}", self._terminal.num_columns))
+            self._writer.put(self._status, fitted(f"dslaunch: {text}", self._terminal.num_columns))
 
     def _above_status(self, stream: StreamSink) -> Sink:
         """On a terminal, where the status line may stand in the way."""

@@ -10,7 +10,7 @@ from ..errors import LaunchError
 from ..inputs.line_prefix import Origin
 from ..options.logs import LogOptions
 from ..wire.frames import bytes_of
-from .display import Display
+from .display import Begun, Display, Lines
 from .failure_folding import FailureFolding
 from .line_folding import Folded, Folding
 from .log_files import RankFiles, after
@@ -30,6 +30,7 @@ class RankOutput:
         self._folding = Folding(self._write_folded) if logs.is_folding else None
         self._failures = FailureFolding(self._show_failure) if logs.folds_failures else None
         self._shown: dict[int, tuple[int]] = {}  # the ranks that are shown
+        self._num_attempts = 0
 
     @property
     def folder(self) -> Path | None:
@@ -52,7 +53,8 @@ class RankOutput:
         if self._failures is not None:
             self._failures.begin()
         self.flush()
-        self._display.begin(origins)
+        self._display.put(Begun(self._num_attempts, origins))
+        self._num_attempts += 1
         self._shown = {one.rank: (one.rank,) for one in origins if self._logs.shows(one.rank)}
         if self._folding is not None:
             self._folding.begin(len(self._shown))
@@ -124,10 +126,10 @@ class RankOutput:
         if self._folding is not None:
             self._folding.add(ranks[0], stream, body, on_done)
         else:
-            self._display.lines(ranks, stream, body, on_done=on_done)
+            self._display.put(Lines(time.time(), ranks, stream, body), on_done)
 
     def _write_folded(self, lines: list[Folded], on_done: Callable[[], None]) -> None:
         wall_clock = time.time() - time.monotonic()
         for place, (stream, line, ranks, first_at) in enumerate(lines, start=1):
             done = on_done if place == len(lines) else None
-            self._display.lines(ranks, stream, line + b"\n", at_s=wall_clock + first_at, on_done=done)
+            self._display.put(Lines(wall_clock + first_at, ranks, stream, line + b"\n"), done)

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from .journal_reader import Entry, JournalReader
+from .journal import Entry
+from .journal_reader import JournalReader
 from .known_jobs import KnownJob, look_at
 from .replay import Replay
 

@@ -2,15 +2,8 @@
 
     ["h", segment, dropped, template, timestamps]   the first line of a file: its number from 0, and how many
                                                     lines of output are gone that were in front of it
-    ["b", attempt, [[host, node_rank, rank, local_rank], ...]]   an attempt begins with these workers
-    ["p", text]                                     how far the start is, for a line that changes in place
-    ["s"]                                           all of them run
-    ["o", time, [rank, ...], stream, text]          whole lines that these ranks wrote
-    ["w", time, level, message]                     a sentence of dslaunch
-    ["i", time, text]                               a line that stands below such a sentence
-    ["r", stream, text]                             what the program that starts the processes printed
-    ["a"]                                           what was asked for by a signal is shown
     ["l", lines, why]                               lines that could not be kept
+    [letter, field, ...]                            what a display shows: KINDS, and the records it names
 
 Two files, each of at most SEGMENT_BYTES: when `journal` is full it becomes `journal.old`.
 Bytes that are no UTF-8 are surrogates, as in file names.
@@ -28,10 +21,23 @@ from typing import Any
 from ..errors import LaunchError
 from ..inputs.line_prefix import Origin
 from ..options.logs import LogOptions
+from ..output.display import Answered, Begun, Below, Lines, Raw, Said, Shown, Started, Status
 from ..output.writer import Writer
 
 FILE, OLD_FILE = "journal", "journal.old"
 SEGMENT_BYTES = 16 << 20
+KINDS: dict[str, type[Shown]] = {
+    "b": Begun,
+    "p": Status,
+    "s": Started,
+    "o": Lines,
+    "w": Said,
+    "i": Below,
+    "r": Raw,
+    "a": Answered,
+}
+_LETTERS = {kind: letter for letter, kind in KINDS.items()}
+Entry = list[Any]  # one line
 
 
 class JournalFile:
@@ -132,49 +138,37 @@ class JournalDisplay:
     def __init__(self, writer: Writer, file: JournalFile, *, has_status_line: bool = False) -> None:
         """`has_status_line`: a person looks at the start in a terminal."""
         self._writer, self._file = writer, file
-        self._num_attempts = 0
         self.has_status_line = has_status_line
         self._status = ""
 
-    def begin(self, origins: tuple[Origin, ...]) -> None:
-        self._put(line("b", self._num_attempts, [list(one) for one in origins]))
-        self._num_attempts += 1
+    def put(self, shown: Shown, on_done: Callable[[], None] | None = None) -> None:
+        if isinstance(shown, Status):
+            if shown.text == self._status:
+                return
+            self._status = shown.text
+        elif isinstance(shown, Started):
+            self.has_status_line = False  # later attempts may start unwatched
+        self._writer.put(self._file, line(_LETTERS[type(shown)], *map(_plain, shown)), on_done)
 
-    def started(self) -> None:
-        self.has_status_line = False  # later attempts may start unwatched
-        self._put(line("s"))
 
-    def lines(
-        self,
-        ranks: tuple[int, ...],
-        stream: int,
-        body: bytes,
-        *,
-        at_s: float | None = None,
-        on_done: Callable[[], None] | None = None,
-    ) -> None:
-        text = body.decode("utf-8", "surrogateescape")
-        self._put(line("o", _time(at_s), ranks, stream, text), on_done)
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    return round(value, 3) if isinstance(value, float) else value
 
-    def say(self, level: int, message: str, *, at_s: float | None = None) -> None:
-        self._put(line("w", _time(at_s), level, message))
 
-    def below(self, text: str, *, at_s: float | None = None) -> None:
-        self._put(line("i", _time(at_s), text))
-
-    def answered(self) -> None:
-        self._put(line("a"))
-
-    def put(self, stream: int, data: bytes, on_done: Callable[[], None] | None = None) -> None:
-        self._put(line("r", stream, data.decode("utf-8", "surrogateescape")), on_done)
-
-    def status(self, text: str) -> None:
-        if text != self._status:
-            self._put(line("p", text))
-        self._status = text
-
-    def _put(self, data: bytes, on_done: Callable[[], None] | None = None) -> None:
-        self._writer.put(self._file, data, on_done)
+def shown_of(entry: Entry) -> Shown | None:
+    """What was shown; None for what the journal says of itself."""
+    kind = KINDS.get(entry[0])
+    if kind is None:
+        return None
+    values = entry[1 : 1 + len(kind._fields)]
+    if kind is Begun:
+        values[-1] = tuple(Origin(*one) for one in values[-1])
+    elif kind in (Lines, Raw):
+        values[-1] = values[-1].encode("utf-8", "surrogateescape")
+    shown = kind(*values)
+    return shown._replace(ranks=tuple(shown.ranks)) if isinstance(shown, Lines) else shown
 
 
 def line(*words: Any) -> bytes:
@@ -185,10 +179,6 @@ def line(*words: Any) -> bytes:
 def _num_output_lines(data: bytes) -> int:
     """How many lines a person would count: the ends of lines within texts of output, as JSON writes them."""
     return data.count(b"\\n") + data.count(b'["w"') + data.count(b'["i"')
-
-
-def _time(at_s: float | None) -> float:
-    return round(time.time() if at_s is None else at_s, 3)
 
 
 def _clock() -> str:

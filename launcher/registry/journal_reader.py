@@ -6,14 +6,12 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from .journal import FILE, OLD_FILE
+from .journal import FILE, KINDS, OLD_FILE, Entry
 
 _READ_BYTES = 1 << 20
 _TAIL_BYTES = 1 << 16
 _MAX_TAIL_BYTES = 4 << 20
-Entry = list[Any]  # one line, as journal.py describes it
 
 
 class JournalReader:
@@ -126,4 +124,4 @@ def _entry(data: bytes) -> Entry | None:
     return found if isinstance(found, list) and found and len(found) >= _LENGTHS.get(found[0], 99) else None
 
 
-_LENGTHS = {"h": 5, "b": 3, "p": 2, "s": 1, "o": 5, "w": 4, "i": 3, "r": 3, "a": 1, "l": 3}
+_LENGTHS = {"h": 5, "l": 3, **{letter: 1 + len(kind._fields) for letter, kind in KINDS.items()}}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from ..registry.journal_reader import Entry, JournalReader
+from ..output.display import Begun, Below, Lines, Raw, Said
+from ..registry.journal import Entry, shown_of
+from ..registry.journal_reader import JournalReader
 from ..registry.known_jobs import KnownJob
 
 MAX_LINES = 2000
@@ -29,16 +31,20 @@ class LogLines:
         self._reader.close()
 
     def _lines(self, entry: Entry) -> Iterator[str]:
-        kind = entry[0]
-        if kind == "b":
-            self._hosts = {worker[2]: f"{worker[0]}:{worker[3]}" for worker in entry[2]}
-        elif kind == "o":
-            ranks = [self._hosts.get(rank, str(rank)) for rank in entry[2]]
-            for text in entry[4].splitlines():
+        shown = shown_of(entry)
+        if isinstance(shown, Begun):
+            self._hosts = {one.rank: f"{one.host}:{one.local_rank}" for one in shown.origins}
+        elif isinstance(shown, Lines):
+            ranks = [self._hosts.get(rank, str(rank)) for rank in shown.ranks]
+            for text in _lines_of(shown.body):
                 yield f"{', '.join(ranks)} | {text}"
-        elif kind == "w":
-            yield f"dslaunch: {entry[3]}"
-        elif kind == "i":
-            yield f"    {entry[2]}"
-        elif kind == "r":
-            yield from entry[2].splitlines()
+        elif isinstance(shown, Said):
+            yield f"dslaunch: {shown.message}"
+        elif isinstance(shown, Below):
+            yield f"    {shown.text}"
+        elif isinstance(shown, Raw):
+            yield from _lines_of(shown.body)
+
+
+def _lines_of(body: bytes) -> list[str]:
+    return body.decode("utf-8", "surrogateescape").splitlines()

@@ -15,10 +15,29 @@ from hypothesis import given, strategies as st
 from dslaunch.launcher.inputs.line_prefix import Origin
 from dslaunch.launcher.options.logs import LogOptions
 from dslaunch.launcher.output.console import Console
-from dslaunch.launcher.output.display import StreamDisplay
+from dslaunch.launcher.output.display import (
+    Answered,
+    Begun,
+    Below,
+    Lines,
+    Raw,
+    Said,
+    Started,
+    Status,
+    StreamDisplay,
+)
+from dslaunch.launcher.output.writer import Writer
 from dslaunch.launcher.registry import replay as replaying
 from dslaunch.launcher.registry.following import last_entries
-from dslaunch.launcher.registry.journal import FILE, OLD_FILE, JournalDisplay, JournalFile, line
+from dslaunch.launcher.registry.journal import (
+    FILE,
+    KINDS,
+    OLD_FILE,
+    JournalDisplay,
+    JournalFile,
+    line,
+    shown_of,
+)
 from dslaunch.launcher.registry.journal_reader import JournalReader, last_line
 from dslaunch.launcher.registry.replay import Choice, Replay
 
@@ -57,6 +76,26 @@ def replayed(folder: Path, choice: Choice, monkeypatch: pytest.MonkeyPatch) -> t
     replay.show(JournalReader(folder).entries())
     assert replay.writer.drain(10)
     return out.getvalue(), err.getvalue()
+
+
+def test_what_a_display_shows_is_read_as_it_was_written(tmp_path: Path) -> None:
+    shown = [
+        Begun(1, ORIGINS),
+        Status("2 of 3 workers up"),
+        Started(),
+        Lines(1.25, (0, 2), 2, b"\xff\x00 \xc3\xa4\n"),
+        Said(2.5, 30, "warning: \udcff"),
+        Below(3.0, "    more"),
+        Raw(1, b"\xfe"),
+        Answered(),
+    ]
+    assert {*map(type, shown)} == {*KINDS.values()}
+    writer = Writer()
+    display = JournalDisplay(writer, JournalFile(tmp_path, LogOptions(), on_problem=print))
+    for one in shown:
+        display.put(one)
+    assert writer.drain(10)
+    assert [shown_of(one) for one in JournalReader(tmp_path).entries()] == [None, *shown]
 
 
 @pytest.mark.parametrize(
