@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dslaunch.launcher.inputs.line_prefix import Origin
 from dslaunch.launcher.job.plan import MOST_SINGLE_RANKS
-from dslaunch.launcher.node.metrics import fold
+from dslaunch.launcher.node.observe.metrics import fold
 from dslaunch.launcher.output.event_files import EventRing, keep_events, write_events
 from dslaunch.launcher.output.prometheus import open_endpoint
 from dslaunch.launcher.telemetry.telemetry import Telemetry

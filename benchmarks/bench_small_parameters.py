@@ -28,7 +28,9 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import dslaunch
-from dslaunch.runtime.zero import access, param_shard, reducer
+from dslaunch.runtime.zero.access import access
+from dslaunch.runtime.zero.model import reducer
+from dslaunch.runtime.zero.parameters import param_shard
 from tests.gpu.one_of_eight import RANKS, pretend
 
 BLOCKS, PER_BLOCK, WIDTH, BATCH = 80, 25, 8, 2

@@ -181,7 +181,7 @@ def local_site() -> Site:
 
 def num_slots() -> int:
     """How many workers each host gets: where there are GPUs, the launcher gives every worker its own."""
-    from dslaunch.launcher.node.devices import (
+    from dslaunch.launcher.node.observe.devices import (
         count_accelerators,  # late, so that the first line comes at once
     )
 

@@ -122,8 +122,17 @@ gc.enable()
 module.main()
 """
 
+# What travels to a node stands in these folders, and nothing of it imports anything from outside them but
+# the standard library and one file of names.
+_FOLDERS = ("wire", "node.system", "node.observe", "node.workers", "node.files", "node.agent")
+_PACKAGES = ("", ".shared", ".launcher", ".launcher.node", *(f".launcher.{folder}" for folder in _FOLDERS))
+
 # Makes modules of their source or code, and has the others made when they are imported.
-_INSTALL = """
+_INSTALL = (
+    f"""
+packages = {_PACKAGES!r}
+"""
+    + """
 import sys
 Module = type(sys)
 def run(source, module):
@@ -141,7 +150,7 @@ class Later:
     def exec_module(self, module):
         run(module.__spec__.loader_state, module)
 folder = []
-for name in ("", ".shared", ".launcher", ".launcher.wire", ".launcher.node"):
+for name in packages:
     name = "dslaunch_node" + name
     sys.modules[name] = package = Module(name)
     package.__path__ = folder
@@ -157,50 +166,50 @@ for name, source in modules:
 if is_future_new:
     del sys.modules["__future__"]
 """
+)
 
-# What travels to a node stands in two folders, and nothing of it imports anything from outside them but
-# the standard library and one file of names.
-_FOLDERS = ("wire", "node")
-_ALL = ("shared.variables", "wire.fast_tuple", "wire.fast_json", "node.lean_stdlib", "wire.frames")
+_ALL = ("shared.variables", "wire.fast_tuple", "wire.fast_json", "node.system.lean_stdlib", "wire.frames")
 _AGENT = (
     *_ALL,
     "wire.job",
-    "node.line_buffer",
-    "node.kernel_file",
-    "node.devices",
-    "node.evidence",
-    "node.private_folder",
-    "node.process_tree",
-    "node.worker",
-    "node.reach",
-    "node.preparation",
-    "node.starter",
-    "node.worker_group",
-    "node.ending",
-    "node.uplink",
-    "node.background",
-    "node.agent",
-    "node.keeper",
+    "node.system.line_buffer",
+    "node.system.kernel_file",
+    "node.system.memory",
+    "node.observe.devices",
+    "node.observe.evidence",
+    "node.system.private_folder",
+    "node.system.process_tree",
+    "node.workers.worker",
+    "node.agent.reach",
+    "node.workers.preparation",
+    "node.workers.starter",
+    "node.workers.worker_group",
+    "node.workers.ending",
+    "node.agent.uplink",
+    "node.system.background",
+    "node.agent.agent",
+    "node.agent.keeper",
 )  # in import order
-_RELAY = (*_ALL, "wire.mux", "node.process_tree", "node.gateway_relay")
+_RELAY = (*_ALL, "wire.mux", "node.system.process_tree", "node.agent.gateway_relay")
 _SHIM = (
     *_ALL,
     "wire.job",
-    "node.address",
-    "node.kernel_file",
-    "node.devices",
-    "node.process_tree",
-    "node.core_binding",
-    "node.gpu_cores",
-    "node.preparation",
-    "node.worker_shim",
+    "node.system.address",
+    "node.system.kernel_file",
+    "node.observe.devices",
+    "node.system.process_tree",
+    "node.observe.core_binding",
+    "node.observe.gpu_cores",
+    "node.workers.preparation",
+    "node.workers.worker_shim",
 )
-_NO_AGENT_LOADS = frozenset({"wire.mux", "node.address", "node.gateway_relay", "node.worker_shim"})
+_NO_AGENT_LOADS = frozenset(
+    {"wire.mux", "node.system.address", "node.agent.gateway_relay", "node.workers.worker_shim"}
+)
 
 
 # What only a job needs that moves files: a quarter of all.
-_FOR_FILES = ("wire.manifest", "node.collecting", "node.file_traffic", "node.mailbox")
-_FOR_SYNC = "node.sync_"
+_FOR_FILES = ("wire.manifest", "node.files.")
 
 _BUILDING = threading.Lock()
 COMPRESSION = 1  # 3 ms once, and half of the bytes for every host
@@ -303,7 +312,7 @@ def _later(moves_files: bool) -> tuple[str, ...]:
     )
     names = set(found) - set(_AGENT) - _NO_AGENT_LOADS
     if not moves_files:
-        names = {name for name in names - set(_FOR_FILES) if not name.startswith(_FOR_SYNC)}
+        names = {name for name in names if not name.startswith(_FOR_FILES)}
     return tuple(sorted(names))
 
 

@@ -15,7 +15,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 
-from ..node.process_tree import die_with_parent
+from ..node.system.process_tree import die_with_parent
 
 
 class ChildStarter:

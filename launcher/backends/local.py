@@ -73,7 +73,7 @@ class LocalChannel:
                 start_new_session=True,
             )
         except OSError as error:
-            from ..node.limits import why_not_started  # here: few starts fail
+            from ..node.system.limits import why_not_started  # here: few starts fail
 
             why = why_not_started("the agent", error)
             if prefixed and not why:

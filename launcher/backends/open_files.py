@@ -16,7 +16,8 @@ NUM_PER_PROCESS = 3  # the pipes of an ssh; two more while it is started, one af
 
 def ensure_open_files(num_hosts: int, *, num_per_host: int = NUM_PER_HOST, hint: str = WITH_TREE) -> None:
     """Raise this process's limit if that is needed. `num_hosts` counts those that are connected from here;
-    what the workers of this machine take is their agent's, see node/limits.py. `hint`: what else may be done.
+    what the workers of this machine take is their agent's, see node/system/limits.py. `hint`: what else may
+    be done.
 
     Errors: LaunchError if that is not allowed
     """

@@ -211,7 +211,7 @@ class OpenSshChannel:
         try:
             self._process = child_starter().start(argv, environment)
         except (OSError, subprocess.SubprocessError) as error:
-            from ..node.limits import why_not_started  # here: few starts fail
+            from ..node.system.limits import why_not_started  # here: few starts fail
 
             why = why_not_started("ssh", error) or f"cannot start {argv[0]}: {error}"
             raise LaunchError(why, exit_code=EXIT_HOST) from None

@@ -24,7 +24,7 @@ from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 VARIABLE = "_DSLAUNCH_COMPLETE"  # set by the shell where a line is to be completed
 
 # A larger number is a slip, which would start that many processes here; of fewer, the limits of the host
-# itself decide: see node/limits.py.
+# itself decide: see node/system/limits.py.
 NUM_GPUS = Whole(0, MAX_SLOTS, absent=-1, meaning=", the most that one host may have (0: no limit)")
 
 
@@ -235,7 +235,7 @@ def _takes_output() -> bool:
 
 def _limit_met(error: OSError | RuntimeError) -> str:
     """The sentence for an error that says that a limit of this machine was met; empty for another one."""
-    from ..node.limits import why_not_started  # here: few runs end so
+    from ..node.system.limits import why_not_started  # here: few runs end so
 
     return why_not_started("the threads and processes of dslaunch itself", error)
 

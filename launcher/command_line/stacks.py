@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..errors import LaunchError
-from ..node.stack_dump import catches
+from ..node.workers.stack_dump import catches
 from ..registry.following import POLL_S, now_of
 from ..registry.journal_reader import JournalReader
 from ..registry.known_jobs import KnownJob

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from enum import Enum
 
-from ..node.metrics import FOLDED
+from ..node.observe.metrics import FOLDED
 from ..wire.frames import (
     Chunk,
     Collected,

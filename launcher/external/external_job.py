@@ -1,6 +1,6 @@
 """A job whose processes MPI or Slurm starts: the command to run, and what has to be in its environment.
 
-How the job reaches the processes is said in launcher/node/worker_shim.py, [Note:
+How the job reaches the processes is said in launcher/node/workers/worker_shim.py, [Note:
 How a job travels without a stream].
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..backends.bootstrap import node_python, shim_source
 from ..errors import LaunchError
 from ..job.plan import Plan, job_of
-from ..node.worker_shim import END_VARIABLE, JOB_VARIABLE, SHIM_VARIABLE, ExternalJob, HostJob
+from ..node.workers.worker_shim import END_VARIABLE, JOB_VARIABLE, SHIM_VARIABLE, ExternalJob, HostJob
 from ..wire.job import as_json
 from .external import HOSTFILE, External
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..errors import EXIT_HOST, LaunchError
-from ..node.devices import count_accelerators
+from ..node.observe.devices import count_accelerators
 from .external import HOSTFILE, External
 from .rank_start import RankStart
 

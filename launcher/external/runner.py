@@ -25,7 +25,7 @@ from ..errors import EXIT_HOST, LaunchError
 from ..job.master_address import LOOPBACK
 from ..job.plan import Plan
 from ..job.verdict import Failure, HostFailure, Verdict, signal_name, verdict_of
-from ..node.process_tree import become_subreaper, die_with_parent, kill_descendants, reap
+from ..node.system.process_tree import become_subreaper, die_with_parent, kill_descendants, reap
 from ..options import Options, binding, check, elastic, logs, process, rendezvous, restart, start, trace
 from ..options.hosts import SSH_OPTIONS
 from ..output.console import Console

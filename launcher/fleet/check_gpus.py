@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..node.core_binding import format_ranges
+from ..node.observe.core_binding import format_ranges
 from ..wording import count, shown_size
 from .check_facts import ClusterFacts, Finding, HostFacts
 from .nvml_program import NO_LIBRARY, NO_MODULE

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...shared.table import table, terminal_columns
-from ..node.inspection import answer, ask
+from ..node.observe.inspection import answer, ask
 
 TORCH_TIMEOUT_S = 120.0
 KERNELS_TIMEOUT_S = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from ..node.address import is_address
+from ..node.system.address import is_address
 
 LOOPBACK = "127.0.0.1"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from ..inputs.env_file import EnvEntry, is_secret
-from ..node.core_binding import format_ranges
+from ..node.observe.core_binding import format_ranges
 from ..wording import count
 from .master_address import LOOPBACK
 from .mesh import describe as describe_mesh

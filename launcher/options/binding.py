@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import click
 
 from ..errors import LaunchError
-from ..node.core_binding import parse_ranges
+from ..node.observe.core_binding import parse_ranges
 
 MAX_DIGITS = 5  # Linux has fewer than 10,000 cores
 

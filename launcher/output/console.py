@@ -12,7 +12,7 @@ from typing import IO
 from ..errors import LaunchError
 from ..inputs.line_prefix import Origin
 from ..job.verdict import Failure, RankFailure, Verdict, describe_all
-from ..node.evidence import last_error
+from ..node.observe.evidence import last_error
 from ..options.logs import LogOptions
 from ..telemetry.summary import progress
 from ..telemetry.telemetry import Telemetry

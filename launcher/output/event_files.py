@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import LaunchError
-from ..node.plain_file import mode_in, open_plain, refuse_foreign
+from ..node.system.plain_file import mode_in, open_plain, refuse_foreign
 from ..telemetry.telemetry import Telemetry, as_line
 from ..telemetry.thinning import Thinned
 from .job_report import check_place, is_of_system

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ..job.verdict import lost_peer_words
-from ..node.evidence import NUM_KEPT_LINES, TRACEBACK, is_link, unmarked
+from ..node.observe.evidence import NUM_KEPT_LINES, TRACEBACK, is_link, unmarked
 from ..wire.frames import bytes_of, text_of
 
 HELD_S = 3.0  # after which an error that ends nothing is shown

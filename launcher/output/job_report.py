@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..errors import LaunchError
 from ..job.verdict import Verdict, signal_name
-from ..node.plain_file import mode_in, open_plain, refuse_foreign
+from ..node.system.plain_file import mode_in, open_plain, refuse_foreign
 
 _NO_NEW_NAME = (errno.EACCES, errno.EPERM, errno.EROFS)  # in a folder whose files one may write all the same
 

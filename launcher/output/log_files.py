@@ -24,7 +24,7 @@ from pathlib import Path
 
 from ..errors import LaunchError
 from ..inputs.line_prefix import STREAM_NAMES
-from ..node.plain_file import mode_in, open_plain
+from ..node.system.plain_file import mode_in, open_plain
 from .writer import Writer
 
 MAX_OPEN_FILES = 256  # a quarter of the 1024 that a process may have open by default; others are opened again

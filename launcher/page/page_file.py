@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from ..errors import LaunchError
-from ..node.plain_file import read_plain
+from ..node.system.plain_file import read_plain
 from ..output.job_report import check_place, is_of_system, put_file
 from .page import GENERATOR
 

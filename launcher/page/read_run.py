@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LaunchError
-from ..node.plain_file import read_plain
+from ..node.system.plain_file import read_plain
 from ..run_state.event_reader import EventReader, event_of
 from ..run_state.run_state import MAX_ATTEMPTS, RunState
 from ..run_state.values import items, number, whole, whole_or

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..node.kernel_file import read_text
+from ..node.system.kernel_file import read_text
 from ..options.detach import MAX_NAME_LENGTH, is_job_name
 
 FILE = "job.json"

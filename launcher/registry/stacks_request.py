@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from ..errors import LaunchError
-from ..node.stack_dump import catches
+from ..node.workers.stack_dump import catches
 from ..options.backend import LAUNCHERS
 from .known_jobs import KnownJob
 from .record import State

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from ..node.listener import listen_on_all
+from ..node.system.listener import listen_on_all
 from ..wire.frames import ProtocolError
 from .messages import PROTOCOL, News, NewsDecoder, Welcome, encode_news
 from .seal import Seal

@@ -15,7 +15,7 @@ from ..errors import LaunchError
 from ..job.plan import NodePlan, Plan
 from ..job.stdin_rank import with_stdin
 from ..job.verdict import Failure, HostFailure, LauncherFailure, RankFailure, Verdict, with_early_ends
-from ..node.own_addresses import own_addresses
+from ..node.system.own_addresses import own_addresses
 from ..options import Options
 from ..options.backend import SSH
 from ..options.start import StartOptions

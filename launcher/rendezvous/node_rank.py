@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import LaunchError
 from ..inputs.host import host_key
-from ..node.address import is_address
+from ..node.system.address import is_address
 
 # Whole numbers from 0 that differ from node to node, in the order in which they are asked.
 VARIABLES = ("SLURM_NODEID", "JOB_COMPLETION_INDEX")

@@ -17,8 +17,8 @@ from ..inputs.hostfile import Host, read_hostfile, read_piped_hostfile
 from ..inputs.hostfile_list import is_host_list, parse_host_list
 from ..inputs.selection import Selected, hosts_in_question, local_devices_from_visible, select
 from ..job.plan import NodePlan, is_this_machine
-from ..node.address import is_address
-from ..node.devices import count_accelerators
+from ..node.observe.devices import count_accelerators
+from ..node.system.address import is_address
 from ..options import Options
 from ..options.backend import SLURM, WAYS, BackendOptions
 from ..options.hosts import read_ssh

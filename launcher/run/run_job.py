@@ -233,7 +233,7 @@ def _why_no_script(plan: Plan) -> str:
     is_here = len(hosts) == len(plan.nodes) and not any(one.cwd or one.exec_prefix for one in hosts)
     if script is None or not is_here or plan.cwd != os.getcwd():
         return ""
-    from ..node.preparation import why_no_script  # here: only --dry_run asks before the start
+    from ..node.workers.preparation import why_no_script  # here: only --dry_run asks before the start
 
     return why_no_script(script)
 

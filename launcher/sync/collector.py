@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from typing import BinaryIO
 
-from ..node.kernel_file import read_text
+from ..node.system.kernel_file import read_text
 from ..wire.frames import Collect, Collected, Found, ProtocolError, bytes_of, text_of
 from ..wire.manifest import unpack_piece
 from ..wording import count, shown_size

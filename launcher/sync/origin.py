@@ -12,7 +12,7 @@ import pwd
 import re
 from typing import NamedTuple
 
-from ..node.kernel_file import read_text
+from ..node.system.kernel_file import read_text
 
 
 class Origin(NamedTuple):

@@ -3,7 +3,7 @@
 In a ring every host waits for the slowest link, and all tell the same times: their sockets tell the
 difference. Where data wait longest, sender or receiver is at fault. Acknowledgements of what comes in go out,
 so a link that is full holds up the data of others to its host as well: of the two hosts it is the one whose
-other connections wait longer. Source of the numbers: node/links.py
+other connections wait longer. Source of the numbers: node/observe/links.py
 """
 
 from __future__ import annotations

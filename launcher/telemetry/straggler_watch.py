@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..inputs.line_prefix import Origin
-from ..node.links import OTHERS
-from ..node.metrics import FOLDED
+from ..node.observe.links import OTHERS
+from ..node.observe.metrics import FOLDED
 from ..run_state.values import mapping
 from ..wire.frames import Metrics
 from ..wording import count, shown_size

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..inputs.line_prefix import Origin
-from ..node.metrics import FOLDED, merge
+from ..node.observe.metrics import FOLDED, merge
 from ..options.end import without_secrets
 from ..run_state.run_state import RunState
 from ..wire.frames import Metrics, Told

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ..node.metrics import FOLDED, is_sum, merge
+from ..node.observe.metrics import FOLDED, is_sum, merge
 from .telemetry import METRICS, EventSink
 
 RARER = 1000  # an event holds at least this part of the job's age

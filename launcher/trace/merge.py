@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple, cast
 from ...shared import marks
 from ..errors import LaunchError
 from ..inputs.named_file import open_named
-from ..node.plain_file import open_plain
+from ..node.system.plain_file import open_plain
 from .rank_trace import RANGE, RankTrace, Slice
 
 MAX_TORCH_EVENTS = 400_000  # of a rank; more make Perfetto slow

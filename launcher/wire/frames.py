@@ -64,7 +64,7 @@ class Reach(NamedTuple):
 
 
 class Inspect(NamedTuple):
-    """Look at the host. The questions are those of launcher/node/inspection.py."""
+    """Look at the host. The questions are those of launcher/node/observe/inspection.py."""
 
     question: str
     given: dict[str, Any]

@@ -28,7 +28,7 @@ from ..environment import read_environment
 from ..errors import ConfigError
 from ..mesh.mpu import tensor_place
 from ..zero.param_location import ParamLocation, location_of
-from ..zero.uncompiled import uncompiled
+from ..zero.parameters.uncompiled import uncompiled
 from .host_inputs import inputs_on_host
 from .rng_tracker import DEFAULT_NAME, Replay, RngTracker, device_random
 

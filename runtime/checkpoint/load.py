@@ -29,8 +29,8 @@ from ..comm.pending import Pending
 from ..errors import CheckpointError
 from ..step.flat_optimizer import FlatOptimizer
 from ..strided import is_strided
-from ..zero.sub_buffer import SubBuffer
-from ..zero.sub_buffer_plan import Member
+from ..zero.parameters.sub_buffer_plan import Member
+from ..zero.units.sub_buffer import SubBuffer
 from . import client_state
 from .files.tensor_runs import (
     MASTER,

@@ -16,7 +16,7 @@ from ..data.loader import Loader
 from ..mesh.domain import Domains
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.loss_scale import LossScaler
-from ..zero.sharded_model import ShardedModel
+from ..zero.model.sharded_model import ShardedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

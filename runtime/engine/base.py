@@ -26,8 +26,8 @@ from ..step.flat_optimizer import FlatOptimizer
 from ..step.lr_schedules import check_metric
 from ..tensor.divided_model import DividedModel
 from ..tracing.unit_hooks import TracedUnit
-from ..zero.offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
-from ..zero.parked_states import read_kinds
+from ..zero.model.offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
+from ..zero.model.parked_states import read_kinds
 from .checkpoints import Checkpoints
 from .components import Components
 from .instruments import Instruments

@@ -43,10 +43,10 @@ from ..step.overflow import has_overflow
 from ..step.step_schedule import StepSchedule
 from ..tensor.divided_model import DividedModel
 from ..zero import ds_attributes
-from ..zero.leaf_modules import mark_configured, z3_leaf_module
+from ..zero.model.sharded_model import ShardedModel
+from ..zero.model.trainer import Trainer
 from ..zero.param_location import note_locations
-from ..zero.sharded_model import ShardedModel
-from ..zero.trainer import Trainer
+from ..zero.units.leaf_modules import mark_configured, z3_leaf_module
 from .accumulation import Accumulation
 from .agreed_settings import agreed_settings
 from .direct_backward import DirectBackward

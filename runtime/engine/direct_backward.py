@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..zero.reducer import is_reached
+from ..zero.model.reducer import is_reached
 
 
 class DirectBackward:

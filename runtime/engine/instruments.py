@@ -26,7 +26,7 @@ from ..metrics.step_metrics import StepMetrics
 from ..metrics.throughput import ThroughputTimer
 from ..tracing.spans import SPANS
 from ..tracing.tracer import process_tracer
-from ..zero.sharded_model import ShardedModel
+from ..zero.model.sharded_model import ShardedModel
 
 # As DeepSpeed's timers are called, and its events.
 _TIMER_OF = {"forward": "fwd", "backward": "bwd", "step": "step"}

@@ -23,8 +23,8 @@ from ..step.grad_norm import clip_factor, global_grad_norm
 from ..step.loss_scale import LossScaler
 from ..step.step_schedule import StepSchedule
 from ..tensor.inputs import InputCheck
-from ..zero.sharded_model import ShardedModel
-from ..zero.sub_buffer import SubBuffer
+from ..zero.model.sharded_model import ShardedModel
+from ..zero.units.sub_buffer import SubBuffer
 from .hyper_parameters import HyperParameters
 from .roll_call import RollCall
 from .skipped_steps import SkippedSteps

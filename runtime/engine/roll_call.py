@@ -2,9 +2,9 @@
 optimizer's groups.
 
 Flat buffers are laid out once, by what `initialize()` was given. A program may change its model or its
-optimizer later. To take requires_grad away and to give it back is followed, see zero/freezing.py. All else is
-told: what plain torch would train and the engine cannot, in an error on all ranks; what plain torch would not
-train either, though the program may expect it, in a warning.
+optimizer later. To take requires_grad away and to give it back is followed, see zero/units/freezing.py. All
+else is told: what plain torch would train and the engine cannot, in an error on all ranks; what plain torch
+would not train either, though the program may expect it, in a warning.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from ..comm.rank_group import Job
 from ..errors import ConfigError
-from ..zero.freezing import Freezing, requiring_grad
-from ..zero.sharded_model import ShardedModel
-from ..zero.sub_buffer_plan import NO_GROUP
-from ..zero.unused import Unused
+from ..zero.model.sharded_model import ShardedModel
+from ..zero.parameters.sub_buffer_plan import NO_GROUP
+from ..zero.units.freezing import Freezing, requiring_grad
+from ..zero.units.unused import Unused
 
 _log = logging.getLogger("dslaunch")
 _LISTED = 5

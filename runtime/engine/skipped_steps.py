@@ -19,8 +19,8 @@ from torch import Tensor
 from ..comm.rank_group import Job
 from ..config import Config
 from ..errors import SkippedStepsError
-from ..zero.partition import ROOT
-from ..zero.sub_buffer import SubBuffer
+from ..zero.units.partition import ROOT
+from ..zero.units.sub_buffer import SubBuffer
 
 _log = logging.getLogger("dslaunch")
 

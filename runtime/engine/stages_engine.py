@@ -27,7 +27,7 @@ from ..pipeline.neighbours import make_neighbours
 from ..pipeline.reading import Reading
 from ..pipeline.schedule import Table, forward_table, make_table
 from ..pipeline.tied import tied_over_stages
-from ..zero.unit import Unit
+from ..zero.units.unit import Unit
 from .base import EngineBase, to_half
 from .instruments import loss_value
 

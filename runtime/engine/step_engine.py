@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..errors import ConfigError
-from ..zero.offload_kinds import OffloadStateTypeEnum
+from ..zero.model.offload_kinds import OffloadStateTypeEnum
 from .base import EngineBase, to_half
 from .instruments import loss_value
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..config.pipeline import PipelineConfig
 from ..metrics.memory_by_place import memory_by_place
 from ..step.fused_rule import FusedRule
-from ..zero.unit import Unit
+from ..zero.units.unit import Unit
 from .base import EngineBase
 from .stages_engine import StagesEngine
 

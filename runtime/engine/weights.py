@@ -16,8 +16,8 @@ from ..errors import CheckpointError
 from ..mesh.domain import Domains
 from ..placement.stage_policy import Placement
 from ..strided import is_strided
-from ..zero.sharded_model import ShardedModel
-from ..zero.whole_parameters import whole_parameters
+from ..zero.access.whole_parameters import whole_parameters
+from ..zero.model.sharded_model import ShardedModel
 from .dry_run import NoCopies
 from .weights_stream import WeightsStream, wholes, write_weights
 

@@ -22,8 +22,8 @@ from ..comm.rank_group import Job
 from ..errors import CheckpointError
 from ..mesh.domain import Domains
 from ..strided import is_strided
-from ..zero.sharded_model import ShardedModel
-from ..zero.sub_buffer import SubBuffer
+from ..zero.model.sharded_model import ShardedModel
+from ..zero.units.sub_buffer import SubBuffer
 
 _log = logging.getLogger("dslaunch")
 _SIZES = (16, 8, 4, 2, 1)  # bytes of an element

@@ -20,7 +20,7 @@ from ..comm.rank_group import RankGroup
 from ..config.experts import ExpertParallelConfig
 from ..errors import ConfigError
 from ..mesh.cut import Cut, cut_evenly
-from ..zero.early_parameter import early_of
+from ..zero.parameters.early_parameter import early_of
 from .dispatch import ExpertAxis, through_rows
 
 _FORWARD = ("hidden_states", "top_k_index", "top_k_weights")

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...shared.table import table
 from ..errors import explain
 from ..placement.stage_policy import Placement
-from ..zero.sharded_model import ShardedModel
+from ..zero.model.sharded_model import ShardedModel
 
 _GIB = 2**30
 _CACHE_SHARE = 0.1  # of the GPU, in pieces that are free and fit nothing

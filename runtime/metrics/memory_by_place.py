@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..comm.rank_names import folded
-from ..zero.gradients import OwnGradients
-from ..zero.sharded_gradients import ShardedGradients
-from ..zero.sharded_model import ShardedModel
-from ..zero.sub_buffer import SubBuffer
-from ..zero.unit import Unit
+from ..zero.gradients.gradients import OwnGradients
+from ..zero.gradients.sharded_gradients import ShardedGradients
+from ..zero.model.sharded_model import ShardedModel
+from ..zero.units.sub_buffer import SubBuffer
+from ..zero.units.unit import Unit
 
 
 class Held(NamedTuple):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ..zero.sharded_model import ShardedModel
+from ..zero.model.sharded_model import ShardedModel
 from .device_memory import bytes_by_kind
 from .pipe import file_of
 

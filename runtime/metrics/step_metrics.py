@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..checkpoint.training_state import Progress
 from ..comm.phases import EVALUATING, PAUSED, Phases
-from ..zero.sharded_model import ShardedModel
+from ..zero.model.sharded_model import ShardedModel
 from .memory_numbers import MemoryNumbers
 from .pipe import Pipe, Teller
 

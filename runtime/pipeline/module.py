@@ -24,7 +24,7 @@ from ..comm.agreement import agree
 from ..comm.process_group import choose_device
 from ..environment import read_environment
 from ..errors import ConfigError
-from ..zero.early_parameter import early_of
+from ..zero.parameters.early_parameter import early_of
 from .cutting import PARAMETERS, cut
 from .layers import LayerSpec, TiedLayerSpec, name_of
 from .schedule import ONE_FORWARD_ONE_BACKWARD, Shape, chunks_of, shape_of

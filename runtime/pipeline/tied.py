@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..comm.agreement import fail_together
 from ..mesh.domain import Domains
-from ..zero.sharded_model import ShardedModel
+from ..zero.model.sharded_model import ShardedModel
 from .module import PipelineModule
 
 

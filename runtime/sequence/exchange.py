@@ -20,7 +20,7 @@ from torch.distributed import distributed_c10d
 from ..comm.flight_recorder import DATA_LANE, Line
 from ..errors import ConfigError
 from ..mesh.current import current_wire
-from ..zero.uncompiled import uncompiled
+from ..zero.parameters.uncompiled import uncompiled
 
 Sizes = tuple[int, ...]  # by rank
 Shape = Sequence[int]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..mesh.domain import Domains
-from ..zero.sub_buffer import SubBuffer
+from ..zero.units.sub_buffer import SubBuffer
 
 _MOST, _LEAST = 0.25, 0.01  # see [Note: how much they may differ]
 _WHAT = "gradients of whole parameters"

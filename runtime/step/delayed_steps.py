@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..zero.prefetch import in_backward
-from ..zero.sharded_model import ShardedModel
-from ..zero.sub_buffer import SubBuffer
+from ..zero.access.prefetch import in_backward
+from ..zero.model.sharded_model import ShardedModel
+from ..zero.units.sub_buffer import SubBuffer
 from .host_update import HostUpdate, Update, UpdateSubBuffer, make_thread
 from .pipeline import Pieces
 from .step_schedule import StepSchedule

@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 
-from ..zero.sub_buffer import SubBuffer
+from ..zero.units.sub_buffer import SubBuffer
 from .host_update import HostUpdate, Room, Update, UpdateSubBuffer, make_thread
 from .step_schedule import StepSchedule
 

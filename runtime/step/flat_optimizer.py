@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..comm.collectives import Collectives
 from ..errors import CheckpointError, ConfigError
-from ..zero.sub_buffer import SubBuffer
+from ..zero.units.sub_buffer import SubBuffer
 from .deepspeed_names import DeepSpeedNames
 from .host_update import Update, UpdateSubBuffer
 from .loss_scale import LossScaler

@@ -8,7 +8,7 @@ import torch
 
 from ..comm.collectives import Collectives
 from ..optimizers.formula import FlatArrays, Formula, Run
-from ..zero.sub_buffer import SubBuffer
+from ..zero.units.sub_buffer import SubBuffer
 from .pipeline import Ready, StepPipeline
 from .rule import AfterSubBuffer, ByName, Groups
 

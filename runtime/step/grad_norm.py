@@ -26,7 +26,7 @@ from torch import Tensor
 from ...kernels import squared_norm
 from ..mesh.domain import Domains
 from ..optimizers.on_device import squared_norm_on_device
-from ..zero.sub_buffer import SubBuffer
+from ..zero.units.sub_buffer import SubBuffer
 
 _CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ and DeepSpeed add it to the norm
 # See [Note: GPUs with slow float64].

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..comm.captures import ignore_captures
 from ..offload.device_copies import bring, to_host
 from ..tracing.spans import SPANS
-from ..zero.sub_buffer import SubBuffer
+from ..zero.units.sub_buffer import SubBuffer
 from .pipeline import Pieces, Ready
 
 UpdateSubBuffer = Callable[[Ready], None]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..comm.rank_group import Job
-from ..zero.sub_buffer import SubBuffer
+from ..zero.units.sub_buffer import SubBuffer
 
 
 def has_overflow(sub_buffers: Sequence[SubBuffer], job: Job, device: torch.device) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..offload.device_copies import Arrival, bring
 from ..offload.pinned_memory import host_empty
 from ..tracing.spans import SPANS
-from ..zero.sub_buffer import SubBuffer
+from ..zero.units.sub_buffer import SubBuffer
 
 Pieces = tuple[tuple[int, Tensor], ...]  # where each begins in the shard, and [k] elements
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..comm.collectives import Collectives
 from ..optimizers.on_device import as_float as as_float, scaled_grad as scaled_grad
-from ..zero.layout import Segment
-from ..zero.sub_buffer import SubBuffer
+from ..zero.parameters.layout import Segment
+from ..zero.units.sub_buffer import SubBuffer
 from .pipeline import Ready
 
 Groups = Sequence[dict[str, Any]]  # an optimizer's param_groups

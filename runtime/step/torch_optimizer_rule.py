@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from ..comm.collectives import Collectives
 from ..errors import ConfigError
-from ..zero.layout import Fragment
-from ..zero.sub_buffer import SubBuffer
+from ..zero.parameters.layout import Fragment
+from ..zero.units.sub_buffer import SubBuffer
 from .rule import AfterSubBuffer, ByName, Groups, hyper_parameters, scaled_grad
 from .whole_tensors import WholeTensors
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ..comm.collectives import Collectives
-from ..zero.layout import Fragment
-from ..zero.sub_buffer import SubBuffer
+from ..zero.parameters.layout import Fragment
+from ..zero.units.sub_buffer import SubBuffer
 
 _Pieces = list[tuple[int, Fragment]]  # number of a parameter, and which fragment of it
 

@@ -19,7 +19,7 @@ from ..config.tensor import TensorParallelConfig
 from ..errors import ConfigError
 from ..log import logger
 from ..mesh.cut import Cut, cut_evenly
-from ..zero.early_parameter import early_of
+from ..zero.parameters.early_parameter import early_of
 from .divided_model import DividedModel, earlier_division
 from .exchange import TensorAxis
 from .lower import Division, is_dtensor, lower

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..comm.rank_group import RankGroup
 from ..mesh.cut import cut_evenly
-from ..zero.uncompiled import uncompiled
+from ..zero.parameters.uncompiled import uncompiled
 
 _ENTERED = "_dslaunch_entered"  # of a tensor
 _SMALLEST = 1e-20  # norm of a gradient; one below it is taken for 0

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ...shared.axes import Axes
 from ..errors import ConfigError
 from ..mesh.cut import Cut, cut_evenly
-from ..zero.module_parameters import parameters_of
+from ..zero.access.module_parameters import parameters_of
 
 DTensor = Any  # torch.distributed.tensor is not imported for a model without any
 

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..zero.module_parameters import parameters_of
-from ..zero.uncompiled import uncompiled
+from ..zero.access.module_parameters import parameters_of
+from ..zero.parameters.uncompiled import uncompiled
 from .exchange import TensorAxis
 from .lower import Division
 from .part_gradients import add_over_ranks

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..log import logger
 from ..mesh.cut import cut_evenly
-from ..zero.uncompiled import uncompiled
+from ..zero.parameters.uncompiled import uncompiled
 from .exchange import TensorAxis
 from .lower import Division
 from .plan import Plan

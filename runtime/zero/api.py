@@ -10,16 +10,7 @@ from torch import nn
 from ..errors import ConfigError
 from .gathered_parameters import GatheredParameters
 from .init_context import Init
-from .leaf_modules import (
-    get_z3_leaf_modules,
-    set_z3_leaf_module,
-    set_z3_leaf_modules,
-    set_z3_leaf_modules_by_name,
-    set_z3_leaf_modules_by_suffix,
-    unset_z3_leaf_modules,
-    z3_leaf_module,
-)
-from .offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
+from .model.offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
 from .param_access import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
@@ -36,7 +27,16 @@ from .param_access import (
     safe_update_full_grad_vectorized,
 )
 from .param_location import location_of
-from .param_status import ZeroParamStatus
+from .parameters.param_status import ZeroParamStatus
+from .units.leaf_modules import (
+    get_z3_leaf_modules,
+    set_z3_leaf_module,
+    set_z3_leaf_modules,
+    set_z3_leaf_modules_by_name,
+    set_z3_leaf_modules_by_suffix,
+    unset_z3_leaf_modules,
+    z3_leaf_module,
+)
 
 __all__ = [
     "GatheredParameters",

@@ -23,8 +23,8 @@ from ..comm.mesh import Axis
 from ..errors import ConfigError
 from ..placement.stage_policy import Placement
 from .gathered_parameters import GatheredParameters
-from .param_status import NAMES, ZeroParamStatus
-from .sharded_model import ShardedModel
+from .model.sharded_model import ShardedModel
+from .parameters.param_status import NAMES, ZeroParamStatus
 
 _IDS = count()  # in the order in which parameters are sharded, so the same on every rank
 _ID_OF: Any = WeakTensorKeyDictionary()  # parameter -> its id, which zero.Init and initialize() agree on

@@ -15,7 +15,7 @@ import torch
 
 from ..comm.numbers import on_device
 from ..comm.rank_group import Job
-from .early_parameter import EarlyParameter
+from .parameters.early_parameter import EarlyParameter
 
 
 class _Act(IntEnum):

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from ..comm.rank_group import RankGroup
 from ..errors import ConfigError
 from ..log import logger
-from .access import check_transform
-from .early_parameter import EarlyParameter, InitContext, early_of
+from .access.access import check_transform
+from .access.whole_parameters import WholeParameters
+from .model.sharded_model import ShardedModel
 from .param_location import ParamLocation, location_of
-from .sharded_model import ShardedModel
-from .sub_buffer import SubBuffer
-from .whole_parameters import WholeParameters
+from .parameters.early_parameter import EarlyParameter, InitContext, early_of
+from .units.sub_buffer import SubBuffer
 
 T = TypeVar("T")
 _SAY_WHOSE = "say whose values count: GatheredParameters(params, modifier_rank=0)"

@@ -51,11 +51,11 @@ from ..mesh.mpu import read_mpu
 from ..placement.stage_policy import Placement, policy_for_stage
 from ..strided import is_strided
 from . import ds_attributes
-from .early_parameter import EarlyParameter, InitContext, early_of
 from .edit import Edit
-from .flat_buffer import num_users
 from .param_location import location_of
-from .shared_memory import first_sharing, is_expanded, warn_of_kept_views
+from .parameters.early_parameter import EarlyParameter, InitContext, early_of
+from .parameters.flat_buffer import num_users
+from .parameters.shared_memory import first_sharing, is_expanded, warn_of_kept_views
 
 _ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
 _NUMBERS = count()

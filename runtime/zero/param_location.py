@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .sharded_model import ShardedModel
-from .sub_buffer import SubBuffer
-from .unit import Unit
+from .model.sharded_model import ShardedModel
+from .units.sub_buffer import SubBuffer
+from .units.unit import Unit
 
 # parameter -> (weak reference to its model, its place): it keeps no parameter and no model alive
 _LOCATIONS: Any = WeakTensorKeyDictionary()

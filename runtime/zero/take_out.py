@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from .early_parameter import early_of
-from .freed_parameter import give_values
+from .model.sharded_model import ShardedModel
 from .param_location import location_of
-from .sharded_model import ShardedModel
+from .parameters.early_parameter import early_of
+from .parameters.freed_parameter import give_values
 
 
 def engines_of(module: nn.Module) -> tuple[ShardedModel, ...]:

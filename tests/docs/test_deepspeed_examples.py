@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch import drop_in
-from dslaunch.launcher.node.devices import count_accelerators
+from dslaunch.launcher.node.observe.devices import count_accelerators
 from tests.docs.deepspeed_examples import BEGIN, NEXT
 from tests.docs.test_examples import free_port
 

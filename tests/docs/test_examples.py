@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dslaunch.launcher.node.devices import count_accelerators
+from dslaunch.launcher.node.observe.devices import count_accelerators
 from dslaunch.runtime.config import load_config
 from tests.exhaustive import few
 

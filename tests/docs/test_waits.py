@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.node.preload import PreloadTimes
-from dslaunch.launcher.node.preparation import VENV_PART
-from dslaunch.launcher.node.sync_peer import PeerTimes
+from dslaunch.launcher.node.files.sync_peer import PeerTimes
+from dslaunch.launcher.node.workers.preload import PreloadTimes
+from dslaunch.launcher.node.workers.preparation import VENV_PART
 from dslaunch.launcher.run.check_first import TIMEOUT_PART
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -179,7 +179,8 @@ def test_what_is_made_from_an_option_is_over_before_it(option_s: float) -> None:
 def test_constants_that_lie_inside_of_each_other_are_shorter() -> None:
     seconds = {(file, name): told_s for file, name, told_s in constants_in_the_launcher()}
     in_a_host = (
-        seconds["node/stack_dump.py", "ANSWER_TIMEOUT_S"] + seconds["node/stack_dump.py", "PY_SPY_TIMEOUT_S"]
+        seconds["node/workers/stack_dump.py", "ANSWER_TIMEOUT_S"]
+        + seconds["node/workers/stack_dump.py", "PY_SPY_TIMEOUT_S"]
     )
     in_the_job = seconds["controller/stacks.py", "TIMEOUT_S"]
     assert in_a_host < in_the_job < seconds["command_line/stacks.py", "ANSWER_WITHIN_S"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dslaunch.launcher.job.verdict import RankFailure, Verdict
-from dslaunch.launcher.node.metrics import add_own_time, fold
+from dslaunch.launcher.node.observe.metrics import add_own_time, fold
 
 Event = dict[str, Any]
 BEGAN_AT = 1_785_600_000.0  # seconds since the epoch

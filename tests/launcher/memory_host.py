@@ -11,7 +11,7 @@ from dslaunch.launcher.backends.channel import Channel
 from dslaunch.launcher.inputs.hostfile import Host
 from dslaunch.launcher.inputs.selection import Selected
 from dslaunch.launcher.job.plan import Endpoint, NodePlan, Plan, plan_nodes, plan_program
-from dslaunch.launcher.node.inspection import answer
+from dslaunch.launcher.node.observe.inspection import answer
 from dslaunch.launcher.wire.frames import (
     MAGIC,
     Decoder,

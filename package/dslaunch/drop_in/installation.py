@@ -27,7 +27,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..launcher.errors import LaunchError
-from ..launcher.node.plain_file import open_plain, read_plain
+from ..launcher.node.system.plain_file import open_plain, read_plain
 from . import FOLDER
 from .installed_files import RECORD, File, Place, files_for, place_of_this_python
 from .seen import Seen, look

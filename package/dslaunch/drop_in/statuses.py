@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..runtime.zero.param_status import ZeroParamStatus
+from ..runtime.zero.parameters.param_status import ZeroParamStatus
 
 
 class _Status:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ...mesh.cut import Cut
 from ...strided import is_strided
-from ...zero.layout import Slot
-from ...zero.sub_buffer import SubBuffer
+from ...zero.parameters.layout import Slot
+from ...zero.units.sub_buffer import SubBuffer
 from .boxes import boxes_of
 
 MODEL, STATE = "model.", "optimizer.state."

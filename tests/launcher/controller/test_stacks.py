@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from dslaunch.launcher.controller.stacks import TIMEOUT_S, Block, StackWatch
-from dslaunch.launcher.node import stack_dump, worker_hook
+from dslaunch.launcher.node.workers import stack_dump, worker_hook
 from dslaunch.launcher.wire.frames import Stacks
 from tests.lab import Lab
 from tests.launcher.command import Command, poll as poll_command

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.controller.timings import Timings, describe, drawn
-from dslaunch.launcher.node.milestones import MilestonePipe
+from dslaunch.launcher.node.workers.milestones import MilestonePipe
 from dslaunch.launcher.wire.frames import Milestone
 from tests.exhaustive import few
 from tests.launcher.local_job import WORKER, Job

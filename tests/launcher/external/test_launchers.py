@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.external.runner import EXTERNAL
-from dslaunch.launcher.node.worker_shim import ProcessIdentity
+from dslaunch.launcher.node.workers.worker_shim import ProcessIdentity
 from dslaunch.launcher.options.backend import LAUNCHERS
 
 NEW_ONE = """

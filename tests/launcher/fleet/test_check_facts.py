@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dslaunch.launcher.fleet.check_facts import MAX_TEXT, SHAPES, clean, read_answer
-from dslaunch.launcher.node.inspection import QUESTIONS, answer
+from dslaunch.launcher.node.observe.inspection import QUESTIONS, answer
 
 DISK = {"problem": "", "size_bytes": 7, "free_bytes": 5}
 

@@ -12,7 +12,7 @@ import pytest
 
 from dslaunch.launcher.fleet.check_facts import HostFacts, read_answer
 from dslaunch.launcher.fleet.check_report import report_of
-from dslaunch.launcher.node.inspection import answer
+from dslaunch.launcher.node.observe.inspection import answer
 from tests.launcher.fleet.test_check_report import answers, cluster, host, texts
 
 FAKE = Path(__file__).parents[1] / "fake_nvml"

@@ -164,8 +164,8 @@ def test_a_python_that_is_too_old_says_so_and_which_it_is(source: bytes) -> None
 @pytest.mark.parametrize(
     ("name", "sent"),
     [
-        ("launcher.node.agent", agent_text(moves_files=True)),
-        ("launcher.node.gateway_relay", relay_text()),
+        ("launcher.node.agent.agent", agent_text(moves_files=True)),
+        ("launcher.node.agent.gateway_relay", relay_text()),
     ],
 )
 def test_what_runs_on_a_node_needs_only_the_standard_library_of_python_3_8(name: str, sent: bytes) -> None:
@@ -195,7 +195,7 @@ def test_what_travels_is_two_folders_whole_and_the_names_of_variables() -> None:
     travels = (
         sources_in(agent_text(moves_files=True)).keys()
         | sources_in(relay_text()).keys()
-        | {"launcher.node.address", "launcher.node.worker_shim"}
+        | {"launcher.node.system.address", "launcher.node.workers.worker_shim"}
     )
     launcher = Path(bootstrap.__file__).parents[1]
     there = {
@@ -210,8 +210,8 @@ def test_what_moves_files_travels_only_to_where_files_are_moved() -> None:
     every, usual = (sources_in(agent_text(moves_files=moves)).keys() for moves in (True, False))
     assert usual < every
     assert every - usual >= {
-        "launcher.node.sync_receiver",
-        "launcher.node.collecting",
+        "launcher.node.files.sync_receiver",
+        "launcher.node.files.collecting",
         "launcher.wire.manifest",
     }
     assert all("sync_" not in name for name in usual)
@@ -219,7 +219,6 @@ def test_what_moves_files_travels_only_to_where_files_are_moved() -> None:
 
 @pytest.mark.slow
 def test_to_try_an_address_loads_neither_socket_nor_international_names(tmp_path: Path) -> None:
-    program = (
-        "from dslaunch.launcher.node.reach import try_addresses; try_addresses(['127.0.0.1'], 1, '', 0.1)"
-    )
+    tried = "reach.try_addresses(['127.0.0.1'], 1, '', 0.1)"
+    program = f"from dslaunch.launcher.node.agent import reach; {tried}"
     assert not loaded_by(program, tmp_path) & {"socket", "encodings.idna", "stringprep"}

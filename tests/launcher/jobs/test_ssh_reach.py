@@ -35,7 +35,7 @@ def folder(folder: Path, lab: Lab) -> Path:
 
 
 LIST_ADDRESSES = (
-    "from dslaunch.launcher.node.own_addresses import own_addresses; print(*own_addresses(), sep='\\n')"
+    "from dslaunch.launcher.node.system.own_addresses import own_addresses as own; print(*own(), sep='\\n')"
 )
 
 

@@ -27,31 +27,31 @@ KNOWN: dict[Place, str] = {
         "a link that was made the line before, over a link of an earlier run",
     ("output/log_files.py", "_link_latest", "new.symlink_to"): "a name that nothing has, or it fails",
     ("output/log_files.py", "_link_latest", "new.unlink"): "the link that was made the line before",
-    ("node/milestones.py", "MilestonePipe.__init__", "os.mkfifo"): "in the agent's own folder",
-    ("node/metrics.py", "MetricsReader.__init__", "os.mkfifo"): "in the agent's own folder",
+    ("node/workers/milestones.py", "MilestonePipe.__init__", "os.mkfifo"): "in the agent's own folder",
+    ("node/observe/metrics.py", "MetricsReader.__init__", "os.mkfifo"): "in the agent's own folder",
     ("output/event_files.py", "EventRing._turn", "os.replace"): "in the folder of the job's record",
-    ("node/pid_file.py", "_remove_if_stale", "os.unlink"):
+    ("node/system/pid_file.py", "_remove_if_stale", "os.unlink"):
         "a regular file of this user with the pid of a process that is gone",
-    ("node/pid_file.py", "write_pid_file", "os.unlink"):
+    ("node/system/pid_file.py", "write_pid_file", "os.unlink"):
         "the file that was made some lines before, on a disk that takes nothing",
-    ("node/private_folder.py", "PrivateFolder.file", "os.unlink"): "in the agent's own folder",
-    ("node/private_folder.py", "PrivateFolder.remove_outside", "os.unlink"):
+    ("node/system/private_folder.py", "PrivateFolder.file", "os.unlink"): "in the agent's own folder",
+    ("node/system/private_folder.py", "PrivateFolder.remove_outside", "os.unlink"):
         "a file that the agent made, found by its identity",
-    ("node/private_folder.py", "_remove_folder", "os.rmdir"): "the agent's own folder",
-    ("node/private_folder.py", "_remove_folder", "shutil.rmtree"): "the same; it removes links as links",
+    ("node/system/private_folder.py", "_remove_folder", "os.rmdir"): "the agent's own folder",
+    ("node/system/private_folder.py", "_remove_folder", "shutil.rmtree"): "the same; links as links",
     ("output/job_report.py", "put_file", "partial.unlink"): "the new file beside it, made some lines before",
     ("output/job_report.py", "write_report", "path.write_text"): "/dev and /proc only",
-    ("node/sync_commit.py", "_move", "os.rename"): "--sync: no link is followed on the way",
-    ("node/sync_commit.py", "_move_across", "os.rename"): "as above",
-    ("node/sync_commit.py", "Commit._stage", "os.symlink"):
+    ("node/files/sync_commit.py", "_move", "os.rename"): "--sync: no link is followed on the way",
+    ("node/files/sync_commit.py", "_move_across", "os.rename"): "as above",
+    ("node/files/sync_commit.py", "Commit._stage", "os.symlink"):
         "in .dslaunch, a name that was removed just before, in a folder that was reached without links",
-    ("node/sync_contents.py", "Contents.end", "os.rename"): "both names are in .dslaunch",
-    ("node/sync_receiver.py", "Receiver._beat", "self._record.touch"):
+    ("node/files/sync_contents.py", "Contents.end", "os.rename"): "both names are in .dslaunch",
+    ("node/files/sync_receiver.py", "Receiver._beat", "self._record.touch"):
         "the time of the lock that is open, by its descriptor",
-    ("node/sync_receiver.py", "Receiver._next_item", "self._record.touch"): "as above",
-    ("node/sync_folder.py", "Folder.remove", "os.rmdir"): "no link is followed; it was compared",
-    ("node/sync_folder.py", "Folder.remove", "os.unlink"): "as above",
-    ("node/sync_folder.py", "write_whole", "os.rename"): "both names are in .dslaunch",
+    ("node/files/sync_receiver.py", "Receiver._next_item", "self._record.touch"): "as above",
+    ("node/files/sync_folder.py", "Folder.remove", "os.rmdir"): "no link is followed; it was compared",
+    ("node/files/sync_folder.py", "Folder.remove", "os.unlink"): "as above",
+    ("node/files/sync_folder.py", "write_whole", "os.rename"): "both names are in .dslaunch",
     ("page/page_file.py", "write_page", "path.write_bytes"): "/dev and /proc only",
     ("sync/collector.py", "Collector._lose", "os.unlink"): "the new file, made some lines before",
     ("sync/collector.py", "Collector._put", "os.replace"): "over nothing, or a file of this job",
@@ -61,9 +61,9 @@ KNOWN: dict[Place, str] = {
     ("sync/digest_cache.py", "DigestCache.write", "os.replace"): "in the user's cache folder",
     ("sync/target.py", "Marker.close", "os.rmdir"): "an empty folder that was made before",
     ("sync/target.py", "Marker.close", "os.unlink"): "a file with a random name that was made before",
-    ("node/preload.py", "_prepared", "open"): "in the agent's own folder",
-    ("node/starter.py", "Starter.ask_to_end", "open"): "in the agent's own folder",
-    ("node/starter.py", "Starter.ask_to_end", "os.replace"): "the same",
+    ("node/workers/preload.py", "_prepared", "open"): "in the agent's own folder",
+    ("node/workers/starter.py", "Starter.ask_to_end", "open"): "in the agent's own folder",
+    ("node/workers/starter.py", "Starter.ask_to_end", "os.replace"): "the same",
     ("registry/journal.py", "JournalFile._make", "os.replace"): "in the folder of the job's record",
     ("registry/known_jobs.py", "_remove_half_made", "shutil.rmtree"): "a folder that has no record yet",
     ("registry/known_jobs.py", "_remove_silent", "shutil.rmtree"): "a job's folder in the registry",
@@ -76,7 +76,7 @@ KNOWN: dict[Place, str] = {
     ("sync/trace_files.py", "TraceFiles.forget", "shutil.rmtree"): "the same",
     ("trace/merge.py", "write_merged", "os.replace"): "where --trace_to says, or a name that no file has",
     ("trace/merge.py", "write_merged", "os.unlink"): "the new file beside it, of a job that was killed",
-    ("node/worker_hook.py", "install_hook", "open"): "in a folder that was made the line before",
+    ("node/workers/worker_hook.py", "install_hook", "open"): "in a folder that was made the line before",
     ("output/writer.py", "unbuffered", "open"): "/dev/null, and the standard streams",
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dslaunch.launcher.node.metrics import add_own_time, is_sum
+from dslaunch.launcher.node.observe.metrics import add_own_time, is_sum
 from dslaunch.launcher.run_state.metric_table import GPU, HOST, PAUSE, PHASES, RANK, WAITING, names_of
 from dslaunch.runtime.comm import phases
 from dslaunch.runtime.metrics.report import _AMOUNTS

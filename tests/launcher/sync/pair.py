@@ -6,7 +6,7 @@ import queue
 import time
 from pathlib import Path
 
-from dslaunch.launcher.node.sync_receiver import Receiver
+from dslaunch.launcher.node.files.sync_receiver import Receiver
 from dslaunch.launcher.sync.manifest import walk
 from dslaunch.launcher.sync.sender import DEFAULT_TREE, Sender, Tree
 from dslaunch.launcher.wire.frames import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.node.collecting import Collecting
+from dslaunch.launcher.node.files.collecting import Collecting
 from dslaunch.launcher.sync.collector import Collector
 from dslaunch.launcher.sync.manifest import walk
 from dslaunch.launcher.wire.frames import (

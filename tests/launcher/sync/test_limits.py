@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.node.sync_folder import Folder
-from dslaunch.launcher.node.sync_place import Trust
-from dslaunch.launcher.node.sync_record import LockedOut, Record
+from dslaunch.launcher.node.files.sync_folder import Folder
+from dslaunch.launcher.node.files.sync_place import Trust
+from dslaunch.launcher.node.files.sync_record import LockedOut, Record
 from dslaunch.launcher.sync import sender as module
 from dslaunch.launcher.sync.manifest import walk
 from dslaunch.launcher.sync.sender import Sender
@@ -39,7 +39,7 @@ def test_the_lock_is_waited_for_as_long_as_its_owner_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large folder takes as long as it takes; who stands still is named."""
-    from dslaunch.launcher.node import sync_record
+    from dslaunch.launcher.node.files import sync_record
 
     first, second = opened(tmp_path), opened(tmp_path)
     owner = Record(first, Trust(), silent_s=1.0)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.node import sync_peer
-from dslaunch.launcher.node.sync_contents import Contents
-from dslaunch.launcher.node.sync_folder import Folder
-from dslaunch.launcher.node.sync_peer import PeerServer, PeerTimes
+from dslaunch.launcher.node.files import sync_peer
+from dslaunch.launcher.node.files.sync_contents import Contents
+from dslaunch.launcher.node.files.sync_folder import Folder
+from dslaunch.launcher.node.files.sync_peer import PeerServer, PeerTimes
 from dslaunch.launcher.sync.sender import Tree
 from dslaunch.launcher.wire.frames import Frame, Synced, SyncFrom, SyncWant
 from dslaunch.launcher.wire.manifest import FILE, Entry, new_digest

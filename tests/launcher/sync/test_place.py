@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.node.sync_place import Trust, Untrusted, open_place
+from dslaunch.launcher.node.files.sync_place import Trust, Untrusted, open_place
 from tests.launcher.sync.pair import sync, tree_of
 from tests.launcher.sync.test_owners import brought, folder, refused
 

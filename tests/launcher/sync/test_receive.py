@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher.node import sync_receiver
-from dslaunch.launcher.node.sync_receiver import Receiver
+from dslaunch.launcher.node.files import sync_receiver
+from dslaunch.launcher.node.files.sync_receiver import Receiver
 from dslaunch.launcher.wire.frames import Frame, Problem, Synced, SyncOffer, SyncWant
 from dslaunch.launcher.wire.manifest import Entry, WrongList, check, read_list, write_list
 from tests.exhaustive import few

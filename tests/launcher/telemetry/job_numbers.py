@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dslaunch.launcher.inputs.line_prefix import Origin
-from dslaunch.launcher.node.metrics import FOLDED, add_own_time, fold
+from dslaunch.launcher.node.observe.metrics import FOLDED, add_own_time, fold
 from dslaunch.launcher.telemetry.straggler_watch import Straggler, StragglerWatch
 from dslaunch.launcher.wire.frames import Metrics
 

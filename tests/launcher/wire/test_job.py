@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.launcher.node.worker_shim import ExternalJob, HostJob
+from dslaunch.launcher.node.workers.worker_shim import ExternalJob, HostJob
 from dslaunch.launcher.wire.frames import Decoder, Prepare, encode, fits_of, text_of
 from dslaunch.launcher.wire.job import NodeJob, RankJob, WrongForm, as_json, read_job, read_record
 

@@ -23,7 +23,7 @@ from dslaunch.runtime.checkpoint.export.source import open_source
 from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
 from dslaunch.runtime.checkpoint.save import prune
 from dslaunch.runtime.checkpoint.storage.folder_store import FolderStore
-from dslaunch.runtime.zero.parked_states import ParkedStorage
+from dslaunch.runtime.zero.model.parked_states import ParkedStorage
 from tests.runtime.checkpoint.injection import Fault, collectives_fail, files_fail
 from tests.runtime.checkpoint.states import make, run, tensors
 from tests.runtime.ranks import Ranks

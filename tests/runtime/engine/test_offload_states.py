@@ -17,7 +17,7 @@ from torch import Tensor
 
 import dslaunch
 from dslaunch import ConfigError
-from dslaunch.runtime.zero.offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
+from dslaunch.runtime.zero.model.offload_kinds import OffloadDeviceEnum, OffloadStateTypeEnum
 from tests.runtime.models import (
     ADAMW,
     assert_same_bits,

@@ -31,7 +31,7 @@ from dslaunch.runtime.comm.process_group import start_process_group
 from dslaunch.runtime.compat.grad_norm import clip_grad_norm_
 from dslaunch.runtime.environment import read_environment
 from dslaunch.runtime.offload.device_copies import Arrival
-from dslaunch.runtime.zero import writes
+from dslaunch.runtime.zero.parameters import writes
 from tests.exhaustive import few
 from tests.fake_cuda.features import FEATURES, WIDTH, Feature, waits_of
 from tests.fake_cuda.torch_cuda import device

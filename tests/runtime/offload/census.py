@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dslaunch.runtime.step import pipeline
-from dslaunch.runtime.zero.sharded_gradients import HostGradients
+from dslaunch.runtime.zero.gradients.sharded_gradients import HostGradients
 
 LET_GO_S = 2.0
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dslaunch import ConfigError, zero
 from dslaunch.runtime.step.delayed_steps import DelayedSteps
-from dslaunch.runtime.zero.parked_states import KINDS
+from dslaunch.runtime.zero.model.parked_states import KINDS
 from tests.exhaustive import few
 from tests.runtime.models import (
     assert_same_bits,

@@ -24,7 +24,7 @@ from dslaunch.runtime.checkpoint.saver import Saver
 from dslaunch.runtime.compat.generation import unwrap_model_for_generation
 from dslaunch.runtime.offload.device_copies import Arrival
 from dslaunch.runtime.offload.pinned_memory import PINNED_MEMORY
-from dslaunch.runtime.zero import parked_states
+from dslaunch.runtime.zero.model import parked_states
 from tests.exhaustive import few
 from tests.fake_cuda.torch_cuda import device
 from tests.runtime.compat.test_generation import Writer

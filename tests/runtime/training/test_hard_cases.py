@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import dslaunch
-from dslaunch.runtime.zero.unit import UnitState
+from dslaunch.runtime.zero.units.unit import UnitState
 from tests.exhaustive import few
 from tests.runtime.models import batch, make_model, snapshot, worst_difference
 from tests.runtime.ranks import Ranks

@@ -24,7 +24,8 @@ from dslaunch.runtime.compat.engine.engines import Engine
 from dslaunch.runtime.config import load_config
 from dslaunch.runtime.environment import read_environment
 from dslaunch.runtime.step.choose_optimizer import choose_optimizer
-from dslaunch.runtime.zero import partition, sharded_model as sharded_model
+from dslaunch.runtime.zero.model import sharded_model as sharded_model
+from dslaunch.runtime.zero.units import partition
 from dslaunch.shared.axes import axes_of_job
 
 pytestmark = pytest.mark.slow

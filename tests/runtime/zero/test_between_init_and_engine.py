@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import ConfigError, zero
-from dslaunch.runtime.zero.freed_parameter import FreedParameter
+from dslaunch.runtime.zero.parameters.freed_parameter import FreedParameter
 from tests.runtime.models import assert_same_bits, make_config, snapshot
 from tests.runtime.ranks import Ranks
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import ConfigError, zero
-from dslaunch.runtime.zero.freed_parameter import FreedParameter, FreedValues
+from dslaunch.runtime.zero.parameters.freed_parameter import FreedParameter, FreedValues
 from tests.runtime.models import make_config
 from tests.runtime.ranks import Ranks
 

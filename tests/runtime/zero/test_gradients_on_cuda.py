@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch.runtime.zero import sharded_gradients
+from dslaunch.runtime.zero.gradients import sharded_gradients
 from tests.fake_cuda.torch_cuda import device
 from tests.runtime.models import assert_same_bits, make_config, make_model
 from tests.runtime.ranks import Ranks

@@ -14,8 +14,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import dslaunch
 from dslaunch import ConfigError, zero
-from dslaunch.runtime.zero.early_parameter import early_of
-from dslaunch.runtime.zero.freed_parameter import FreedParameter
+from dslaunch.runtime.zero.parameters.early_parameter import early_of
+from dslaunch.runtime.zero.parameters.freed_parameter import FreedParameter
 from tests.runtime.models import (
     assert_same_bits,
     batch,

@@ -19,8 +19,8 @@ from torch.nn.utils.parametrize import register_parametrization, remove_parametr
 
 import dslaunch
 from dslaunch import zero
-from dslaunch.runtime.zero.early_parameter import early_of
-from dslaunch.runtime.zero.freed_parameter import FreedParameter
+from dslaunch.runtime.zero.parameters.early_parameter import early_of
+from dslaunch.runtime.zero.parameters.freed_parameter import FreedParameter
 from tests.exhaustive import few
 from tests.runtime.models import (
     ADAMW,

@@ -21,7 +21,7 @@ from dslaunch.runtime.placement.stage_policy import (
     keep_small_whole,
     policy_for_stage,
 )
-from dslaunch.runtime.zero.partition import cut_into_units
+from dslaunch.runtime.zero.units.partition import cut_into_units
 from tests.runtime.models import (
     assert_same_bits,
     make_config,

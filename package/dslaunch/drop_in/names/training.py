@@ -225,7 +225,7 @@ TRAINING: tuple[Module, ...] = (
     Module(
         "deepspeed.runtime.zero.offload_config",
         (
-            works("dslaunch.runtime.zero.offload_kinds", "OffloadDeviceEnum OffloadStateTypeEnum"),
+            works("dslaunch.runtime.zero.model.offload_kinds", "OffloadDeviceEnum OffloadStateTypeEnum"),
             inside("DeepSpeedZeroOffloadOptimizerConfig DeepSpeedZeroOffloadParamConfig"),
         ),
     ),

@@ -1,0 +1,101 @@
+"""The keeper: starts the agent, outlives it, and leaves nothing of it behind.
+
+Sent to the nodes: standard library only.
+
+It adopts whatever loses its parent, and the agent, its only child, does the work. Each is told when the
+other dies: if the agent is killed, the keeper kills everything below itself; if the keeper is killed, the
+agent ends the job.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+
+from ..system.background import print_traceback
+from ..system.lean_stdlib import name_of_signal, signal, suppress
+from ..system.private_folder import PrivateFolder
+from ..system.process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
+from .agent import Agent
+
+
+def main() -> None:
+    """Be the keeper of an agent."""
+    with suppress(OSError):
+        os.setsid()
+    become_subreaper()
+    keeper = os.getpid()
+    try:
+        folder = PrivateFolder()
+        child = os.fork()
+    except OSError as error:
+        _say_why_not("the agent", error)
+        os._exit(1)
+    if child == 0:
+        status = 1
+        try:
+            become_subreaper()
+            die_with_parent(keeper, signal.SIGTERM)
+            Agent(folder).run()
+            status = 0
+        except BaseException as error:
+            _say_why_not("the agent", error)
+        finally:
+            folder.remove()
+            with suppress(OSError):
+                os.kill(keeper, signal.SIGCONT)  # in case it was stopped
+            os._exit(status)
+    _keep(child, folder)
+
+
+def _say_why_not(what: str, error: BaseException) -> None:
+    """It reaches the launcher as the end of this host's stderr: a limit in one line, else the traceback of
+    what is being handled.
+    """
+    why = ""
+    with suppress(OSError):  # a module of Python may be loaded, which takes a file
+        from ..system.limits import why_not_started
+
+        why = why_not_started(what, error)
+    if why:
+        os.write(2, why.encode() + b"\n")
+    else:
+        print_traceback()
+
+
+def _keep(child: int, folder: PrivateFolder) -> None:
+    """Outlive the agent, then leave nothing of it behind."""
+
+    def pass_on(signum: int, frame: object) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM)
+
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, pass_on)
+    os.close(0)
+    os.close(1)
+    status = 1
+    while True:
+        try:
+            pid, ended_with = os.waitpid(-1, os.WUNTRACED)
+        except ChildProcessError:
+            break
+        except OSError as error:
+            if error.errno != errno.EINTR:
+                raise
+            continue
+        if os.WIFSTOPPED(ended_with):
+            # No user stops an agent on purpose, and a stopped one would not notice that its launcher is gone.
+            if pid == child:
+                os.kill(child, signal.SIGCONT)
+        elif pid == child:
+            status = ended_with
+            if os.WIFSIGNALED(status):  # else it said itself why it ended
+                with suppress(OSError):
+                    os.write(2, b"it was killed by %s\n" % name_of_signal(os.WTERMSIG(status)).encode())
+            while kill_descendants(keeper_pid := os.getpid()) or descendants(keeper_pid):
+                reap()
+                time.sleep(0.01)
+            folder.remove()  # again, in case the agent was killed
+    os._exit(1 if status else 0)

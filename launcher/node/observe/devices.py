@@ -1,0 +1,36 @@
+"""How many accelerators this machine has, without asking torch. Sent to the nodes: standard library only."""
+
+from __future__ import annotations
+
+import os
+
+from ..system.kernel_file import read_text
+
+
+def count_accelerators(dev: str = "/dev", sys: str = "/sys") -> int:
+    """GPUs a process started here could use: NVIDIA's device files, else AMD's compute nodes;
+    0 if there are none.
+    """
+    nvidia = sum(name.startswith("nvidia") and name[6:].isdigit() for name in _listdir(dev))
+    return nvidia or sum(
+        1 for node in _amd_nodes(sys) if read_text(os.path.join(node, "gpu_id")).strip() not in ("", "0")
+    )
+
+
+def count_hidden(proc: str = "/proc") -> int:
+    """GPUs that NVIDIA's driver has, whether or not a process started here can use them: a container that was
+    given none has no device files of them.
+    """
+    return len(_listdir(os.path.join(proc, "driver", "nvidia", "gpus")))
+
+
+def _amd_nodes(sys: str) -> list[str]:
+    folder = os.path.join(sys, "class", "kfd", "kfd", "topology", "nodes")
+    return [os.path.join(folder, name) for name in _listdir(folder)]
+
+
+def _listdir(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

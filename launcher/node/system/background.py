@@ -1,0 +1,61 @@
+"""Work that would keep the agent from listening: done in a thread.
+
+Sent to the nodes: standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from _thread import start_new_thread  # threading takes 2 ms
+
+from ...wire.frames import Frame, Problem
+from .lean_stdlib import Selector
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def in_background(selector: Selector, work: Callable[[], Frame], finish: Callable[[Frame], None]) -> None:
+    """Work in a thread; the loop that waits at the selector calls `finish` with the answer, in its own.
+
+    Work that fails is answered with a Problem, and its traceback goes to stderr.
+    """
+    answers: list[Frame] = []
+    done_read, done_write = os.pipe()
+
+    def run() -> None:
+        try:
+            answers.append(work())
+        except Exception as error:  # the end of a thread: whatever it is, the launcher has to hear of it
+            answers.append(_problem_of(error))
+        finally:
+            os.close(done_write)
+
+    def end() -> None:
+        selector.forget(done_read)
+        os.close(done_read)
+        finish(answers[0])
+
+    selector.on_read(done_read, end)
+    try:
+        start_new_thread(run, ())
+    except RuntimeError as error:  # no more threads are allowed here
+        answers.append(_problem_of(error))
+        os.close(done_write)
+
+
+def _problem_of(error: Exception) -> Problem:
+    from .limits import why_not_started  # here: most agents need none
+
+    why = why_not_started("what prepares the job", error)
+    if not why:
+        print_traceback()
+    return Problem(why or f"cannot prepare the job: {type(error).__name__}: {error}", 3)
+
+
+def print_traceback() -> None:
+    """Of the exception that is being handled."""
+    import traceback  # here: it takes 2 ms, and most agents need none
+
+    traceback.print_exc()

@@ -1,0 +1,1 @@
+"""Workers of one host: prepared, started, watched and ended."""

@@ -1,0 +1,49 @@
+"""The end of a job on one host: first asked for, then forced. Sent to the nodes: standard library only."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..system.lean_stdlib import signal
+from ..system.process_tree import descendants, kill_descendants
+from .worker_group import WorkerGroup
+
+LEFT_OVER_GRACE_S = 2.0  # for processes that outlive their worker
+
+
+class Ending:
+    """SIGTERM at its beginning, SIGKILL when its time is up; it is over when no process
+    is left below `top`.
+    """
+
+    def __init__(self, workers: WorkerGroup, *, top: int | None = None) -> None:
+        self.num_left_over = 0  # processes that outlived the last worker
+        self._workers = workers
+        self._top = os.getpid() if top is None else top
+        self._kill_at = float("inf")
+
+    def begin(self, grace_s: float) -> None:
+        """Ask all workers to end; whatever is left after `grace_s` is killed."""
+        self._kill_at = time.monotonic() + grace_s
+        self._workers.signal(signal.SIGTERM, signal.SIGCONT)  # a stopped process takes no other signal
+
+    def begin_with_left_over(self) -> None:
+        """All workers ended by themselves: ask what they left running to end."""
+        self.num_left_over = len(descendants(self._top))
+        self._kill_at = time.monotonic() + (LEFT_OVER_GRACE_S if self.num_left_over else 0)
+        kill_descendants(self._top, signal.SIGTERM)
+
+    def hasten(self, grace_s: float) -> None:
+        """It has begun, and is asked for again: that can only shorten it."""
+        self._kill_at = min(time.monotonic() + grace_s, self._kill_at)
+
+    def go_on(self, now: float) -> bool:
+        """Do what is due; returns whether it is over."""
+        if now >= self._kill_at:
+            kill_descendants(self._top)
+            self._workers.collect(is_our_kill=True)
+        elif self._kill_at > now + LEFT_OVER_GRACE_S and self._workers.is_ended:
+            kill_descendants(self._top, signal.SIGTERM)  # what the workers left; they themselves are gone
+            self._kill_at = now + LEFT_OVER_GRACE_S
+        return not descendants(self._top) and self._workers.is_reported

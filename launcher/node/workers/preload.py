@@ -1,0 +1,315 @@
+"""Workers that do not import everything again: one process imports, and each worker is a fork of it.
+
+Standard library only.
+
+[Note: How preloading works]
+The preloader is the job's Python in the job's environment, started with the words of a worker, and with a
+`sitecustomize` of ours, which Python runs before the script. That imports the modules and then waits for
+requests on a socket. For each it forks twice: the process in between ends at once, so the worker is a child
+of the agent, which is a subreaper, like any worker that was executed. The worker makes a session, takes its
+environment, arguments, output and CPUs, and returns from the sitecustomize: then Python itself runs the
+script, so its `__main__`, its outermost frame and its end are those of any program. Its command line in /proc
+is overwritten with its own.
+
+A Python that runs no sitecustomize (`-S`, `-I` and `-E` in a script around it) would run the program at once.
+So it is asked first, with `-c ""` for a program.
+
+What Python runs at its start, lines of `.pth` files and the sitecustomize and usercustomize of the site, has
+run before the workers have their variables. If one of these files names a rank's variable, nothing is shared.
+
+A fork keeps no thread but the one that calls it, and a CUDA context does not survive it. So after the imports
+the preloader forks once for nothing, for libraries such as OpenBLAS end their threads at that, and gives up
+if threads are left or if torch has initialized CUDA: the workers are then started as ever, and that is said.
+The thread of jemalloc, which comes with pyarrow and so with pandas, does no harm: it only gives memory back,
+and a forked jemalloc does so itself.
+
+What the workers share: PYTHONHASHSEED, and the state of any generator of random numbers that a module seeded
+when it was imported. `random` seeds itself again after a fork; NumPy's global generator and torch's are
+seeded again by us, for each process has others. torch's is not if a module gave it a seed: what torch chooses
+has 64 bits, and what is given has not.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+
+from ...wire import fast_json
+from ...wire.frames import text_of
+from ..system.lean_stdlib import suppress
+from ..system.process_tree import kill_descendants
+from .worker import Worker, start_worker
+from .worker_hook import add_hook, install_hook
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    import socket
+    import subprocess
+    from collections.abc import Iterable
+    from typing import Any, BinaryIO, NamedTuple
+else:
+    from ...wire.fast_tuple import Record as NamedTuple
+
+FORK_S = 30.0
+
+
+class PreloadTimes(NamedTuple):
+    """Limits of what workers can do for themselves: they are over before their host is given up."""
+
+    start_s: float  # for Python to start
+    import_s: float
+    fork_s: float
+    end_s: float  # for a Python that was given up, and killed, to be gone
+
+    @classmethod
+    def within(cls, *, prepare_timeout_s: float, heartbeat_s: float) -> PreloadTimes:
+        """A fork stops the agent, so it ends before the launcher misses its heartbeat."""
+        start_s, import_s, end_s = (part * prepare_timeout_s for part in (0.1, 0.5, 0.02))
+        return cls(start_s, import_s, min(FORK_S, heartbeat_s / 4), end_s)
+
+
+MAX_NOTES = 3  # lines that the modules printed while they were imported
+_F_SETPIPE_SZ = 1031
+PRELOAD_VARIABLE = b"DSLAUNCH_PRELOAD"  # a socket and a file to print to, or a pipe: see _runs_hook
+
+
+class Unpreloaded(Exception):
+    """The modules cannot be imported, or no preloader could be started; the message says why."""
+
+
+class Preloader:
+    """A process of the job's Python that has imported modules.
+
+    `why_not` says why no worker can be forked from it.
+    """
+
+    def __init__(
+        self,
+        modules: Iterable[str],
+        *,
+        argv: list[bytes],
+        num_options: int,
+        env: dict[bytes, bytes],
+        folder: str | None,
+        script: str | None,
+        timings_pipe: str | None,
+        times: PreloadTimes,
+    ) -> None:
+        """Waits for the imports. `argv` is the longest of a worker; its first `num_options` words stand
+        before the script, or before -m; `folder` is one to make and to write to, None if there can be none;
+        `script` is the file, None for a module.
+
+        Errors: Unpreloaded
+        """
+        import socket  # here and below: agents of jobs that preload nothing start sooner
+
+        from .preload_server import SERVER
+
+        self.notes: list[str] = []
+        self.why_not = ""
+        self._link, theirs = socket.socketpair()
+        self._link.settimeout(times.import_s)
+        try:
+            printed = _prepared(folder, SERVER)
+        except OSError:  # a disk that takes nothing
+            printed = None
+        env = dict(env)
+        try:
+            if printed is None or folder is None:
+                self.why_not = "no temporary file can be made, in which that is done"
+                self.close()
+                return
+            add_hook(env, folder=folder)
+            if not _runs_hook(argv[:num_options], env, times):
+                self.why_not = "this Python runs no sitecustomize, in which that is done"
+                self.close()
+                return
+            words = {"modules": [*modules], "script": script, "timings": timings_pipe or ""}
+            lines, answer = self._import(words, theirs, printed, argv=argv, env=env, times=times)
+        except OSError as error:
+            raise Unpreloaded(f"{text_of(argv[0])}: {os.strerror(error.errno or 0)}") from None
+        finally:
+            theirs.close()
+            if printed is not None:
+                printed.close()
+        if "problem" in answer:
+            self.close()
+            raise Unpreloaded(answer["problem"])
+        if not answer:
+            raise Unpreloaded(
+                "Python ended: " + next((one for one in reversed(lines) if one), "without a word")
+            )
+        self.notes = [line for line in lines if line.strip()][:MAX_NOTES]
+        self.why_not = _why_not(answer)
+        self._link.settimeout(times.fork_s)
+        if self.why_not:
+            self.close()
+
+    def _import(
+        self,
+        words: dict[str, Any],
+        theirs: socket.socket,
+        printed: BinaryIO,
+        *,
+        argv: list[bytes],
+        env: dict[bytes, bytes],
+        times: PreloadTimes,
+    ) -> tuple[list[str], dict[str, Any]]:
+        """The lines that were printed, and the answer. Errors: OSError if Python cannot be run"""
+        import subprocess
+
+        early, to_early = os.pipe()  # what Python prints before the hook runs
+        try:
+            try:
+                with suppress(OSError):
+                    fcntl.fcntl(to_early, _F_SETPIPE_SZ, 1 << 20)  # PYTHONVERBOSE has much to say
+                process = subprocess.Popen(
+                    argv,
+                    env={**env, PRELOAD_VARIABLE: b"%d %d" % (theirs.fileno(), printed.fileno())},
+                    stdin=subprocess.DEVNULL,
+                    stdout=to_early,
+                    stderr=to_early,
+                    pass_fds=[theirs.fileno(), printed.fileno()],
+                )
+            finally:
+                os.close(to_early)
+            theirs.close()
+            self._send(words, ())
+            answer = self._receive()
+            if "problem" in answer:
+                _end(process, times.end_s)
+            os.set_blocking(early, False)
+            data = b""
+            with suppress(BlockingIOError):
+                data = os.read(early, 1 << 16)
+        finally:
+            os.close(early)
+        printed.seek(0)
+        return text_of(data + printed.read()).split("\n"), answer
+
+    def spawn(
+        self,
+        *,
+        rank: int,
+        argv: list[bytes],
+        num_arguments: int,
+        env: dict[bytes, bytes],
+        cores: Iterable[int] | None = None,
+    ) -> Worker:
+        """As worker.spawn(). The last `num_arguments` of `argv` are the program's sys.argv.
+
+        Errors: Unpreloaded
+        """
+        request = {
+            "argv": [text_of(one) for one in argv],
+            "num_arguments": num_arguments,
+            "env": [[text_of(name), text_of(value)] for name, value in env.items()],
+            "cores": None if cores is None else [*cores],
+            "agent": os.getpid(),
+        }
+
+        def fork(out: int, err: int) -> int:
+            self._send(request, (out, err))
+            answer = self._receive()
+            if "pid" not in answer:
+                raise Unpreloaded("it ended before the worker started")
+            return int(answer["pid"])
+
+        return start_worker(rank, fork)
+
+    def close(self) -> None:
+        """No more workers: the process ends."""
+        self._link.close()
+
+    def _send(self, message: dict[str, Any], fds: tuple[int, ...]) -> None:
+        import array
+        import socket
+
+        body = fast_json.write(message).encode("utf-8", "surrogatepass")
+        data = struct.pack(">I", len(body)) + body
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        with suppress(BrokenPipeError, ConnectionResetError):  # noticed when the answer is read
+            sent = self._link.sendmsg([data], rights)
+            self._link.sendall(data[sent:])
+
+    def _receive(self) -> dict[str, Any]:
+        """The next answer; empty if the process ended, a `problem` if it is silent for too long."""
+
+        data = b""
+        try:
+            while len(data) < 4 or len(data) < 4 + struct.unpack(">I", data[:4])[0]:
+                more = self._link.recv(1 << 16)
+                if not more:
+                    return {}
+                data += more
+            answer: dict[str, Any] = fast_json.read(data[4:].decode("utf-8", "surrogatepass"))
+            return answer
+        except TimeoutError:  # of Python 3.8, not yet TimeoutError
+            within_s = self._link.gettimeout()
+            return {"problem": f"nothing was heard of it for {within_s:g} s, a part of --prepare_timeout"}
+        except OSError:
+            return {}
+
+
+def _prepared(folder: str | None, text: str) -> BinaryIO | None:
+    """The hook is in the folder, and this file is for what is printed. Errors: OSError"""
+    if folder is None:
+        return None
+    install_hook(folder, text)
+    return open(os.path.join(folder, "printed"), "w+b")
+
+
+def _end(process: subprocess.Popen[bytes], within_s: float) -> None:
+    """No Python that was given up goes on beside the job, nor what it has started; one that no signal ends is
+    not waited for.
+    """
+    import subprocess
+
+    if process.poll() is None:
+        kill_descendants(process.pid)  # what its imports have started; without it, they are the agent's
+        process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(within_s)
+
+
+def _runs_hook(python: list[bytes], env: dict[bytes, bytes], times: PreloadTimes) -> bool:
+    """Whether this Python, with these options, runs our sitecustomize: it then says so and ends.
+
+    Errors: OSError if it cannot be run
+    """
+    import select
+    import subprocess
+
+    told, tell = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [*python, b"-c", b""],
+            env={**env, PRELOAD_VARIABLE: b"%d" % tell},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[tell],
+        )
+        os.close(tell)
+        tell = -1
+        try:
+            runs = bool(select.select([told], [], [], times.start_s)[0] and os.read(told, 1))
+        finally:
+            _end(process, times.end_s)
+        return runs
+    finally:
+        os.close(told)
+        if tell >= 0:
+            os.close(tell)
+
+
+def _why_not(answer: dict[str, Any]) -> str:
+    """Why no worker can be forked from a process that has imported so."""
+    if answer["why_not"]:
+        return str(answer["why_not"])
+    if answer["num_threads"] > 1:
+        return f"importing starts {answer['num_threads'] - 1} threads, which a fork would lose"
+    if answer["has_cuda"]:
+        return "importing initializes CUDA, which a fork cannot use"
+    return ""

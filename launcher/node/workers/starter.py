@@ -1,0 +1,319 @@
+"""Starts the workers of one host, each in its way: executed, or forked from a preloader.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from ....shared import variables
+from ...wire.frames import bytes_of
+from ..system.private_folder import PrivateFolder
+from .preparation import Prepared, Unprepared
+from .worker import Worker, spawn
+
+MANY_WORKERS = 64  # above which a host's limits are looked at before any is started
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...wire.job import NodeJob, RankJob
+    from .milestones import MilestonePipe
+    from .preload import Preloader
+
+
+class Starter:
+    """What the job's workers here have in common, made before the job starts."""
+
+    def __init__(
+        self,
+        job: NodeJob,
+        prepared: Prepared,
+        folder: PrivateFolder,
+        *,
+        num_devices: int,
+        says: Callable[[str], object] = lambda step: None,
+    ) -> None:
+        """Imports what the workers are to share, so it may take a while; `says` is told before it begins.
+
+        Errors: Unprepared
+        """
+        self._check_limits(job)
+        self._job = job
+        self._prepared = prepared
+        self._folder = folder
+        self.notes: list[str] = []  # what a person should know
+        self.is_tracing = False  # ranks here write what the launcher asks for when they have ended
+        self._pipe = folder.file("timings") if job.has_timings else None
+        self.milestones = self._listen_to_milestones()
+        self._preloader: Preloader | None = None
+        if job.preload:
+            says(f"importing --preload={','.join(job.preload)}")
+            self._preloader = self._preload(job.preload)
+        elif job.preload is None and not job.is_verbatim:
+            self._preloader = self._share_import(num_devices, says)
+        self.metrics_pipe = folder.file("metrics") if job.metrics_interval_s else None
+        if job.metrics_interval_s and self.metrics_pipe is None:
+            self.notes.append("no temporary folder can be made, so no numbers of the workers here are seen")
+        self._stdin = _stdin_of_launcher() if job.stdin_rank is not None else None
+        self._resize_file = self._where_asked() if job.is_elastic else None
+        self._hook = None
+        if job.has_stacks or (self.milestones is not None and self._preloader is None):
+            self._hook = _installed_hook(folder.file("hook"), has_timings=self._pipe is not None)
+        if job.adds_local_rank and job.script is not None and job.master_port is not None:  # on one host
+            self._look_for_misread(job.script)
+        # After the preloader was started, which is to have the limits of this host, as the workers are.
+        self._open_files = self._raise_open_files(len(job.ranks))
+
+    @staticmethod
+    def _check_limits(job: NodeJob) -> None:
+        """Errors: Unprepared if this host's limits do not allow so many workers."""
+        num_workers = len(job.ranks)
+        if _is_surely_allowed(num_workers):
+            return
+        from ..system.limits import why_too_many
+
+        # Workers that a preloader forks share most of its memory.
+        why = why_too_many(num_workers, is_python=job.python is not None and not job.preload)
+        if why:
+            raise Unprepared(why, exit_code=3)
+
+    @staticmethod
+    def _raise_open_files(num_workers: int) -> tuple[int, int] | None:
+        if _is_surely_allowed(num_workers):
+            return None
+        from ..system.limits import raise_open_files
+
+        return raise_open_files(num_workers)
+
+    def start(self, rank: RankJob) -> Worker:
+        """One rank."""
+        env = {**self._prepared.env, **{bytes_of(name): bytes_of(value) for name, value in rank.env}}
+        env.update(self._prepared.own_devices(env))
+        error_file = self._folder.file(f"error-{rank.rank}.json")
+        if error_file is not None and not self._job.is_verbatim:
+            env[variables.ERROR_FILE.encode()] = os.fsencode(error_file)
+        place_file = self._folder.file(f"place-{rank.rank}")
+        if place_file is not None and not self._job.is_verbatim:
+            env[variables.PLACE_FILE.encode()] = os.fsencode(place_file)
+        if self.metrics_pipe is not None:
+            env[variables.METRICS_PIPE.encode()] = os.fsencode(self.metrics_pipe)
+            env[variables.METRICS_INTERVAL.encode()] = b"%g" % self._job.metrics_interval_s
+        if self._resize_file is not None:
+            env[variables.RESIZE_FILE.encode()] = os.fsencode(self._resize_file)
+        if variables.TRACE.encode() in env:
+            self._trace(rank, env)
+        stacks_file = None
+        if self._job.has_stacks and self._hook is not None:
+            from .worker_hook import ask_for
+
+            stacks_file = self._folder.file(f"stacks-{rank.rank}")
+            ask_for(env, stacks_file=stacks_file)
+        has_stdin = rank.rank == self._job.stdin_rank and self._stdin is not None
+        worker = (None if has_stdin else self._fork(rank, env)) or self._execute(
+            rank, env, stdin=self._stdin if has_stdin else None
+        )
+        worker.is_prompting = has_stdin and os.isatty(self._stdin or 0)
+        worker.has_local_rank = self._job.adds_local_rank
+        worker.error_file, worker.place_file, worker.stacks_file = error_file, place_file, stacks_file
+        return worker
+
+    def _trace(self, rank: RankJob, env: dict[bytes, bytes]) -> None:
+        """Let it know where its trace goes; without a place it writes none, and the launcher says so."""
+        trace_file = self._folder.file(f"trace-{rank.rank}")
+        if trace_file is not None and any(name == variables.TRACE for name, _ in rank.env):
+            self.is_tracing = True
+            env[variables.TRACE_FILE.encode()] = os.fsencode(trace_file)
+            quiet = variables.PROFILER_LOG_QUIET.encode()  # it tells stderr that it begins and ends
+            env.setdefault(variables.PROFILER_LOG.encode(), quiet)
+
+    def end(self) -> None:
+        """All are started."""
+        if self._preloader is not None:
+            self._preloader.close()
+
+    def _where_asked(self) -> str:
+        """The file that appears when the workers are asked to save and end, the same for all here. All ranks
+        of a job must know of one, for they look at it together; that of others is enough.
+        """
+        path = self._folder.file("resize")
+        if path is None:
+            self.notes.append(
+                "no temporary folder can be made, so the workers here cannot be asked to save for a change "
+                "of hosts; they end with those of other hosts"
+            )
+        return path or "/proc/dslaunch-resize"  # never there
+
+    def ask_to_end(self, why: str) -> str:
+        """Ask the workers to save, and to end with code 75; returns why that was not done, or nothing.
+
+        The file is there whole or not at all.
+        """
+        if self._resize_file is None:
+            return ""
+        partial = f"{self._resize_file}.partial"
+        try:
+            with open(partial, "w", encoding="utf-8", errors="surrogateescape") as file:
+                file.write(f"{why}\n")
+            os.replace(partial, self._resize_file)
+        except OSError as error:
+            return (
+                f"its workers cannot be asked to save: {self._resize_file}: {os.strerror(error.errno or 0)}"
+            )
+        return ""
+
+    def _look_for_misread(self, script: str) -> None:
+        from .shared_import import source_of
+
+        source = source_of(script)
+        if b"argv" in source:
+            from ..observe.refused_argument import why_misread
+
+            self.notes += filter(None, [why_misread(source)])
+
+    # What only some jobs ask for is loaded when one does.
+
+    def _listen_to_milestones(self) -> MilestonePipe | None:
+        if self._pipe is None:
+            return None
+        from .milestones import MilestonePipe
+
+        return MilestonePipe(self._pipe)
+
+    def _preload(self, modules: list[str]) -> Preloader | None:
+        from .preload import Unpreloaded
+
+        said = f"--preload={','.join(modules)}"
+        try:
+            preloader = self._preloader_of(modules)
+        except Unpreloaded as error:
+            raise Unprepared(f"{said}: {error}; correct it or leave it out", exit_code=3) from None
+        if preloader.why_not:
+            self.notes.append(f"{said}: {preloader.why_not}; each worker imports for itself")
+            return None
+        return preloader
+
+    def _share_import(self, num_devices: int, says: Callable[[str], object]) -> Preloader | None:
+        """As the script imports, where that is safe; a job that asks for its times is told so."""
+        from .shared_import import shared_import
+
+        num_workers = len(self._job.ranks)
+        modules, why_not = shared_import(
+            self._job.script, num_workers=num_workers, num_devices=num_devices, env=self._prepared.env
+        )
+        if not modules:
+            self._tell_timings(why_not and f"each worker imports torch for itself: {why_not}")
+            return None
+        from .preload import Unpreloaded
+
+        what = ", ".join(modules)
+        says(f"importing {what}")
+        began = time.monotonic()
+        preloader = None
+        try:
+            preloader = self._preloader_of(modules)
+            why_not = preloader.why_not
+        except Unpreloaded as error:  # each worker will say so itself
+            why_not = str(error)
+        if why_not:
+            self._tell_timings(f"each worker imports {what} for itself: {why_not}")
+            return None
+        took_s = time.monotonic() - began
+        self._tell_timings(f"{num_workers} workers are forked from one import of {what}: {took_s:.2f} s")
+        return preloader
+
+    def _tell_timings(self, note: str) -> None:
+        if self._job.has_timings and note:
+            self.notes.append(note)
+
+    def _preloader_of(self, modules: list[str]) -> Preloader:
+        """Errors: Unpreloaded"""
+        from .preload import Preloader, PreloadTimes
+
+        preloader = Preloader(
+            modules,
+            argv=max(map(self._argv, self._job.ranks), key=lambda one: sum(map(len, one))),
+            num_options=self._job.num_head - (self._job.module is not None),
+            env=self._prepared.env,
+            folder=self._folder.file("preload"),
+            script=self._job.script,
+            timings_pipe=self._pipe,
+            times=PreloadTimes.within(
+                prepare_timeout_s=self._job.prepare_timeout_s, heartbeat_s=self._job.heartbeat_s
+            ),
+        )
+        self.notes += [f"while {', '.join(modules)} was imported: {line}" for line in preloader.notes]
+        return preloader
+
+    def _fork(self, rank: RankJob, env: dict[bytes, bytes]) -> Worker | None:
+        """From the preloader; None if there is none, or it has died."""
+        if self._preloader is None:
+            return None
+        from .preload import Unpreloaded
+
+        try:
+            return self._preloader.spawn(
+                rank=rank.rank,
+                argv=self._argv(rank),
+                num_arguments=len(rank.arguments) - self._job.num_head + 1,
+                env=env,
+                cores=self._cores(env),
+            )
+        except Unpreloaded:
+            self._preloader = None
+            return None
+
+    def _execute(self, rank: RankJob, env: dict[bytes, bytes], *, stdin: int | None) -> Worker:
+        if self._hook is not None:
+            from .worker_hook import add_hook, ask_for
+
+            add_hook(env, folder=self._hook)
+            ask_for(env, timings_pipe=self._pipe)
+        return spawn(
+            rank=rank.rank,
+            argv=self._argv(rank),
+            env=env,
+            is_verbatim=self._job.is_verbatim,
+            cores=self._cores(env),
+            stdin=stdin,
+            open_files=self._open_files,
+        )
+
+    def _argv(self, rank: RankJob) -> list[bytes]:
+        program = [] if self._prepared.python is None else [self._prepared.python]
+        return [bytes_of(one) for one in program + rank.arguments]
+
+    def _cores(self, env: dict[bytes, bytes]) -> list[int] | None:
+        return self._prepared.cores[int(env[b"LOCAL_RANK"])] if self._prepared.cores else None
+
+
+def _is_surely_allowed(num_workers: int) -> bool:
+    """Few workers, and far more open files than they take: nothing is to be looked at, as for most jobs."""
+    most = os.sysconf("SC_OPEN_MAX")
+    return num_workers <= MANY_WORKERS and (most < 0 or most >= 4 * MANY_WORKERS)
+
+
+def _installed_hook(path: str | None, *, has_timings: bool) -> str | None:
+    """The folder with what Python runs first in a worker; None without a place for it."""
+    if path is None:
+        return None
+    from .worker_hook import hook_text, install_hook
+
+    try:
+        install_hook(path, hook_text(has_timings=has_timings))
+    except OSError:  # the disk is full: the job runs without
+        return None
+    return path
+
+
+def _stdin_of_launcher() -> int | None:
+    """The descriptor that a launcher on this machine passed: backends/local.py."""
+    if len(sys.argv) < 2 or not sys.argv[1].isdigit():
+        return None
+    fd = int(sys.argv[1])
+    os.set_inheritable(fd, False)  # not for the other workers
+    return fd

@@ -1,0 +1,175 @@
+"""The workers of one host, from their start to the report of their end.
+
+Sent to the nodes: standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...wire.frames import Exited, Frame, Output, Stacks, Started, text_of
+from ..observe.evidence import MemoryWatch, evidence_of, read_place
+from ..system.lean_stdlib import Selector, signal
+from ..system.private_folder import PrivateFolder
+from ..system.process_tree import reap
+from .worker import Stream, Worker
+
+TYPE_CHECKING = False  # typing is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .milestones import MilestonePipe
+    from .stack_dump import StackDump
+
+
+class WorkerGroup:
+    """Passes on what they write and how they end.
+
+    While it is paused their pipes are left alone, so they wait.
+    """
+
+    def __init__(self, selector: Selector, send: Callable[[Frame], None]) -> None:
+        self._selector = selector
+        self._send = send
+        self._workers: list[Worker] = []
+        self._is_paused = False
+        self._memory: MemoryWatch | None = None  # until all workers are started
+        self._stack_dumps: dict[Worker, StackDump] = {}
+
+    def begin(self, milestones: MilestonePipe | None) -> None:
+        """The first worker is about to be started."""
+        if milestones is not None:
+            self._selector.on_read(milestones.fileno(), lambda: self._read_milestones(milestones))
+
+    def add(self, worker: Worker) -> None:
+        """One that was started just now."""
+        self._workers.append(worker)
+        for stream in worker.streams:
+            self._watch(worker, stream)
+        self._send(Started(worker.rank, worker.pid))
+
+    def watch_memory(self) -> None:
+        """All are started, just now: what the kernel does from here on explains how they end."""
+        self._memory = MemoryWatch()
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether none runs any more; also if there are none."""
+        return all(worker.status is not None for worker in self._workers)
+
+    def running_pids(self) -> list[int]:
+        """Of those that run."""
+        return [worker.pid for worker in self._workers if worker.status is None]
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether all of them ended and the launcher was told so, or there are none."""
+        return all(worker.is_reported for worker in self._workers)
+
+    def signal(self, *signums: int, is_for_group: bool = True) -> None:
+        """Each of the signals to every worker that runs, with its process group or alone."""
+        for worker in self._workers:
+            for signum in signums:
+                worker.signal(signum, is_for_group=is_for_group)
+
+    def pause(self, is_paused: bool) -> None:
+        """Leave their pipes alone, or read on; nothing happens the second time."""
+        if is_paused == self._is_paused:
+            return
+        self._is_paused = is_paused
+        for worker in self._workers:
+            for stream in worker.streams:
+                if stream.is_open and is_paused:
+                    self._selector.forget(stream.fd)
+                elif stream.is_open:
+                    self._watch(worker, stream)
+
+    def collect(self, *, is_our_kill: bool) -> None:
+        """Take note of who ended, and say so once all they wrote was passed on."""
+        # Of several, those that SIGKILL ended come first: they are what the kernel's counters explain.
+        for pid, status in sorted(reap(), key=lambda one: one[1] != signal.SIGKILL):
+            for worker in self._workers:
+                if worker.pid == pid:
+                    worker.end(status)
+                    if status and self._memory is not None:
+                        worker.is_out_of_memory, worker.facts = self._memory.explain(
+                            pid, status, is_our_kill=is_our_kill
+                        )
+        for worker in self._workers:
+            self._report_end_of(worker)
+
+    def send_prompts(self, now: float) -> None:
+        """What those who read a terminal wrote without a newline, and left."""
+        for worker in self._workers:
+            for stream in worker.streams if worker.is_prompting and not self._is_paused else ():
+                text = stream.prompt(now)
+                if text:
+                    self._send(Output(worker.rank, stream.number, text_of(text)))
+
+    def ask_stacks(self, env: dict[bytes, bytes], folder: PrivateFolder) -> None:
+        """Find out what each of them does, which takes a while; `send_stacks` says it then."""
+        from .stack_dump import StackDump  # here: few jobs are asked
+
+        for worker in self._workers:
+            if worker.status is None and worker not in self._stack_dumps:
+                own_file = folder.file(f"spy-{worker.rank}")
+                dump = StackDump(worker.pid, file=worker.stacks_file, env=env, own_file=own_file)
+                self._stack_dumps[worker] = dump
+
+    def send_stacks(self, now: float) -> None:
+        """Those that are known by now."""
+        for worker, dump in list(self._stack_dumps.items()):
+            dump.look(now)
+            if dump.answer is not None:
+                del self._stack_dumps[worker]
+                self._send(Stacks(worker.rank, *dump.answer, read_place(worker.place_file)))
+
+    def _read_milestones(self, pipe: MilestonePipe) -> None:
+        for one in pipe.read():
+            self._send(one)
+
+    def _watch(self, worker: Worker, stream: Stream) -> None:
+        self._selector.on_read(stream.fd, lambda: self._read_output(worker, stream))
+
+    def _read_output(self, worker: Worker, stream: Stream) -> bool:
+        """Pass on what is there; returns whether more may be waiting."""
+        if not stream.is_open:
+            return False
+        text, may_have_more = stream.read()
+        if not stream.is_open and not self._is_paused:
+            self._selector.forget(stream.fd)
+        if text:
+            self._send(Output(worker.rank, stream.number, text_of(text)))
+        return may_have_more
+
+    def _report_end_of(self, worker: Worker) -> None:
+        """Once a worker has ended, pass on all it wrote and then say how it ended."""
+        if worker.status is None or worker.is_reported:
+            return
+        for stream in worker.streams:
+            while not self._is_paused and self._read_output(worker, stream):
+                pass
+            if stream.is_open:
+                return  # goes on at a later tick, when the launcher has read more
+        worker.is_reported = True
+        self._send(_exited(worker, worker.status))
+
+
+def _exited(worker: Worker, status: int) -> Exited:
+    is_signaled = os.WIFSIGNALED(status)
+    signum = os.WTERMSIG(status) if is_signaled else 0
+    code = 128 + signum if is_signaled else os.WEXITSTATUS(status)
+    evidence = {}
+    if code:
+        out, err = (stream.tail for stream in worker.streams)
+        evidence = evidence_of(
+            status,
+            facts=worker.facts,
+            is_out_of_memory=worker.is_out_of_memory,
+            error_file=worker.error_file,
+            place_file=worker.place_file,
+            has_local_rank=worker.has_local_rank,
+            out=out,
+            err=err,
+        )
+    return Exited(worker.rank, code, signum, worker.ended_at, evidence)

@@ -1,0 +1,56 @@
+"""A module's parameters, as its forward finds them: what brings a parameter that is not here, and what shows
+a part of a divided one as the whole that the module computes with.
+
+`module.weight` asks for a parameter by its name; `named_parameters()` and `state_dict()` do not, and get the
+parameter as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+from torch import nn
+
+from ..parameters.freed_parameter import FreedParameter
+
+Show = Callable[[Any], Any]  # from a parameter to what the module sees
+
+
+class ModuleParameters(dict[str, Any]):
+    """What replaces a module's `_parameters`."""
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        super().__init__(params)
+        self.unshard: Callable[[nn.Parameter], None] | None = None  # brings a parameter that is not here
+        self.shows: dict[str, Show] = {}  # by name
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return deepcopy(dict(self), memo)
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+    def __getitem__(self, name: str) -> Any:
+        param = super().__getitem__(name)
+        if type(param) is FreedParameter and self.unshard is not None:
+            self.unshard(param)
+        show = self.shows.get(name)
+        return param if show is None or param is None else show(param)
+
+
+def parameters_of(module: nn.Module) -> ModuleParameters:
+    """Return a module's own, which are such from now on."""
+    if not isinstance(module._parameters, ModuleParameters):
+        module._parameters = ModuleParameters(module._parameters)
+    return module._parameters
+
+
+def plain_again(module: nn.Module) -> None:
+    """Bring nothing any more; what is shown stays."""
+    params = module._parameters
+    if isinstance(params, ModuleParameters):
+        params.unshard = None
+        if not params.shows:
+            module._parameters = dict(params)

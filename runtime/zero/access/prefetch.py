@@ -1,0 +1,329 @@
+"""Which units are unsharded, and when they are resharded.
+
+A unit is unsharded when a module of it is entered, or when a backward reaches it. It is resharded when
+another one is unsharded, unless a forward that is under way uses it, it is held, or it is the next one
+anyway. The order in which units were unsharded last time tells which is next: that one is gathered while the
+present one computes. A wrong guess costs one gather and nothing else.
+
+Every rank must use the same units in the same order, for to unshard one is a collective. What a rank's data
+changes inside a unit does not matter, nor which units its loss reaches: see unit_uses.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ..units.unit import Unit, UnitState
+from ..units.unit_uses import UnitUse, UnitUses
+
+_LET_GO_S = 0.01
+_AHEAD = 2  # units that are kept if they come next; the first of them is gathered
+
+
+def in_backward() -> bool:
+    """Whether autograd runs this: a hook of it, or a forward that is computed again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class Route:
+    """The order in which units were unsharded, as a hint for the next time."""
+
+    def __init__(self) -> None:
+        self._last: dict[bool, tuple[Unit, ...]] = {}  # by whether gradients were wanted
+        self._now: list[Unit] = []
+        self._has_grad = False
+
+    def begin(self) -> None:
+        """A forward of the whole model begins."""
+        if self._now:
+            self._last[self._has_grad] = tuple(self._now)
+        self._now = []
+        self._has_grad = torch.is_grad_enabled()
+
+    def add(self, unit: Unit) -> None:
+        self._now.append(unit)
+
+    def ahead(self) -> tuple[Unit, ...]:
+        """The units that were next last time, nearest first; none if this time has been different."""
+        last, index = self._last.get(self._has_grad, ()), len(self._now)
+        is_known = 0 < index <= len(last) and last[index - 1] is self._now[-1]
+        return last[index : index + _AHEAD] if is_known else ()
+
+
+class Prefetcher:
+    """The units of one model. Order: every method that unshards a unit is a collective."""
+
+    def __init__(self, units: Sequence[Unit], *, after_evaluation: Callable[[], None]) -> None:
+        """`after_evaluation`, a collective: a forward without gradients that has gathered units ends."""
+        self._units = tuple(units)
+        self._after_evaluation = after_evaluation
+        # Those that `reshard` may have something to do for: few, of however many there are.
+        self._unsharded: dict[Unit, None] = {}
+        for unit in self._units:
+            unit.on_unshard = self._note
+        self._has_gathered = False
+        self._route = Route()
+        self._current: Unit | None = None
+        self.num_forwards = 0  # under way
+        self._held: Counter[Unit] = Counter()
+        self._blocks: list[Sequence[Unit]] = []  # what is held for a block of the program that is open
+        self._until_end: set[Unit] = (
+            set()
+        )  # for a use outside its module, until the forward or the backward ends
+        # What the forward uses, and where in what a forward has used the backward is.
+        self._uses = UnitUses()
+        self._walk: UnitUse | None = None
+        self._is_engines = False  # the engine runs this backward, and calls end_backward
+        self._is_end_awaited = False
+        # The number that autograd gave the backward; in it, a checkpoint of the reentrant kind runs others.
+        self._backward: int | None = None
+
+    # ---- forward
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any forward is under way, or a backward."""
+        return self.num_forwards > 0 or in_backward()
+
+    def is_at(self, unit: Unit) -> bool:
+        """Whether a forward is under way whose last unit is this one, and all of it is unsharded."""
+        return self.num_forwards > 0 and unit is self._current and unit.state is UnitState.LIVE
+
+    def enter(self, unit: Unit) -> None:
+        """A forward of this unit begins."""
+        is_again = in_backward()
+        if not is_again and not self.num_forwards:
+            self._route.begin()
+            self._has_gathered = False
+            self._current = None
+            self._is_engines = self._is_end_awaited = False  # of a backward that failed
+            self._walk = self._backward = None
+            if unit is self._units[-1] or self._uses.is_walked or unit in self._uses:
+                self._uses = UnitUses()
+        self._note_backward()
+        if is_again and self._walk is not None:
+            uses, index = self._walk
+            place = uses.find(unit, index) if index < len(uses) else index
+            self._pass(uses, index, place, keeps=True)
+            self._walk = uses, place
+        # An operation of the backward that computes this again may have values of any unit at hand.
+        self._unshard(unit, may_reshard=not is_again)
+        unit.wait_for_unshard()
+        unit.num_forwards += 1  # it has not begun if that has failed
+        self.num_forwards += 1
+
+    def leave(self, unit: Unit) -> None:
+        """It has ended."""
+        unit.num_forwards -= 1
+        self.num_forwards -= 1
+        if not self.num_forwards and not in_backward():
+            self._until_end.clear()
+            self._current = None  # a backward comes to it anew
+            if torch.is_grad_enabled():
+                self._reshard_but(self._route.ahead())
+            else:
+                self._reshard_all()
+
+    def end_forward(self) -> None:
+        """A forward that was left has not failed."""
+        if self._has_gathered and not (self.num_forwards or in_backward() or torch.is_grad_enabled()):
+            self._after_evaluation()
+
+    def note_use(self, unit: Unit, *, is_output: bool, stays: bool = False) -> UnitUse | None:
+        """A forward has used the unit, so that a backward will; None in a backward, as of a forward that is
+        computed again.
+
+        `stays`: the backward keeps it then.
+        """
+        if in_backward():
+            return None
+        return self._uses, self._uses.add(unit, is_output=is_output, stays=stays)
+
+    # ---- backward
+
+    def begin_backward(self) -> None:
+        """A backward of the engine's is about to run."""
+        self._is_engines = True
+
+    def enter_backward(self, unit: Unit, use: UnitUse | None) -> None:
+        """A backward is about to go through this unit, at this place of the forward.
+
+        In a backward inside another one nothing goes: what was computed for it just before may have been
+        saved as parameters, not as places.
+        """
+        self._note_backward()
+        self._watch_end()
+        is_inside = torch._C._current_graph_task_id() != self._backward
+        self._unshard(unit, may_reshard=self._walk_to(use) and not is_inside)
+
+    def unshard_values(self, unit: Unit, use: UnitUse | None = None) -> None:
+        """Some operation is about to use values of this unit where they lie, of which a forward noted this
+        use; others that it uses stay, too.
+        """
+        if unit is self._current and unit.is_here:
+            return
+        if in_backward():
+            self._note_backward()
+            self._watch_end()
+            self._walk_to(use)
+        self._unshard(unit, may_reshard=False)
+
+    def unshard_until_end(self, unit: Unit) -> None:
+        """As `unshard_values`, with the parameters, until the forward or backward that is under way ends."""
+        self.unshard_values(unit)
+        unit.wait_for_unshard()
+        self._until_end.add(unit)
+
+    def end_backward(self) -> None:
+        """It has run."""
+        if self._walk is None and self._is_engines and not self._uses.is_walked:
+            self._walk = self._uses, len(self._uses)  # the loss has reached none of them
+        self._end_walk()
+        self._is_engines = self._is_end_awaited = False
+        self._backward = None
+        self._until_end.clear()
+        self._current = None
+        self._reshard_all()
+
+    def hold_all(self) -> None:
+        """Keep all units until the end of the step: a backward that makes a graph leaves
+        their values in it.
+        """
+        for unit in self._units:
+            unit.wait_for_unshard()
+            self._held[unit] = max(1, self._held[unit])
+
+    # ---- beside both
+
+    @contextmanager
+    def held(self, units: Sequence[Unit]) -> Iterator[None]:
+        """Have these units here, whatever else happens."""
+        for unit in units:
+            unit.start_unshard()
+            self._held[unit] += 1
+        self._blocks.append(units)
+        try:
+            for unit in units:
+                unit.wait_for_unshard()
+            yield
+        finally:
+            self._blocks.remove(units)
+            for unit in units:
+                self._held[unit] -= 1
+            idle = [unit for unit in units if not self._held[unit] and not unit.num_forwards]
+            for unit in idle:
+                unit.reshard()
+            self._wait_for(idle)
+
+    @property
+    def held_in_block(self) -> Unit | None:
+        """A unit whose values are held for a block of the program; None if there is none."""
+        return next((unit for units in self._blocks for unit in units if unit.is_sharded), None)
+
+    def reshard_idle(self) -> None:
+        """Reshard what was unsharded early, or stayed."""
+        self._reshard_but((), is_end=True)
+
+    def end_step(self) -> None:
+        """Reshard everything."""
+        self._held.clear()
+        self._until_end.clear()
+        self._current = None
+        self._reshard_all()
+
+    def _unshard(self, unit: Unit, *, may_reshard: bool) -> None:
+        if not unit.is_sharded or (unit is self._current and unit.is_here):
+            return
+        if unit is not self._current:
+            self._current = unit
+            self._route.add(unit)
+        ahead = self._route.ahead() if self._walk is None else self._walk[0].before(self._walk[1], _AHEAD)
+        if may_reshard:
+            self._reshard_but((unit, *ahead))
+        self._has_gathered = self._has_gathered or unit.state is UnitState.FREED
+        unit.start_unshard()
+        if ahead:
+            ahead[0].start_unshard()
+        for later in ahead[1:]:
+            later.start_read()
+        unit.wait_for_values()
+
+    def _walk_to(self, use: UnitUse | None) -> bool:
+        """Come to this use from the last one, and return whether it is not behind it; see [Note: the order of
+        a backward].
+        """
+        if use is None:
+            return True
+        uses, index = use
+        if self._walk is None or self._walk[0] is not uses:
+            self._end_walk()
+            self._walk = uses, len(uses)
+        before = self._walk[1]
+        self._pass(uses, before, index + 1)
+        self._walk = uses, min(index, before)
+        return index <= before
+
+    def _end_walk(self) -> None:
+        """The backward has come through what one forward used."""
+        if self._walk is not None:
+            uses, index = self._walk
+            uses.is_walked = True
+            self._pass(uses, index, 0)
+            self._walk = None
+
+    def _pass(self, uses: UnitUses, since: int, until: int, *, keeps: bool = False) -> None:
+        """Gather what lies between two places: `keeps`, for a use of all of it, else to drop it again."""
+        for index in range(since - 1, until - 1, -1):
+            unit, is_output, stays = uses.at(index)
+            self._walk = uses, index
+            self._unshard(unit, may_reshard=is_output and not keeps)
+            if stays:
+                self._until_end.add(unit)
+
+    def _reshard_all(self) -> None:
+        """Reshard what is not in use."""
+        self._reshard_but((), is_end=True)
+        self._wait_for(self._units)
+
+    @staticmethod
+    def _wait_for(resharded: Sequence[Unit]) -> None:
+        """gloo's threads let go of what they gathered a moment after they say that it is there."""
+        deadline = time.monotonic() + _LET_GO_S
+        waiting = [unit for unit in resharded if unit.is_referred_to]
+        while waiting and time.monotonic() < deadline:
+            time.sleep(_LET_GO_S / 100)
+            for unit in waiting:
+                unit.reshard()
+            waiting = [unit for unit in waiting if unit.is_referred_to]
+
+    def _reshard_but(self, kept: Sequence[Unit], *, is_end: bool = False) -> None:
+        """Reshard what is not used; before the end of a backward or an evaluation, without units that the
+        backward finds here.
+        """
+        for unit in tuple(self._unsharded):
+            if unit.is_resharded:
+                del self._unsharded[unit]
+                continue
+            if unit.num_forwards or not (is_end or unit.reshard_after_forward):
+                continue
+            if not (unit in kept or self._held[unit] or unit in self._until_end):
+                unit.reshard()
+
+    def _note(self, unit: Unit) -> None:
+        self._unsharded[unit] = None
+
+    def _note_backward(self) -> None:
+        """Note which backward runs; what comes first is never in one inside it."""
+        if self._backward is None and in_backward():
+            self._backward = torch._C._current_graph_task_id()
+
+    def _watch_end(self) -> None:
+        """Of a backward that the user runs without the engine, autograd tells the end."""
+        if not self._is_engines and not self._is_end_awaited:
+            torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
+            self._is_end_awaited = True

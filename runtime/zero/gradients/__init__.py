@@ -1,0 +1,1 @@
+"""Gradients of one sub-buffer: replicated, sharded, or on a disk."""

@@ -1,0 +1,1 @@
+"""A model as units: the collectives over all of them, in one order on all ranks."""

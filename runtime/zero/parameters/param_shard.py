@@ -1,0 +1,361 @@
+"""The parameters of one sub-buffer: the flat values, what this rank keeps of them between their uses, and
+their placeholders.
+
+The model's parameters keep their identity, name, shape and leaf-ness:
+`p.data` becomes a view of the flat values once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ...comm.collectives import Collectives
+from ...comm.pending import Pending
+from ...errors import ConfigError
+from ...offload.device_copies import to_device, to_host
+from ...offload.offload import Offload, SubBufferResidence
+from ...offload.spill import Spill
+from .early_parameter import early_of
+from .flat_buffer import FlatBuffer
+from .freed_parameter import FreedValues, Owner, Placeholder, put_all, sharded_until, take_away_all
+from .layout import FlatLayout
+from .param_status import detach
+from .sub_buffer_plan import SubBufferPlan
+from .writes import Lying, Writes, check_in_place, collect, first_difference
+
+_TAKEN: Any = (
+    WeakTensorKeyDictionary()
+)  # parameter -> weak reference to the last ParamShard that has taken it over
+
+
+def holder_of(param: nn.Parameter) -> ParamShard | None:
+    """Return the last that has taken this parameter over, if it is there still."""
+    holder: ParamShard | None = _TAKEN.get(param, lambda: None)()
+    return holder
+
+
+class ShardOwner(Owner, Protocol):
+    """A model."""
+
+    def prepare_to_give(self, asked_for: frozenset[int]) -> None:
+        """Have the parameters with these ids ready for another engine."""
+
+
+class ParamShard:
+    """This rank's part of the values, and all of them while they are here.
+
+    Order: construction broadcasts from rank 0
+    """
+
+    convert: ClassVar[None] = None  # the dtype of freed parameters is that of the buffer
+
+    def __init__(self, plan: SubBufferPlan, comm: Collectives) -> None:
+        self._plan, self._comm = plan, comm
+        self.residence = plan.residence
+        self.values = FlatBuffer(plan.layout, dtype=plan.dtype, device=plan.device)
+        self._placeholders: tuple[Placeholder, ...] = ()
+        self.is_covered = False  # the parameters are placeholders
+        self.kept = (
+            self.values.flat
+        )  # what this rank holds of the parameters between their uses; `own` is a part of it
+        self.writes = Writes(plan.params)
+        # by index: how often what a graph may have saved of it was replaced, where parameters are sharded
+        self.num_changes = [0] * len(plan.members)
+        starts = sorted((slot.offset, index) for index, slot in enumerate(plan.layout.slots) if slot.numel)
+        self._offsets = [offset for offset, _ in starts]
+        self._indices = [index for _, index in starts]
+        self.spill: Spill | None = None
+        self._own: Tensor | None = None
+        # called when a parameter that is a placeholder is used, and its values may be here
+        self.on_use: Callable[[], None] = _nothing
+        self.owner: Callable[[], ShardOwner | None] = _no_owner  # the model
+        # called when another one takes a parameter over
+        self.on_taken: Callable[[], None] = _nothing
+        self._is_giving = False  # all values are here for another one
+        self._given: set[int] = set()  # indices
+
+    @torch.no_grad()
+    def take_over(self) -> Tensor | None:
+        """Copy the parameters into the flat buffer, rank 0's everywhere, and make them views of it.
+
+        Returns the master, if it is separate; it starts from the values before they are rounded to 16 bits.
+        """
+        plan, whole, reference = self._plan, self.values, weakref.ref(self)
+        if plan.has_separate_master:
+            whole = FlatBuffer(plan.layout, dtype=torch.float32, device=plan.device)
+        givers: dict[ParamShard, None] = {}
+        for param, view, own in zip(plan.params, whole.views, self.values.views, strict=True):
+            early = early_of(param)
+            if early is not None:  # one at a time, so a model made in zero.Init is never whole
+                early.take_out()
+            before = holder_of(param)
+            if before is not None:
+                before.on_taken()
+                before.give(param)
+                givers[before] = None
+            view.copy_(param.detach())
+            param.data = own
+            param.grad = None
+            _TAKEN[param] = reference
+        for giver in givers:
+            giver.end_giving()
+        self._comm.broadcast(whole.flat, what=plan.label)
+        if whole is not self.values:
+            self.values.flat.copy_(whole.flat)
+        if not plan.has_separate_master:
+            return None
+        shard = whole.shard(plan.shard_index, num_shards=plan.num_shards)
+        return (
+            to_host(shard, pin_memory=plan.residence.pins_states)
+            if plan.residence.steps_on_host
+            else shard.clone()
+        )
+
+    def give(self, param: nn.Parameter) -> None:
+        """Let a parameter that is a placeholder have its values, for another one that takes it over.
+
+        Order: a collective where parameters are sharded
+        """
+        if not self.is_covered:
+            return
+        if not self._is_giving:
+            self.start_unshard().wait()
+            self._is_giving = True
+        index = next(index for index, one in enumerate(self._plan.params) if one is param)
+        take_away_all((self._placeholders[index],), (param,), (self.values.views[index],))
+        detach(param)
+        self._given.add(index)
+
+    def end_giving(self) -> None:
+        """Keep what others have not taken over, as shards."""
+        if self._is_giving:
+            self._is_giving = False
+            self.values.free_unless_referred_to()
+        if len(self._given) == len(self._plan.members):
+            self.drop()
+
+    def drop(self) -> None:
+        """Have nothing of the parameters any more, if they are sharded."""
+        if self._plan.is_sharded:
+            nothing = FlatLayout(slots=(), numel=0, num_shards=1)
+            self.values = FlatBuffer(nothing, dtype=self._plan.dtype, device=self._plan.device)
+            self.kept, self.spill, self.is_covered = self.values.flat, None, False
+            self._own = self.kept
+
+    def give_back(self, taken: frozenset[int]) -> None:
+        """Let the program have those whose ids are not among these, as plain parameters.
+
+        Order: a collective where parameters are sharded
+        """
+        for param in self._plan.params:
+            if id(param) not in taken and self.is_covered:
+                self.give(param)
+                param.data = param.detach().clone()
+        self.end_giving()
+
+    def settle(self, offload: Offload) -> None:
+        """Keep what this rank is to keep, once all have the values."""
+        if self._plan.is_sharded:
+            pinned, goes = self.residence.pins_parameters, self.residence.params_on_host
+            self.kept = to_host(self.own_values(), pin_memory=pinned) if goes else self.own_values().clone()
+            self.hide()  # with no other name for any of the values, or their memory would stay
+        elif self._plan.has_separate_master:
+            self.writes.note()
+        self.spill = offload.make_spill(
+            self.residence.parameters,
+            lambda: {"parameters": self.kept},
+            what=f"parameters of {self._plan.label}",
+        )
+        # the memory of what a disk takes is another each time
+        self._own = self._cut_own() if self.spill is None else None
+
+    @property
+    def own(self) -> Tensor:
+        """[shard] The parameters that this rank's optimizer updates, as this rank keeps them."""
+        return self._cut_own() if self._own is None else self._own
+
+    def _cut_own(self) -> Tensor:
+        plan = self._plan
+        start, stop = plan.layout.shard_range(plan.shard_index, num_shards=plan.num_shards)
+        kept_start = 0
+        if plan.is_sharded:
+            axis = plan.mesh.shard
+            kept_start, _ = plan.layout.shard_range(axis.index, num_shards=axis.size)
+        return self.kept[start - kept_start : stop - kept_start]
+
+    def own_values(self) -> Tensor:
+        """Return this rank's shard of the parameters, while they are here."""
+        axis = self._plan.mesh.shard
+        return self.values.shard(axis.index, num_shards=axis.size)
+
+    def here(self, *, is_written: bool = False) -> AbstractContextManager[object]:
+        """Have what this rank keeps in memory meanwhile; `is_written`: it is another afterwards."""
+        return nullcontext() if self.spill is None else self.spill.here(is_written=is_written)
+
+    # What follows is for parameters that are not always here: sharded or offloaded.
+
+    def start_unshard(self) -> Pending:
+        """Begin to gather all values; `show` when that is done.
+
+        Errors: ConfigError while this rank's shard is offloaded
+        """
+        if self.is_parked:
+            raise ConfigError(
+                f"parameter '{self._plan.names[0]}' is needed, but engine.offload_states() has moved this "
+                "rank's shard to host memory; call engine.reload_states() first"
+            )
+        self.values.allocate()
+        if not self.residence.parameters.is_away:
+            return self._comm.all_gather_from(self.kept, self.values.flat, what=self._plan.label)
+        if self.spill is None:
+            return to_device(self.kept, self.own_values(), then=self._gather_others)
+        with self.spill.here(is_written=False):
+            kept, when_read = self.spill.lend(self.kept)
+            return to_device(kept, self.own_values(), then=self._gather_others, when_read=when_read)
+
+    def start_read(self) -> None:
+        """Begin to read what `start_unshard` needs, if it lies on a disk."""
+        if self.spill is not None:
+            self.spill.start_in()
+
+    def _gather_others(self) -> Pending:
+        if self._plan.mesh.shard.is_alone:
+            return Pending.done()
+        return self._comm.all_gather_from(self.own_values(), self.values.flat, what=self._plan.label)
+
+    @torch.no_grad()
+    def show(self) -> None:
+        """Let the parameters have their values.
+
+        Errors: ConfigError if one has been written to meanwhile
+        """
+        self.is_covered = False
+        take_away_all(self._placeholders, self._plan.params, self.values.views)
+        self.writes.note()
+
+    @torch.no_grad()
+    def cover(self) -> None:
+        """Let the parameters be placeholders."""
+        self._placeholders = self._placeholders or tuple(
+            Placeholder(member.name, member.param, self, dtype=view.dtype, device=view.device)
+            for member, view in zip(self._plan.members, self.values.views, strict=True)
+        )
+        put_all(self._placeholders, self._plan.params)
+        self.is_covered = True
+
+    def hide(self) -> bool:
+        """Let the parameters be placeholders, if they are not, and give the memory back;
+        return whether it could be.
+        """
+        if not self.is_covered:
+            self.writes.forget()
+            self.cover()
+        return self.values.free_unless_referred_to()
+
+    @property
+    def has_subclasses(self) -> bool:
+        """Whether a parameter that is a placeholder now is of a class of its own."""
+        return not all(placeholder.is_plain for placeholder in self._placeholders)
+
+    @property
+    def why_away(self) -> str:
+        """Where the values of placeholders are, and when they can be used."""
+        if self.is_parked:
+            return (
+                "its values are in host memory, where engine.offload_states() has put them; call "
+                "engine.reload_states() first"
+            )
+        return sharded_until("while the module that owns it runs")
+
+    def unshard_for(self, leaves: Sequence[Any], *, is_use: bool) -> None:
+        """Let the parameters have their values, if those are here. An operation is about to use one."""
+        self.on_use()
+
+    def note_name(self, values: FreedValues) -> None:
+        """Leave it a name: a parameter is here again and again."""
+
+    def note_copy(self, copy: nn.Parameter) -> None:
+        """Leave a copy of a parameter alone: it is like any other."""
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether the memory of what this rank holds of the values was given up."""
+        return self._plan.layout.numel > 0 and self.own.untyped_storage().nbytes() == 0
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether the values that are here differ from this rank's shard of them."""
+        with self.here():
+            return first_difference(self.own_values().to(self.kept.device), self.kept) is not None
+
+    # What a program writes to the parameters, and what replaces them:
+
+    def note_change(self, indices: Iterable[int] | None = None) -> None:
+        """Other values have replaced the parameters', all or those at `indices`,
+        without a write that torch counts.
+
+        A graph that has saved the old ones is out of date: its backward is an error, as it is after a step of
+        torch's optimizers.
+        """
+        changed = range(len(self._plan.members)) if indices is None else tuple(indices)
+        if self._plan.is_sharded:
+            for index in changed:
+                self.num_changes[index] += 1
+            return
+        torch.autograd.graph.increment_version([self._plan.params[index] for index in changed])
+        self.writes.expect(len(changed))
+
+    def index_at(self, offset: int) -> int:
+        """Return the place of the member that has the element at `offset` of the buffer."""
+        return self._indices[bisect_right(self._offsets, offset) - 1]
+
+    def _is_anothers(self, param: nn.Parameter) -> bool:
+        taken: weakref.ref[ParamShard] = _TAKEN[param]
+        return taken() is not self
+
+    def check_in_place(self) -> None:
+        """Errors: ConfigError if a parameter no longer lies in the flat buffer"""
+        check_in_place(self._lying(), is_anothers=self._is_anothers)
+
+    def collect(self) -> None:
+        """Copy what a program has put in the place of parameters by `p.data = ...` to where they lie.
+
+        Errors: ConfigError for a tensor of another shape
+        """
+        collect(self._lying())
+
+    def _lying(self) -> Iterator[Lying]:
+        for member, view in zip(self._plan.members, self.values.views, strict=True):
+            yield Lying(member.param, view, member.name)
+
+    def load(self, index: int, whole: Tensor) -> None:
+        """Set the member at `index` to values of its shape, wherever they lie."""
+        if not self._plan.is_sharded:
+            self.values.views[index].copy_(whole)  # not the parameter, whose writes are the program's
+            return
+        axis = self._plan.mesh.shard
+        with self.here(is_written=True):
+            self._plan.copy_fragment(index, whole, self.kept, axis.index, num_shards=axis.size)
+
+    def restore_all(self) -> None:
+        """Keep all values here from now on, as they are."""
+        if self._plan.is_sharded and self.residence.parameters.is_away:
+            self.kept = self.own_values()
+        self.spill, self.residence = None, SubBufferResidence()
+        self._own = self._cut_own()
+
+
+def _no_owner() -> None:
+    """Of what is neither trained nor sharded."""
+
+
+def _nothing() -> None:
+    """Nothing is done when a placeholder is used."""

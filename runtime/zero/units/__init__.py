@@ -1,0 +1,1 @@
+"""Units: a model cut into parts that are gathered, reduced and stepped together."""

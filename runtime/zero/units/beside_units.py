@@ -1,0 +1,98 @@
+"""What of a model lies in no unit: buffers, and parameters of integers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ...comm.rank_group import RankGroup
+from ...errors import ConfigError
+from ...mesh.domain import Domains
+from ...placement.precision import Precision
+from ...strided import is_strided, kind_of
+from .kept_buffers import kept_buffers
+
+
+def place_beside_units(
+    module: nn.Module, *, device: torch.device, domains: Domains, precision: Precision
+) -> None:
+    """Move what no unit holds to the device and take the values of the first of those that share it.
+
+    Order:  a collective
+    Errors: ConfigError for a buffer that ranks cannot send each other
+    """
+    kept = {id(one) for one in kept_buffers(module, precision.kept, precision.parameters)}
+    for name, tensor in _beside(module):
+        dtype = precision.buffers if tensor.is_floating_point() else None
+        dtype = torch.float32 if id(tensor) in kept else dtype
+        comm = domains.of(tensor).comm
+        if not is_strided(tensor):
+            _replace(module, tensor, _like_first(name, tensor, comm.sharers, device=device, dtype=dtype))
+            continue
+        whole = tensor.detach().to(device=device, dtype=dtype).resolve_conj().resolve_neg().contiguous()
+        comm.broadcast(whole.reshape(-1).view(torch.uint8), what="a buffer")  # NCCL lacks 16-bit integers
+        if tensor.is_conj() or tensor.is_neg():
+            _replace(module, tensor, whole)
+        else:
+            tensor.data = whole
+
+
+def _beside(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, param in module.named_parameters():
+        if not param.is_floating_point():
+            yield name, param
+    yield from module.named_buffers()
+
+
+def _like_first(
+    name: str, tensor: Tensor, sharers: RankGroup, *, device: torch.device, dtype: torch.dtype | None
+) -> Tensor:
+    """Return a tensor that is not strided, as the first of those that share it has it.
+
+    Errors: ConfigError, on all of them, if it cannot be sent
+    """
+    if tensor.is_meta:
+        raise ConfigError(f"buffer '{name}' is on the meta device; give it storage before initialize()")
+    own, problem = b"", ""
+    if sharers.is_first and not sharers.is_alone:
+        try:
+            own = _packed(tensor)
+        except Exception as error:  # a class of tensors may raise any
+            problem = f"{type(error).__name__}: {error}".splitlines()[0]
+    # The others send nothing.
+    told, problem = sharers.all_gather_objects((own, problem), what=f"buffer '{name}'")[0]
+    if problem:
+        raise ConfigError(
+            f"buffer '{name}' is {kind_of(tensor)}, which ranks cannot send each other ({problem}); register "
+            "a dense or sparse tensor in its place, and make this one of it in the forward"
+        )
+    whole = torch.load(io.BytesIO(told), weights_only=False) if told and not sharers.is_first else tensor
+    moved: Tensor = whole.to(device=device, dtype=dtype) if _moves(whole, device, dtype) else whole
+    return moved
+
+
+def _packed(tensor: Tensor) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(tensor.detach() if tensor.device.type == "cpu" else tensor.detach().cpu(), buffer)
+    return buffer.getvalue()
+
+
+def _moves(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> bool:
+    """Whether it has to be another: mkldnn's tensors, for example, cannot be moved even to where they are."""
+    return tensor.device != device or (dtype is not None and tensor.dtype != dtype)
+
+
+def _replace(module: nn.Module, tensor: Tensor, whole: Tensor) -> None:
+    """Let the other tensor be what the first one was: to set `data` of a sparse one changes nothing."""
+    if whole is tensor:
+        return
+    for one in module.modules():
+        for name, buffer in one._buffers.items():
+            if buffer is tensor:
+                one._buffers[name] = whole
+        for param in one._parameters.values():
+            if param is tensor:
+                param.data = whole

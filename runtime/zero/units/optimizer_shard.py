@@ -1,0 +1,108 @@
+"""What the optimizer has of one sub-buffer: this rank's shard of the float32 masters and of its states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ...offload.offload import Offload
+from ...offload.pinned_memory import host_zeros
+from ...offload.spill import Spill
+from ..parameters.param_shard import ParamShard
+from ..parameters.sub_buffer_plan import SubBufferPlan
+
+
+class PendingUpdate(Protocol):
+    """A sub-buffer's update that was made before the step, or beside it."""
+
+    def publish(self) -> None:
+        """Let its results be the sub-buffer's."""
+
+    def drop(self) -> None:
+        """Let it come to nothing."""
+
+
+class OptimizerShard:
+    """Masters and states of trained parameters; nothing of frozen ones."""
+
+    def __init__(
+        self, plan: SubBufferPlan, params: ParamShard, master: Tensor | None, offload: Offload
+    ) -> None:
+        """`master` is [shard] float32; None: float32 parameters in the same memory are their own master."""
+        self._plan, self._params, self._master = plan, params, master
+        self.states: dict[str, Tensor] = {}  # [shard] float32 by name, beside the master
+        self.spill: Spill | None = offload.make_spill(
+            plan.residence.states, self._stored, what=f"states of {plan.label}"
+        )
+        # index -> states by name, of members that the optimizer sees whole;
+        # empty on ranks that do not own the member
+        self.states_of_whole: dict[int, Callable[[], dict[str, Any]]] = {}
+        # indices of members that the coming step leaves alone, and how many steps have done so before
+        self.frozen: frozenset[int] = frozenset()
+        self.missed: dict[int, int] = {}
+        self.pending_update: PendingUpdate | None = None
+
+    @property
+    def master(self) -> Tensor:
+        """[shard] float32, what the optimizer updates; float32 parameters in the same memory
+        are their own master.
+        """
+        return self._params.own if self._master is None else self._master
+
+    @property
+    def has_separate_master(self) -> bool:
+        """Whether the master is a copy that must be rounded into the parameters, or brought to them."""
+        return self._master is not None
+
+    def make_param_out(self) -> Tensor | None:
+        """Return memory, [shard], for the rounded parameters where the optimizer steps;
+        None if the master is the parameter.
+        """
+        if not self.has_separate_master:
+            return None
+        own = self._params.own
+        # The step writes segments only: neither padding nor what it leaves alone.
+        out = self._zeros(own.dtype)
+        return out.copy_(own) if self.frozen else out
+
+    def allocate_states(self, names: Sequence[str]) -> None:
+        """Have zeros in the states of these names, and no other; what lies on a disk must be here."""
+        self.states = {name: self._zeros(torch.float32) for name in names}
+
+    def _zeros(self, dtype: torch.dtype) -> Tensor:
+        """[shard] Where the master is."""
+        master = self.master
+        if master.device.type != "cpu":
+            return torch.zeros(master.numel(), dtype=dtype, device=master.device)
+        return host_zeros(master.shape, dtype, pin_memory=self._plan.residence.pins_states)
+
+    def refresh_master(self, *, keeps_rest: bool = False) -> None:
+        """Take the parameters' values into the master, if it is a copy; what lies on a disk must be here.
+
+        `keeps_rest`: elements that are equal but for the rounding keep the bits that the
+        parameter has no room for.
+        """
+        if self._master is None:
+            return
+        new = self._params.own
+        if keeps_rest:
+            new = new.to(self._master.device)
+            is_new = new != self._master.to(new.dtype)
+            self._master.copy_(torch.where(is_new, new.float(), self._master))
+        else:
+            self._master.copy_(new)
+
+    def held(self) -> tuple[Tensor, ...]:
+        """What has memory of its own, wherever it lies."""
+        return tuple(self._stored().values())
+
+    def release(self) -> None:
+        """Free all of it."""
+        self.states, self.states_of_whole = {}, {}
+        self._master, self.spill = None, None
+
+    def _stored(self) -> dict[str, Tensor]:
+        return self.states if self._master is None else {"master": self._master, **self.states}

@@ -1,0 +1,166 @@
+"""A unit: the parameters that are gathered, reduced and stepped together,
+as one `SubBuffer` per (dtype, is_trained).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...comm.pending import Pending
+from .sub_buffer import SubBuffer
+
+
+class UnitState(Enum):
+    """Where a unit's parameters are, and what that costs this rank. n = the unit's elements,
+    N = ranks per shard axis.
+    """
+
+    FREED = "freed"  # n/N elements: the shard; each parameter is a placeholder of its true shape
+    GATHERING = "gathering"  # n/N + n elements: allocated and being filled; not to be read yet
+    # n/N + n elements: the values can be read where they lie; parameters are placeholders still
+    GATHERED = "gathered"
+    LIVE = "live"  # n/N + n elements: every parameter can be used; n where nothing is sharded
+
+
+class Unit:
+    """Parameters that are unsharded together, and their state.
+
+    `modules` are those whose forward uses them.
+    """
+
+    def __init__(self, name: str, sub_buffers: Sequence[SubBuffer], modules: Sequence[nn.Module]) -> None:
+        self.name = name
+        self.sub_buffers = tuple(sub_buffers)
+        self.modules = tuple(modules)
+        self._sharded = tuple(sub_buffer for sub_buffer in sub_buffers if sub_buffer.is_sharded)
+        self.reshard_after_forward = any(
+            sub_buffer.plan.policy.reshard_after_forward for sub_buffer in self._sharded
+        )
+        # A parameter of a class of its own does not tell when it is used, see placeholder.py.
+        self._has_subclasses = any(sub_buffer.param_shard.has_subclasses for sub_buffer in self._sharded)
+        self.state = UnitState.FREED if self._sharded else UnitState.LIVE
+        for sub_buffer in self._sharded:
+            sub_buffer.param_shard.on_use = self._use
+        self.on_use: Callable[[], None] = self.show  # called when a parameter that is a placeholder is used
+        self.on_unshard: Callable[[Unit], None] = _nothing  # called when it is about to be unsharded
+        self._gathers: list[Pending] = []
+        self._referred_to: list[SubBuffer] = []  # freed, but for the memory, in which the program has tensors
+        self.num_gathers = 0
+        self.num_forwards = 0  # of its modules, under way
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether any of it is; so there is something to gather."""
+        return bool(self._sharded)
+
+    def start_unshard(self) -> None:
+        """Begin to gather the values, unless they are here or that has been begun.
+
+        Order: a collective
+        """
+        if self.state is UnitState.FREED:
+            self.on_unshard(self)
+            with _outside_transforms():
+                self._gathers = [sub_buffer.param_shard.start_unshard() for sub_buffer in self._sharded]
+            self.state = UnitState.GATHERING
+            self.num_gathers += 1
+
+    def start_read(self) -> None:
+        """Begin to read what is on a disk and will be gathered next."""
+        if self.state is UnitState.FREED:
+            for sub_buffer in self._sharded:
+                sub_buffer.param_shard.start_read()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its values can be read where they lie."""
+        return self.state is UnitState.LIVE or self.state is UnitState.GATHERED
+
+    def wait_for_values(self) -> None:
+        """Gather the values and wait until they are here.
+
+        Order: a collective
+        """
+        self.start_unshard()
+        if self.state is UnitState.GATHERING:
+            self._finish_unshard()
+            self.state = UnitState.GATHERED
+            if self._has_subclasses:
+                self.show()
+
+    def wait_for_unshard(self) -> None:
+        """As that, and let the parameters have them.
+
+        Order:  a collective
+        Errors: ConfigError if a freed parameter has been written to
+        """
+        self.wait_for_values()
+        self.show()
+
+    def show(self) -> None:
+        """Let the parameters have their values, if those are here and they have not.
+
+        Errors: as wait_for_unshard
+        """
+        if self.state is UnitState.GATHERED:
+            self.state = UnitState.LIVE
+            with _outside_transforms():
+                for sub_buffer in self._sharded:
+                    sub_buffer.param_shard.show()
+
+    def _use(self) -> None:
+        self.on_use()
+
+    def reshard(self) -> None:
+        """Keep this rank's shards only; nothing happens where nothing is sharded."""
+        if self.state is UnitState.FREED:
+            self._referred_to = [
+                sub_buffer
+                for sub_buffer in self._referred_to
+                if not sub_buffer.param_shard.values.free_unless_referred_to()
+            ]
+        if not self._sharded or self.state is UnitState.FREED:
+            return
+        self._finish_unshard()
+        self._referred_to = []
+        with _outside_transforms():
+            for sub_buffer in self._sharded:
+                if self.state is UnitState.GATHERING:  # for nothing
+                    sub_buffer.param_shard.values.free()
+                elif not sub_buffer.hide():
+                    self._referred_to.append(sub_buffer)
+        self.state = UnitState.FREED
+
+    @property
+    def is_resharded(self) -> bool:
+        """Whether `reshard` has nothing to do."""
+        return self.state is UnitState.FREED and not self._referred_to
+
+    @property
+    def is_referred_to(self) -> bool:
+        """Whether it is freed but for memory in which the program has tensors."""
+        return self.state is UnitState.FREED and bool(self._referred_to)
+
+    def _finish_unshard(self) -> None:
+        with _outside_transforms():
+            for gather in self._gathers:
+                gather.wait()
+        self._gathers = []
+
+
+def _outside_transforms() -> AbstractContextManager[Any]:
+    """Return a context in which torch.func does not wrap what is done: it wraps the views of any
+    tensor, and a wrapper has no memory to send.
+    """
+    guard: AbstractContextManager[Any] = torch._C._DisableFuncTorch()
+    return guard
+
+
+def _nothing(unit: Unit) -> None:
+    """A unit that no prefetcher has."""
