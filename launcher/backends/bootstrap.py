@@ -8,6 +8,7 @@ single-quoted parts.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import marshal
 import pkgutil
@@ -16,11 +17,13 @@ import shlex
 import sys
 import threading
 import zlib
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import CodeType
 from typing import Any
 
+from ..errors import LaunchError
 from ..inputs.host import Host
 
 _LAUNCHER = __package__.rpartition(".")[0]
@@ -274,7 +277,7 @@ def agent_source(*, moves_files: bool = False) -> bytes:
     A node with another Python writes WANTS_TEXT before anything else; `agent_text` is the answer. Any thread
     may call: the first one puts it together, which takes 8 ms.
     """
-    with _BUILDING:
+    with _BUILDING, _own_files():
         return _agent_source(moves_files)
 
 
@@ -290,7 +293,8 @@ def agent_text(*, moves_files: bool = False) -> bytes:
 
 def relay_source() -> bytes:
     """As `agent_source`, for a relay on a gateway."""
-    return _compiled(_RELAY)
+    with _own_files():
+        return _compiled(_RELAY)
 
 
 def relay_text() -> bytes:
@@ -301,6 +305,17 @@ def relay_text() -> bytes:
 def shim_source() -> str:
     """Python text that is the worker shim with all it needs, for processes that MPI or Slurm starts."""
     return f"modules, later = {_sources(_SHIM)!r}, {{}}\n{_INSTALL}module.main()\n"
+
+
+@contextlib.contextmanager
+def _own_files() -> Iterator[None]:
+    """An installation that was changed or damaged under the launcher is named as the cause."""
+    try:
+        yield
+    except (OSError, ImportError) as error:
+        raise LaunchError(
+            f"dslaunch cannot read its own files, which the host needs: {error}; install dslaunch again"
+        ) from error
 
 
 def _later(moves_files: bool) -> tuple[str, ...]:
@@ -358,5 +373,5 @@ def _place(name: str) -> str:
 def _loader_of(name: str) -> Any:  # importlib.abc.InspectLoader, or the like of an editable installation
     spec = find_spec(f"{_FACADE}.{_place(name)}")
     if spec is None:
-        raise AssertionError(f"{name}: a module of the agent is missing from {_LAUNCHER}")
+        raise ImportError(f"{name}, a module of the agent, is missing from {_LAUNCHER}")
     return spec.loader

@@ -196,8 +196,9 @@ class Link:
                     deliver(frame, time.monotonic())
 
     def _send_source(self, channel: Channel) -> None:
+        source = agent_source(moves_files=self._moves_files)
         with contextlib.suppress(OSError):  # it has ended already: what it said is still to be read
-            channel.write(agent_source(moves_files=self._moves_files))
+            channel.write(source)
 
     def _wait_for_place(self) -> None:
         """Until one more output may be in flight; the other hosts go on meanwhile."""
