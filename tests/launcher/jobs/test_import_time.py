@@ -199,11 +199,12 @@ def test_what_travels_is_two_folders_whole_and_the_names_of_variables() -> None:
     )
     launcher = Path(bootstrap.__file__).parents[1]
     there = {
-        f"launcher.{folder}.{path.stem}"
+        ".".join(path.relative_to(launcher.parent).with_suffix("").parts)
         for folder in ("node", "wire")
-        for path in (launcher / folder).glob("*.py")
+        for path in (launcher / folder).rglob("*.py")
+        if path.stem != "__init__"
     }
-    assert travels == there - {"launcher.node.__init__", "launcher.wire.__init__"} | {"shared.variables"}
+    assert travels == there | {"shared.variables"}
 
 
 def test_what_moves_files_travels_only_to_where_files_are_moved() -> None:
