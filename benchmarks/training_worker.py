@@ -326,7 +326,7 @@ def _stages(part: Part, shape: Shape, tool: Tool) -> Step:
         module = deepspeed.PipelineModule(layers(shape), PP, **options)
     else:
         import dslaunch
-        from dslaunch.runtime.pipeline.topology import PipeModelDataParallelTopology
+        from dslaunch.runtime.compat.pipeline.topology import PipeModelDataParallelTopology
 
         num_copies = dist.get_world_size() // (PP * part.tp)
         topology = PipeModelDataParallelTopology(num_pp=PP, num_mp=part.tp, num_dp=num_copies)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         initialize as initialize,
     )
     from .runtime.compat.on_device import OnDevice as OnDevice
+    from .runtime.compat.pipeline.module import PipelineModule as PipelineModule, pipeline as pipeline
     from .runtime.data.loader import RepeatingLoader as RepeatingLoader
     from .runtime.errors import (
         CheckpointError as CheckpointError,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from .runtime.metrics import profiler
     from .runtime.metrics.report import report as report
     from .runtime.pipeline.layers import LayerSpec as LayerSpec, TiedLayerSpec as TiedLayerSpec
-    from .runtime.pipeline.module import PipelineModule as PipelineModule, pipeline as pipeline
     from .runtime.sequence import api as sequence_api
     from .runtime.tensor import api as tensor_api
     from .runtime.tensor.model_init import tp_model_init as tp_model_init
@@ -55,14 +55,14 @@ _HOME_OF = {
     "OnDevice": ".runtime.compat.on_device",
     "PipelineEngine": ".runtime.compat.engine.engines",
     "PipelineError": ".runtime.errors",
-    "PipelineModule": ".runtime.pipeline.module",
+    "PipelineModule": ".runtime.compat.pipeline.module",
     "RepeatingLoader": ".runtime.data.loader",
     "TiedLayerSpec": ".runtime.pipeline.layers",
     "add_config_arguments": ".runtime.compat.engine.initialize",
     "get_accelerator": ".runtime.compat.accelerator.current",
     "init_distributed": ".runtime.comm.init_distributed",
     "initialize": ".runtime.compat.engine.initialize",
-    "pipeline": ".runtime.pipeline.module",
+    "pipeline": ".runtime.compat.pipeline.module",
     "report": ".runtime.metrics.report",
     "tp_model_init": ".runtime.tensor.model_init",
 }

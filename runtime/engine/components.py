@@ -27,7 +27,7 @@ from ..mesh.current import note
 from ..mesh.domain import Domains
 from ..metrics.device_memory import watch_memory
 from ..offload.offload import Offload, make_offload
-from ..pipeline.module import PipelineModule
+from ..pipeline.module import StagesModule
 from ..pipeline.tied import check_tied, tie
 from ..placement.offload_plan import StepAt, plan_offload
 from ..placement.precision import precision_of
@@ -306,7 +306,7 @@ def _domains(module: nn.Module, axes: Axes, policy: Policy, config: Config) -> D
         states_by_chunk=shape.states_by_chunk,
         divisor=axes.dp if config.sequence is not None and config.sequence.gradient == "sum" else 0,
     )
-    if isinstance(module, PipelineModule):
+    if isinstance(module, StagesModule):
         tie(module, domains, is_sharded=policy.is_sharded)
     return domains
 
@@ -351,7 +351,7 @@ def _model(
 ) -> ShardedModel:
     policy, device = parts.policy, trainer.device
     # one unit on every stage, whatever stands beside it
-    tied = set(map(id, module.tied_modules.values())) if isinstance(module, PipelineModule) else set()
+    tied = set(map(id, module.tied_modules.values())) if isinstance(module, StagesModule) else set()
     model = ShardedModel(
         module,
         policy=policy,
@@ -371,7 +371,7 @@ def _model(
         loses_writes=config.origin.is_lenient and not config.zero.enable_sanity_checks,
         settings=agreed_settings(config, optimizer),
     )
-    if isinstance(module, PipelineModule):
+    if isinstance(module, StagesModule):
         check_tied(module, model)
     if config.origin.is_lenient:
         model.hide_gradients_as_none()

@@ -26,8 +26,8 @@ from ..experts.placed import PlacedExperts
 from ..log import logger as _log
 from ..mesh.mpu import MpuSizes, check_mpu, read_mpu
 from ..offload.host_memory import keep_freed_memory
-from ..pipeline.module import PipelineModule
-from ..pipeline.topology import topology_of
+from ..pipeline.module import StagesModule
+from ..pipeline.topology import dimensions_of
 from ..placement.precision import precision_of
 from ..placement.stage_policy import policy_for_stage
 from ..sequence.requested import check_mesh_param, requested_sequence_size
@@ -102,7 +102,7 @@ def make_engine(
         )
         # what may fail by a user's mistake comes before the model changes
         scheduler = _choose_scheduler(settings, request.lr_scheduler, flat_optimizer)
-        kind: Callable[..., _Steps | _Stages] = stages if isinstance(model, PipelineModule) else steps
+        kind: Callable[..., _Steps | _Stages] = stages if isinstance(model, StagesModule) else steps
         engine = kind(
             model,
             axes=axes,
@@ -129,7 +129,7 @@ def _read_settings(request: Request, worker: WorkerEnvironment, sizes: MpuSizes 
     """The ds_config with what the launcher, the model and the program say of its axes."""
     model = request.model
     known = earlier_division(model)
-    built = model.axes if isinstance(model, PipelineModule) else Axes()
+    built = model.axes if isinstance(model, StagesModule) else Axes()
     settings = load_config(
         request.config,
         world_size=dist.get_world_size() // built.pp,
@@ -149,7 +149,7 @@ def _read_settings(request: Request, worker: WorkerEnvironment, sizes: MpuSizes 
 
 def _axes_of(model: nn.Module, settings: Config) -> Axes:
     """Those of the job."""
-    built = model.axes if isinstance(model, PipelineModule) else Axes()
+    built = model.axes if isinstance(model, StagesModule) else Axes()
     order = built.order if settings.mesh is None else settings.mesh.order or built.order
     return axes_of_job(
         dist.get_world_size(), pp=built.pp, sp=settings.sp_size, tp=settings.tp_size, order=order
@@ -185,7 +185,7 @@ def _divide(request: Request, axes: Axes, settings: Config, device: torch.device
 
 def _check_stages(model: nn.Module, axes: Axes, settings: Config) -> None:
     """A model in stages was built for ranks that lie so, and a section about stages is for such a model."""
-    if isinstance(model, PipelineModule):
+    if isinstance(model, StagesModule):
         if not settings.managed_gradient_accumulation:
             raise ConfigError(
                 "managed_gradient_accumulation false: train_batch() of a model in stages runs and counts all "
@@ -194,14 +194,14 @@ def _check_stages(model: nn.Module, axes: Axes, settings: Config) -> None:
         if axes.sp > 1 and _is_arranged_alike(model.axes, axes):
             model.arrange(axes)  # built as if each of the ranks that share sequences had data of its own
         if model.axes != axes:
-            wanted = topology_of(axes)
+            wanted = dimensions_of(axes)
             raise ConfigError(
                 f"the PipelineModule was built for {model.axes.pp} stages x {model.axes.dp} ranks with data "
                 f"of their own x {model.axes.sp} parts of each sequence x {model.axes.tp} parts of each "
                 f"layer, with the order {', '.join(model.axes.order)} of axes, and the ds_config's "
                 f"tensor_parallel.autotp_size is {axes.tp}, its sequence_parallel_size {axes.sp}, and the "
                 f"order {', '.join(axes.order)}; build it with "
-                f"topology=ProcessTopology(axes={wanted.axes}, dims={wanted.dims})"
+                f"topology=ProcessTopology(axes={list(wanted)}, dims={list(wanted.values())})"
             )
     elif settings.pipeline is not None and settings.pipeline != PipelineConfig():
         raise ConfigError(

@@ -22,7 +22,7 @@ from ..errors import ConfigError, PipelineError
 from ..pipeline.executor import Batch, Executor, Outcome
 from ..pipeline.limits import MICRO_BATCH, check_fits, fitting_shape
 from ..pipeline.messages import Post
-from ..pipeline.module import PipelineModule
+from ..pipeline.module import StagesModule
 from ..pipeline.neighbours import make_neighbours
 from ..pipeline.reading import Reading
 from ..pipeline.schedule import Table, forward_table, make_table
@@ -40,10 +40,10 @@ class StagesEngine(EngineBase):
     ds_config's `pipeline` section says otherwise.
     """
 
-    module: PipelineModule
+    module: StagesModule
     _shuffles = False  # as DeepSpeed's
 
-    def __init__(self, module: PipelineModule, **options: Any) -> None:
+    def __init__(self, module: StagesModule, **options: Any) -> None:
         """Order:  a collective
 
         Errors: ConfigError for what does not go with a pipeline

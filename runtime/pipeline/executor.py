@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..strided import is_strided, kind_of
 from .messages import Arrival, Contents, Described, Post
-from .module import PipelineModule
+from .module import StagesModule
 from .schedule import Action, Kind, Shape, Table
 from .split_backward import Rest, backward_inputs
 
@@ -78,7 +78,7 @@ class Outcome:
 class Executor:
     """Of one engine."""
 
-    def __init__(self, module: PipelineModule, post: Post) -> None:
+    def __init__(self, module: StagesModule, post: Post) -> None:
         self.module, self.post = module, post
         # What passes from a stage to the next, by stage, key of the micro batch and whether gradients are
         # wanted: as this rank has told it, and as it was told.

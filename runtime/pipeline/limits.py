@@ -9,14 +9,14 @@ from ..errors import ConfigError
 from ..experts.layer import MoE
 from ..placement.stage_policy import Placement, Policy, policy_for_stage
 from ..step.flat_optimizer import FlatOptimizer
-from .module import PipelineModule
+from .module import StagesModule
 from .schedule import Shape, shape_of
 from .tied import tied_over_stages
 
 MICRO_BATCH = "micro_batch"
 
 
-def check_fits(module: PipelineModule, config: Config, optimizer: FlatOptimizer | None) -> None:
+def check_fits(module: StagesModule, config: Config, optimizer: FlatOptimizer | None) -> None:
     """Errors: ConfigError for what cannot be trained in stages"""
     _check_when(module, config.pipeline or PipelineConfig(), policy_for_stage(config.zero.stage))
     name = module.shape.schedule
@@ -58,7 +58,7 @@ def check_fits(module: PipelineModule, config: Config, optimizer: FlatOptimizer 
         )
 
 
-def _check_tied_experts(module: PipelineModule) -> None:
+def _check_tied_experts(module: StagesModule) -> None:
     """Other ranks share experts than those that share a tied layer.
 
     Order: a collective
@@ -76,7 +76,7 @@ def _check_tied_experts(module: PipelineModule) -> None:
         fail_together(problem)
 
 
-def _check_when(module: PipelineModule, how: PipelineConfig, policy: Policy) -> None:
+def _check_when(module: StagesModule, how: PipelineConfig, policy: Policy) -> None:
     halves = f"with the schedule {module.shape.schedule}: its backward comes in two halves"
     if how.reduce == MICRO_BATCH:
         key, tied = 'pipeline.reduce "micro_batch"', tied_over_stages(module)

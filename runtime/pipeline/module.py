@@ -28,7 +28,7 @@ from ..zero.parameters.early_parameter import early_of
 from .cutting import PARAMETERS, cut
 from .layers import LayerSpec, TiedLayerSpec, name_of
 from .schedule import ONE_FORWARD_ONE_BACKWARD, Shape, chunks_of, shape_of
-from .topology import PipelineParallelGrid, ProcessTopology, axes_of, topology_of
+from .topology import Topology, axes_of
 
 Layer = LayerSpec | Callable[..., Any]  # a module is callable, too
 
@@ -36,24 +36,10 @@ Layer = LayerSpec | Callable[..., Any]  # a module is callable, too
 _MEGATRON = ("GPTModelPipe", "GPT2ModelPipe")
 _MEGATRON_LAYER = "ParallelTransformerLayerPipe"
 
-# What DeepSpeed's module has and this one has not, and what to do instead.
-# Source: DeepSpeed 0.19.8 runtime/pipe/module.py, `PipelineModule`
-_TIED = "a step sums the gradients of tied layers with all others; tied_comms says who shares them"
-_FILES = "engine.save_checkpoint() and engine.load_checkpoint() know all layers, and write other files"
-_ABSENT = {
-    "allreduce_tied_weight_gradients": _TIED,
-    "get_tied_weights_and_groups": _TIED,
-    "ckpt_layer_path": _FILES,
-    "ckpt_layer_path_list": _FILES,
-    "ckpt_prefix": _FILES,
-    "load_state_dir": _FILES,
-    "save_state_dict": _FILES,
-}
-
 _log = logging.getLogger("dslaunch")
 
 
-class PipelineModule(nn.Module):
+class StagesModule(nn.Module):
     """The layers of this rank's stages. Each layer takes what the one before returns, a tensor or a tuple of
     tensors.
     """
@@ -62,7 +48,7 @@ class PipelineModule(nn.Module):
         self,
         layers: Iterable[Layer],
         num_stages: int | None = None,
-        topology: ProcessTopology | None = None,
+        topology: Topology | None = None,
         loss_fn: Callable[..., Any] | None = None,
         seed_layers: bool = False,
         seed_fn: Callable[[int], object] | None = None,
@@ -130,10 +116,7 @@ class PipelineModule(nn.Module):
             what="PipelineModules",
             cure="build the same one on every rank",
         )
-        self._topo = topology or topology_of(self.axes)
-        self._grid = PipelineParallelGrid(self._topo)
-        self.global_rank = self._grid.global_rank
-        self.stage_id = self._grid.stage_id
+        self._take_place(topology)
         self.parts = cut(
             partition_method,
             num_parts=self.shape.num_stages,
@@ -158,9 +141,16 @@ class PipelineModule(nn.Module):
 
         Order:  every rank must call this: it makes process groups
         """
-        self._grid.close()
-        self.axes, self._topo = axes, topology_of(axes)
-        self._grid = PipelineParallelGrid(self._topo)
+        self.axes = axes
+        self._take_place(None)
+
+    def _take_place(self, topology: Topology | None) -> None:
+        """Learn where this rank lies along the axes, which the program may have given by a topology.
+
+        Order: every rank must call this: what programs for DeepSpeed get makes process groups
+        """
+        self.global_rank = dist.get_rank()
+        self.stage_id = self.axes.coordinates(self.global_rank)["pp"]
 
     # ---- building
 
@@ -255,16 +245,6 @@ class PipelineModule(nn.Module):
     def _seed(self, seed: int) -> None:
         (self.seed_fn or _seed_all)(seed)
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError as error:
-            if name not in _ABSENT:
-                raise
-            raise AttributeError(
-                f"PipelineModule.{name}, which DeepSpeed has, is not here: {_ABSENT[name]}"
-            ) from error
-
     # ---- what is where
 
     @property
@@ -287,20 +267,6 @@ class PipelineModule(nn.Module):
         """Return this rank's layers, in order."""
         return [func for stage in self.chunks for func in self._funcs[stage]]
 
-    @property
-    def tied_comms(self) -> dict[str, dict[str, Any]]:
-        """Return by key of a tied layer on several stages: their ranks at this place, and what is tied."""
-        found: dict[str, dict[str, Any]] = {}
-        for key in self.tied_keys:
-            places = self.ranks_with(key)
-            if len(places) > 1 and self.stage_id in places:
-                found[key] = {
-                    "ranks": [self._grid.stage_to_global(place) for place in places],
-                    "weight_attr": self.tied_weight_attrs[key],
-                    "module": self.tied_modules[key],
-                }
-        return found
-
     def stage_owner(self, layer_idx: int) -> int:
         """Return the place along the pipeline of the rank that has this layer.
 
@@ -310,22 +276,6 @@ class PipelineModule(nn.Module):
             if self.parts[stage] <= layer_idx < self.parts[stage + 1]:
                 return self.shape.owner(stage)
         raise RuntimeError(f"layer {layer_idx}: the model has {len(self._layer_specs)}")
-
-    def partitions(self) -> list[int]:
-        """Return the bounds of the stages, by number of the layer."""
-        return self.parts
-
-    def topology(self) -> ProcessTopology:
-        """Return the topology of the job."""
-        return self._topo
-
-    def mpu(self) -> PipelineParallelGrid:
-        """Return this rank's place and groups."""
-        return self._grid
-
-    def num_pipeline_stages(self) -> int:
-        """Return over how many ranks the model is cut."""
-        return self._topo.get_dim("pipe")
 
     def set_checkpoint_interval(self, interval: int) -> None:
         """Keep, from now on, only the inputs of every `interval` layers; 0 keeps everything."""
@@ -390,47 +340,7 @@ class PipelineModule(nn.Module):
         )
 
 
-class DualPipeVModule(PipelineModule):
-    """Two stages on each rank, which follow each other there and back, as in DualPipeV."""
-
-    def __init__(self, layers: Iterable[Layer], num_stages: int | None = None, **options: Any) -> None:
-        super().__init__(layers, num_stages, **{"schedule": "dualpipev", **options})
-
-
-def pipeline(
-    model: nn.Sequential,
-    *,
-    num_stages: int,
-    loss_fn: Callable[..., Any] | None = None,
-    partition_method: str = PARAMETERS,
-    activation_checkpoint_interval: int = 0,
-    schedule: str = ONE_FORWARD_ONE_BACKWARD,
-    stages_per_rank: int | None = None,
-) -> PipelineModule:
-    """Cut a model that is there: each rank keeps the layers of its stages, whose parameters keep their names.
-
-    A module that stands in several places of the Sequential is one tied layer.
-
-    Order:  every rank must call this: it makes process groups
-    Errors: as PipelineModule
-    """
-    if not isinstance(model, nn.Sequential):
-        raise ConfigError(
-            f"pipeline(model={type(model).__name__}): must be a torch.nn.Sequential, whose children are the "
-            "layers; build others of LayerSpecs with PipelineModule"
-        )
-    return PipelineModule(
-        model,
-        num_stages,
-        loss_fn=loss_fn,
-        partition_method=partition_method,
-        activation_checkpoint_interval=activation_checkpoint_interval,
-        schedule=schedule,
-        stages_per_rank=stages_per_rank,
-    )
-
-
-def _axes(num_stages: int | None, topology: ProcessTopology | None) -> Axes:
+def _axes(num_stages: int | None, topology: Topology | None) -> Axes:
     world_size = dist.get_world_size()
     if topology is not None:
         axes = axes_of(topology, world_size)

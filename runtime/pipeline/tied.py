@@ -7,10 +7,10 @@ from torch import Tensor
 from ..comm.agreement import fail_together
 from ..mesh.domain import Domains
 from ..zero.model.sharded_model import ShardedModel
-from .module import PipelineModule
+from .module import StagesModule
 
 
-def tie(module: PipelineModule, domains: Domains, *, is_sharded: bool) -> None:
+def tie(module: StagesModule, domains: Domains, *, is_sharded: bool) -> None:
     """Let the tied parameters be shared over the stages, as others are over the data.
 
     Order: every rank must call this: it may create process groups
@@ -28,7 +28,7 @@ def tie(module: PipelineModule, domains: Domains, *, is_sharded: bool) -> None:
         )
 
 
-def check_tied(module: PipelineModule, model: ShardedModel) -> None:
+def check_tied(module: StagesModule, model: ShardedModel) -> None:
     """See that the stages of each tied layer treat it alike: they would wait for each other without end.
 
     Order:  a collective
@@ -62,7 +62,7 @@ def check_tied(module: PipelineModule, model: ShardedModel) -> None:
         fail_together(problem)
 
 
-def tied_over_stages(module: PipelineModule) -> list[tuple[str, tuple[int, ...]]]:
+def tied_over_stages(module: StagesModule) -> list[tuple[str, tuple[int, ...]]]:
     """Return the tied layers that several ranks of the pipeline have, in the same order on all ranks."""
     found = [(key, module.ranks_with(key)) for key in module.tied_keys]
     return [(key, stages) for key, stages in found if len(stages) > 1]

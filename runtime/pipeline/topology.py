@@ -1,264 +1,54 @@
-"""Which rank is where, under DeepSpeed's names: for programs that ask.
-
-Source: DeepSpeed 0.19.8 runtime/pipe/topology.py, whose names and numbers these are
-"""
+"""The axes of a model in stages by the names that a topology has for them."""
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Sequence
-from itertools import product
-from typing import Any
-
-import torch.distributed as dist
+from typing import Any, Protocol
 
 from ...shared.axes import ORDER, Axes
-from ..comm.mesh import make_axis
 from ..errors import ConfigError
 
-# By DeepSpeed's names, and "sequence", which it has none for beside stages.
-_AXIS_OF = {"pipe": "pp", "data": "dp", "sequence": "sp", "model": "tp"}
+# DeepSpeed's names, and "sequence", which it has none for beside stages.
+AXIS_OF = {"pipe": "pp", "data": "dp", "sequence": "sp", "model": "tp"}
 
 
-class ProcessTopology:
-    """Ranks on a grid with named axes; the last axis is the innermost."""
+class Topology(Protocol):
+    """What a program gives a PipelineModule to say where its ranks lie, such as a ProcessTopology."""
 
-    def __init__(self, axes: Sequence[str], dims: Sequence[int]) -> None:
-        if len(axes) != len(dims):
-            raise ConfigError(f"ProcessTopology: {len(axes)} axes and {len(dims)} sizes; give one for each")
-        self.axes, self.dims = list(axes), list(dims)
-        # The class is made per topology, since its fields are the axes.
-        self.ProcessCoord: Any = namedtuple("ProcessCoord", axes)  # type: ignore[misc]
-        places: Any = product(*(range(size) for size in dims))
-        self.mapping: dict[Any, int] = {self.ProcessCoord(*place): rank for rank, place in enumerate(places)}
-
-    def get_rank(self, **coord_kwargs: int) -> int:
-        """Return the rank with this index along every axis.
-
-        Errors: ValueError if an axis is left out; KeyError if there is no such rank
-        """
-        if len(coord_kwargs) != len(self.axes):
-            raise ValueError(f"get_rank() was given {coord_kwargs}; it wants {', '.join(self.axes)}")
-        return self.mapping[self.ProcessCoord(**coord_kwargs)]
-
-    def get_axis_names(self) -> list[str]:
+    def get_axis_names(self) -> Sequence[str]:
         """Return the names of the axes, the outermost first."""
-        return self.axes
-
-    def get_rank_repr(
-        self,
-        rank: int,
-        omit_axes: Sequence[str] = ("data", "pipe"),
-        inner_sep: str = "_",
-        outer_sep: str = "-",
-    ) -> str:
-        """Return the rank's place along the other axes as a text, "model_00"."""
-        coord = self.get_coord(rank)
-        kept = [axis for axis in self.axes if axis not in set(omit_axes)]
-        return outer_sep.join(f"{axis}{inner_sep}{getattr(coord, axis):02d}" for axis in kept)
 
     def get_dim(self, axis: str) -> int:
-        """Return the size of an axis; 0 if there is no such axis."""
-        return self.dims[self.axes.index(axis)] if axis in self.axes else 0
-
-    def get_coord(self, rank: int) -> Any:
-        """Return the rank's index along every axis, as a named tuple.
-
-        Errors: ValueError if there is no such rank
-        """
-        for coord, one in self.mapping.items():
-            if one == rank:
-                return coord
-        raise ValueError(f"rank {rank} is not in this topology of {self.world_size()} ranks")
-
-    def get_axis_comm_lists(self, axis: str) -> list[list[int]]:
-        """Return all lines of ranks that differ along this axis alone; none if there is no such axis."""
-        if axis not in self.axes:
-            return []
-        lines: dict[tuple[int, ...], list[int]] = {}
-        for coord, rank in self.mapping.items():
-            rest = tuple(getattr(coord, one) for one in self.axes if one != axis)
-            lines.setdefault(rest, []).append(rank)
-        return [lines[rest] for rest in sorted(lines)]
-
-    def filter_match(self, **filter_kwargs: int) -> list[int]:
-        """Return the ranks with these indices."""
-        return [
-            rank
-            for coord, rank in self.mapping.items()
-            if all(getattr(coord, axis) == index for axis, index in filter_kwargs.items())
-        ]
-
-    def get_axis_list(self, axis: str, idx: int) -> list[int]:
-        """Return the ranks with this index along the axis."""
-        return self.filter_match(**{axis: idx})
+        """Return the size of an axis."""
 
     def world_size(self) -> int:
         """Return the number of ranks."""
-        return len(self.mapping)
-
-    def __str__(self) -> str:
-        return str(self.mapping)
 
 
-class PipeDataParallelTopology(ProcessTopology):
-    """Stages, each trained by so many ranks on data of their own."""
-
-    def __init__(self, num_pp: int, num_dp: int) -> None:
-        super().__init__(axes=["pipe", "data"], dims=[num_pp, num_dp])
-
-
-class PipeModelDataParallelTopology(ProcessTopology):
-    """As that, and each layer is divided over neighbours."""
-
-    def __init__(self, num_pp: int, num_mp: int, num_dp: int) -> None:
-        super().__init__(axes=["pipe", "data", "model"], dims=[num_pp, num_dp, num_mp])
+def dimensions_of(axes: Axes) -> dict[str, int]:
+    """Return the names of a job's axes with their sizes, the outermost first; other axes than those of stages
+    and of data where several ranks lie along them.
+    """
+    sizes = {name: getattr(axes, axis) for name, axis in AXIS_OF.items()}
+    names = sorted(sizes, key=lambda name: axes.order.index(AXIS_OF[name]))
+    return {name: sizes[name] for name in names if name in ("pipe", "data") or sizes[name] > 1}
 
 
-def topology_of(axes: Axes) -> ProcessTopology:
-    """Return the topology of a job."""
-    if axes.sp > 1 or axes.order != ORDER:
-        sizes = {"pipe": axes.pp, "data": axes.dp, "sequence": axes.sp, "model": axes.tp}
-        names = sorted(sizes, key=lambda name: axes.order.index(_AXIS_OF[name]))
-        names = [name for name in names if name in ("pipe", "data") or sizes[name] > 1]
-        return ProcessTopology(axes=names, dims=[sizes[name] for name in names])
-    if axes.tp > 1:
-        return PipeModelDataParallelTopology(num_pp=axes.pp, num_mp=axes.tp, num_dp=axes.dp)
-    return PipeDataParallelTopology(num_pp=axes.pp, num_dp=axes.dp)
-
-
-def axes_of(topology: ProcessTopology, world_size: int) -> Axes:
+def axes_of(topology: Topology, world_size: int) -> Axes:
     """Return the axes of a topology's ranks.
 
     Errors: ConfigError for other axes than DeepSpeed's, or another number of ranks
     """
     names = topology.get_axis_names()
-    if not set(names) <= set(_AXIS_OF):
+    if not set(names) <= set(AXIS_OF):
         raise ConfigError(
             f"PipelineModule(topology=...) has the axes {', '.join(names)}; give pipe, data, sequence if "
             "sequences are divided, and model if layers are, the outermost first"
         )
-    sizes: dict[str, Any] = {_AXIS_OF[name]: topology.get_dim(name) for name in names}
+    sizes: dict[str, Any] = {AXIS_OF[name]: topology.get_dim(name) for name in names}
     if topology.world_size() != world_size:
         raise ConfigError(
             f"PipelineModule(topology=...) has {topology.world_size()} ranks, and the job has {world_size}"
         )
-    order = [_AXIS_OF[name] for name in names]
+    order = [AXIS_OF[name] for name in names]
     return Axes(**sizes, order=(*(name for name in ORDER if name not in order), *order))
-
-
-class PipelineParallelGrid:
-    """This rank's place in the topology, and its groups: what DeepSpeed calls an mpu."""
-
-    def __init__(self, topology: ProcessTopology, process_group: object | None = None) -> None:
-        """Order: every rank must call this: it makes process groups"""
-        self._topo, self.global_rank = topology, dist.get_rank()
-        axes = axes_of(topology, dist.get_world_size())
-        place = axes.coordinates(self.global_rank)
-        self.world_size = axes.world_size
-        self.pipe_parallel_size, self.data_parallel_size = axes.pp, axes.dp
-        self.model_parallel_size = self.slice_parallel_size = axes.tp
-        self.stage_id, self.data_parallel_id = place["pp"], place["dp"]
-        self._axes, self._place = axes, place
-        self._lines = {
-            "pipe": make_axis(axes.lines(("pp",))),
-            "data": make_axis(axes.lines(("dp",))),
-            "sequence": make_axis(axes.lines(("sp",))),
-            "slice": make_axis(axes.lines(("tp",))),
-            "model": make_axis(axes.lines(("pp", "tp"))),  # all that hold one copy of the model together
-        }
-
-    @property
-    def topology(self) -> ProcessTopology:
-        """The topology of the job."""
-        return self._topo
-
-    def close(self) -> None:
-        """Give up its groups."""
-        self._lines = {name: axis.without_group() for name, axis in self._lines.items()}
-
-    def get_stage_id(self) -> int:
-        """Return the number of this rank's stage."""
-        return self.stage_id
-
-    def get_data_parallel_id(self) -> int:
-        """Return which part of the data this rank has."""
-        return self.data_parallel_id
-
-    def get_global_rank(self) -> int:
-        """Return the rank in the job."""
-        return self.global_rank
-
-    def stage_to_global(self, stage_id: int, **kwargs: int) -> int:
-        """Return the rank that has this place in another stage."""
-        known = {name: self._place[axis] for name, axis in _AXIS_OF.items() if name != "pipe"} | kwargs
-        places = {_AXIS_OF[name]: index for name, index in known.items()}
-        return self._axes.rank_at(pp=stage_id, **places)
-
-    def get_pipe_parallel_rank(self) -> int:
-        """Return the number of this rank's stage."""
-        return self.stage_id
-
-    def get_pipe_parallel_world_size(self) -> int:
-        """Return the number of stages."""
-        return self._axes.pp
-
-    def get_pipe_parallel_group(self) -> Any:
-        """Return the group of the ranks that hold one copy of the model, at this place along the others."""
-        return self._lines["pipe"].group
-
-    def get_data_parallel_rank(self) -> int:
-        """Return which part of the data this rank has."""
-        return self.data_parallel_id
-
-    def get_data_parallel_world_size(self) -> int:
-        """Return how many ranks have data of their own."""
-        return self._axes.dp
-
-    def get_data_parallel_group(self) -> Any:
-        """Return the group of the ranks that train the same layers on data of their own."""
-        return self._lines["data"].group
-
-    def get_data_parallel_group_ranks(self) -> list[int]:
-        """Return those ranks."""
-        return list(self._axes.line_of(self.global_rank, ("dp",)))
-
-    def get_sequence_parallel_rank(self) -> int:
-        """Return which part of a sequence this rank has."""
-        return self._place["sp"]
-
-    def get_sequence_parallel_world_size(self) -> int:
-        """Return over how many ranks a sequence is divided."""
-        return self._axes.sp
-
-    def get_sequence_parallel_group(self) -> Any:
-        """Return their group; None where this rank is the only one."""
-        return self._lines["sequence"].group
-
-    def get_model_parallel_rank(self) -> int:
-        """Return this rank's number among those that hold one copy of the model together."""
-        return self._lines["model"].index
-
-    def get_model_parallel_world_size(self) -> int:
-        """Return how many hold one copy of the model together."""
-        return self._lines["model"].size
-
-    def get_model_parallel_group(self) -> Any:
-        """Return their group."""
-        return self._lines["model"].group
-
-    def get_slice_parallel_rank(self) -> int:
-        """Return this rank's number among those that divide its layers."""
-        return self._place["tp"]
-
-    def get_slice_parallel_world_size(self) -> int:
-        """Return how many divide its layers."""
-        return self._axes.tp
-
-    def get_slice_parallel_group(self) -> Any:
-        """Return their group; None where this rank is the only one."""
-        return self._lines["slice"].group
-
-    get_tensor_model_parallel_rank = get_slice_parallel_rank
-    get_tensor_model_parallel_world_size = get_slice_parallel_world_size
-    get_tensor_model_parallel_group = get_slice_parallel_group

@@ -186,7 +186,7 @@ def sequences(*, is_packed: bool) -> Iterator[Step]:
 @contextmanager
 def pipeline(schedule: str, *, num_stages: int = 2, is_evaluation: bool = False) -> Iterator[Step]:
     """Batches of a model in stages."""
-    from dslaunch.runtime.pipeline.module import PipelineModule
+    from dslaunch.runtime.compat.pipeline.module import PipelineModule
     from tests.runtime.pipeline.models import data, loss_fn, specs
     from tests.runtime.pipeline.test_train import MICRO, SIZE, config_of, pairs
 

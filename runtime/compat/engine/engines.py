@@ -6,7 +6,8 @@ from torch import Tensor
 
 from ...engine.stages_engine import StagesEngine
 from ...engine.step_engine import StepEngine
-from ...pipeline.topology import PipelineParallelGrid
+from ..pipeline.module import PipelineModule
+from ..pipeline.topology import PipelineParallelGrid
 from .getters import DeepSpeedEngine
 
 
@@ -27,6 +28,8 @@ class PipelineEngine(DeepSpeedEngine, StagesEngine):
     whole, and gradients are summed on each rank, from the first micro batch to the last, unless the
     ds_config's `pipeline` section says otherwise.
     """
+
+    module: PipelineModule
 
     @property
     def grid(self) -> PipelineParallelGrid:

@@ -16,9 +16,9 @@ from ...engine.make_engine import ClientScheduler, ConfigSource, Request, make_e
 from ...environment import read_environment
 from ...errors import ConfigError, report_user_errors_in_one_line
 from ...log import logger as _log
-from ...pipeline.module import PipelineModule
 from ...step.choose_optimizer import ClientOptimizer, ModelParameters
 from ...step.flat_optimizer import FlatOptimizer
+from ..pipeline.module import PipelineModule
 from .engines import Engine, PipelineEngine
 
 

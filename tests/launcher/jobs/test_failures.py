@@ -217,7 +217,7 @@ def test_a_rank_that_fails_is_named_with_its_place_on_the_mesh(start: Start) -> 
 IN_STAGES = """
 import torch
 import dslaunch
-from dslaunch.runtime.pipeline.module import PipelineModule
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 
 dslaunch.init_distributed()
 layers = [torch.nn.Linear(4, 4) for _ in range(2)]

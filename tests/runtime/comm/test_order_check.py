@@ -16,8 +16,8 @@ from dslaunch.runtime.comm.order_check import OrderCheck, _first_difference
 from dslaunch.runtime.comm.rank_group import Job
 from dslaunch.runtime.comm.rank_names import RankNames
 from dslaunch.runtime.comm.wire import Wire
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.runtime.errors import CollectiveError
-from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.shared.axes import Axes
 from tests.runtime.comm.watchdog.test_watchdog import Blocks, make_engine, train_step
 from tests.runtime.pipeline.models import WIDTH, data, loss_fn, specs

@@ -10,7 +10,7 @@ import torch
 
 import dslaunch
 from dslaunch.launcher.job.mesh import Mesh
-from dslaunch.runtime.pipeline.module import PipelineModule
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.runtime.sequence.hugging_face import UlyssesSPAttentionHF
 from dslaunch.runtime.sequence.loss import mean_over_tokens
 from tests.launcher.job.test_mesh_estimate import LLAMA, SEQ, estimate

@@ -7,9 +7,9 @@ import torch
 
 import dslaunch
 from dslaunch.moe import MoE
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
+from dslaunch.runtime.compat.pipeline.topology import ProcessTopology
 from dslaunch.runtime.pipeline.layers import LayerSpec, TiedLayerSpec
-from dslaunch.runtime.pipeline.module import PipelineModule
-from dslaunch.runtime.pipeline.topology import ProcessTopology
 from tests.runtime.pipeline.models import Block, Embed, Head, data, loss_fn
 from tests.runtime.pipeline.test_three_axes import DIVIDED
 from tests.runtime.pipeline.test_train import MICRO, SIZE, config_of, pairs

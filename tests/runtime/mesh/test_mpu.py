@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 import dslaunch
+from dslaunch.runtime.compat.pipeline.topology import PipelineParallelGrid, PipeModelDataParallelTopology
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.pipeline.topology import PipelineParallelGrid, PipeModelDataParallelTopology
 from tests.runtime.models import make_config
 from tests.runtime.ranks import Ranks
 

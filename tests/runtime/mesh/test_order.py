@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 
 import dslaunch
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
+from dslaunch.runtime.compat.pipeline.topology import PipeDataParallelTopology
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.pipeline.module import PipelineModule
-from dslaunch.runtime.pipeline.topology import PipeDataParallelTopology
 from dslaunch.runtime.sequence import parallel_state
 from dslaunch.shared.axes import Axes
 from tests.runtime.ranks import Ranks

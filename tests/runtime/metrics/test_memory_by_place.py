@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
+from dslaunch.runtime.compat.pipeline.topology import topology_of
 from dslaunch.runtime.metrics.memory_by_place import memory_by_place
 from dslaunch.runtime.pipeline.layers import LayerSpec
-from dslaunch.runtime.pipeline.module import PipelineModule
-from dslaunch.runtime.pipeline.topology import topology_of
 from dslaunch.runtime.step.fused_rule import FusedRule
 from dslaunch.shared.axes import axes_of_job
 from tests.exhaustive import few

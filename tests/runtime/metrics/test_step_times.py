@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch.runtime.comm import phases
-from dslaunch.runtime.pipeline.module import PipelineModule
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.runtime.zero.gathered_parameters import GatheredParameters
 from tests.runtime.metrics.told import PARTS, Reader, Rows, steps_of, telling, total
 from tests.runtime.models import make_config

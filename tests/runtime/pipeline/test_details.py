@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.runtime.errors import ConfigError, PipelineError
 from dslaunch.runtime.pipeline.layers import LayerSpec
-from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.runtime.pipeline.models import Embed, Head, Judge, data, loss_fn, specs, take_values, train_alone
 from tests.runtime.pipeline.test_engine import engine_of, judged

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dslaunch
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.runtime.errors import ConfigError, PipelineError
 from dslaunch.runtime.pipeline.layers import LayerSpec, TiedLayerSpec
-from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.runtime.pipeline.models import CLIP, Judge, data, loss_fn, specs, take_values, train_alone
 from tests.runtime.pipeline.test_train import MICRO, SIZE, config_of, pairs, train

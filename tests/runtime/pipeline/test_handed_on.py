@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dslaunch
-from dslaunch.runtime.pipeline.module import PipelineModule
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from tests.runtime.pipeline.models import CLIP
 from tests.runtime.pipeline.test_train import MICRO, config_of
 from tests.runtime.ranks import RankFailed, Ranks

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor, nn
 
 import dslaunch
-from dslaunch.runtime.pipeline.module import PipelineModule
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from tests.runtime.comm.watchdog.test_watchdog import LAST_LINE, hold_up, impatient, tcp_group, watched_into
 from tests.runtime.pipeline.models import data, loss_fn, specs
 from tests.runtime.pipeline.test_train import MICRO, SIZE, config_of, pairs

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dslaunch
-from dslaunch.runtime.pipeline.module import PipelineModule
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.runtime.pipeline.models import (
     Judge,

@@ -8,8 +8,8 @@ import pytest
 
 import dslaunch
 from dslaunch.runtime.comm.mesh import make_axis
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.runtime.engine import stages_engine
-from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.runtime.pipeline.neighbours import Neighbour
 from dslaunch.runtime.pipeline.schedule import Shape
 from dslaunch.utils import safe_get_full_fp32_param

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.runtime.errors import ConfigError, PipelineError
-from dslaunch.runtime.pipeline.module import PipelineModule
 from tests.runtime.pipeline.models import data, loss_fn, specs
 from tests.runtime.pipeline.test_engine import engine_of
 from tests.runtime.pipeline.test_train import MICRO, SIZE, pairs

@@ -11,8 +11,8 @@ from hypothesis import given, strategies as st
 from torch import Tensor, nn
 
 import dslaunch
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.runtime.pipeline.schedule import (
     NAMES,
     Action,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch.runtime.activation import checkpointing
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.runtime.pipeline.layers import LayerSpec
-from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.utils import safe_get_full_fp32_param, safe_set_full_fp32_param
 from tests.exhaustive import few
 from tests.runtime.pipeline.models import Block, Embed, Head, Judge, data, loss_fn, specs, take_values

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
+from dslaunch.runtime.compat.pipeline.topology import PipeModelDataParallelTopology, ProcessTopology
 from dslaunch.runtime.pipeline.layers import LayerSpec, TiedLayerSpec
-from dslaunch.runtime.pipeline.module import PipelineModule
-from dslaunch.runtime.pipeline.topology import PipeModelDataParallelTopology, ProcessTopology
 from dslaunch.utils import safe_get_full_fp32_param
 from dslaunch.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from tests.runtime.pipeline.models import (

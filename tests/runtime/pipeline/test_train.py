@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import dslaunch
-from dslaunch.runtime.pipeline.module import PipelineModule
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.runtime.models import make_config
 from tests.runtime.pipeline.models import CLIP, Judge, data, loss_fn, specs, take_values, train_alone

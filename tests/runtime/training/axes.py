@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 import dslaunch
 from dslaunch.moe import MoE
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
+from dslaunch.runtime.compat.pipeline.topology import topology_of
 from dslaunch.runtime.pipeline.layers import LayerSpec
-from dslaunch.runtime.pipeline.module import PipelineModule
-from dslaunch.runtime.pipeline.topology import topology_of
 from dslaunch.runtime.sequence import parallel_state
 from dslaunch.runtime.sequence.attention import DistributedAttention
 from dslaunch.runtime.sequence.loss import mean_over_tokens

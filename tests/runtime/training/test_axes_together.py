@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import dslaunch
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.runtime.errors import ConfigError
 from dslaunch.runtime.mesh.domain import Domains
 from dslaunch.runtime.pipeline.layers import TiedLayerSpec
-from dslaunch.runtime.pipeline.module import PipelineModule
 from dslaunch.shared.axes import Axes
 from tests.exhaustive import few
 from tests.runtime.ranks import Ranks

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 import dslaunch
-from dslaunch.runtime.pipeline.module import PipelineModule
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from tests.runtime.pipeline.test_train import config_of
 from tests.runtime.ranks import Ranks
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from .table import Module, inside, mapped, works
 
 _LAYERS = works("dslaunch.runtime.pipeline.layers", "LayerSpec TiedLayerSpec")
-_MODULE = works("dslaunch.runtime.pipeline.module", "PipelineModule")
-_V_MODULE = works("dslaunch.runtime.pipeline.module", "DualPipeVModule")
+_MODULE = works("dslaunch.runtime.compat.pipeline.module", "PipelineModule")
+_V_MODULE = works("dslaunch.runtime.compat.pipeline.module", "DualPipeVModule")
 _ENGINE_NOTE = "one engine for every schedule"
 
 PIPELINE: tuple[Module, ...] = (
     Module("deepspeed.pipe", (_MODULE, _LAYERS, _V_MODULE)),
     Module(
         "deepspeed.runtime.pipe",
-        (_MODULE, _LAYERS, works("dslaunch.runtime.pipeline.topology", "ProcessTopology")),
+        (_MODULE, _LAYERS, works("dslaunch.runtime.compat.pipeline.topology", "ProcessTopology")),
     ),
     Module(
         "deepspeed.runtime.pipe.module",
@@ -23,7 +23,7 @@ PIPELINE: tuple[Module, ...] = (
         "deepspeed.runtime.pipe.topology",
         (
             works(
-                "dslaunch.runtime.pipeline.topology",
+                "dslaunch.runtime.compat.pipeline.topology",
                 "ProcessTopology PipeDataParallelTopology PipeModelDataParallelTopology PipelineParallelGrid",
             ),
         ),

@@ -60,7 +60,7 @@ TOP: tuple[Module, ...] = (
             ),
             works("dslaunch.runtime.tensor.model_init", "tp_model_init set_autotp_mode"),
             inside("load_ds_config merge_tp_model_init_into_config record_tp_model_init_args"),
-            works("dslaunch.runtime.pipeline.module", "PipelineModule DualPipeVModule"),
+            works("dslaunch.runtime.compat.pipeline.module", "PipelineModule DualPipeVModule"),
             mapped(
                 "dslaunch.runtime.compat.engine.engines",
                 "PipelineEngine DualPipeVEngine=PipelineEngine",

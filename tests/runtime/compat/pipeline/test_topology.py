@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from dslaunch.runtime.errors import ConfigError
-from dslaunch.runtime.pipeline.topology import (
+from dslaunch.runtime.compat.pipeline.topology import (
     PipeDataParallelTopology,
     PipelineParallelGrid,
     PipeModelDataParallelTopology,
@@ -17,6 +16,7 @@ from dslaunch.runtime.pipeline.topology import (
     axes_of,
     topology_of,
 )
+from dslaunch.runtime.errors import ConfigError
 from dslaunch.shared.axes import ORDER, Axes
 from tests.runtime.ranks import Ranks
 

@@ -1,7 +1,7 @@
 """The engine's public surface, pinned, and beside DeepSpeed's: every name of theirs is here,
 or says what to do instead.
 
-`python tests/runtime/engine/test_engine_surface.py` writes the table of docs/train/engine.md anew.
+`python tests/runtime/compat/engine/test_engine_surface.py` writes the table of docs/train/engine.md anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dslaunch.runtime.engine.step_engine import StepEngine
 from tests.runtime.models import make_config, make_model
 from tests.runtime.ranks import Ranks
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 GUIDE = ROOT / "docs" / "train" / "engine.md"
 TABLE = re.compile(r"(?<=<!-- absent: begin -->\n).*(?=<!-- absent: end -->)", flags=re.DOTALL)
 DEEPSPEED = ROOT / ".venv" / "deepspeed" / "deepspeed" / "runtime" / "engine.py"

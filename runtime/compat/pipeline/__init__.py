@@ -1,0 +1,1 @@
+"""Models in stages as programs for DeepSpeed know them."""
