@@ -121,6 +121,7 @@ FREE = "starting again, which counts as no restart"
         (ended(lost("b")), known("c"), "",
          ("a c", "starting again (1 of 1 restarts); c instead of b (lost)"), 1),
         (ended(), known("c"), "", ("", ""), 0),
+        (ended(change="c is back")._replace(interrupted_by=2), known("c"), "", ("", ""), 0),
     ],
 )  # fmt: skip
 def test_what_comes_after_an_attempt(

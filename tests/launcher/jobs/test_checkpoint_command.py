@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -405,6 +407,15 @@ def test_a_message_fits_the_terminal(
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("dslaunch: ")
     assert all(len(line) <= 40 or " " not in line.strip() for line in lines)
+
+
+def test_a_reader_that_goes_away_ends_it_as_sigpipe_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(given: dict[str, object]) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setitem(command._ACTIONS, "ls", gone)
+    monkeypatch.setattr(command, "os", Mock())  # stdout stays pytest's
+    assert command.main(json.dumps({"action": "ls", "folder": "out"})) == 128 + signal.SIGPIPE
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

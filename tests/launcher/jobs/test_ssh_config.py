@@ -312,6 +312,7 @@ def test_the_command_of_a_match_is_run_where_what_stands_before_it_holds(
         ("CanonicalizeHostname yes", "address", "w0"),
         ("CanonicalizeHostname yes\nCanonicalDomains lan up\nHost w0.up\n User there", "user", "there"),
         ("CanonicalizeHostname yes\nCanonicalDomains up\nCanonicalizeMaxDots 0", "address", "w0.up"),
+        ("CanonicalizeHostname yes\nCanonicalDomains none up", "address", "w0"),
         ("CanonicalizeHostname yes\nCanonicalDomains up\nProxyJump none\nProxyCommand nc", "address", "w0"),
         ("CanonicalizeHostname always\nCanonicalDomains up\nProxyCommand nc", "address", "w0.up"),
         ("CanonicalizeHostname yes\nCanonicalDomains up\nMatch canonical\n Port 7", "port", 7),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 
 import pytest
 
+from dslaunch.launcher.command_line import report
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.page.page import GENERATOR
 from dslaunch.launcher.page.page_file import check_page_place, default_place, write_page
@@ -45,3 +47,15 @@ def test_a_page_of_ours_is_written_over_and_nothing_else(tmp_path: Path) -> None
     with pytest.raises(LaunchError, match="is a symbolic link"):
         check_page_place(link)
     check_page_place(Path("/dev/stdout"))
+
+
+def test_a_page_is_shown_in_the_browser_or_it_is_said_that_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: not asked.append(url))
+    report._open(tmp_path / "a.html")
+    assert asked == [f"file://{tmp_path}/a.html"]
+    monkeypatch.setattr(webbrowser, "open", lambda url: False)
+    with pytest.raises(LaunchError, match=r"there is no browser here that could show .*a\.html; copy it to"):
+        report._open(tmp_path / "a.html")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dslaunch.launcher.run_state.metric_table import OTHER, PHASES
+from dslaunch.launcher.run_state.rank_state import MAX_NAMES
 from dslaunch.launcher.run_state.run_state import MAX_ATTEMPTS, NOTES, RECENT_S, RunState
 from dslaunch.launcher.run_state.series import MAX_POINTS
 from tests.launcher.made_events import BEGAN_AT, OUT_OF_MEMORY, Made, events_of, straggler_of
@@ -58,6 +59,15 @@ def test_the_loss_of_the_run_is_the_mean_of_all_ranks_though_some_tell_later() -
         state.take({"event": "metrics", "at": at, "ranks": rows})
     assert [one.mean for one in state.loss.points()] == [2.0, 2.0, 2.0]
     assert state.last_loss == 1.0, "of rank 0"
+
+
+def test_a_rank_with_many_names_keeps_those_it_told_first_up_to_date() -> None:
+    state = RunState()
+    state.take({"event": "attempt", "at": 1, "workers": [["a", 0, 0, 0]]})
+    names = [f"n{number}" for number in range(MAX_NAMES + 1)]
+    for at, told in enumerate((names[:-1], names), start=2):
+        state.take({"event": "metrics", "at": at, "ranks": {"0": dict.fromkeys(told, float(at))}})
+    assert state.ranks[0].values == dict.fromkeys(names[:-1], 3.0)
 
 
 def test_restarts_their_culprits_and_the_end() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import CheckpointError, ConfigError
+from dslaunch.runtime.checkpoint import rank_notes
 from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
 from dslaunch.runtime.checkpoint.files.snapshot import Memory, Snapshot
 from dslaunch.runtime.checkpoint.storage.folder_store import FolderStore
@@ -25,6 +26,35 @@ from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from tests.exhaustive import few
 from tests.runtime.models import assert_same_bits, make_config, make_model, train_engine
 from tests.runtime.ranks import Ranks
+
+
+class Clock:
+    """Ten seconds a look; what happens at some of them."""
+
+    def __init__(self, happens: dict[int, Callable[[], object]]) -> None:
+        self.now, self._happens = 0, happens
+
+    def monotonic(self) -> int:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += 10
+        self._happens.get(self.now, int)()
+
+
+def test_who_gives_signs_of_life_is_waited_for_and_who_gives_none_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = torch.distributed.HashStore()
+    others = torch.distributed.PrefixStore("dslaunch/save/1", store)
+    clock = Clock({20: lambda: others.set("alive/1", "1"), 40: lambda: others.set("done/1", "7")})
+    monkeypatch.setattr(rank_notes, "_get_default_store", lambda: store)
+    monkeypatch.setattr(rank_notes, "time", clock)
+    notes = rank_notes.RankNotes(1, rank=0, world_size=2)
+    assert notes.hear("done", 1) == 7
+    with pytest.raises(CheckpointError, match=r"rank 1 has ended, .*: no sign of it for 30 s"):
+        notes.hear("done", 1)
+    assert clock.now == 90  # 30 and a look after the first look, whose sign is new to it
 
 
 class Normed(nn.Module):
@@ -330,7 +360,7 @@ def _with_nvme(rank: int, folder: str) -> None:
 # ---- the end of a program, with a save under way
 
 SCRIPT = """
-import sys, torch, dslaunch
+import atexit, os, sys, torch, dslaunch
 from dslaunch.runtime.checkpoint.files.snapshot import Snapshot
 take = Snapshot.take_rest
 def slow(self):
@@ -339,22 +369,25 @@ def slow(self):
     take(self)
 Snapshot.take_rest = slow
 config = {"train_batch_size": 1, "optimizer": {"type": "AdamW"}, "checkpoint": {"async_save": True}}
-for folder in sys.argv[1:]:
+other = os.fork()
+for folder in sys.argv[1:] if other else sys.argv[2:]:
     engine, *_ = dslaunch.initialize(model=torch.nn.Linear(3, 3), config=config)
     engine.save_checkpoint(folder, "last")
-raise ValueError("in training")
+if other:
+    atexit.register(lambda: print(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1])))
+    raise ValueError("in training")
 """
 
 
 @pytest.mark.slow
 def test_the_end_of_a_program_waits_for_the_save_and_tells_its_failure(tmp_path: Path) -> None:
-    """Of two engines, one of which cannot save."""
+    """Of two engines, one of which cannot save. Another program, which has that one only, ends with 0."""
     good, bad = tmp_path / "good", tmp_path / "bad"
     bad.write_text("a file")
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(good), str(bad)], stderr=subprocess.PIPE, text=True, timeout=90
+        [sys.executable, "-c", SCRIPT, str(good), str(bad)], capture_output=True, text=True, timeout=90
     )
-    assert done.returncode == 1
+    assert (done.returncode, done.stdout) == (1, "0\n"), done.stderr
     assert "ValueError: in training" in done.stderr
     assert (good / "last" / "manifest.json").exists(), done.stderr
-    assert f"checkpoint {bad}/last cannot be written" in done.stderr
+    assert done.stderr.count(f"checkpoint {bad}/last cannot be written") == 2

@@ -79,6 +79,13 @@ def test_the_one_of_this_process_is_what_torch_finds(monkeypatch: pytest.MonkeyP
         set_accelerator(CpuAccelerator())
 
 
+def test_the_memory_that_torch_keeps_of_a_gpu_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append("empty_cache"))
+    CudaAccelerator().empty_cache()
+    assert called == ["empty_cache"]
+
+
 def test_devices_are_counted_as_the_launcher_counts_workers(
     cpu: Accelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
