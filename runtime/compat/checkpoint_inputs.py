@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from ..activation.host_inputs import HostCopy, to_device, to_host
 from ..errors import ConfigError
+from ..zero.access import access
 
 _CHECKPOINTS = "torch.utils.checkpoint"
-_BETWEEN = ("torch.autograd.function", __name__.replace("compat.checkpoint_inputs", "zero.access"))
+_BETWEEN = ("torch.autograd.function", access.__name__)
 
 
 class _Kept:
