@@ -88,8 +88,6 @@ class EngineBase(Saving):
         self._policy, self._domains, self._watchdog = made.policy, made.domains, made.watchdog
         self._wire, self._divided_sequences = made.domains.wire, made.divided_sequences
         self._offload, self._model, self._scaler = made.offload, made.model, made.scaler
-        if optimizer is not None:
-            optimizer._mover = weakref.ref(self)
         self._accumulation, self._direct_backward = made.accumulation, made.direct_backward
         self._schedule, self._saver, self._optimizer_step = made.schedule, made.saver, made.optimizer_step
         instruments.join(made.model)

@@ -68,7 +68,12 @@ class Request:
 
 
 def make_engine(
-    request: Request, worker: WorkerEnvironment, *, steps: type[_Steps], stages: type[_Stages]
+    request: Request,
+    worker: WorkerEnvironment,
+    *,
+    steps: type[_Steps],
+    stages: type[_Stages],
+    optimizers: type[FlatOptimizer],
 ) -> _Steps | _Stages:
     """Return an engine of the class `steps`, for a model in stages of the class `stages`.
 
@@ -95,6 +100,7 @@ def make_engine(
         parts = _divide(request, axes, settings, device)
         flat_optimizer = choose_optimizer(
             settings,
+            kind=optimizers,
             client=parts.optimizer,
             module=model,
             model_parameters=parts.model_parameters,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from .rule import Rule
 from .torch_optimizer_rule import StandInOptimizer, TorchOptimizerRule, wrap
 
 Groups = list[dict[str, Any]]
+_Optimizer = TypeVar("_Optimizer", bound=FlatOptimizer)
 ModelParameters = Iterable[torch.Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, torch.Tensor]]
 ClientOptimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer]
 
@@ -44,15 +46,26 @@ _ELEMENTWISE = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """What a `FlatOptimizer` is made of."""
+
+    param_groups: Groups
+    defaults: dict[str, Any]
+    rule: Rule
+    client: torch.optim.Optimizer | None = None
+
+
 def choose_optimizer(
     config: Config,
     *,
+    kind: type[_Optimizer],
     client: ClientOptimizer | None,
     module: nn.Module,
     model_parameters: ModelParameters | None,
     may_be_empty: bool = False,
-) -> FlatOptimizer | None:
-    """Return the optimizer of this run, without states yet; None if neither the user nor the
+) -> _Optimizer | None:
+    """Return the optimizer of this run, of this class, without states yet; None if neither the user nor the
     ds_config names one. `may_be_empty`: it may have no parameters, as other ranks have some.
 
     A client's optimizer, or a callable that makes one from the parameters, goes before the ds_config's.
@@ -61,16 +74,16 @@ def choose_optimizer(
     if client is None and config.optimizer is None:
         return None
     if isinstance(client, torch.optim.Optimizer):
-        optimizer = _take_over(_inner(client))
+        choice = _take_over(_inner(client))
     else:
         groups = _param_groups(module, model_parameters, may_be_empty=may_be_empty)
-        optimizer = (
+        choice = (
             _from_config(config.optimizer, groups, module)
             if client is None
             else _take_over(_call(client, groups))
         )
-    _check_params(optimizer, module, may_be_empty=may_be_empty)
-    return optimizer
+    _check_params(choice.param_groups, module, may_be_empty=may_be_empty)
+    return kind(choice.param_groups, defaults=choice.defaults, rule=choice.rule, client=choice.client)
 
 
 def _inner(client: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -122,7 +135,7 @@ def _param_groups(
     return groups
 
 
-def _from_config(config: OptimizerConfig | None, groups: Groups, module: nn.Module) -> FlatOptimizer:
+def _from_config(config: OptimizerConfig | None, groups: Groups, module: nn.Module) -> _Choice:
     if config is None:
         raise AssertionError("no optimizer in the ds_config")
     if isinstance(config.params, AdamParams):
@@ -142,19 +155,19 @@ def _from_config(config: OptimizerConfig | None, groups: Groups, module: nn.Modu
     return _take_over(made)
 
 
-def _adam(params: AdamParams, groups: Groups) -> FlatOptimizer:
+def _adam(params: AdamParams, groups: Groups) -> _Choice:
     defaults = {name: getattr(params, name) for name in ("lr", "betas", "eps", "weight_decay")}
     if params.is_torchs:
         kind = torch.optim.AdamW if params.adam_w_mode else torch.optim.Adam
         return _take_over(kind(groups, **defaults, amsgrad=params.amsgrad, maximize=params.maximize))
     if not params.bias_correction:
         defaults["bias_correction"] = False
-    return FlatOptimizer(
-        groups, defaults=defaults, rule=FusedRule(AdamFormula(adam_w_mode=params.adam_w_mode))
+    return _Choice(
+        param_groups=groups, defaults=defaults, rule=FusedRule(AdamFormula(adam_w_mode=params.adam_w_mode))
     )
 
 
-def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> FlatOptimizer:
+def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> _Choice:
     """Muon for matrices in the middle of the model, AdamW for all else;
     each group of the user's becomes up to two.
 
@@ -194,13 +207,13 @@ def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> FlatOptimize
             wrap(adam, halves, by_kind[False], is_elementwise=True),
         ],
     )
-    return FlatOptimizer(halves, defaults={}, rule=rule)
+    return _Choice(param_groups=halves, defaults={}, rule=rule)
 
 
-def _check_params(optimizer: FlatOptimizer, module: nn.Module, *, may_be_empty: bool) -> None:
+def _check_params(groups: Groups, module: nn.Module, *, may_be_empty: bool) -> None:
     """Only the model's parameters lie in flat buffers: others would silently keep their values."""
     ours = {id(param) for param in module.parameters()}
-    params = [param for group in optimizer.param_groups for param in group["params"]]
+    params = [param for group in groups for param in group["params"]]
     strangers = sum(id(param) not in ours for param in params)
     if strangers:
         raise ConfigError(
@@ -211,14 +224,14 @@ def _check_params(optimizer: FlatOptimizer, module: nn.Module, *, may_be_empty: 
         raise ConfigError("no parameter of the optimizer requires a gradient; set requires_grad on some")
 
 
-def _take_over(client: torch.optim.Optimizer) -> FlatOptimizer:
-    """Return our optimizer with the client's groups: the same dicts,
+def _take_over(client: torch.optim.Optimizer) -> _Choice:
+    """Return what ours is made of with the client's groups: the same dicts,
     so that a scheduler made for it still works.
     """
     rule = _rule_of(client)
     # torch's schedulers warn if the optimizer they were made for never steps; ours steps in its place.
     client._opt_called = True  # type: ignore[attr-defined]
-    return FlatOptimizer(client.param_groups, defaults=client.defaults, rule=rule, client=client)
+    return _Choice(param_groups=client.param_groups, defaults=client.defaults, rule=rule, client=client)
 
 
 def _rule_of(client: torch.optim.Optimizer) -> Rule:

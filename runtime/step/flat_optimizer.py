@@ -12,23 +12,30 @@ from torch import Tensor
 from ..comm.collectives import Collectives
 from ..errors import CheckpointError, ConfigError
 from ..zero.units.sub_buffer import SubBuffer
-from .deepspeed_names import DeepSpeedNames
 from .host_update import Update, UpdateSubBuffer
 from .loss_scale import LossScaler
 from .rule import AfterSubBuffer, Rule, SubBufferRule, hyper_parameters
-from .trl_hooks import Hooks
 
 # torch's own method as it is written. torch hides it from torch.compile, and for that imports the compiler on
 # the first call: more than a second in every rank of a job that compiles nothing.
 _ADD_PARAM_GROUP = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
-class FlatOptimizer(DeepSpeedNames):
+class FlatOptimizer(torch.optim.Optimizer):
     """A torch optimizer whose states are one tensor per sub-buffer and rank.
 
     `param_groups` hold the user's parameters and hyper-parameters; schedulers and users change lr there.
     Parameters that no group contains, and frozen ones, are left alone.
     """
+
+    clip_grad: float | None = 0.0
+    """The largest norm of all gradients; None or 0: no limit. It counts from the next step on."""
+    overflow = False
+    """Whether the last step was skipped, because gradients were infinite or NaN."""
+    _global_grad_norm: float | None = 0.0
+    """The last step's gradient norm before clipping."""
+    _scaler: LossScaler | None = None
+    _look_for_overflow: Callable[[], bool] | None = None
 
     def __init__(
         self,
@@ -43,7 +50,6 @@ class FlatOptimizer(DeepSpeedNames):
         self.param_groups = param_groups  # the very list, so a client's scheduler and we see the same lr
         self.rule = rule
         self.num_steps = 0  # applied, not skipped
-        self.parameter_offload = Hooks()  # DeepSpeed's name for what gathers parameters
         self.sub_buffers: tuple[SubBuffer, ...] = ()
         self._client = client
         self._zero_gradients: Callable[[], None] | None = None

@@ -13,12 +13,15 @@ from ...engine.base import EngineBase
 from ...placement.stage_policy import Placement
 from .absent import Fixed, why_absent
 from .deepspeed_config import DeepSpeedConfig
+from .optimizer import DeepSpeedOptimizer
 
 
 class DeepSpeedEngine(EngineBase):
     """What both engines are to programs for DeepSpeed. Its getters, most of which are methods, are no
     collectives.
     """
+
+    optimizer: DeepSpeedOptimizer | None
 
     gradient_average = Fixed(
         lambda engine: engine.settings.gradient_allreduce_op == "mean",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,9 +18,9 @@ from ...environment import read_environment
 from ...errors import ConfigError, report_user_errors_in_one_line
 from ...log import logger as _log
 from ...step.choose_optimizer import ClientOptimizer, ModelParameters
-from ...step.flat_optimizer import FlatOptimizer
 from ..pipeline.module import PipelineModule
 from .engines import Engine, PipelineEngine
+from .optimizer import DeepSpeedOptimizer
 
 
 def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
@@ -38,7 +39,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     config_params: ConfigSource | None = None,
     *,
     is_lenient: bool = False,
-) -> tuple[Engine, FlatOptimizer | None, Loader | None, Any]:
+) -> tuple[Engine, DeepSpeedOptimizer | None, Loader | None, Any]:
     """Return (engine, optimizer, dataloader, lr_scheduler); the last three are None where
     nothing asks for one.
 
@@ -76,7 +77,10 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     worker = read_environment()
     require_process_group(dist_init_required)
     start_process_group(worker, device_index=request.device_index, port=distributed_port)
-    engine = cast(Engine, make_engine(request, worker, steps=Engine, stages=PipelineEngine))
+    made = make_engine(request, worker, steps=Engine, stages=PipelineEngine, optimizers=DeepSpeedOptimizer)
+    engine = cast(Engine, made)
+    if engine.optimizer is not None:
+        engine.optimizer._mover = weakref.ref(engine)
     engine.mpu = model.mpu() if mpu is None and isinstance(model, PipelineModule) else mpu
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
 

@@ -1,4 +1,4 @@
-"""The names that programs read on DeepSpeed's ZeRO optimizers and that torch's optimizers do not have.
+"""The optimizer that programs for DeepSpeed get, with what they read on DeepSpeed's ZeRO optimizers.
 
 Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py, `DeepSpeedZeroOptimizer`, and stage3.py,
         `DeepSpeedZeroOptimizer_Stage3`;
@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from functools import cached_property
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError, ConfigError
-from .loss_scale import LossScaler
+from ...engine.base import EngineBase
+from ...errors import CheckpointError, ConfigError
+from ...step.flat_optimizer import FlatOptimizer
+from ...step.loss_scale import LossScaler
+from .trl_hooks import Hooks
 
 _SHARDS = (
     "several parameters share a flat unit here, which is cut differently; read and write one parameter's "
@@ -47,20 +51,12 @@ _ABSENT = {
 }
 
 
-class StateMover(Protocol):
-    """An engine, as far as it moves its states between the memories."""
-
-    def offload_states(self, *args: Any, **kwargs: Any) -> None: ...
-
-    def reload_states(self, non_blocking: bool = False) -> None: ...
-
-
 class BaseOptimizer(torch.optim.Optimizer):
     """What `optimizer.optimizer` is where the ds_config names the optimizer: the same groups,
     and no step of its own.
     """
 
-    def __init__(self, outer: DeepSpeedNames) -> None:
+    def __init__(self, outer: DeepSpeedOptimizer) -> None:
         super().__init__(outer.param_groups, outer.defaults)
         self.param_groups = outer.param_groups  # the very list, so that an lr set here counts
         self._is_made = True
@@ -93,24 +89,15 @@ class BaseOptimizer(torch.optim.Optimizer):
         )
 
 
-class DeepSpeedNames(torch.optim.Optimizer):
-    """See the head of the file; what steps is FlatOptimizer."""
+class DeepSpeedOptimizer(FlatOptimizer):
+    """A `FlatOptimizer` by DeepSpeed's names."""
 
-    _scaler: LossScaler | None = None
-    _client: torch.optim.Optimizer | None = None
-    _look_for_overflow: Callable[[], bool] | None = None
-    _mover: weakref.ref[StateMover] | None = None  # the engine
-    _global_grad_norm: float | None = 0.0
-    """The last step's gradient norm before clipping, as `engine.get_global_grad_norm()` has it."""
-    overflow = False
-    """Whether the last step was skipped, because gradients were infinite or NaN;
-    and what `check_overflow` has found.
-    """
-    clip_grad: float | None = 0.0
-    """The largest norm of all gradients; None or 0: no limit.
+    _mover: weakref.ref[EngineBase] | None = None
 
-    What is set here counts from the next step on.
-    """
+    @cached_property
+    def parameter_offload(self) -> Hooks:
+        """Return what gathers parameters in DeepSpeed."""
+        return Hooks()
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -186,7 +173,7 @@ class DeepSpeedNames(torch.optim.Optimizer):
         self._moving.reload_states(non_blocking=non_blocking)
 
     @property
-    def _moving(self) -> StateMover:
+    def _moving(self) -> EngineBase:
         mover = None if self._mover is None else self._mover()
         if mover is None:
             raise ConfigError("the optimizer has no engine; call engine.offload_states() after initialize()")

@@ -21,6 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import dslaunch
 from dslaunch.runtime.compat.engine.engines import Engine
+from dslaunch.runtime.compat.engine.optimizer import DeepSpeedOptimizer
 from dslaunch.runtime.config import load_config
 from dslaunch.runtime.environment import read_environment
 from dslaunch.runtime.step.choose_optimizer import choose_optimizer
@@ -94,7 +95,9 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
             model,
             axes=axes_of_job(NUM_RANKS),
             config=config,
-            optimizer=choose_optimizer(config, client=None, module=model, model_parameters=None),
+            optimizer=choose_optimizer(
+                config, kind=DeepSpeedOptimizer, client=None, module=model, model_parameters=None
+            ),
             device=torch.device("meta"),
             worker=read_environment({"DSLAUNCH_WATCHDOG_S": "0"}),
         )

@@ -35,8 +35,8 @@ TOP: tuple[Module, ...] = (
                 "what both kinds of engine are, for every configuration",
             ),
             mapped(
-                "dslaunch.runtime.step.flat_optimizer",
-                "DeepSpeedOptimizer=FlatOptimizer",
+                "dslaunch.runtime.compat.engine.optimizer",
+                "DeepSpeedOptimizer",
                 "one optimizer over flat shards, a torch.optim.Optimizer, at every ZeRO stage",
             ),
             works("dslaunch.runtime.data.loader", "DeepSpeedDataLoader=Loader"),

@@ -99,8 +99,8 @@ TRAINING: tuple[Module, ...] = (
         "deepspeed.runtime.base_optimizer",
         (
             mapped(
-                "dslaunch.runtime.step.flat_optimizer",
-                "DeepSpeedOptimizer=FlatOptimizer ZeROOptimizer=FlatOptimizer",
+                "dslaunch.runtime.compat.engine.optimizer",
+                "DeepSpeedOptimizer ZeROOptimizer=DeepSpeedOptimizer",
                 _OPTIMIZER,
             ),
             inside("BackwardHookStateManager"),
@@ -175,7 +175,9 @@ TRAINING: tuple[Module, ...] = (
                 "estimate_zero2_model_states_mem_needs_all_cold",
             ),
             mapped(
-                "dslaunch.runtime.step.flat_optimizer", "DeepSpeedZeroOptimizer=FlatOptimizer", _OPTIMIZER
+                "dslaunch.runtime.compat.engine.optimizer",
+                "DeepSpeedZeroOptimizer=DeepSpeedOptimizer",
+                _OPTIMIZER,
             ),
             inside(
                 "GradPartitionBufferGroup INITIAL_MICRO_STEP_ID IPGBucket OPTIMIZER_ALLGATHER_TIMER "
@@ -193,8 +195,8 @@ TRAINING: tuple[Module, ...] = (
                 "estimate_zero3_model_states_mem_needs_all_cold",
             ),
             mapped(
-                "dslaunch.runtime.step.flat_optimizer",
-                "DeepSpeedZeroOptimizer_Stage3=FlatOptimizer",
+                "dslaunch.runtime.compat.engine.optimizer",
+                "DeepSpeedZeroOptimizer_Stage3=DeepSpeedOptimizer",
                 _OPTIMIZER,
             ),
             inside(
