@@ -154,10 +154,7 @@ class Flight:
         """Block (NCCL: make the current stream wait) until the result is there."""
         if self._work is None:
             raise AssertionError(f"{self.label} was not started")
-        since = time.monotonic_ns() if SPANS.is_on else 0
-        self._block(self._work.wait)
-        if since:
-            self._trace(since)
+        self._block(self._work.wait, is_end=True)
         if self._is_over or self._work.is_completed() or not torch.cuda.is_available():
             self._is_over = True
         else:  # NCCL has made the stream wait, and not the host
@@ -167,45 +164,26 @@ class Flight:
 
     def begin_with(self, call: Callable[[], T]) -> T:
         """Return `call()`, which blocks, before start(): what is to be started is not known without it."""
-        since = time.monotonic_ns() if SPANS.is_on else 0
-        result = self._block(call)
-        if since:
-            self._trace_wait(since)
-        return result
+        return self._block(call)
 
     def run(self, call: Callable[[], T]) -> T:
         """Return `call()`, which is the whole of it, and blocks."""
-        since = time.monotonic_ns() if SPANS.is_on else 0
-        result = self._block(call if self._stopwatch is None else partial(self._stopwatch.time, call))
-        if since:
-            self._trace(since)
+        result = self._block(
+            call if self._stopwatch is None else partial(self._stopwatch.time, call), is_end=True
+        )
         self._is_over = True
         return result
 
-    def _trace(self, since: int) -> None:
-        """Note it, and that the program has stood still for it since then."""
-        label, ended = self.label, time.monotonic_ns()
-        key = f"{label.lane}/{label.number}/{label.axis}/{label.turn}"
-        about = {
-            "op": label.op,
-            "what": label.what,
-            "bytes": label.nbytes,
-            "key": key,
-            "optimizer step": label.step,
-        }
-        SPANS.add("communication", str(label), int(self.began * 1e9), ended, **about)
-        self._trace_wait(since, ended)
-
-    def _trace_wait(self, since: int, ended: int = 0) -> None:
-        label = self.label
-        SPANS.add("wait", f"wait for {label}", since, ended, op=label.op, what=label.what)
-
-    def _block(self, call: Callable[[], T]) -> T:
+    def _block(self, call: Callable[[], T], *, is_end: bool = False) -> T:
+        """Return `call()`, for which the program stands still. All that observe a wait are told here: the
+        watchdog and the hang report (`is_awaited`, `note_progress`), the times of a step, and the trace.
+        """
         self.is_awaited = True
         phases = self._recorder.phases
         before = phases.begin_wait() if phases is not None and phases.is_timed else None
+        since = time.monotonic_ns() if SPANS.is_on else 0
         try:
-            return call()
+            result = call()
         except RuntimeError:
             self._report_failure()
             raise
@@ -214,6 +192,23 @@ class Flight:
             self._recorder.note_progress()
             if phases is not None and before is not None:
                 phases.end_wait(before)
+        if since:
+            self._trace(since, time.monotonic_ns(), is_end=is_end)
+        return result
+
+    def _trace(self, since: int, until: int, *, is_end: bool) -> None:
+        """Note that the program has stood still for it meanwhile, and when it ended."""
+        label = self.label
+        if is_end:
+            about = {
+                "op": label.op,
+                "what": label.what,
+                "bytes": label.nbytes,
+                "key": f"{label.lane}/{label.number}/{label.axis}/{label.turn}",
+                "optimizer step": label.step,
+            }
+            SPANS.add("communication", str(label), int(self.began * 1e9), until, **about)
+        SPANS.add("wait", f"wait for {label}", since, until, op=label.op, what=label.what)
 
     def _report_failure(self) -> None:
         self._is_over = True
