@@ -18,7 +18,6 @@ from ..job.plan import NodePlan, Plan, job_of, origins_of
 from ..job.verdict import (
     Failure,
     HostFailure,
-    LauncherFailure,
     OutputFailure,
     RankFailure,
     Verdict,
@@ -63,6 +62,7 @@ from .protocol_check import Phase, contradiction
 from .resizing import HostWatch, Resizing
 from .roster import Event, HostState, Roster
 from .running_job import RunningJob
+from .silence import Silence
 from .timings import Timings
 
 HELLO_TIMEOUT_S = 60.0  # from an open connection to the agent's first word
@@ -110,6 +110,7 @@ class Controller:
         self._timings = Timings(plan.world_size, tell=self._job.phase)
         self._failures: list[Failure] = []
         self._files = FileTraffic(files, console, plan, self.stop, self._failures)
+        self._silence = Silence(self._roster, self._failures, self._fail_host, heartbeat_s=plan.heartbeat_s)
         self._ended_well: dict[int, float] = {}  # when, by rank
         self._interrupts: list[int] = []
         self._interrupted_by: int | None = None  # what ended the job, if no failure did before
@@ -120,8 +121,6 @@ class Controller:
         self._started_at: float | None = None
         self._stopped_at: float | None = None
         self._kill_at = float("inf")
-        self._stood_still_s = 0.0
-        self._excused_until = 0.0  # until then the end of a stream is not its host's fault
 
     def run(self) -> Verdict:
         """From nothing to a verdict; when it returns, no process of the job is left on any host that answers.
@@ -304,7 +303,7 @@ class Controller:
         have to be looked at.
         """
         changed: list[HostState] = []
-        self._look_for_standstill()
+        self._silence.look_for_standstill()
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + POLL_S
@@ -314,7 +313,7 @@ class Controller:
             self._files.look(now)
         if now >= self._look_for_silence_at:
             self._look_for_silence_at = now + max(POLL_S, self._plan.heartbeat_s / SILENCE_LOOKS)
-            changed += self._look_for_silence()
+            changed += self._silence.look()
         try:
             event = self._events.get(timeout=POLL_S)
         except queue.Empty:
@@ -358,7 +357,7 @@ class Controller:
             host.is_over = not self._files.collect(host)
             self._job.warn_of_left_over(host, item.left_over)
         elif isinstance(item, LinkEnd):
-            self._lose_host(host, item, at_s)
+            self._silence.lose_host(host, item, at_s)
 
     def _greet(self, host: HostState, hello: Hello) -> None:
         """Its agent runs. It is asked to prepare at once, so that this goes on while others are connected."""
@@ -439,69 +438,6 @@ class Controller:
         self._roster.leave(host)
         if host.plan.node_rank == 0:
             self._search.lose_first()
-
-    def _lose_host(self, host: HostState, end: LinkEnd, at_s: float) -> None:
-        """Its stream ended. After a standstill of ours that is what it was told to do
-        when it hears nothing.
-        """
-        self._look_for_standstill()  # it may be over just now, and this be the first that is heard
-        if time.monotonic() < self._excused_until and host.hello is not None:
-            self._fail_launcher(f"this machine stood still for {self._stood_still_s:.0f} s", at_s)
-        if self._is_launcher_at_fault and host.hello is not None:
-            self._roster.leave(host)
-        else:
-            self._fail_host(host, end.message, at_s, is_way_lost=end.is_way_lost)
-
-    @property
-    def _is_launcher_at_fault(self) -> bool:
-        """Whether the hosts were left alone: they end then, sooner or later."""
-        return any(isinstance(one, LauncherFailure) for one in self._failures)
-
-    def _look_for_standstill(self) -> None:
-        """If this process was stopped, or the machine suspended, no host is at fault;
-        they may have ended the job.
-        """
-        gap_s = self._roster.forgive_standstill()
-        heartbeat_s = self._plan.heartbeat_s
-        if gap_s < heartbeat_s / 2 or not any(host.hello for host in self._roster):
-            return
-        self._stood_still_s = gap_s
-        self._excused_until = time.monotonic() + heartbeat_s
-        if gap_s > heartbeat_s:
-            self._fail_launcher(f"this machine stood still for {gap_s:.0f} s", time.monotonic() - gap_s)
-
-    def _fail_launcher(self, what: str, at_s: float) -> None:
-        """Nothing is known against any host; said once."""
-        if not self._is_launcher_at_fault:
-            message = (
-                f"{what}, and hosts end a job of which they hear nothing for "
-                f"--heartbeat={self._plan.heartbeat_s:g} s; no host is at fault: keep this machine awake and "
-                "connected, or give a longer --heartbeat"
-            )
-            self._failures.append(LauncherFailure(message=message, at_s=at_s))
-
-    def _look_for_silence(self) -> list[HostState]:
-        """Give up hosts that are silent for too long; returns them."""
-        lost: list[HostState] = []
-        heartbeat_s = self._plan.heartbeat_s
-        if self._roster.are_all_silent(heartbeat_s / 2):  # a reply comes twice in this time
-            silent_s = min(host.link.silent_s() for host in self._roster if not host.is_over)
-            if self._roster.are_all_silent(heartbeat_s):
-                what = f"nothing is heard of any host for {silent_s:.0f} s: this machine has no network"
-                self._fail_launcher(what, time.monotonic() - silent_s)
-                lost = [host for host in self._roster if not host.is_over and not host.plan.is_local]
-                for host in lost:
-                    self._roster.leave(host)
-            return lost
-        for host in self._roster:
-            silence = self._roster.why_silent(host)
-            if silence is not None:
-                if self._is_launcher_at_fault and host.hello is not None:
-                    self._roster.leave(host)
-                else:
-                    self._fail_host(host, *silence)
-                lost.append(host)
-        return lost
 
     def _look_at_console(self) -> None:
         self._console.look()

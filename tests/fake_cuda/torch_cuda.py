@@ -116,9 +116,7 @@ def _statistics(counted: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions, side by side)
-    """Give torch._C what a build with CUDA has, as far as training needs it."""
-
+def _stream_base(compiled: Any, native: Any) -> type:
     class CudaStreamBase(compiled.Stream):  # type: ignore[misc]
         def __new__(cls, *_: Any, priority: int = 0, **which: int) -> Any:
             if "stream_id" in which:
@@ -135,6 +133,10 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
         def cuda_stream(self) -> int:
             return int(self.stream_id)
 
+    return CudaStreamBase
+
+
+def _event_base(compiled: Any, native: Any) -> type:
     class CudaEventBase(compiled.Event):  # type: ignore[misc]
         def __new__(
             cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
@@ -161,115 +163,145 @@ def _extend(compiled: Any, native: Any) -> None:  # noqa: C901  (small functions
                 raise RuntimeError("CUDA error: device not ready")
             return 0.0
 
-    def current(device: int) -> tuple[int, int, int]:
-        stream = native.get_stream(device)
-        return (0 if stream == device else stream), device, 1
+    return CudaEventBase
 
-    def set_device(device: int) -> None:
-        if device != native.get_device():
-            native.set_device(device)
-            native.touch(device, "a choice of the current device")
 
-    def exchange_device(device: int) -> int:
-        before: int = native.get_device()
-        if device >= 0:
-            set_device(device)
-        return before
+class _Devices:
+    """Which device and stream are the current ones."""
 
-    def maybe_exchange_device(device: int) -> int:
-        """Without a context, if there is none."""
-        before: int = native.get_device()
-        if device >= 0:
-            native.set_device(device)
-        return before
+    def __init__(self, native: Any, driver: _Driver) -> None:
+        self._native, self._driver = native, driver
 
-    def set_stream(stream_id: int, device_index: int, device_type: int = 1) -> None:
-        native.set_device(device_index)
-        native.set_stream(device_index, stream_id)
+    def names(self) -> dict[str, Any]:
+        """By the name that torch._C has for it."""
+        native = self._native
+        return {
+            "_cuda_init": self.init,
+            "_cuda_isInBadFork": lambda: self._driver.is_of_parent,
+            "_cuda_getDeviceCount": self._driver.count_devices,
+            "_cuda_getArchFlags": lambda: "sm_90",
+            "_cuda_getDevice": native.get_device,
+            "_cuda_setDevice": self.set_device,
+            "_cuda_exchangeDevice": self.exchange_device,
+            "_cuda_maybeExchangeDevice": self.maybe_exchange_device,
+            "_cuda_canDeviceAccessPeer": lambda *_: True,
+            "_cuda_hasPrimaryContext": lambda device: device in native.touched(),
+            "_cuda_getCurrentStream": self.current_stream,
+            "_cuda_getCurrentRawStream": native.get_stream,
+            "_cuda_getDefaultStream": lambda device: (0, device, 1),
+            "_cuda_setStream": self.set_stream,
+            "_cuda_synchronize": lambda: native.synchronize_device(native.get_device()),
+            "_cuda_isCurrentStreamCapturing": lambda: False,
+            "_cuda_sleep": lambda cycles: None,
+        }
 
-    def free_and_total(device: int) -> tuple[int, int]:
-        native.touch(device, "a question for the free memory")
-        total = native.capacity(device)
-        return total - native.memory(device)["reserved"], total
-
-    def lock_pages(address: int, num_bytes: int, flags: int) -> int:
-        native.captures.note()
-        native.lock_pages(address, num_bytes)
-        return 0
-
-    def unlock_pages(address: int) -> int:
-        native.unlock_pages(address)
-        return 0
-
-    driver = _Driver(native)
-
-    def init() -> None:
-        driver.start()
-        native.init()
+    def init(self) -> None:
+        self._driver.start()
+        self._native.init()
         sys.modules["torch.cuda"].default_generators = tuple(  # type: ignore[attr-defined]
-            native.generator(index) for index in range(native.num_devices())
+            self._native.generator(index) for index in range(self._native.num_devices())
         )
 
-    class NoGraphs:
-        def __new__(cls, *_: Any, **__: Any) -> Any:
-            raise NotImplementedError("the fake CUDA device captures no graphs")
+    def set_device(self, device: int) -> None:
+        if device != self._native.get_device():
+            self._native.set_device(device)
+            self._native.touch(device, "a choice of the current device")
 
-    depth = 0
+    def exchange_device(self, device: int) -> int:
+        before: int = self._native.get_device()
+        if device >= 0:
+            self.set_device(device)
+        return before
 
-    def push_range(message: str) -> int:
-        nonlocal depth
-        depth += 1
-        return depth - 1
+    def maybe_exchange_device(self, device: int) -> int:
+        """Without a context, if there is none."""
+        before: int = self._native.get_device()
+        if device >= 0:
+            self._native.set_device(device)
+        return before
 
-    def pop_range() -> int:
-        nonlocal depth
-        depth -= 1
-        return depth
+    def current_stream(self, device: int) -> tuple[int, int, int]:
+        stream = self._native.get_stream(device)
+        return (0 if stream == device else stream), device, 1
 
+    def set_stream(self, stream_id: int, device_index: int, device_type: int = 1) -> None:
+        self._native.set_device(device_index)
+        self._native.set_stream(device_index, stream_id)
+
+
+class _Memory:
+    """The memory of the devices, and locked pages of the host's."""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    def names(self) -> dict[str, Any]:
+        """By the name that torch._C has for it."""
+        native = self._native
+        return {
+            "_cudart": SimpleNamespace(
+                cudaMemGetInfo=self.free_and_total,
+                cudaError=SimpleNamespace(success=0),
+                cudaGetErrorString=str,
+                cudaHostRegister=self.lock_pages,
+                cudaHostUnregister=self.unlock_pages,
+            ),
+            "_cuda_ipc_collect": lambda: None,
+            "_cuda_emptyCache": lambda *_: native.empty_cache(),
+            "_cuda_memoryStats": lambda device: _statistics(native.memory(device)),
+            "_cuda_resetPeakMemoryStats": native.reset_peaks,
+            "_cuda_resetAccumulatedMemoryStats": lambda device: None,
+        }
+
+    def free_and_total(self, device: int) -> tuple[int, int]:
+        self._native.touch(device, "a question for the free memory")
+        total = self._native.capacity(device)
+        return total - self._native.memory(device)["reserved"], total
+
+    def lock_pages(self, address: int, num_bytes: int, flags: int) -> int:
+        self._native.captures.note()
+        self._native.lock_pages(address, num_bytes)
+        return 0
+
+    def unlock_pages(self, address: int) -> int:
+        self._native.unlock_pages(address)
+        return 0
+
+
+class _Ranges:
+    """Marks for a profiler, which does not see this device."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self.rangeStartA = lambda message: 0
+        self.rangeEnd = self.markA = lambda given: None
+
+    def rangePushA(self, message: str) -> int:
+        self._depth += 1
+        return self._depth - 1
+
+    def rangePop(self) -> int:
+        self._depth -= 1
+        return self._depth
+
+
+class _NoGraphs:
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError("the fake CUDA device captures no graphs")
+
+
+def _extend(compiled: Any, native: Any) -> None:
+    """Give torch._C what a build with CUDA has, as far as training needs it."""
     names = {
-        "_CUDAGraph": NoGraphs,
-        "_graph_pool_handle": NoGraphs,
-        "_CudaStreamBase": CudaStreamBase,
-        "_CudaEventBase": CudaEventBase,
-        "_cudart": SimpleNamespace(
-            cudaMemGetInfo=free_and_total,
-            cudaError=SimpleNamespace(success=0),
-            cudaGetErrorString=str,
-            cudaHostRegister=lock_pages,
-            cudaHostUnregister=unlock_pages,
-        ),
-        # Marks for a profiler, which does not see this device.
-        "_nvtx": SimpleNamespace(
-            rangePushA=push_range,
-            rangePop=pop_range,
-            rangeStartA=lambda message: 0,
-            rangeEnd=lambda number: None,
-            markA=lambda message: None,
-        ),
-        "_cuda_init": init,
-        "_cuda_isInBadFork": lambda: driver.is_of_parent,
-        "_cuda_getDeviceCount": driver.count_devices,
-        "_cuda_getArchFlags": lambda: "sm_90",
-        "_cuda_getDevice": native.get_device,
-        "_cuda_setDevice": set_device,
-        "_cuda_exchangeDevice": exchange_device,
-        "_cuda_maybeExchangeDevice": maybe_exchange_device,
-        "_cuda_canDeviceAccessPeer": lambda *_: True,
-        "_cuda_getCurrentStream": current,
-        "_cuda_getCurrentRawStream": native.get_stream,
-        "_cuda_getDefaultStream": lambda device: (0, device, 1),
-        "_cuda_setStream": set_stream,
-        "_cuda_synchronize": lambda: native.synchronize_device(native.get_device()),
-        "_cuda_isCurrentStreamCapturing": lambda: False,
-        "_cuda_sleep": lambda cycles: None,
-        "_cuda_ipc_collect": lambda: None,
-        "_cuda_emptyCache": lambda *_: native.empty_cache(),
-        "_cuda_memoryStats": lambda device: _statistics(native.memory(device)),
-        "_cuda_resetPeakMemoryStats": native.reset_peaks,
-        "_cuda_resetAccumulatedMemoryStats": lambda device: None,
+        **_Devices(native, _Driver(native)).names(),
+        **_Memory(native).names(),
+        "_CUDAGraph": _NoGraphs,
+        "_graph_pool_handle": _NoGraphs,
+        "_CudaStreamBase": _stream_base(compiled, native),
+        "_CudaEventBase": _event_base(compiled, native),
+        "_nvtx": _Ranges(),
         "_cuda_set_sync_debug_mode": native.set_sync_debug_mode,
         "_cuda_get_sync_debug_mode": native.sync_debug_mode,
-        "_cuda_hasPrimaryContext": lambda device: device in native.touched(),
     }
     for name, value in names.items():
         setattr(compiled, name, value)
