@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ...comm.collectives import Collectives
-from ...comm.pending import Pending
 from ...comm.rank_group import RankGroup
 from ...comm.wire import nothing_before
 from ...errors import ConfigError
@@ -30,19 +27,22 @@ from ..gradients.replicated_gradients import ReplicatedGradients
 from ..gradients.sharded_gradients import ShardedGradients
 from ..units.sub_buffer import SubBuffer
 from .reduce_schedule import Schedule
+from .reductions import Reductions
 
 T = TypeVar("T")
+G = TypeVar("G", bound=FlatGradients)
 IN_FLIGHT = 2  # collectives under way at once: one on the wire while the other is added up
 
 
-class Reducer(ABC):
+class Reducer(ABC, Generic[G]):
     """Order: a collective, one way or the other"""
 
-    def __init__(self, sub_buffers: Sequence[SubBuffer], domains: Domains) -> None:
+    def __init__(self, sub_buffers: Sequence[SubBuffer], kind: type[G], domains: Domains) -> None:
+        """The gradients of all `sub_buffers` are of this kind."""
         self._sub_buffers = tuple(sub_buffers)
-        self._flats = tuple(_flat(sub_buffer) for sub_buffer in sub_buffers)
+        self._gradients = tuple(_gradients(sub_buffer, kind) for sub_buffer in sub_buffers)
         self._domains, self._job = domains, domains.job
-        self._queue = _Queue(IN_FLIGHT)
+        self._reductions = Reductions[G](IN_FLIGHT)
         self._schedule = Schedule(len(self._sub_buffers))
         self._is_engines = False  # the engine runs this backward, and calls end_backward
         self._is_under_way = False  # a backward whose gradients are averaged in it has given one
@@ -57,9 +57,10 @@ class Reducer(ABC):
 
     # ---- backwards
 
-    @abstractmethod
     def begin_forward(self) -> None:
-        """A forward begins outside of backwards: one that is under way has failed."""
+        """A forward begins outside of backwards: one that is under way has failed. Where a step averages, the
+        others may wait for what that backward has not asked for until one begins, or a step.
+        """
 
     @abstractmethod
     def begin_backward(self) -> None:
@@ -69,17 +70,20 @@ class Reducer(ABC):
     def end_backward(self) -> None:
         """It has run."""
 
-    @abstractmethod
     def coalesced(self) -> AbstractContextManager[None]:
-        """Of all backwards inside, the sum is averaged, once, at the end."""
+        """Of all backwards inside, the sum is averaged, once, at the end. If none of them ends a step, it is
+        so in any case.
+        """
+        return nullcontext()
 
     @abstractmethod
     def forget(self) -> None:
         """Nothing of a backward that failed is under way afterwards, nor counts where that can be."""
 
-    @abstractmethod
     def end_failed(self) -> None:
-        """No backward that failed, and did not tell its end, averages what a program may read or set."""
+        """No backward that failed, and did not tell its end, averages what a program may read or set. What
+        each backward averages is in memory of its own.
+        """
 
     # ---- steps
 
@@ -107,13 +111,13 @@ class Reducer(ABC):
                parameter after the other, and other ranks may have more of them
         """
 
-    @abstractmethod
     def average_all(self) -> None:
-        """Before a step: every rank has all averages afterwards, where it has room for them."""
+        """Before a step: every rank has all averages afterwards, where it has room for them: not of shards,
+        which every backward has averaged.
+        """
 
-    @abstractmethod
     def end_step(self) -> None:
-        """The averages have been used."""
+        """The averages have been used. Where each backward averages, it begins anew in any case."""
 
     def release(self) -> None:
         """Stop watching the parameters."""
@@ -154,7 +158,7 @@ class Reducer(ABC):
     @property
     def _late(self) -> list[int]:
         """Between backwards: places that got gradients after they were averaged."""
-        return [index for index, gradients in enumerate(self._flats) if gradients.is_late]
+        return [index for index, gradients in enumerate(self._gradients) if gradients.is_late]
 
     def _ask_finished(self) -> None:
         """Ask for what is due in this segment, as far as this rank has finished it."""
@@ -162,7 +166,7 @@ class Reducer(ABC):
             self._ask(self._schedule.take_due())
 
     def _is_finished(self, index: int) -> bool:
-        return self._flats[index].is_complete and self._schedule.has_all(index)
+        return self._gradients[index].is_complete and self._schedule.has_all(index)
 
     def _ask_due(self) -> None:
         """Ask for all that is due in this segment."""
@@ -175,12 +179,12 @@ class Reducer(ABC):
         rest = self._schedule.take_rest()
         for index in rest:
             self._ask(index)
-        self._queue.drain()
+        self._reductions.drain()
         return rest
 
     def _ask(self, index: int) -> None:
-        self._flats[index].complete()
-        self._queue.put(self._sub_buffers[index])
+        self._gradients[index].complete()
+        self._reductions.begin(self._sub_buffers[index], self._gradients[index])
 
     def _tell(self, own: T, *, is_step: bool) -> dict[int, T]:
         """Return by rank what those say that do this; see `catch_up`."""
@@ -193,7 +197,7 @@ class Reducer(ABC):
     def _ask_again(self, late: Iterable[int]) -> None:
         for index in late:
             self._ask(index)
-        self._queue.drain()
+        self._reductions.drain()
 
     def _teach(self, rest: Iterable[int]) -> None:
         """All is averaged; of that, `rest` at the end."""
@@ -204,7 +208,7 @@ class Reducer(ABC):
             self._schedule.note_missed(rest)
 
 
-class StepReducer(Reducer):
+class StepReducer(Reducer[ReplicatedGradients]):
     """Each sub-buffer once for a step, in the first backward that ends one; see
     [Note: one order on all ranks].
 
@@ -221,18 +225,14 @@ class StepReducer(Reducer):
     def __init__(
         self, sub_buffers: Sequence[SubBuffer], domains: Domains, *, ends_step: Callable[[], bool]
     ) -> None:
-        super().__init__(sub_buffers, domains)
-        self._gradients = tuple(_replicated(sub_buffer) for sub_buffer in sub_buffers)
+        super().__init__(sub_buffers, ReplicatedGradients, domains)
         if domains.exchanges_tokens:  # see [Note: ranks that wait for each other's tokens]
-            self._queue = _Queue(None)
+            self._reductions = Reductions(None)
         self._ends_step = ends_step  # whether a backward that begins now is the last of a step
         self._rest: tuple[int, ...] | None = None  # what was on no list, when all is asked for
         self._is_taught = False
         self._misplaced: set[int] = set()  # got gradients in the same backward, after they were asked for
         self._has_finished = False  # the last gradient completed its sub-buffer
-
-    def begin_forward(self) -> None:
-        """The others may wait for what that backward has not asked for until one begins, or a step."""
 
     def begin_backward(self) -> None:
         self.forget()
@@ -242,10 +242,6 @@ class StepReducer(Reducer):
         if self._is_under_way or (self._is_engines and self._is_last):
             self._ask_rest()
         self._is_engines = self._is_under_way = False
-
-    def coalesced(self) -> AbstractContextManager[None]:
-        """It is so in any case: none of them ends a step."""
-        return nullcontext()
 
     def forget(self) -> None:
         self.end_failed()
@@ -318,7 +314,7 @@ class StepReducer(Reducer):
         if gradients.is_averaged:
             late = gradients.pop_late(index_in_sub_buffer)
             if late is not None:
-                self._queue.finish(self._sub_buffers[index])  # its memory is in use until then
+                self._reductions.finish(self._gradients[index])  # its memory is in use until then
                 gradients.add_late(index_in_sub_buffer, late)
             if self._is_under_way:
                 self._misplaced.add(index)
@@ -339,13 +335,12 @@ class StepReducer(Reducer):
             self._rest = self._ask_all()
 
 
-class BackwardReducer(Reducer):
+class BackwardReducer(Reducer[ShardedGradients]):
     """Each sub-buffer in every backward, while that goes on; see [Note: one order on all ranks]."""
 
     def __init__(self, sub_buffers: Sequence[SubBuffer], domains: Domains) -> None:
-        super().__init__(sub_buffers, domains)
+        super().__init__(sub_buffers, ShardedGradients, domains)
         self._wire = domains.wire
-        self._gradients = tuple(_sharded(sub_buffer) for sub_buffer in sub_buffers)
         self._has_failed = False  # a backward, of which something may be here
         self._foreign_task = -1  # a backward of autograd's that ends in none of the parameters
         self._is_settled = True  # all ranks have asked since the last backward whether one of them is behind
@@ -391,9 +386,9 @@ class BackwardReducer(Reducer):
         for index in reversed(range(len(self._sub_buffers))):
             for index_in_sub_buffer, member in enumerate(self._sub_buffers[index].members):
                 if member.param.grad is not None:
-                    self._flats[index].hand_in(index_in_sub_buffer)
+                    self._gradients[index].hand_in(index_in_sub_buffer)
             self._ask(index)
-        self._queue.drain()
+        self._reductions.drain()
 
     def catch_up(self, *, is_step: bool = True) -> None:
         self._is_settled = True
@@ -410,12 +405,6 @@ class BackwardReducer(Reducer):
             if any(one for (one,) in told):
                 self.catch_up(is_step=False)
             self._is_settled = True
-
-    def average_all(self) -> None:
-        """Every backward has averaged what it made, and no rank has room for all of it."""
-
-    def end_step(self) -> None:
-        """Each backward begins anew."""
 
     def forget(self) -> None:
         self._drop_failed()
@@ -436,16 +425,13 @@ class BackwardReducer(Reducer):
         is_left = False
         if not self.is_coalescing and (self._is_engines or self._is_under_way):
             self._ask_due()  # so that all ranks that failed here have asked for the same
-            kept = [_sharded(sub_buffer) for sub_buffer in self._queue.abandon()]
+            kept = self._reductions.abandon()
             for gradients in self._gradients:
                 gradients.forget()
             for gradients in kept:
                 is_left = not gradients.take_back() or is_left
         self._end()
         return is_left
-
-    def end_failed(self) -> None:
-        """It holds memory of its own."""
 
     def release(self) -> None:
         self._wire.before_gather = nothing_before
@@ -460,10 +446,10 @@ class BackwardReducer(Reducer):
         if not self._is_under_way:
             self._begin()
         if self._schedule.was_asked(index):
-            self._queue.finish(self._sub_buffers[index])  # its memory is in use until then
-        self._flats[index].hand_in(index_in_sub_buffer)
+            self._reductions.finish(self._gradients[index])  # its memory is in use until then
+        self._gradients[index].hand_in(index_in_sub_buffer)
         self._schedule.hand_in(index)
-        if self._flats[index].is_complete:
+        if self._gradients[index].is_complete:
             self._ask_finished()
 
     def _before_gather(self, what: str) -> None:
@@ -503,62 +489,9 @@ def is_reached(param: nn.Parameter) -> bool:
         return False
 
 
-class _Queue:
-    """Collectives under way, fewer than `limit` after each that is begun; None: any number."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self._under_way: deque[tuple[SubBuffer, Pending]] = deque()
-        self._kept: list[SubBuffer] = []  # since the last drain
-        self._comms: set[Collectives] = set()
-
-    def put(self, sub_buffer: SubBuffer) -> None:
-        self._comms.add(sub_buffer.comm)
-        self._under_way.append(
-            (
-                sub_buffer,
-                sub_buffer.comm.reduce_scatter_or_all_reduce(_flat(sub_buffer).flat, what=sub_buffer.label),
-            )
-        )
-        if len(self._under_way) == self._limit:
-            self._finish_first()
-
-    def drain(self) -> None:
-        while self._under_way:
-            self._finish_first()
-        self._kept.clear()
-        self._let_go()
-
-    def finish(self, sub_buffer: SubBuffer) -> None:
-        """Up to this one."""
-        while any(one is sub_buffer for one, _ in self._under_way):
-            self._finish_first()
-
-    def abandon(self) -> list[SubBuffer]:
-        """Keep nothing of what is under way; return what has been kept since the last drain."""
-        while self._under_way:
-            _, pending = self._under_way.popleft()
-            pending.wait()  # the memory is in use until then
-        self._let_go()
-        kept, self._kept = self._kept, []
-        return kept
-
-    def _let_go(self) -> None:
-        """Of the memory that they have used one after the other."""
-        for comm in self._comms:
-            comm.forget_buffers()
-        self._comms.clear()
-
-    def _finish_first(self) -> None:
-        sub_buffer, pending = self._under_way.popleft()
-        pending.wait()
-        _flat(sub_buffer).keep()
-        self._kept.append(sub_buffer)
-
-
 def make_reducer(
     sub_buffers: Sequence[SubBuffer], domains: Domains, *, ends_step: Callable[[], bool]
-) -> Reducer:
+) -> Reducer[Any]:
     """What suits the gradients' placement: shards can only be filled in every backward,
     and who is alone has nothing to do.
 
@@ -586,22 +519,11 @@ def _check_dropped(is_dropped: Mapping[int, bool]) -> None:
         )
 
 
-def _flat(sub_buffer: SubBuffer) -> FlatGradients:
+def _gradients(sub_buffer: SubBuffer, kind: type[G]) -> G:
     gradients = sub_buffer.gradients
-    if not isinstance(gradients, FlatGradients):
-        raise AssertionError(f"the gradients of {sub_buffer.members[0].name} do not lie in one buffer")
-    return gradients
-
-
-def _replicated(sub_buffer: SubBuffer) -> ReplicatedGradients:
-    gradients = sub_buffer.gradients
-    if not isinstance(gradients, ReplicatedGradients):
-        raise AssertionError(f"the gradients of {sub_buffer.members[0].name} are sharded")
-    return gradients
-
-
-def _sharded(sub_buffer: SubBuffer) -> ShardedGradients:
-    gradients = sub_buffer.gradients
-    if not isinstance(gradients, ShardedGradients):
-        raise AssertionError(f"the gradients of {sub_buffer.members[0].name} are not sharded")
+    if not isinstance(gradients, kind):
+        raise AssertionError(
+            f"the gradients of {sub_buffer.members[0].name} are {type(gradients).__name__}, "
+            f"not {kind.__name__}"
+        )
     return gradients
