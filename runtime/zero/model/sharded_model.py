@@ -15,20 +15,21 @@ from torch import nn
 from ...comm.pending import Pending
 from ...comm.rank_group import Job
 from ...errors import ConfigError
-from ...mesh.domain import Domain, Domains
+from ...mesh.domain import Domains
 from ...offload.offload import Offload
 from ...placement.precision import Precision
-from ...placement.stage_policy import Placement, Policy, UnitSizes, keep_small_whole
+from ...placement.stage_policy import Placement, Policy, UnitSizes
 from ..access.access import Access
 from ..access.prefetch import Prefetcher, in_backward
 from ..gradients.replicated_gradients import ReplicatedGradients
 from ..parameters.param_shard import holder_of
 from ..parameters.param_status import detach
 from ..parameters.shared_memory import warn_of_kept_views
-from ..parameters.sub_buffer_plan import NO_GROUP, Member, plan_sub_buffer
+from ..parameters.sub_buffer_plan import Member
 from ..parameters.writes import Turns
 from ..units.beside_units import place_beside_units
-from ..units.partition import IsLeaf, UnitPlan, cut_into_units, parameters_here
+from ..units.make_units import make_units, members_of
+from ..units.partition import IsLeaf, cut_into_units, parameters_here
 from ..units.sub_buffer import SubBuffer
 from ..units.unit import Unit, UnitState
 from .offload_kinds import OffloadStateTypeEnum
@@ -85,64 +86,36 @@ class ShardedModel:
         if self.job.is_first:
             warn_of_kept_views(module.named_modules(), parameters_here(module))
         group_of = {id(param): index for index, group in enumerate(groups) for param in group}
-        members = [_members(plan, group_of) for plan in plans]
+        members = [members_of(plan, group_of) for plan in plans]
         _check_trained_dtypes(members, precision.parameters)
         _check_agreement(members, self.job, settings or {})
         _ask_holders(module)
-        runs = [_by_role(run, precision, domains) for run in members]
-        policies = iter(
-            keep_small_whole(
-                policy,
-                [[member.param.numel() for member in run] for by_role in runs for run in by_role.values()],
-                unit_sizes,
-            )
+        self.units = make_units(
+            plans,
+            members,
+            policy=policy,
+            sizes=unit_sizes,
+            precision=precision,
+            device=device,
+            domains=domains,
+            offload=offload,
         )
-        self.units = tuple(
-            Unit(
-                plan.name,
-                [
-                    SubBuffer(
-                        plan_sub_buffer(
-                            run,
-                            label=domain.label(plan.name),
-                            dtype=dtype,
-                            device=device,
-                            mesh=domain.comm.mesh,
-                            policy=next(policies),
-                            precision=precision,
-                            offload=offload,
-                        ),
-                        domain=domain,
-                        offload=offload,
-                    )
-                    for (dtype, _, domain), run in by_role.items()
-                ],
-                plan.modules,
-            )
-            for plan, by_role in zip(plans, runs, strict=True)
-        )
+        sub_buffers = [sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers]
         self.prefetcher = Prefetcher(self.units, after_evaluation=lambda: self._trainer.after_evaluation())
         is_any_sharded = self.has_shards
         self._access = Access(module, self.units, self.prefetcher, keeps=self) if is_any_sharded else None
         place_beside_units(module, device=device, domains=domains, precision=precision)
-        self.trained = tuple(
-            sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.is_trained
-        )
+        self.trained = tuple(sub_buffer for sub_buffer in sub_buffers if sub_buffer.is_trained)
         self._asked_for: frozenset[int] = frozenset()  # ids of what it is about to take
-        for sub_buffer in (sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers):
+        for sub_buffer in sub_buffers:
             if sub_buffer.is_trained or sub_buffer.is_sharded:
                 params = sub_buffer.param_shard
                 params.owner = weakref.ref(self)
                 params.on_taken = partial(_call, weakref.WeakMethod(self._let_go))
         self._reducer = make_reducer(self.trained, domains, ends_step=self._trainer.ends_step)
-        watched = [
-            sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers if sub_buffer.has_copies
-        ]
-        self._copied = tuple(watched)
-        self._turns = Turns([sub_buffer.param_shard.writes for sub_buffer in watched])
-        self.parked_states = ParkedStates(
-            [sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers]
-        )
+        self._copied = tuple(sub_buffer for sub_buffer in sub_buffers if sub_buffer.has_copies)
+        self._turns = Turns([sub_buffer.param_shard.writes for sub_buffer in self._copied])
+        self.parked_states = ParkedStates(sub_buffers)
 
     @property
     def is_sharded(self) -> bool:
@@ -480,27 +453,6 @@ def _ask_holders(module: nn.Module) -> None:
     for owner in dict.fromkeys(holder.owner() for holder in map(holder_of, params) if holder is not None):
         if owner is not None:
             owner.prepare_to_give(asked_for)
-
-
-def _members(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:
-    return tuple(
-        Member(name=name, param=param, group=group_of.get(id(param), NO_GROUP))
-        for name, param in plan.params
-        if param.is_floating_point()
-    )
-
-
-def _by_role(
-    members: Sequence[Member], precision: Precision, domains: Domains
-) -> dict[tuple[torch.dtype, bool, Domain], list[Member]]:
-    """Return the members of each sub-buffer of a unit: by dtype, by whether they are trained, and by who
-    shares them.
-    """
-    by_role: dict[tuple[torch.dtype, bool, Domain], list[Member]] = {}
-    for member in members:
-        role = (precision.parameters or member.param.dtype, member.is_trained, domains.of(member.param))
-        by_role.setdefault(role, []).append(member)
-    return by_role
 
 
 def _check_no_complex(module: nn.Module) -> None:
