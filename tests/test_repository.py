@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ FOLDERS = {
     *(".ci", ".github", "benchmarks", "docs", "hostfiles"),
     *("kernels", "launcher", "package", "runtime", "tests"),
 }
+SHIPPED = ("kernels", "launcher", "package", "runtime")
+MOST_LINES, MOST_LINES_OF_FUNCTION = 600, 80
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -87,3 +91,30 @@ def test_every_capability_of_the_change_log_is_one_line_with_a_link_to_its_page(
     assert title
     link = r"\[[^\]]+\]\([^)\s]+\)"
     assert [line for line in lines if not re.fullmatch(rf"- .*: {link}(, {link})*\.", line)] == []
+
+
+def sources(*folders: str) -> dict[str, ast.Module]:
+    """Return the Python files of these folders, by path; package/dslaunch/runtime is a link to runtime."""
+    found = {path.resolve() for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    return {str(path.relative_to(ROOT)): parsed(path) for path in sorted(found)}
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def test_no_shipped_file_is_long() -> None:
+    lengths = {path: len((ROOT / path).read_text().splitlines()) for path in sources(*SHIPPED)}
+    assert {path: length for path, length in lengths.items() if length > MOST_LINES} == {}
+
+
+def test_no_function_is_long() -> None:
+    long = [
+        f"{path}:{node.lineno}: {node.name}"
+        for path, module in sources(*SHIPPED, "benchmarks", "docs", "tests").items()
+        for node in ast.walk(module)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (node.end_lineno or node.lineno) - node.lineno >= MOST_LINES_OF_FUNCTION
+    ]
+    assert long == []
