@@ -79,24 +79,13 @@ class StagesModule(nn.Module):
                 ranks; ConfigError for what has no meaning
         """
         super().__init__()
-        if num_stages is None and topology is None:
-            raise RuntimeError("PipelineModule: give num_stages, or a topology")
-        if not dist.is_initialized():
-            raise RuntimeError(
-                "PipelineModule needs the job's process group: call deepspeed.init_distributed() or "
-                "dslaunch.init_distributed() before"
-            )
-        self.loss_fn, self.seed_layers, self.seed_fn, self.base_seed = (
-            loss_fn,
-            seed_layers,
-            seed_fn,
-            base_seed,
-        )
+        self.axes = _axes(num_stages, topology)
+        self.loss_fn = loss_fn
+        self.seed_layers, self.seed_fn, self.base_seed = seed_layers, seed_fn, base_seed
         self.activation_checkpoint_interval = activation_checkpoint_interval
         self.activation_checkpoint_func = activation_checkpoint_func
         self.checkpointable_layers = None if checkpointable_layers is None else list(checkpointable_layers)
         self.dynamic_shape = dynamic_shape
-        self.axes = _axes(num_stages, topology)
         self.num_stages = self.axes.pp
         self.shape: Shape = shape_of(schedule, num_ranks=self.num_stages, per_rank=stages_per_rank)
         self._layer_specs = list(layers)
@@ -104,18 +93,7 @@ class StagesModule(nn.Module):
         if self.num_stages > 1:
             _check_not_sharded(self._layer_specs)
         self._names = [name_of(layer) for layer in self._layer_specs]
-        agree(
-            {
-                "topology": ",".join(f"{axis}={getattr(self.axes, axis)}" for axis in self.axes.order),
-                "num_layers": len(self._names),
-                "schedule": schedule,
-                "stages_per_rank": self.shape.per_rank,
-                "partition_method": partition_method,
-                **{f"layer {number}": name for number, name in enumerate(self._names)},
-            },
-            what="PipelineModules",
-            cure="build the same one on every rank",
-        )
+        self._agree(schedule, partition_method)
         self._take_place(topology)
         self.parts = cut(
             partition_method,
@@ -153,6 +131,21 @@ class StagesModule(nn.Module):
         self.stage_id = self.axes.coordinates(self.global_rank)["pp"]
 
     # ---- building
+
+    def _agree(self, schedule: str, partition_method: str) -> None:
+        """Errors: ConfigError, on all ranks, if they build different modules"""
+        agree(
+            {
+                "topology": ",".join(f"{axis}={getattr(self.axes, axis)}" for axis in self.axes.order),
+                "num_layers": len(self._names),
+                "schedule": schedule,
+                "stages_per_rank": self.shape.per_rank,
+                "partition_method": partition_method,
+                **{f"layer {number}": name for number, name in enumerate(self._names)},
+            },
+            what="PipelineModules",
+            cure="build the same one on every rank",
+        )
 
     def _check_layers(self) -> None:
         if not self._layer_specs:
@@ -341,6 +334,13 @@ class StagesModule(nn.Module):
 
 
 def _axes(num_stages: int | None, topology: Topology | None) -> Axes:
+    if num_stages is None and topology is None:
+        raise RuntimeError("PipelineModule: give num_stages, or a topology")
+    if not dist.is_initialized():
+        raise RuntimeError(
+            "PipelineModule needs the job's process group: call deepspeed.init_distributed() or "
+            "dslaunch.init_distributed() before"
+        )
     world_size = dist.get_world_size()
     if topology is not None:
         axes = axes_of(topology, world_size)
