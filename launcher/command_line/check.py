@@ -11,9 +11,7 @@ import click
 
 from ..errors import LaunchError
 from ..inputs.selection import Selected
-from ..options import Options
-from ..options.backend import WAY_OPTION
-from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
+from ..options import HOST_OPTIONS, Options
 from ..options.number import PORT, Seconds
 from .prefix_command import SETTINGS, PrefixCommand
 
@@ -82,12 +80,7 @@ def command(**given: Any) -> int:
     from ..run.host_pool import choose_hosts, host_options, nodes_of
     from ..run.make_plan import DEFAULT_PORT, current_folder, exact
 
-    options = host_options(
-        given,
-        force_multi=given["force_multi"],
-        master_port=given["master_port"],
-        process=ProcessOptions(gives_stdin=False),
-    )
+    options = host_options(given, process=ProcessOptions(gives_stdin=False))
     settings = CheckSettings(
         python=exact(sys.executable),
         cwd=exact(current_folder()),
@@ -175,4 +168,4 @@ def _print(text: str) -> None:
     click.echo(text.encode("utf-8", "backslashreplace"), nl=False)
 
 
-command.params[:0] = [*CHOICE_OPTIONS, *SSH_OPTIONS, WAY_OPTION]
+command.params[:0] = HOST_OPTIONS

@@ -11,21 +11,15 @@ from typing import Any
 import click
 
 from ..errors import EXIT_HOST, EXIT_MISTAKE, LaunchError
-from ..inputs.host import MAX_SLOTS
-from ..options import SUBJECT_OPTIONS, Options, read_subjects
-from ..options.hosts import CHOICE_OPTIONS, NODE_RANGE, SSH_OPTIONS, read_ssh
-from ..options.number import PORT, Seconds, Whole
-from ..options.text import address
+from ..options import JOB_OPTIONS, Options
+from ..options.hosts import NODE_RANGE
+from ..options.option import JobOption, read
 from ..output.writer import EXIT_NOT_READ
 from ..wording import cleaned
 from .absent_options import ABSENT
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
 VARIABLE = "_DSLAUNCH_COMPLETE"  # set by the shell where a line is to be completed
-
-# A larger number is a slip, which would start that many processes here; of fewer, the limits of the host
-# itself decide: see node/system/limits.py.
-NUM_GPUS = Whole(0, MAX_SLOTS, absent=-1, meaning=", the most that one host may have (0: no limit)")
 
 
 class JobCommand(PrefixCommand):
@@ -37,62 +31,17 @@ class JobCommand(PrefixCommand):
         write_first_page(formatter, ctx, self)
 
 
-@click.command(cls=JobCommand, absent=ABSENT, context_settings=PROGRAM_SETTINGS)
-@click.option(
-    "--num_gpus",
-    "--num_accelerators",
-    type=NUM_GPUS,
-    default=-1,
-    metavar="N",
-    help="Use the first N slots of each host.",
-)
-@click.option(
-    "--master_addr",
-    callback=address,
-    metavar="ADDR",
-    help="Address of rank 0.  [default: node 0's, as the others reach it]",
-)
-@click.option(
-    "--master_port",
-    type=PORT,
-    metavar="PORT",
-    help="Port of rank 0.  [default: 29500, or another if that is in use]",
-)
-@click.option("--venv_script", metavar="FILE", help="Shell script to source on every host first.")
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is a Python module, as with `python -m`.")
-@click.option("--no_python", is_flag=True, help="SCRIPT is a program to run as it is.")
-@click.option("--no_local_rank", is_flag=True, help="Do not add --local_rank=N to the script's arguments.")
-@click.option("--force_multi", is_flag=True, help="Reach every host by SSH, this machine too.")
-@click.option("--dry_run", is_flag=True, help="Print what would run where, and stop.")
-@click.option(
-    "--kill_grace",
-    type=Seconds(),
-    default=30.0,
-    metavar="S",
-    help="Seconds between SIGTERM and SIGKILL when the job is stopped.  [default: 30]",
-)
-@click.option(
-    "--heartbeat",
-    type=Seconds(1),
-    default=30.0,
-    metavar="S",
-    help="Seconds of silence after which a host counts as lost.  [default: 30]",
-)
-@click.option("--report", metavar="FILE", help="Write how the job ended, and its phases, to FILE as JSON.")
-@click.option(
-    "--log_level",
-    type=click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False),
-    default="info",
-    help="What dslaunch itself prints.  [default: info]",
-)
-@click.option("-q", "--quiet", is_flag=True, help="The same as --log_level=error.")
-@click.option(
-    "--profile",
+_PROFILE = JobOption(
+    ["--profile"],
+    topic="start",
     metavar="FILE",
     expose_value=False,  # its options stand in front of the others when these are read: see prefix_command.py
     help="Read options, script and args from a YAML file; what is typed wins.",
 )
-@click.option("--version", is_flag=True, help="Print the version and stop.")
+_VERSION = JobOption(["--version"], topic="information", is_flag=True, help="Print the version and stop.")
+
+
+@click.command(cls=JobCommand, absent=ABSENT, context_settings=PROGRAM_SETTINGS)
 @click.argument("script", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def dslaunch(**given: Any) -> int:
@@ -116,10 +65,8 @@ def dslaunch(**given: Any) -> int:
     return run(options)
 
 
-_place = [one.name for one in dslaunch.params].index("venv_script")
-dslaunch.params[-2:-2] = SUBJECT_OPTIONS  # before the script and its arguments
-dslaunch.params[_place:_place] = SSH_OPTIONS
-dslaunch.params[:0] = CHOICE_OPTIONS
+_place = 1 + [one.name for one in JOB_OPTIONS].index("exec_prefix")
+dslaunch.params[:0] = [*JOB_OPTIONS[:_place], _PROFILE, *JOB_OPTIONS[_place:], _VERSION]
 
 
 def job_options(given: dict[str, Any]) -> Options:
@@ -130,30 +77,7 @@ def job_options(given: dict[str, Any]) -> Options:
     arguments = given["arguments"]
     if arguments[:1] == ("--",):  # `dslaunch a.py -- --b` means `a.py --b`, as with DeepSpeed
         arguments = arguments[1:]
-    return Options(
-        hostfile=given["hostfile"],
-        include=given["include"],
-        exclude=given["exclude"],
-        num_nodes=given["num_nodes"],
-        num_gpus=given["num_gpus"],
-        exec_prefix=given["exec_prefix"],
-        master_addr=given["master_addr"],
-        master_port=given["master_port"],
-        ssh=read_ssh(given),
-        venv_script=given["venv_script"],
-        is_module=given["module"],
-        no_python=given["no_python"],
-        no_local_rank=given["no_local_rank"],
-        force_multi=given["force_multi"],
-        dry_run=given["dry_run"],
-        kill_grace_s=given["kill_grace"],
-        heartbeat_s=given["heartbeat"],
-        log_level="error" if given["quiet"] else given["log_level"].lower(),
-        report=given["report"],
-        **read_subjects(given),
-        program=given["script"],
-        arguments=arguments,
-    )
+    return read(Options, given, program=given["script"], arguments=arguments)
 
 
 # Other commands than running a job: the module with the click command, loaded when it is called. What
@@ -250,7 +174,7 @@ def main(argv: list[str] | None = None) -> None:
         command, name, words = _command(list(sys.argv[1:] if argv is None else argv))
         is_job = command is dslaunch
         with command.make_context(name, words) as context:
-            is_debugging = context.params.get("log_level", "").lower() == "debug"
+            is_debugging = (context.params.get("log_level") or "").lower() == "debug"
             code = command.invoke(context)
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from ..options.backend import WAY_OPTION
-from ..options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
+from ..options import HOST_OPTIONS
 from ..options.number import Seconds
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
@@ -62,9 +61,6 @@ def command(**given: Any) -> int:
         arguments=given["arguments"],
         no_python=True,
         no_local_rank=True,
-        venv_script=given["venv_script"],
-        force_multi=given["force_multi"],
-        kill_grace_s=given["kill_grace"],
         process=ProcessOptions(gives_stdin=False),
     )
     console = Console(log_level="info")
@@ -91,4 +87,4 @@ def command(**given: Any) -> int:
     return ended.exit_code
 
 
-command.params[:0] = [*CHOICE_OPTIONS, *SSH_OPTIONS, WAY_OPTION]
+command.params[:0] = HOST_OPTIONS

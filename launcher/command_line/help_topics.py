@@ -8,13 +8,12 @@ from typing import NamedTuple
 
 
 class Topic(NamedTuple):
-    """`options` are parameter names of a job, the common ones first. `text` is as an epilog of click:
-    a paragraph that begins with \\b keeps its lines.
+    """A part of the help; an option of a job says itself in which it stands. `text` is as an epilog of
+    click: a paragraph that begins with \\b keeps its lines.
     """
 
     name: str
     title: str
-    options: tuple[str, ...]
     text: str = ""
 
 
@@ -115,85 +114,16 @@ Examples:
 """
 
 TOPICS = (
-    Topic(
-        "hosts",
-        "Hosts and slots",
-        (
-            *("hostfile", "include", "exclude", "num_nodes", "num_gpus", "force_multi"),
-            *("ssh_user", "ssh_port", "ssh_identity", "ssh_config", "connect_timeout"),
-        ),
-        HOSTS,
-    ),
-    Topic(
-        "start",
-        "The program and its start",
-        (
-            *(
-                "module",
-                "no_python",
-                "no_local_rank",
-                "venv_script",
-                "exec_prefix",
-                "profile",
-                "drop_in",
-                "preload",
-                "stdin",
-            ),
-            *("mesh", "mesh_estimate", "master_addr", "master_port", "bind_cores_to_rank", "bind_core_list"),
-            *("check", "check_gpu", "check_bandwidth"),
-            *("prepare_timeout", "connect_window", "tree_above", "tree_radix"),
-        ),
-        START,
-    ),
-    Topic(
-        "output",
-        "Output",
-        (
-            *("quiet", "log_level", "tee", "prefix", "timestamps", "fold", "fold_failures"),
-            *("log_dir", "report", "events", "metrics_interval", "metrics_port", "timings", "stack_on_hang"),
-            *("on_end", "webhook", "trace", "trace_ranks", "trace_to"),
-        ),
-        OUTPUT,
-    ),
-    Topic(
-        "failures",
-        "Failures and restarts",
-        ("max_restarts", "min_uptime", "heartbeat", "kill_grace"),
-        FAILURES,
-    ),
-    Topic(
-        "detach",
-        "Jobs that outlive the terminal",
-        ("detach", "watch", "name"),
-        DETACH,
-    ),
-    Topic(
-        "elastic",
-        "Elastic jobs: other hosts after a failure, and while they run",
-        ("spares", "min_nodes", "max_nodes", "elastic_training", "notice_file", "notice_command"),
-        ELASTIC,
-    ),
-    Topic(
-        "files",
-        "Files where nothing is shared",
-        ("sync", "sync_force", "collect", "collect_to"),
-        FILES,
-    ),
-    Topic(
-        "launchers",
-        "Other launchers, and no SSH",
-        (
-            *("launcher", "launcher_args", "no_ssh", "node_rank"),
-            *("coordinator_port", "rendezvous_timeout", "job_id"),
-        ),
-        LAUNCHERS,
-    ),
-    Topic(
-        "deepspeed",
-        "DeepSpeed's spellings",
-        ("enable_each_rank_log", "save_pid", "no_ssh_check"),
-    ),
-    Topic("information", "Information", ("dry_run", "version", "help")),
+    Topic("hosts", "Hosts and slots", HOSTS),
+    Topic("start", "The program and its start", START),
+    Topic("output", "Output", OUTPUT),
+    Topic("failures", "Failures and restarts", FAILURES),
+    Topic("detach", "Jobs that outlive the terminal", DETACH),
+    Topic("elastic", "Elastic jobs: other hosts after a failure, and while they run", ELASTIC),
+    Topic("files", "Files where nothing is shared", FILES),
+    Topic("launchers", "Other launchers, and no SSH", LAUNCHERS),
+    Topic("deepspeed", "DeepSpeed's spellings"),
+    Topic("information", "Information"),
 )
 
 # Second names of options that are there for scripts written for DeepSpeed: they stand under that topic.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from ..options.option import JobOption
 from .absent_options import ABSENT
 from .help_topics import COMMANDS, DEEPSPEED_NAMES, FIRST_PAGE, TOPICS, Topic
 from .prefix_command import option_records, write_groups
@@ -43,7 +44,7 @@ def write_topics(
     records = job_records(ctx, job)
     for topic in topics:
         with formatter.section(topic.title):
-            formatter.write_dl(topic_records(topic, records))
+            formatter.write_dl(topic_records(topic, job, records))
         if topic.name == "deepspeed":
             with formatter.section("Options of other launchers that are not here"):
                 formatter.write_dl(absent_records())
@@ -61,9 +62,17 @@ def job_records(ctx: click.Context, job: click.Command) -> dict[str, tuple[str, 
     return records
 
 
-def topic_records(topic: Topic, records: dict[str, tuple[str, str]]) -> list[tuple[str, str]]:
+def topic_options(topic: Topic, job: click.Command) -> tuple[str, ...]:
+    """The parameter names of the topic's options, in the order of the job's."""
+    named = [one.name or "" for one in job.params if isinstance(one, JobOption) and one.topic == topic.name]
+    return (*named, "help") if topic.name == "information" else tuple(named)
+
+
+def topic_records(
+    topic: Topic, job: click.Command, records: dict[str, tuple[str, str]]
+) -> list[tuple[str, str]]:
     """What is written of each option of the topic, and what it does."""
-    found = [records[name] for name in topic.options]
+    found = [records[name] for name in topic_options(topic, job)]
     if topic.name == "deepspeed":
         found += [(f"{name} N", f"The same as {ours}.") for name, ours in DEEPSPEED_NAMES.items()]
     return found

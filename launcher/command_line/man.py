@@ -50,7 +50,7 @@ def _page(version: str) -> Iterator[str]:
         records = job_records(context, dslaunch)
     for topic in TOPICS:
         yield f".SS {_roff(topic.title)}"
-        yield from _records(topic_records(topic, records))
+        yield from _records(topic_records(topic, dslaunch, records))
         yield from _text(topic.text)
     yield from [".SH OPTIONS OF OTHER LAUNCHERS", ".PP", "These are not here:"]
     yield from _records(absent_records())

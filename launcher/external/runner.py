@@ -26,8 +26,8 @@ from ..job.master_address import LOOPBACK
 from ..job.plan import Plan
 from ..job.verdict import Failure, HostFailure, Verdict, signal_name, verdict_of
 from ..node.system.process_tree import become_subreaper, die_with_parent, kill_descendants, reap
-from ..options import Options, binding, check, elastic, logs, process, rendezvous, restart, start, trace
-from ..options.hosts import SSH_OPTIONS
+from ..options import Options
+from ..options.option import options_in
 from ..output.console import Console
 from . import mpirun, srun
 from .external import HOSTFILE, External, TellsFailures
@@ -35,19 +35,11 @@ from .external_job import OwnedJob, payload, refuse_logins, start_command
 from .lost_login import LostLogin
 from .rank_start import RankStart
 
-# Subjects of the options: those about processes which we start ourselves.
-_FOREIGN_SUBJECTS = {
-    "ssh": SSH_OPTIONS,
-    "binding": binding.OPTIONS,
-    "check": check.OPTIONS,
-    "elastic": elastic.OPTIONS,
-    "logs": logs.OPTIONS,
-    "process": process.OPTIONS,
-    "rendezvous": rendezvous.OPTIONS,
-    "restart": restart.OPTIONS,
-    "start": start.OPTIONS,
-    "trace": trace.OPTIONS,
-}
+# Subjects of the options, and single ones: those about processes which we start ourselves.
+_FOREIGN = (
+    *("ssh", "binding", "check", "elastic", "logs", "process", "rendezvous", "restart", "start", "trace"),
+    *("force_multi", "kill_grace_s", "heartbeat_s"),
+)
 # The launchers of options/backend.py that start the processes themselves.
 EXTERNAL: Mapping[str, External] = {
     "openmpi": mpirun.OPENMPI,
@@ -60,7 +52,6 @@ DRAIN_S = 5.0
 LOOK_EVERY_S = 1.0
 MAX_UNWRITTEN = 256  # lines on their way to the journal of a detached job
 LAST_MOMENT_S = 2.0  # between a second signal and the end by force
-_FOREIGN_FIELDS = ("force_multi", "kill_grace_s", "heartbeat_s")
 
 
 def plan_owned(options: Options, plan: Plan) -> tuple[Plan, OwnedJob]:
@@ -102,16 +93,11 @@ def _command(options: Options, plan: Plan) -> OwnedJob:
 
 def _refuse_foreign_options(options: Options) -> None:
     """An option that has no effect here is a mistake."""
-    without_effect = {
-        name: [option.opts[0] for option in subject]
-        for name, subject in _FOREIGN_SUBJECTS.items()
-        if getattr(options, name) != type(getattr(options, name))()
-    } | {
-        name: [f"--{name.removesuffix('_s')}"]
-        for name, default in options._field_defaults.items()
-        if name in _FOREIGN_FIELDS and getattr(options, name) != default
-    }
-    for subject, given in without_effect.items():  # the first of them is enough
+    for subject in _FOREIGN:  # the first of them is enough
+        value, default = getattr(options, subject), options._field_defaults[subject]
+        if value == default:
+            continue
+        given = [one.opts[0] for one in options_in(Options, subject)]
         names = " and ".join(given) if len(given) < 3 else ", ".join(given)
         launcher = options.backend.launcher.name
         instead = f", and let {EXTERNAL[launcher].how_to_restart}" if subject == "restart" else ""

@@ -1,93 +1,176 @@
 """What was asked for on the command line, checked for form only.
 
-It may import inputs and what stands below it.
+An option is one field of a record, by `option()` or `flag()` of option.py: they say all that the command
+line, the help and the shells know of it. It may import inputs and what stands below it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import click
 
-from . import (
-    backend,
-    binding,
-    check,
-    detach,
-    drop_in,
-    elastic,
-    end,
-    logs,
-    mesh,
-    metrics,
-    process,
-    rendezvous,
-    restart,
-    start,
-    sync,
-    trace,
-    tree,
-)
-from .backend import BackendOptions
+from ..inputs.host import MAX_SLOTS
+from .backend import WAY_OPTION, BackendOptions
 from .binding import BindingOptions
 from .check import CheckOptions
 from .detach import DetachOptions
 from .drop_in import DropInOptions
 from .elastic import ElasticOptions
 from .end import EndOptions
-from .hosts import SshOptions as SshOptions
+from .exec_prefix import prefix
+from .hosts import SshOptions as SshOptions, num_nodes
 from .logs import LogOptions
 from .mesh import MeshOptions
 from .metrics import MetricsOptions
+from .number import PORT, Seconds, Whole
+from .option import flag, option, options_of, record
 from .process import ProcessOptions
 from .rendezvous import RendezvousOptions
 from .restart import RestartOptions
 from .start import StartOptions
 from .sync import SyncOptions
+from .text import address
 from .trace import TraceOptions
 from .tree import TreeOptions
 
+# A larger number is a slip, which would start that many processes here; of fewer, the limits of the host
+# itself decide: see node/system/limits.py.
+NUM_GPUS = Whole(0, MAX_SLOTS, absent=-1, meaning=", the most that one host may have (0: no limit)")
 
+
+@record
 class Options(NamedTuple):
-    """One `dslaunch` command. `hostfile` is None if it was not given; -1 means not given for the counts."""
+    """One `dslaunch` command. `hostfile` is None if it was not given; -1 means not given for the counts.
+
+    The help shows the options of a topic in the order in which they stand here.
+    """
 
     program: str
-    hostfile: str | None = None
-    include: str = ""
-    exclude: str = ""
-    num_nodes: int = -1
-    num_gpus: int = -1
-    master_addr: str | None = None
-    master_port: int | None = None
+    hostfile: str | None = option(
+        "-H",
+        "--hostfile",
+        topic="hosts",
+        metavar="FILE",
+        help="Hosts and slots: a file, -, or a list.  [default: /job/hostfile, or a batch system's]",
+    )
+    include: str = option(
+        "-i",
+        "--include",
+        topic="hosts",
+        default="",
+        metavar="HOSTS",
+        help="Use only these: host[:slot,...][@host...].",
+    )
+    exclude: str = option(
+        "-e", "--exclude", topic="hosts", default="", metavar="HOSTS", help="Use all but these; same form."
+    )
+    num_nodes: int = option(
+        "--num_nodes",
+        topic="hosts",
+        default=-1,
+        callback=num_nodes,
+        metavar="N",
+        help="Use the first N hosts, or of a job MIN:MAX of them.",
+    )
+    num_gpus: int = option(
+        "--num_gpus",
+        "--num_accelerators",
+        topic="hosts",
+        default=-1,
+        type=NUM_GPUS,
+        metavar="N",
+        help="Use the first N slots of each host.",
+    )
+    force_multi: bool = flag(
+        "--force_multi", topic="hosts", help="Reach every host by SSH, this machine too."
+    )
     ssh: SshOptions = SshOptions()
-    venv_script: str | None = None
-    is_module: bool = False
-    no_python: bool = False
-    no_local_rank: bool = False
-    force_multi: bool = False
-    exec_prefix: tuple[str, ...] = ()  # for the hosts that the hostfile gives none
-    dry_run: bool = False
-    kill_grace_s: float = 30.0
-    heartbeat_s: float = 30.0
-    log_level: str = "info"
-    report: str | None = None
-    backend: BackendOptions = BackendOptions()
+    quiet: bool = flag("-q", "--quiet", topic="output", help="The same as --log_level=error.")
+    log_level: str = option(
+        "--log_level",
+        topic="output",
+        default="info",
+        read=str.lower,
+        type=click.Choice(["debug", "info", "warning", "error", "critical"], case_sensitive=False),
+        help="What dslaunch itself prints.  [default: info]",
+    )
+    logs: LogOptions = LogOptions()
+    report: str | None = option(
+        "--report",
+        topic="output",
+        metavar="FILE",
+        help="Write how the job ended, and its phases, to FILE as JSON.",
+    )
+    metrics: MetricsOptions = MetricsOptions()
+    is_module: bool = flag(
+        "-m", "--module", topic="start", help="SCRIPT is a Python module, as with `python -m`."
+    )
+    no_python: bool = flag("--no_python", topic="start", help="SCRIPT is a program to run as it is.")
+    no_local_rank: bool = flag(
+        "--no_local_rank", topic="start", help="Do not add --local_rank=N to the script's arguments."
+    )
+    venv_script: str | None = option(
+        "--venv_script", topic="start", metavar="FILE", help="Shell script to source on every host first."
+    )
+    exec_prefix: tuple[str, ...] = option(  # for the hosts that the hostfile gives none
+        "--exec_prefix",
+        topic="start",
+        default=(),
+        read=prefix,
+        metavar="WORDS",
+        help=(
+            'On every host, run the job inside a container that these words lead into: "podman exec -i box". '
+            "{host} is the host's name."
+        ),
+    )
+    drop_in: DropInOptions = DropInOptions()
+    start: StartOptions = StartOptions()
+    process: ProcessOptions = ProcessOptions()
+    mesh: MeshOptions = MeshOptions()
+    master_addr: str | None = option(
+        "--master_addr",
+        topic="start",
+        read=address,
+        metavar="ADDR",
+        help="Address of rank 0.  [default: node 0's, as the others reach it]",
+    )
+    master_port: int | None = option(
+        "--master_port",
+        topic="start",
+        type=PORT,
+        metavar="PORT",
+        help="Port of rank 0.  [default: 29500, or another if that is in use]",
+    )
     binding: BindingOptions = BindingOptions()
     check: CheckOptions = CheckOptions()
-    detach: DetachOptions = DetachOptions()
-    drop_in: DropInOptions = DropInOptions()
-    elastic: ElasticOptions = ElasticOptions()
-    end: EndOptions = EndOptions()
-    logs: LogOptions = LogOptions()
-    mesh: MeshOptions = MeshOptions()
-    metrics: MetricsOptions = MetricsOptions()
-    process: ProcessOptions = ProcessOptions()
-    rendezvous: RendezvousOptions = RendezvousOptions()
-    restart: RestartOptions = RestartOptions()
-    start: StartOptions = StartOptions()
-    sync: SyncOptions = SyncOptions()
-    trace: TraceOptions = TraceOptions()
     tree: TreeOptions = TreeOptions()
+    end: EndOptions = EndOptions()
+    trace: TraceOptions = TraceOptions()
+    restart: RestartOptions = RestartOptions()
+    heartbeat_s: float = option(
+        "--heartbeat",
+        topic="failures",
+        default=30.0,
+        type=Seconds(1),
+        metavar="S",
+        help="Seconds of silence after which a host counts as lost.  [default: 30]",
+    )
+    kill_grace_s: float = option(
+        "--kill_grace",
+        topic="failures",
+        default=30.0,
+        type=Seconds(),
+        metavar="S",
+        help="Seconds between SIGTERM and SIGKILL when the job is stopped.  [default: 30]",
+    )
+    detach: DetachOptions = DetachOptions()
+    elastic: ElasticOptions = ElasticOptions()
+    sync: SyncOptions = SyncOptions()
+    backend: BackendOptions = BackendOptions()
+    rendezvous: RendezvousOptions = RendezvousOptions()
+    dry_run: bool = flag("--dry_run", topic="information", help="Print what would run where, and stop.")
     arguments: tuple[str, ...] = ()
 
     @property
@@ -95,14 +178,19 @@ class Options(NamedTuple):
         """Whether files go to the hosts before the job, or come from them after it."""
         return self.sync.is_on or self.trace.is_on
 
+    def settled(self, given: Mapping[str, Any]) -> Options:
+        """Errors: LaunchError for options that have no effect with the way in which the job starts"""
+        launcher, no_ssh = self.backend.launcher, self.rendezvous.no_ssh
+        for subject in (self.tree, self.detach, self.sync):
+            subject.check(launcher, no_ssh=no_ssh)
+        return self._replace(log_level="error") if self.quiet else self
 
-_SUBJECTS = (
-    *(logs, restart, elastic, rendezvous, mesh, binding, process),
-    *(drop_in, backend, start, tree, check, detach, sync, metrics, end, trace),
+
+JOB_OPTIONS = options_of(Options)
+_CHOICE = ("hostfile", "include", "exclude", "num_nodes", "exec_prefix")
+# Of the other commands that reach hosts.
+HOST_OPTIONS: tuple[click.Option, ...] = (
+    *(one for one in JOB_OPTIONS if one.name in _CHOICE),
+    *options_of(SshOptions),
+    WAY_OPTION,
 )
-SUBJECT_OPTIONS: tuple[click.Option, ...] = tuple(option for one in _SUBJECTS for option in one.OPTIONS)
-
-
-def read_subjects(given: dict[str, Any]) -> dict[str, Any]:
-    """The options that have a file of their own, as fields of Options."""
-    return {subject.__name__.rpartition(".")[2]: subject.read(given) for subject in _SUBJECTS}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import click
+
+from .option import option, record
 
 
 class Launcher(NamedTuple):
@@ -41,17 +43,10 @@ LAUNCHERS = {one.name: one for one in _ROWS}
 WAYS = {one.name: one for one in (SSH, OPENSSH)}  # of those, what reaches hosts by SSH from here
 
 
-class BackendOptions(NamedTuple):
-    """Who starts the processes, and what it is told."""
-
-    launcher: Launcher = SSH
-    launcher_args: tuple[str, ...] = ()  # words for its program, as a shell would split them
-
-
-def _launcher(context: click.Context, parameter: click.Parameter, value: str) -> Launcher:
+def _launcher(value: str) -> Launcher:
     launcher = LAUNCHERS.get(value.lower())
     if launcher is None:
-        raise click.BadParameter(f"{value!r} is not a launcher; choose {', '.join(LAUNCHERS)}")
+        raise ValueError(f"{value!r} is not a launcher; choose {', '.join(LAUNCHERS)}")
     return launcher
 
 
@@ -61,13 +56,11 @@ def _way(context: click.Context, parameter: click.Parameter, value: str) -> Laun
     return WAYS[value.lower()]
 
 
-def _split(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+def _split(value: str) -> tuple[str, ...]:
     try:
         return tuple(shlex.split(value))
     except ValueError as error:
-        raise click.BadParameter(
-            f"{value!r} cannot be split into words: {error}; quote it as for a shell"
-        ) from None
+        raise ValueError(f"{value!r} cannot be split into words: {error}; quote it as for a shell") from None
 
 
 def _beginning(names: Iterable[str], start: str) -> list[str]:
@@ -81,23 +74,44 @@ def _either(words: list[str]) -> str:
 _NAMES = [one.name + " (on this machine only)" * one.is_local for one in _ROWS]
 _PROGRAMS = [*dict.fromkeys(one.program for one in _ROWS if one.program)]
 
-OPTIONS: tuple[click.Option, ...] = (
-    click.Option(
-        ["--launcher"],
-        default=SSH.name,
-        callback=_launcher,
+
+@record
+class BackendOptions(NamedTuple):
+    """Who starts the processes, and what it is told."""
+
+    launcher: Launcher = option(
+        "--launcher",
+        topic="launchers",
+        default=SSH,
+        read=_launcher,
         shell_complete=lambda context, parameter, start: _beginning(LAUNCHERS, start),
         metavar="NAME",
         help=f"Who starts the processes: {_either(_NAMES)}.  [default: {SSH.name}]",
-    ),
-    click.Option(
-        ["--launcher_args"],
-        default="",
-        callback=_split,
+    )
+    launcher_args: tuple[str, ...] = option(  # words for its program, as a shell would split them
+        "--launcher_args",
+        topic="launchers",
+        default=(),
+        read=_split,
         metavar="WORDS",
         help=f"Options for {_either(_PROGRAMS)}, in one word: --launcher_args='--mca btl tcp,self'.",
-    ),
-)
+    )
+
+    def settled(self, given: Mapping[str, Any]) -> BackendOptions:
+        """Errors: click.UsageError for words that no program takes"""
+        if self.launcher_args and self.launcher == PDSH:
+            raise click.UsageError(
+                "--launcher_args has no effect with --launcher=pdsh, which runs ssh in the place of pdsh: "
+                "write --ssh_user, --connect_timeout and --connect_window for pdsh's -l, -t and -f; with "
+                "--launcher=openssh they are options of ssh"
+            )
+        if self.launcher_args and not self.launcher.program:
+            raise click.UsageError(
+                f"--launcher_args has no effect with --launcher={self.launcher.name}, which runs no other "
+                "program; leave it out, or see --ssh_port and the other options for ssh"
+            )
+        return self
+
 
 # Of commands that run no ranks.
 WAY_OPTION = click.Option(
@@ -108,20 +122,3 @@ WAY_OPTION = click.Option(
     metavar="NAME",
     help=f"How hosts are reached: {SSH.name}, or {OPENSSH.name} (the system's ssh).  [default: {SSH.name}]",
 )
-
-
-def read(given: dict[str, Any]) -> BackendOptions:
-    """The options of this file from all that were given, by parameter name."""
-    launcher, words = given["launcher"], given["launcher_args"]
-    if words and launcher == PDSH:
-        raise click.UsageError(
-            "--launcher_args has no effect with --launcher=pdsh, which runs ssh in the place of pdsh: write "
-            "--ssh_user, --connect_timeout and --connect_window for pdsh's -l, -t and -f; with "
-            "--launcher=openssh they are options of ssh"
-        )
-    if words and not launcher.program:
-        raise click.UsageError(
-            f"--launcher_args has no effect with --launcher={launcher.name}, which runs no other program; "
-            "leave it out, or see --ssh_port and the other options for ssh"
-        )
-    return BackendOptions(launcher=launcher, launcher_args=words)

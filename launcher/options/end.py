@@ -3,68 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
-import click
-
-from ..errors import LaunchError
+from .option import option, record
 
 SECRET = "--webhook"  # of which a URL often has one in it
 
 
-class EndOptions(NamedTuple):
-    """None means not given."""
-
-    command: str | None = None
-    webhook: str | None = None
-
-    @property
-    def is_on(self) -> bool:
-        return self.command is not None or self.webhook is not None
-
-    def refuse(self, why: str) -> None:
-        """Errors: LaunchError if something was asked for where the end of the whole job is not known"""
-        for option, given in (("--on_end", self.command), ("--webhook", self.webhook)):
-            if given is not None:
-                raise LaunchError(f"{option} has no effect with {why}; leave it out")
-
-
-def _url(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def _url(value: str) -> str:
     """An address of http or https. What is wrong with it is said without showing it."""
-    if value is None:
-        return None
     try:
         parts = urlsplit(value)
         is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_right = False
     if not is_right or not value.isascii() or not value.isprintable() or " " in value:
-        raise click.BadParameter(
+        raise ValueError(
             "this is no URL of http or https; give e.g. https://example.com/hooks/1, with other characters "
             "than letters, digits and punctuation as %XX"
         )
     return value
 
 
-OPTIONS: tuple[click.Option, ...] = (
-    click.Option(
-        ["--on_end"],
+@record
+class EndOptions(NamedTuple):
+    """None means not given."""
+
+    command: str | None = option(
+        "--on_end",
+        topic="output",
         metavar="COMMAND",
         help="Run this in a shell here when the job has ended; it gets how on standard input, as JSON.",
-    ),
-    click.Option(
-        ["--webhook"],
+    )
+    webhook: str | None = option(
+        "--webhook",
+        topic="output",
+        read=_url,
         metavar="URL",
-        callback=_url,
         help="Send the same JSON there, by POST.",
-    ),
-)
+    )
 
-
-def read(given: dict[str, Any]) -> EndOptions:
-    """The options of this file from all that were given, by parameter name."""
-    return EndOptions(command=given["on_end"], webhook=given["webhook"])
+    @property
+    def is_on(self) -> bool:
+        return self.command is not None or self.webhook is not None
 
 
 def shown_url(url: str) -> str:

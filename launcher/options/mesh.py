@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import click
 
 from ...shared.axes import AXES, ORDER, SEPARATOR
+from .option import option, record
 
 _SIZE = re.compile(r"\s*([a-z]+)\s*=\s*([1-9][0-9]{0,6})\s*")
 _NUMBER = re.compile(r"[0-9]{1,9}")
@@ -30,19 +32,8 @@ class EstimateOptions(NamedTuple):
     bytes: int = 2
 
 
-class MeshOptions(NamedTuple):
-    """`sizes` are by axis, as they were given; none: nothing was said. `order` has the outermost axis first;
-    empty: that of the runtime.
-    """
-
-    sizes: tuple[tuple[str, int], ...] = ()
-    order: tuple[str, ...] = ()
-    estimate: EstimateOptions | None = None
-
-
-def _read_mesh(context: click.Context, parameter: click.Parameter, value: str | None) -> MeshOptions:
-    if value is None:
-        return MeshOptions()
+def _axes(value: str) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
+    """The sizes, and the order."""
     sizes: dict[str, int] = {}
     order: tuple[str, ...] = ()
     for item in value.split(","):
@@ -53,81 +44,82 @@ def _read_mesh(context: click.Context, parameter: click.Parameter, value: str | 
             continue
         match = _SIZE.fullmatch(item)
         if match is None or match[1] not in AXES or match[1] in sizes:
-            raise click.BadParameter(
+            raise ValueError(
                 f"{value[:80]!r}: {item.strip()[:20]!r} is not allowed: sizes of pp (pipeline), dp (data), "
                 "ep (experts), sp (sequence) and tp (tensor), each once, are whole numbers above 0; write "
                 "e.g. pp=2,tp=2"
             )
         sizes[match[1]] = int(match[2])
     if not sizes:
-        raise click.BadParameter(f"{value[:80]!r}: an order without sizes; write e.g. pp=2,order=dp-pp")
-    return MeshOptions(tuple(sizes.items()), order)
+        raise ValueError(f"{value[:80]!r}: an order without sizes; write e.g. pp=2,order=dp-pp")
+    return tuple(sizes.items()), order
 
 
 def _check_order(order: tuple[str, ...], value: str) -> None:
-    """Errors: click.BadParameter for an axis that cannot be in it, or is there twice"""
+    """Errors: ValueError for an axis that cannot be in it, or is there twice"""
     wrong = next((name for name in order if name not in ORDER or order.count(name) > 1), None)
     if wrong is not None:
         why = "lies along dp and sp, and has no place of its own" if wrong == "ep" else "is not allowed"
-        raise click.BadParameter(
+        raise ValueError(
             f"{value[:80]!r}: {wrong[:20]!r} in its order {why}: the order has some of pp, dp, sp and tp, "
             "each once, the outermost first; write e.g. order=dp-pp-tp"
         )
 
 
-def _read_estimate(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> EstimateOptions | None:
-    if value is None:
-        return None
+def _estimate(value: str) -> EstimateOptions:
     given: dict[str, Any] = {}
     for item in value.split(","):
         name, _, text = (part.strip() for part in item.partition("="))
         is_number = _NUMBER.fullmatch(text) is not None and (int(text) > 0 or name == "stage")
         is_allowed = bool(text) if name == "model" else is_number
         if name not in EstimateOptions._fields or name in given or not is_allowed:
-            raise click.BadParameter(
-                f"{value[:200]!r}: {item.strip()[:40]!r} is no size of an estimate: {_ESTIMATE}"
-            )
+            raise ValueError(f"{value[:200]!r}: {item.strip()[:40]!r} is no size of an estimate: {_ESTIMATE}")
         given[name] = text if name == "model" else int(text)
     if (
         not {"model", "seq"} <= given.keys()
         or given.get("stage", 0) > 3
         or given.get("bytes", 2) not in (2, 4)
     ):
-        raise click.BadParameter(f"{value[:200]!r}: {_ESTIMATE}")
+        raise ValueError(f"{value[:200]!r}: {_ESTIMATE}")
     return EstimateOptions(**given)
 
 
-OPTIONS: tuple[click.Option, ...] = (
-    click.Option(
-        ["--mesh"],
+@record
+class MeshOptions(NamedTuple):
+    """`sizes` are by axis, as they were given; none: nothing was said. `order` has the outermost axis first;
+    empty: that of the runtime.
+    """
+
+    sizes: tuple[tuple[str, int], ...] = option(
+        "--mesh",
+        topic="start",
+        default=(),
+        read=_axes,
         metavar="AXES",
-        callback=_read_mesh,
         help=(
             "How many ranks work together along each axis, e.g. pp=2,tp=2: pp (pipeline), dp (data), ep "
             "(experts), sp (sequence), tp (tensor). An axis that is left out has 1, and dp what remains. "
             "With order=dp-pp-tp the axes have another order than pp-dp-sp-tp; the first is the outermost."
         ),
-    ),
-    click.Option(
-        ["--mesh_estimate"],
+    )
+    order: tuple[str, ...] = ()
+    estimate: EstimateOptions | None = option(
+        "--mesh_estimate",
+        topic="start",
+        read=_estimate,
         metavar="SIZES",
-        callback=_read_estimate,
         help=(
             "With --mesh and --dry_run: estimate what a rank sends along each axis, and holds, for a model "
             "of transformers: model=config.json,seq=4096, and micro_batch=, micro_batches=, stage=, bytes=."
         ),
-    ),
-)
+    )
 
-
-def read(given: dict[str, Any]) -> MeshOptions:
-    """The options of this file from all that were given, by parameter name."""
-    mesh: MeshOptions = given["mesh"]
-    estimate: EstimateOptions | None = given["mesh_estimate"]
-    if estimate is not None and not (mesh.sizes and given["dry_run"]):
-        raise click.UsageError(
-            "--mesh_estimate adds to the table that --mesh and --dry_run print; give both, or leave it out"
-        )
-    return mesh._replace(estimate=estimate)
+    def settled(self, given: Mapping[str, Any]) -> MeshOptions:
+        """Errors: click.UsageError for an estimate that nothing prints"""
+        sizes, order = given.get("mesh") or ((), ())
+        if self.estimate is not None and not (sizes and given["dry_run"]):
+            raise click.UsageError(
+                "--mesh_estimate adds to the table that --mesh and --dry_run print; give both, or leave "
+                "it out"
+            )
+        return self._replace(sizes=sizes, order=order)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-import click
 
 from ..errors import LaunchError
 from ..inputs.host import is_ipv6
 from .number import Seconds
+from .option import option, record
 
 LEAST_INTERVAL_S = 0.1
 MOST_PORT = 65535
@@ -23,28 +23,8 @@ class Place(NamedTuple):
     port: int
 
 
-class MetricsOptions(NamedTuple):
-    """`interval_s` 0: the workers are asked for no numbers."""
-
-    interval_s: float = 1.0
-    events: str | None = None
-    endpoint: Place | None = None
-
-    def refuse(self, why: str) -> None:
-        """Errors: LaunchError if an endpoint was asked for where there are no numbers to show"""
-        if self.endpoint is not None:
-            raise LaunchError(f"--metrics_port has no effect with {why}; leave it out")
-
-    @property
-    def has_own_interval(self) -> bool:
-        """Whether numbers were asked for, at another interval than the usual one."""
-        return self.interval_s not in (0.0, MetricsOptions().interval_s)
-
-
-def _place(context: click.Context, parameter: click.Parameter, value: str | None) -> Place | None:
+def _place(value: str) -> Place:
     """PORT, ADDRESS:PORT or [IPV6]:PORT."""
-    if value is None:
-        return None
     address, _, port = value.strip().rpartition(":")
     if is_ipv6(address[1:-1]) and address[:1] + address[-1:] == "[]":
         address = address[1:-1]
@@ -52,45 +32,55 @@ def _place(context: click.Context, parameter: click.Parameter, value: str | None
         address = "?"
     number = int(port) if re.fullmatch("[0-9]{1,5}", port) else -1
     if address == "?" or not 0 <= number <= MOST_PORT:
-        raise click.BadParameter(
+        raise ValueError(
             f"{value[:200]!r} is no port; give one from 1 to {MOST_PORT}, or 0 for any that is free, "
             "e.g. 9400, and 0.0.0.0:9400 or [::]:9400 to be reached from other machines"
         )
     return Place(address or THIS_MACHINE, number)
 
 
-OPTIONS: tuple[click.Option, ...] = (
-    click.Option(
-        ["--metrics_interval"],
-        type=Seconds(0),
-        default=MetricsOptions().interval_s,
-        metavar="S",
-        help="Have each rank tell loss, rate, times and memory once in S seconds; 0: never.  [default: 1]",
-    ),
-    click.Option(
-        ["--events"],
+@record
+class MetricsOptions(NamedTuple):
+    """`interval_s` 0: the workers are asked for no numbers."""
+
+    events: str | None = option(
+        "--events",
+        topic="output",
         metavar="FILE",
         help="Write what happens, and those numbers, as JSON lines.",
-    ),
-    click.Option(
-        ["--metrics_port"],
+    )
+    interval_s: float = option(
+        "--metrics_interval",
+        topic="output",
+        default=1.0,
+        type=Seconds(0),
+        metavar="S",
+        help="Have each rank tell loss, rate, times and memory once in S seconds; 0: never.  [default: 1]",
+    )
+    endpoint: Place | None = option(
+        "--metrics_port",
+        topic="output",
+        read=_place,
         metavar="[ADDRESS:]PORT",
-        callback=_place,
         help="Show those numbers to Prometheus at http://ADDRESS:PORT/metrics; without ADDRESS to this "
         "machine only.",
-    ),
-)
+    )
 
+    @property
+    def has_own_interval(self) -> bool:
+        """Whether numbers were asked for, at another interval than the usual one."""
+        return self.interval_s not in (0.0, MetricsOptions().interval_s)
 
-def read(given: dict[str, Any]) -> MetricsOptions:
-    """The options of this file from all that were given, by parameter name.
+    def refuse(self, why: str) -> None:
+        """Errors: LaunchError if an endpoint was asked for where there are no numbers to show"""
+        if self.endpoint is not None:
+            raise LaunchError(f"--metrics_port has no effect with {why}; leave it out")
 
-    Errors: LaunchError for an interval that is too short
-    """
-    interval_s = given["metrics_interval"]
-    if 0 < interval_s < LEAST_INTERVAL_S:
-        raise LaunchError(
-            f"--metrics_interval={interval_s:g}: must be {LEAST_INTERVAL_S:g} or more, in seconds, or 0 for "
-            "no numbers"
-        )
-    return MetricsOptions(interval_s=interval_s, events=given["events"], endpoint=given["metrics_port"])
+    def settled(self, given: Mapping[str, Any]) -> MetricsOptions:
+        """Errors: LaunchError for an interval that is too short"""
+        if 0 < self.interval_s < LEAST_INTERVAL_S:
+            raise LaunchError(
+                f"--metrics_interval={self.interval_s:g}: must be {LEAST_INTERVAL_S:g} or more, in seconds, "
+                "or 0 for no numbers"
+            )
+        return self

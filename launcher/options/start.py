@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
 from .number import Seconds, Whole
+from .option import flag, option, record
 
 CONNECT_WINDOW = 64  # connections being made at the same time
 
 
-class StartOptions(NamedTuple):
-    """`window` counts connections as CONNECT_WINDOW does."""
-
-    window: int = CONNECT_WINDOW
-    shows_timings: bool = False
-    preload: tuple[str, ...] | None = None  # None: what the script imports, where that is safe
-    prepare_timeout_s: float = 600.0
-
-
-def _module_names(
-    context: click.Context, parameter: click.Parameter, value: str | None
-) -> tuple[str, ...] | None:
-    if value in (None, "auto", "none"):
+def _module_names(value: str) -> tuple[str, ...] | None:
+    if value in ("auto", "none"):
         return () if value == "none" else None
     names = tuple(one.strip() for one in value.split(","))
     if not all(part.isidentifier() for one in names for part in one.split(".")):
@@ -33,42 +23,37 @@ def _module_names(
     return names
 
 
-OPTIONS: tuple[click.Option, ...] = (
-    click.Option(
-        ["--connect_window"],
-        type=Whole(1),
-        default=StartOptions().window,
-        metavar="N",
-        help="Make N connections at a time.  [default: 64]",
-    ),
-    click.Option(["--timings"], is_flag=True, help="Say how long each phase of the start took."),
-    click.Option(
-        ["--preload"],
-        callback=_module_names,
+@record
+class StartOptions(NamedTuple):
+    """`window` counts connections as CONNECT_WINDOW does."""
+
+    preload: tuple[str, ...] | None = option(  # None: what the script imports, where that is safe
+        "--preload",
+        topic="start",
+        read=_module_names,
         metavar="MODULES",
         help=(
             "Import these modules, e.g. torch, once on each host and fork its workers from there; `none`: "
             "each worker imports for itself.  [default: auto, torch where that is safe]"
         ),
-    ),
-    click.Option(
-        ["--prepare_timeout"],
+    )
+    prepare_timeout_s: float = option(
+        "--prepare_timeout",
+        topic="start",
+        default=600.0,
         type=Seconds(1),
-        default=StartOptions().prepare_timeout_s,
         metavar="S",
         help=(
             "Seconds in which a host must be ready to start: folder, --venv_script, "
             "--preload.  [default: 600]"
         ),
-    ),
-)
-
-
-def read(given: dict[str, Any]) -> StartOptions:
-    """The options of this file from all that were given, by parameter name."""
-    return StartOptions(
-        window=given["connect_window"],
-        shows_timings=given["timings"],
-        preload=given["preload"],
-        prepare_timeout_s=given["prepare_timeout"],
     )
+    window: int = option(
+        "--connect_window",
+        topic="start",
+        default=CONNECT_WINDOW,
+        type=Whole(1),
+        metavar="N",
+        help="Make N connections at a time.  [default: 64]",
+    )
+    shows_timings: bool = flag("--timings", topic="output", help="Say how long each phase of the start took.")

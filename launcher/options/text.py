@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import click
-
 from ..inputs.host import MAX_LABEL_LENGTH, USER_RULE, is_ipv6, is_user, why_no_name
 
 # Options of which an empty value says something. Any other one is refused: it comes from a variable of the
@@ -15,10 +13,8 @@ MAX_JOB_ID_LENGTH = 200
 _ONE_COLON = "':' may stand only in an IPv6 address"
 
 
-def address(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def address(value: str) -> str:
     """A host's name or IP address; brackets around an IPv6 address are taken off."""
-    if value is None:
-        return None
     text = value.strip()
     if is_ipv6(text[1:-1]) and text[:1] + text[-1:] == "[]":
         return text[1:-1]
@@ -26,7 +22,7 @@ def address(context: click.Context, parameter: click.Parameter, value: str | Non
     if not why and not is_ipv6(text) and not _can_be_looked_up(text):
         why = f"DNS knows no such name: between its dots stand 1 to {MAX_LABEL_LENGTH} characters"
     if why:
-        raise click.BadParameter(
+        raise ValueError(
             f"{value[:200]!r}: {why}; give a host's name or an IP address, and the port with --master_port"
         )
     return text
@@ -37,18 +33,18 @@ def _can_be_looked_up(name: str) -> bool:
     return all(0 < len(one) <= MAX_LABEL_LENGTH for one in name.removesuffix(".").split("."))
 
 
-def job_id(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def job_id(value: str) -> str:
     """A name that nodes compare as a whole."""
-    if value is not None and (len(value) > MAX_JOB_ID_LENGTH or not value.isprintable()):
-        raise click.BadParameter(
+    if len(value) > MAX_JOB_ID_LENGTH or not value.isprintable():
+        raise ValueError(
             f"{value[:80]!r} is no name for a job, which has at most {MAX_JOB_ID_LENGTH} characters, all of "
             "which can be printed; give a shorter one, e.g. $SLURM_JOB_ID"
         )
     return value
 
 
-def user(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+def user(value: str) -> str:
     """The name of a user, which becomes a word of ssh's command line with --launcher=openssh."""
-    if value is not None and not is_user(value):
-        raise click.BadParameter(f"{value[:200]!r} is not a user: its name {USER_RULE}; write e.g. ada")
+    if not is_user(value):
+        raise ValueError(f"{value[:200]!r} is not a user: its name {USER_RULE}; write e.g. ada")
     return value

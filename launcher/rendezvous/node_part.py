@@ -18,6 +18,7 @@ from ..job.verdict import Failure, HostFailure, LauncherFailure, RankFailure, Ve
 from ..node.system.own_addresses import own_addresses
 from ..options import Options
 from ..options.backend import SSH
+from ..options.option import given_in
 from ..options.start import StartOptions
 from ..output.console import Console
 from ..sync.sync_job import SyncJob
@@ -130,7 +131,7 @@ def check_options(options: Options, console: Console) -> None:
             "--no_ssh connects to no host, so none can be looked at (--check, --check_gpu, "
             "--check_bandwidth); leave that out, and run `dslaunch check` where SSH works"
         )
-    names = [*options.ssh.given]
+    names = [*given_in(options.ssh)]
     if options.start.window != StartOptions().window:
         names.append("--connect_window")
     if options.force_multi:

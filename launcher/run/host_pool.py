@@ -20,8 +20,8 @@ from ..job.plan import NodePlan, is_this_machine
 from ..node.observe.devices import count_accelerators
 from ..node.system.address import is_address
 from ..options import Options
-from ..options.backend import SLURM, WAYS, BackendOptions
-from ..options.hosts import read_ssh
+from ..options.backend import SLURM, WAYS
+from ..options.option import read
 from ..output.console import Console
 from ..wire.frames import Hello
 from ..wording import count
@@ -244,18 +244,8 @@ def local_names(options: Options) -> frozenset[str]:
 
 
 def host_options(given: dict[str, Any], *, program: str = "", **more: Any) -> Options:
-    """The options that name hosts, and `more`, in the form that a job's have."""
-    return Options(
-        hostfile=given["hostfile"],
-        include=given["include"],
-        exclude=given["exclude"],
-        num_nodes=given["num_nodes"],
-        exec_prefix=given["exec_prefix"],
-        ssh=read_ssh(given),
-        backend=BackendOptions(launcher=given["launcher"]),
-        program=program,
-        **more,
-    )
+    """The options of another command in the form that a job's have, and `more`."""
+    return read(Options, given, program=program, **more)
 
 
 def choose_hosts(options: Options, console: Console) -> tuple[tuple[Selected, int | None], ...]:

@@ -21,6 +21,7 @@ from ..job.restart import Attempt, decide
 from ..job.verdict import Verdict
 from ..options import Options
 from ..options.backend import PDSH
+from ..options.option import given_in, refuse
 from ..output.console import LAST_WORDS_S, Console
 from ..output.event_files import write_events
 from ..output.job_report import BegunAttempt, EndedAttempt, check_place, is_of_system
@@ -127,7 +128,8 @@ def _begin_events(options: Options, console: Console) -> None:
 def _refuse_what_is_unknown(options: Options) -> None:
     """Errors: LaunchError for what needs more than is known of a job whose processes others start"""
     if options.rendezvous.no_ssh:
-        options.end.refuse("--no_ssh, where each node has a dslaunch of its own, and would tell of its end")
+        why = "--no_ssh, where each node has a dslaunch of its own, and would tell of its end"
+        refuse(given_in(options.end), why)
         options.metrics.refuse("--no_ssh, where no node knows the numbers of the others")
     if options.backend.launcher.starts_itself:
         why = f"--launcher={options.backend.launcher.name}, which tells no numbers"
@@ -163,7 +165,8 @@ def _run(options: Options, console: Console) -> int:
         first = choose_attempt(options, console)
     options.logs.check(sum(len(one.devices) for one in first.hosts))
     if options.backend.launcher.starts_itself:
-        options.logs.refuse(f"--launcher={options.backend.launcher.name}, which prints what the ranks write")
+        why = f"--launcher={options.backend.launcher.name}, which prints what the ranks write"
+        refuse(given_in(options.logs), why)
         if options.metrics.has_own_interval:
             one = options.backend.launcher.name
             raise LaunchError(
@@ -208,14 +211,10 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
                 plan = make_plan(options, attempt)
                 if is_first:
                     warn_of_plan(plan, console)
-                    if (
-                        options.ssh.given
-                        and not options.restart.is_on
-                        and all(node.is_local for node in plan.nodes)
-                    ):
-                        console.warn(
-                            f"no effect, for all ranks run on this machine: {', '.join(options.ssh.given)}"
-                        )
+                    names = given_in(options.ssh)
+                    is_here = all(node.is_local for node in plan.nodes)
+                    if names and is_here and not options.restart.is_on:
+                        console.warn(f"no effect, for all ranks run on this machine: {', '.join(names)}")
                 if options.moves_files:
                     from .job_files import files_of  # here: most jobs move no files
 

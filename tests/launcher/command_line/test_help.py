@@ -13,7 +13,7 @@ import pytest
 
 from dslaunch.launcher.command_line import cli, help_topics, man
 from dslaunch.launcher.command_line.absent_options import ABSENT
-from dslaunch.launcher.command_line.job_help import topic_names
+from dslaunch.launcher.command_line.job_help import topic_names, topic_options
 
 
 def _inner(group: str) -> list[str]:
@@ -85,7 +85,7 @@ def test_the_first_page_names_every_command_and_every_topic(capsys: pytest.Captu
 
 
 def test_every_option_belongs_to_one_topic() -> None:
-    named = [name for topic in help_topics.TOPICS for name in topic.options]
+    named = [name for topic in help_topics.TOPICS for name in topic_options(topic, cli.dslaunch)]
     assert sorted(named) == sorted({one.name or "" for one in OPTIONS} | {"help"})
     assert all(name in named for names in help_topics.FIRST_PAGE.values() for name in names)
 
@@ -99,7 +99,7 @@ def test_help_all_has_every_option_with_a_sentence_below_its_title(
     assert places == sorted(places)
     for topic, start, end in zip(help_topics.TOPICS, places, [*places[1:], len(lines)], strict=True):
         section = "\n".join(lines[start:end])
-        for option in (one for one in OPTIONS if one.name in topic.options):
+        for option in (one for one in OPTIONS if one.name in topic_options(topic, cli.dslaunch)):
             names = [name for name in option.opts if name not in help_topics.DEEPSPEED_NAMES]
             does = (option.help or "").split()[0]
             assert re.search(rf"^  {', '.join(names)}( \S+)?\s+{re.escape(does)}", section, re.MULTILINE), (
@@ -119,7 +119,7 @@ def test_a_topic_shows_its_options_and_no_others(
 ) -> None:
     text = shown(f"help {topic.name}", capsys)
     found = set(re.findall(r"^  (?:-\w, )?(--\w+)", text.partition("that are not here")[0], re.MULTILINE))
-    wanted = {one.opts[-1] for one in OPTIONS if one.name in topic.options} | {"--help"}
+    wanted = {one.opts[-1] for one in OPTIONS if one.name in topic_options(topic, cli.dslaunch)} | {"--help"}
     if topic.name == "deepspeed":
         wanted |= set(help_topics.DEEPSPEED_NAMES)
     wanted = {

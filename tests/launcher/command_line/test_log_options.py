@@ -18,14 +18,15 @@ import pytest
 
 from dslaunch.launcher.command_line.cli import dslaunch
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.options.logs import LogOptions, read
+from dslaunch.launcher.options.logs import LogOptions
+from dslaunch.launcher.options.option import given_in, read, refuse
 from tests.launcher.local_job import AT_ONCE_S, Job, Start, assert_short, poll
 
 PIPE_AS_DISK = f'python=$1; shift 3; exec "$python" {(Path(__file__).parents[1] / "pipe_as_disk.py")} "$@"'
 
 
 def read_words(*words: str) -> LogOptions:
-    return read(dslaunch.make_context("dslaunch", [*words, "train.py"]).params)
+    return read(LogOptions, dslaunch.make_context("dslaunch", [*words, "train.py"]).params)
 
 
 @pytest.mark.parametrize(
@@ -93,19 +94,20 @@ def test_ranks_that_the_job_does_not_have_are_refused() -> None:
 
 
 def test_a_launcher_that_prints_by_itself_takes_none_of_them() -> None:
-    LogOptions().refuse("this")
+    refuse(given_in(LogOptions()), "this")
     for words in (
         "--log_dir d",
         "--tee 0",
         "--prefix=",
         "--timestamps",
         "--fold",
+        "--fold_failures no",
         "--enable_each_rank_log d",
     ):
         with pytest.raises(
             LaunchError, match=rf"^{re.split('[ =]', words)[0]} has no effect with this; leave it out$"
         ):
-            read_words(*words.split()).refuse("this")
+            refuse(given_in(read_words(*words.split())), "this")
 
 
 # Whole jobs.

@@ -62,8 +62,14 @@ JOB_ARGUMENTS = ("--epochs", "3", "--name", "two words", "", "yes")
         (["--num_g=2", "--profile", "job.yaml"], {"num_gpus": 2}),
         (["--num_acc", "2", "--profile", "job.yaml"], {"num_gpus": 2}),
         (["-Hother", "--profile", "job.yaml"], {"hostfile": "other"}),
-        (["-q", "--profile", "job.yaml", "-H", "other"], {"hostfile": "other", "log_level": "error"}),
-        (["-qH", "other", "--profile", "job.yaml"], {"hostfile": "other", "log_level": "error"}),
+        (
+            ["-q", "--profile", "job.yaml", "-H", "other"],
+            {"hostfile": "other", "quiet": True, "log_level": "error"},
+        ),
+        (
+            ["-qH", "other", "--profile", "job.yaml"],
+            {"hostfile": "other", "quiet": True, "log_level": "error"},
+        ),
         (["--ssh_user=", "--profile", "job.yaml"], {"ssh": SshOptions()}),
         (["-H", "", "--profile", "job.yaml", "--num_gpus="], {"hostfile": None, "num_gpus": -1}),
         (["--profile", "job.yaml", "eval.py", "-x"], {"program": "eval.py", "arguments": ("-x",)}),

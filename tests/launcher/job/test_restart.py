@@ -10,7 +10,8 @@ from dslaunch.launcher.inputs.hostfile import Host
 from dslaunch.launcher.inputs.selection import Selected
 from dslaunch.launcher.job.restart import Attempt, Decision, decide, first_attempt, without_unfit
 from dslaunch.launcher.job.verdict import Failure, HostFailure, OutputFailure, RankFailure, Verdict
-from dslaunch.launcher.options.restart import ELASTIC_RESTARTS, RestartOptions, read
+from dslaunch.launcher.options.option import read
+from dslaunch.launcher.options.restart import ELASTIC_RESTARTS, RestartOptions
 
 
 def selected(*names: str, slots: int = 2) -> tuple[Selected, ...]:
@@ -244,14 +245,20 @@ GIVEN = {
     ("given", "expected"),
     [
         ({}, RestartOptions()),
-        ({"elastic_training": True}, RestartOptions(max_restarts=ELASTIC_RESTARTS, min_nodes=1)),
-        ({"elastic_training": True, "max_restarts": 0, "min_nodes": 3}, RestartOptions(min_nodes=3)),
+        (
+            {"elastic_training": True},
+            RestartOptions(max_restarts=ELASTIC_RESTARTS, min_nodes=1, is_elastic=True),
+        ),
+        (
+            {"elastic_training": True, "max_restarts": 0, "min_nodes": 3},
+            RestartOptions(min_nodes=3, is_elastic=True),
+        ),
         ({"min_nodes": -1, "max_nodes": -1}, RestartOptions()),
         ({"min_nodes": 2, "max_nodes": 4}, RestartOptions(min_nodes=2, max_nodes=4)),
     ],
 )
 def test_the_options(given: dict[str, object], expected: RestartOptions) -> None:
-    assert read(GIVEN | given) == expected
+    assert read(RestartOptions, GIVEN | given) == expected
 
 
 @pytest.mark.parametrize(
@@ -265,7 +272,7 @@ def test_the_options(given: dict[str, object], expected: RestartOptions) -> None
 )
 def test_options_that_cannot_be(given: dict[str, object], message: str) -> None:
     with pytest.raises(LaunchError) as refused:
-        read(GIVEN | given)
+        read(RestartOptions, GIVEN | given)
     assert str(refused.value) == message
 
 

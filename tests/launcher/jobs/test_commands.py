@@ -10,7 +10,7 @@ import click
 import pytest
 
 from dslaunch.launcher.command_line import cli
-from dslaunch.launcher.options.hosts import CHOICE_OPTIONS, SSH_OPTIONS
+from dslaunch.launcher.options import HOST_OPTIONS
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -41,7 +41,7 @@ def test_a_command_has_a_help_with_a_sentence_for_each_option(
 )  # the first ones ask a job that has its hosts, the others are about this machine
 def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
     command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher.command_line").command
-    assert set(command.params) >= {*CHOICE_OPTIONS, *SSH_OPTIONS}
+    assert set(command.params) >= {*HOST_OPTIONS[:-1]}
 
 
 @pytest.mark.parametrize(

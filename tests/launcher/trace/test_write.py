@@ -19,7 +19,7 @@ from dslaunch.launcher.trace.write import write_trace
 from tests.launcher.memory_host import plan_of
 from tests.launcher.trace.made_up import span, write_rank
 
-OPTIONS = TraceOptions(first=1, last=1)
+OPTIONS = TraceOptions(bounds=(1, 1))
 
 
 @pytest.fixture

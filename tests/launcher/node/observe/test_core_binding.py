@@ -17,8 +17,8 @@ from dslaunch.launcher.node.observe.core_binding import (
     share_cores,
     share_near,
 )
-from dslaunch.launcher.options import read_subjects
 from dslaunch.launcher.options.binding import BindingOptions
+from dslaunch.launcher.options.option import read
 from tests.lab import Lab
 from tests.launcher.command import Command
 from tests.launcher.local_job import Job
@@ -26,9 +26,7 @@ from tests.launcher.local_job import Job
 
 def options(*words: str) -> BindingOptions:
     context = cli.dslaunch.make_context("dslaunch", [*words, "train.py"])
-    found = read_subjects(context.params)["binding"]
-    assert isinstance(found, BindingOptions)
-    return found
+    return read(BindingOptions, context.params)
 
 
 # The options.
@@ -44,7 +42,9 @@ def options(*words: str) -> BindingOptions:
     ],
 )
 def test_a_list_of_cores(text: str, cores: tuple[int, ...]) -> None:
-    assert options("--bind_cores_to_rank", f"--bind_core_list={text}") == BindingOptions(cores=cores)
+    assert options("--bind_cores_to_rank", f"--bind_core_list={text}") == BindingOptions(
+        is_on=True, cores=cores
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_list_without_binding_is_a_mistake() -> None:
     with pytest.raises(LaunchError, match="add --bind_cores_to_rank"):
         options("--bind_core_list=0")
     assert options() == BindingOptions(cores=None)
-    assert options("--bind_cores_to_rank") == BindingOptions(cores=())
+    assert options("--bind_cores_to_rank") == BindingOptions(is_on=True, cores=())
 
 
 @given(st.sets(st.integers(0, 40)).map(sorted))

@@ -18,7 +18,7 @@ import pytest
 
 from dslaunch.launcher.command_line import cli
 from dslaunch.launcher.node.workers.preload import Preloader, PreloadTimes, Unpreloaded
-from dslaunch.launcher.options import read_subjects
+from dslaunch.launcher.options.option import read
 from dslaunch.launcher.options.start import StartOptions
 from tests.launcher.controller.test_stacks import SHOW
 from tests.launcher.local_job import Job, Start, poll
@@ -391,9 +391,7 @@ def test_the_one_that_imported_is_gone_once_the_workers_run(start: Start) -> Non
 @pytest.mark.parametrize(("value", "names"), [("auto", None), ("none", ()), ("a, b.c", ("a", "b.c"))])
 def test_the_option_names_modules(value: str, names: tuple[str, ...] | None) -> None:
     context = cli.dslaunch.make_context("dslaunch", [f"--preload={value}", "train.py"])
-    options = read_subjects(context.params)["start"]
-    assert isinstance(options, StartOptions)
-    assert options.preload == names
+    assert read(StartOptions, context.params).preload == names
 
 
 @pytest.mark.parametrize("value", ["a b", "torch,", "1", "--x"])

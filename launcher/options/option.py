@@ -1,0 +1,137 @@
+"""An option of the command line, which is a field of the record that keeps its value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import click
+
+from ..errors import LaunchError
+
+T = TypeVar("T")
+
+
+class JobOption(click.Option):
+    """`topic` is the part of the help that it stands in, `needs` the option of the same record without which
+    it has no effect, `absent` a value that means not given, as scripts for DeepSpeed write it.
+    """
+
+    def __init__(
+        self, names: list[str], *, topic: str, needs: str = "", absent: Any = None, **of_click: Any
+    ) -> None:
+        super().__init__(names, **of_click)
+        self.topic, self.needs, self.absent = topic, needs, absent
+
+    def is_given(self, given: Mapping[str, Any]) -> bool:
+        """Whether the command line, by parameter name, has it."""
+        value = given.get(self.name or "")
+        if value is None or ((self.is_flag or self.multiple) and not value):
+            return False
+        return self.absent is None or value != self.absent
+
+
+class _Field(NamedTuple):
+    option: JobOption
+    default: Any
+
+
+def option(*names: str, default: Any = None, read: Callable[[str], Any] | None = None, **more: Any) -> Any:
+    """A field of a record: `default` is its value where the option is not given, `read` makes the value of
+    the text, or raises a ValueError that says what is allowed. `more` is that of JobOption and click.Option.
+    """
+    if read is not None:
+        more["callback"] = _callback(read)
+    return _Field(JobOption([*names], **more), default)
+
+
+def flag(*names: str, **more: Any) -> Any:
+    """An option without a value: False where it is not given."""
+    return option(*names, default=False, is_flag=True, **more)
+
+
+def _callback(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+        try:
+            return None if value is None else read(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return callback
+
+
+def record(cls: type[T]) -> type[T]:
+    """A NamedTuple some of whose fields are options: they get their defaults, the class keeps the options."""
+    found = cls._field_defaults  # type: ignore[attr-defined]
+    options = {name: value.option for name, value in found.items() if isinstance(value, _Field)}
+    defaults = {name: value.default if name in options else value for name, value in found.items()}
+    cls._field_defaults = defaults  # type: ignore[attr-defined]
+    cls.__new__.__defaults__ = tuple(defaults.values())
+    cls._options = options  # type: ignore[attr-defined]
+    return cls
+
+
+def _fields(cls: Any) -> Iterator[tuple[str, JobOption | None, Any]]:
+    """Of each field with a default: its name, its option, and its default, which may be a record, too."""
+    options: dict[str, JobOption] = cls._options
+    return ((name, options.get(name), default) for name, default in cls._field_defaults.items())
+
+
+def options_of(cls: type[Any]) -> tuple[JobOption, ...]:
+    """The options of a record, and of the records in it, in the order of its fields."""
+    return tuple(one for name in cls._field_defaults for one in options_in(cls, name))
+
+
+def options_in(cls: type[Any], name: str) -> tuple[JobOption, ...]:
+    """The option of one field; where the field is a record, all of that."""
+    default, option = cls._field_defaults[name], cls._options.get(name)
+    if option is not None:
+        return (option,)
+    return options_of(type(default)) if hasattr(default, "_options") else ()
+
+
+def read(cls: type[T], given: Mapping[str, Any], **others: Any) -> T:
+    """The record of what was given, by parameter name; `others` are values of fields that are no options.
+
+    A record with a method `settled` says itself what follows from several options.
+    Errors: LaunchError for an option without what it needs, and as `settled`
+    """
+    values = dict(others)
+    for name, option, default in _fields(cls):
+        if name in others:
+            continue
+        if option is not None:
+            _check_needs(option, cls, given)
+            values[name] = given[option.name or ""] if option.is_given(given) else default
+        elif hasattr(default, "_options"):
+            values[name] = read(type(default), given)
+    made: Any = cls(**values)
+    settled: T = made.settled(given) if hasattr(made, "settled") else made
+    return settled
+
+
+def _check_needs(option: JobOption, cls: type[Any], given: Mapping[str, Any]) -> None:
+    if not option.needs or not option.is_given(given):
+        return
+    needed = next(one for one in options_of(cls) if option.needs in one.opts)
+    if not needed.is_given(given):
+        value = "" if needed.is_flag else f"={needed.metavar}"
+        raise LaunchError(
+            f"{option.opts[0]} has no effect without {option.needs}; add {option.needs}{value}, or leave it "
+            "out"
+        )
+
+
+def given_in(made: Any) -> tuple[str, ...]:
+    """The names of the options of a record that say something else than their defaults."""
+    return tuple(
+        option.opts[0]
+        for name, option, default in _fields(type(made))
+        if option is not None and getattr(made, name) != default
+    )
+
+
+def refuse(names: tuple[str, ...], why: str) -> None:
+    """Errors: LaunchError for the first of these options, which were given where they can have no effect"""
+    if names:
+        raise LaunchError(f"{names[0]} has no effect with {why}; leave it out")
