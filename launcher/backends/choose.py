@@ -133,7 +133,7 @@ def _targets(nodes: Sequence[NodePlan], options: Options) -> dict[int, Target]:
 
 def _by_openssh(options: Options) -> Ways:
     """Each host by an `ssh` of its own."""
-    from .openssh import NO_SSH, ConnectTimeouts, OpenSsh, OpenSshLogin, ssh_program
+    from .openssh import NO_SSH, OpenSsh, OpenSshLogin, ssh_program
 
     program = ssh_program()
     if program is None:
@@ -147,10 +147,10 @@ def _by_openssh(options: Options) -> Ways:
         launcher_args=options.backend.launcher_args,
         heartbeat_s=options.heartbeat_s,
     )
-    timeouts = ConnectTimeouts(options.ssh)
+    timeout_s = options.ssh.connect_timeout_s
     return Ways(
-        connect=lambda node: ssh.connect(node, timeouts.of(node.host), node.host.exec_prefix or ()),
-        log_in=lambda node: OpenSshLogin(ssh, node, timeouts.of(node.host)),
+        connect=lambda node: ssh.connect(node, timeout_s, node.host.exec_prefix or ()),
+        log_in=lambda node: OpenSshLogin(ssh, node, timeout_s),
     )
 
 

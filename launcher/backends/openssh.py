@@ -19,6 +19,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import EXIT_HOST, LaunchError
 from ..inputs.host import Host
@@ -26,9 +27,9 @@ from ..job.plan import NodePlan
 from ..options.hosts import SshOptions
 from .bootstrap import ANNOUNCED, FROM_END, agent_python, announced_command
 from .child_starter import child_starter
-from .openssh_strict import STRICT, Facts, facts_of, strict_words
+from .openssh_strict import STRICT, Facts, asked, strict_words
 from .openssh_words import CONNECTION_FAILED, Dropped, is_of_ssh, why_not
-from .ssh_config import CONNECT_TIMEOUT_S, Configuration, given_identity
+from .ssh_config import CONNECT_TIMEOUT_S, given_identity
 
 READ_BYTES = 1 << 18
 ERROR_TEXT_BYTES = 1 << 14
@@ -39,7 +40,6 @@ END_WITHIN_S = 2.0  # after SIGTERM; an ssh that is still there then is killed
 SAME_MOMENT_S = 0.5  # in which all logins of a host that is lost end
 LOOK_EVERY_S = 0.005  # whether it has ended
 FIRST_PAUSE_S = 0.3  # as of backends/ssh.py: before a login that sshd dropped is tried again
-FACTS_WITHIN_S = 5.0
 NO_SSH = "there is no program ssh on PATH; install OpenSSH's client (apt-get install openssh-client)"
 
 
@@ -64,6 +64,18 @@ def ssh_program() -> str | None:
     return shutil.which("ssh")
 
 
+class _Told(NamedTuple):
+    """What ssh made of its configuration for a host. `words` name the host, and win over that."""
+
+    facts: Facts
+    words: tuple[str, ...]
+
+    @property
+    def connect_timeout_s(self) -> float:
+        seconds = self.facts.get("connecttimeout", "none")
+        return (float(seconds) if seconds.isdecimal() else 0.0) or CONNECT_TIMEOUT_S
+
+
 class OpenSsh:
     """Connects the hosts of one job. Any thread may call `connect`."""
 
@@ -78,15 +90,18 @@ class OpenSsh:
             raise LaunchError(f"--ssh_config={options.config}: there is no such file")
         self._heartbeat_s = heartbeat_s
         self._launcher_args = launcher_args
-        self._strict_words: dict[tuple[str, ...], tuple[str, ...]] = {}  # by the words that name a host
+        self._told: dict[tuple[str, ...], _Told] = {}  # by the words that name a host
 
     def connect(
-        self, node: NodePlan, connect_timeout_s: float, prefix: tuple[str, ...] = ()
+        self, node: NodePlan, connect_timeout_s: float | None, prefix: tuple[str, ...] = ()
     ) -> OpenSshChannel:
         """Start an agent there, again and again if sshd drops the login, until the time for that is used.
 
+        Without a time its configuration's counts, or a default of ours.
         Errors: LaunchError with what to do about it
         """
+        if connect_timeout_s is None:
+            connect_timeout_s = self._ask(self._where(node.host)).connect_timeout_s
         give_up_at = time.monotonic() + connect_timeout_s
         pause_s = FIRST_PAUSE_S
         while True:
@@ -105,7 +120,7 @@ class OpenSsh:
         words = [word for name, value in given.items() for word in ("-o", f"{name}={value}")]
         where = self._where(node.host)
         command = announced_command(agent_python(node.host), prefix)
-        argv = (self._program, "-T", "-a", "-x", *words, *self._strict(where), command)
+        argv = (self._program, "-T", "-a", "-x", *words, *self._ask(where).words, command)
         channel = OpenSshChannel(argv)
         try:
             is_there = channel.wait_until_announced(timeout_s + START_MARGIN_S)
@@ -116,7 +131,7 @@ class OpenSsh:
             return channel
         said = channel.own_words()
         channel.close()
-        raise why_not(said, timeout_s=timeout_s, facts=lambda: self._facts(where))
+        raise why_not(said, timeout_s=timeout_s, facts=self._ask(where).facts)
 
     def _where(self, host: Host) -> tuple[str, ...]:
         """The words that name a host: what was given for it, and nothing that its configuration says."""
@@ -128,45 +143,19 @@ class OpenSsh:
                 words += [flag, str(value)]
         return (*words, *self._launcher_args, "--", host.name)
 
-    def _facts(self, where: tuple[str, ...]) -> Facts:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            return facts_of(self._program, where, within_s=FACTS_WITHIN_S)
-        return {}
-
-    def _strict(self, where: tuple[str, ...]) -> tuple[str, ...]:
+    def _ask(self, where: tuple[str, ...]) -> _Told:
         """Errors: LaunchError as strict_words"""
-        if where not in self._strict_words:
-            self._strict_words[where] = strict_words(self._program, where, self._options.config)
-        return self._strict_words[where]
-
-
-class ConnectTimeouts:
-    """How long a connection may take: as the option, the configuration, or a default of ours say.
-
-    That configuration is OpenSSH's: what we do not understand of it says nothing here.
-    """
-
-    def __init__(self, options: SshOptions) -> None:
-        self._given_s = options.connect_timeout_s
-        self._configuration: Configuration | None = None
-        if self._given_s is None:
-            with contextlib.suppress(LaunchError):
-                self._configuration = Configuration(options)
-
-    def of(self, host: Host) -> float:
-        """In seconds."""
-        if self._given_s is not None:
-            return self._given_s
-        if self._configuration is not None:
-            with contextlib.suppress(LaunchError):
-                return self._configuration.connect_timeout_s(host)
-        return CONNECT_TIMEOUT_S
+        if where not in self._told:
+            facts = asked(self._program, where)
+            words = strict_words(facts, self._program, where, self._options.config)
+            self._told[where] = _Told(facts, words)
+        return self._told[where]
 
 
 class OpenSshLogin:
     """A host on which several bootstraps are started, each by an ssh of its own."""
 
-    def __init__(self, ssh: OpenSsh, node: NodePlan, connect_timeout_s: float) -> None:
+    def __init__(self, ssh: OpenSsh, node: NodePlan, connect_timeout_s: float | None) -> None:
         """Errors: LaunchError as OpenSsh.connect"""
         self._ssh = ssh
         self._node = node

@@ -34,30 +34,12 @@ class _Way(NamedTuple):
     is_needed: bool
 
 
-def facts_of(program: str, where: tuple[str, ...], *, within_s: float) -> Facts:
-    """What ssh makes of its configuration for a host; empty if it does not say that.
-
-    `where`: the words that name it. Errors: OSError; subprocess.TimeoutExpired
-    """
-    ran = subprocess.run(
-        [program, "-G", *where],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        timeout=within_s,
-        check=False,
-    )
-    lines = ran.stdout.decode("utf-8", "replace").split("\n")
-    return {key: value for key, _, value in (line.partition(" ") for line in lines)}
-
-
-def strict_words(program: str, where: tuple[str, ...], config: str | None) -> tuple[str, ...]:
-    """`where` with the words before it that win over it; `config` is the file of -F, if one was given.
+def strict_words(known: Facts, program: str, where: tuple[str, ...], config: str | None) -> tuple[str, ...]:
+    """`where`, of which `known` was told, with the words before it that win over it; `config` is the file of
+    -F, if one was given.
 
     Errors: LaunchError if ssh does not say what it would do
     """
-    known = _asked(program, where)
     words = _TAKES_NEW if _takes_changed(known) else ()
     way = _way(program, known.get("proxyjump", "none"), config, depth=1)
     if way is None or not way.is_needed:
@@ -93,7 +75,7 @@ def _way(program: str, jumps: str, config: str | None, *, depth: int) -> _Way | 
         if value is not None:
             words += [flag, value]
     where = ("--", match["host"].strip("[]"))
-    known = _asked(program, (*words, *where))
+    known = asked(program, (*words, *where))
     way = _way(program, before or known.get("proxyjump", "none"), config, depth=depth + 1)
     is_needed = _takes_changed(known) or (way is not None and way.is_needed)
     told = [word for name, value in STRICT.items() for word in ("-o", f"{name}={value}")]
@@ -107,15 +89,29 @@ def _way(program: str, jumps: str, config: str | None, *, depth: int) -> _Way | 
     return _Way(" ".join(quoted), is_needed)
 
 
-def _asked(program: str, where: tuple[str, ...]) -> Facts:
+def asked(program: str, where: tuple[str, ...]) -> Facts:
+    """What ssh makes of its configuration for a host; empty if it refuses that.
+
+    `where`: the words that name it. Errors: LaunchError if ssh does not answer
+    """
     try:
-        return facts_of(program, where, within_s=ASK_WITHIN_S)
+        ran = subprocess.run(
+            [program, "-G", *where],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            timeout=ASK_WITHIN_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(
             f"ssh -G does not say how it checks the host's key ({error}); look for a Match exec in the ssh "
             "configuration that does not end, and test with: ssh -G HOST",
             exit_code=EXIT_HOST,
         ) from None
+    lines = ran.stdout.decode("utf-8", "replace").split("\n")
+    return {key: value for key, _, value in (line.partition(" ") for line in lines)}
 
 
 def _takes_changed(known: Facts) -> bool:

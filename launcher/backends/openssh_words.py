@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from ..errors import EXIT_HOST, LaunchError
 from .openssh_strict import Facts
@@ -74,9 +73,9 @@ def is_of_ssh(line: str) -> bool:
     return _OF_SSH.fullmatch(line.strip()) is not None
 
 
-def why_not(said: str, *, timeout_s: float, facts: Callable[[], Facts]) -> LaunchError:
+def why_not(said: str, *, timeout_s: float, facts: Facts) -> LaunchError:
     """Why it did not come to a login. `said` is what ssh printed, also one that leads there through another
-    host; `facts` are asked for where that needs them.
+    host; `facts`: what its configuration says of the host.
     """
     if _REVOKED.search(said):
         return _host_error(
@@ -84,9 +83,9 @@ def why_not(said: str, *, timeout_s: float, facts: Callable[[], Facts]) -> Launc
             "an attacker; give the host a new key, and make that known"
         )
     if _CHANGED.search(said):
-        return _host_error(_changed(said, facts()))
+        return _host_error(_changed(said, facts))
     if _UNKNOWN.search(said):
-        return _host_error(_unknown(facts()))
+        return _host_error(_unknown(facts))
     if found := _NEGOTIATE.search(said):
         what, offer = found["what"], found["offer"] or "nothing that it says"
         return _host_error(
@@ -95,7 +94,7 @@ def why_not(said: str, *, timeout_s: float, facts: Callable[[], Facts]) -> Launc
             f"({_SETTINGS.get(what, 'see ssh -Q help')})"
         )
     if found := _DENIED.search(said):
-        return _host_error(_denied(found["login"], found["methods"], facts()))
+        return _host_error(_denied(found["login"], found["methods"], facts))
     if found := _NAME.search(said):
         return _host_error(f"the name {found['host']} is not known; correct the hostfile, DNS or /etc/hosts")
     if found := _CONNECT.search(said):
@@ -103,8 +102,7 @@ def why_not(said: str, *, timeout_s: float, facts: Callable[[], Facts]) -> Launc
             _unconnected(f"{found['host']} port {found['port']}", found["why"].strip(), timeout_s)
         )
     if _SILENT.search(said):
-        known = facts()
-        where = f"{known.get('hostname', 'it')} port {known.get('port', '22')}"
+        where = f"{facts.get('hostname', 'it')} port {facts.get('port', '22')}"
         return _host_error(
             f"{where} accepted the connection but does not speak SSH: silent for {timeout_s:.0f} s; is "
             "sshd there stopped, or out of memory?"
@@ -125,15 +123,14 @@ def why_not(said: str, *, timeout_s: float, facts: Callable[[], Facts]) -> Launc
     return _other(said, facts)
 
 
-def _other(said: str, facts: Callable[[], Facts]) -> LaunchError:
+def _other(said: str, facts: Facts) -> LaunchError:
     """A connection that ended, or words that are not known."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     drops = [found for found in map(_DROPPED.fullmatch, lines) if found]
     others = [line for line in lines if not _DROPPED.fullmatch(line)]
     if drops or not lines:
-        known = facts()
-        way = next((key for key in ("proxycommand", "proxyjump") if known.get(key, "none") != "none"), "")
-        name = f"{_WAYS.get(way)} {known.get(way)!r}"
+        way = next((key for key in ("proxycommand", "proxyjump") if facts.get(key, "none") != "none"), "")
+        name = f"{_WAYS.get(way)} {facts.get(way)!r}"
         if way and others:
             return _host_error(
                 f"{name} ended: {others[-1]}; correct it in the ssh configuration, or repair the way that it "

@@ -67,11 +67,6 @@ class Configuration:
         options = self.options
         return _resolve(host.name, host.user or options.user, host.port or options.port, self, depth=0)
 
-    def connect_timeout_s(self, host: Host) -> float:
-        """What the files say of that. Errors: LaunchError as `lookup`"""
-        found = self.lookup(host.name, host.user or self.options.user, host.port or self.options.port)
-        return _seconds(found.get("connecttimeout", ("none",))[0])
-
     def lookup(self, name: str, user: str | None, port: int | None) -> Values:
         """What the files say of `name`, keys in lower case.
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from dslaunch.launcher.backends.openssh_strict import strict_words
+from dslaunch.launcher.backends.openssh_strict import asked, strict_words
 from dslaunch.launcher.backends.ssh_config import Configuration
 from dslaunch.launcher.backends.ssh_login import OpenSshMay, SshFiles, log_in
 from dslaunch.launcher.backends.ssh_proxy import Proxy
@@ -113,7 +113,7 @@ class Trial:
     def by_openssh(self, *, as_in_a_job: bool = False) -> Judged:
         where: tuple[str, ...] = ("-F", str(self.config), "--", self._row.name)
         if as_in_a_job:
-            where = strict_words("ssh", where, str(self.config))
+            where = strict_words(asked("ssh", where), "ssh", where, str(self.config))
         ran = subprocess.run(["ssh", *where, "true"], capture_output=True, text=True, check=False)
         assert ran.returncode == 255
         is_taken = "Permission denied" in ran.stderr

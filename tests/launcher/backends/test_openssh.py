@@ -36,9 +36,13 @@ Ssh = Callable[..., OpenSshChannel]
 def ssh(tmp_path: Path) -> Ssh:
     """Connects to the host w0 by an ssh that is this shell script."""
 
-    def connect(text: str = LOCAL, *, options: SshOptions = NONE, timeout_s: float = 5) -> OpenSshChannel:
+    def connect(
+        text: str = LOCAL, *, options: SshOptions = NONE, timeout_s: float | None = 5
+    ) -> OpenSshChannel:
         program = tmp_path / "ssh"
-        program.write_text(f'#!/bin/sh\n[ "$1" = -G ] && echo hostname w0.lab && exit\n{text}')
+        program.write_text(
+            f'#!/bin/sh\n[ "$1" = -G ] && echo hostname w0.lab && echo connecttimeout 7 && exit\n{text}'
+        )
         program.chmod(0o755)
         node = NodePlan(node_rank=0, host=Host(name="w0", slots=1), is_local=False, devices=(), ranks=())
         return OpenSsh(str(program), options, heartbeat_s=7).connect(node, timeout_s)
@@ -91,6 +95,11 @@ def test_what_was_given_is_said_and_nothing_else_about_the_host(ssh: Ssh, tmp_pa
         "-o LogLevel=ERROR -o RemoteCommand=none "
         f"-o PermitLocalCommand=no -F {tmp_path}/config -p 23 -l ada -i {tmp_path}/key -- w0"
     )
+
+
+def test_without_a_time_for_the_connection_that_of_its_configuration_counts(ssh: Ssh, tmp_path: Path) -> None:
+    ssh(f'echo "$@" > {tmp_path}/said{LOCAL}', timeout_s=None).close()
+    assert " -o ConnectTimeout=7 " in (tmp_path / "said").read_text()
 
 
 def test_a_login_that_ends_without_an_agent_is_for_the_reader_to_explain(ssh: Ssh) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.backends.openssh_strict import strict_words
+from dslaunch.launcher.backends.openssh_strict import asked, strict_words
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="the system's ssh is asked")
 
@@ -21,7 +21,7 @@ def told(folder: Path, text: str, *more: str) -> tuple[tuple[str, ...], tuple[st
     path = folder / "config"
     path.write_text(text)
     where = ("-F", str(path), *more, "--", "w0")
-    words = strict_words("ssh", where, str(path))
+    words = strict_words(asked("ssh", where), "ssh", where, str(path))
     return words[: words.index("-F")], words[words.index("-F") + 2 :]
 
 

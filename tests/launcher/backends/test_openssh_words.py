@@ -26,7 +26,7 @@ GSSAPI = "ada@w0.lab: Permission denied (gssapi-keyex,gssapi-with-mic,keyboard-i
 
 
 def said_of(said: str, **facts: str) -> str:
-    problem = why_not(said, timeout_s=5, facts=lambda: {**FACTS, **facts})
+    problem = why_not(said, timeout_s=5, facts={**FACTS, **facts})
     assert problem.exit_code == EXIT_HOST
     assert not isinstance(problem, Dropped), "nothing would change at a second attempt"
     assert "\n" not in str(problem)
@@ -148,7 +148,7 @@ def test_a_connection_that_fails_is_told_in_our_words(said: str, words: str) -> 
     ],
 )
 def test_a_login_that_sshd_dropped_may_be_tried_again(said: str) -> None:
-    problem = why_not(said, timeout_s=5, facts=lambda: FACTS)
+    problem = why_not(said, timeout_s=5, facts=FACTS)
     assert isinstance(problem, Dropped)
     assert str(problem).startswith("the connection ended during the login: ")
 
@@ -167,7 +167,7 @@ def test_a_way_that_ended_is_named_with_its_last_words() -> None:
 @pytest.mark.parametrize("said", ["", "kex_exchange_identification: Connection closed by remote host"])
 def test_a_way_that_may_have_ended_without_a_word_is_named_and_tried_again(said: str) -> None:
     """ssh's own write may fail first, and then it says nothing at all."""
-    problem = why_not(said, timeout_s=5, facts=lambda: {**FACTS, "proxycommand": "false"})
+    problem = why_not(said, timeout_s=5, facts={**FACTS, "proxycommand": "false"})
     assert isinstance(problem, Dropped)
     assert str(problem) == (
         "ProxyCommand 'false' ended, or what it leads to ended the connection, and neither said why; correct "
