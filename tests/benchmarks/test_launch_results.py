@@ -37,6 +37,7 @@ def test_the_table_shows_every_measure_and_says_which_goal_is_missed() -> None:
     assert lines[-1] == "Left out: mpirun: 15 of 16 workers ran."
 
 
+@pytest.mark.slow
 def test_publishing_replaces_what_was_published_before_and_nothing_else(tmp_path: Path) -> None:
     guide = tmp_path / "benchmarks.md"
     guide.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")

@@ -100,6 +100,7 @@ def test_there_are_many_messages() -> None:
     assert len(set(explained())) == len(explained())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", explained())
 def test_an_explained_message_is_one_that_the_program_says(message: str) -> None:
     pattern = pattern_of(message)

@@ -98,6 +98,7 @@ def in_the_page() -> set[Wait]:
     return {(file, function, what) for file, function, what in rows}
 
 
+@pytest.mark.slow
 def test_every_wait_is_in_the_page_and_the_page_has_no_other() -> None:
     code, page = in_the_launcher(), in_the_page()
     missing = "".join(f"\n  | `{file}` `{where}` | `{what}` |" for file, where, what in sorted(code - page))

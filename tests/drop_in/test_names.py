@@ -151,6 +151,7 @@ def test_the_list_of_modules_is_deepspeed_s() -> None:
     assert folders() == modules.FOLDERS
 
 
+@pytest.mark.slow
 @needs_deepspeed
 def test_the_names_that_are_passed_on_are_deepspeed_s() -> None:
     """To write them: python tests/drop_in/test_names.py"""
@@ -255,6 +256,7 @@ print(json.dumps(failures))
 """
 
 
+@pytest.mark.slow
 @needs_deepspeed
 def test_every_module_and_every_public_name_of_deepspeed_can_be_imported() -> None:
     """In a process of its own; what is not here is a stand-in, see test_stand_in.py."""

@@ -77,6 +77,7 @@ def said() -> dict[str, list[object]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", CASES)
 def test_what_is_not_there_says_why_and_where_to_read_on(said: dict[str, list[object]], code: str) -> None:
     assert tuple(said[code]) == CASES[code]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from .cgroup import Cgroups
 from .host import Host
 from .lock import Lock
 from .machine import Process
-from .place import MAX_HOSTS, LabError, Place, address_of, host_names
+from .place import BASE, MAX_HOSTS, LabError, Place, address_of, host_names
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SLOTS = 2  # per node, in the hostfile
@@ -88,7 +89,7 @@ class Lab:
         replace: bool = False,
         report: Callable[[str], None] = lambda line: None,
     ) -> Lab:
-        """Make a lab; what an earlier one left when it crashed is cleaned away first.
+        """Make a lab; what earlier ones, of whatever name, left when they crashed is cleaned away first.
 
         The checkout, the virtual environment and the interpreter are visible in every host, read-only; the
         folders in `shared` and `lab.shared` are visible and writable, all at their own paths. Labs with
@@ -114,6 +115,7 @@ class Lab:
                     "take it down with `python -m tests.lab down`, or use it with Lab.attach()"
                 )
             _tear_down(place)
+            _tear_down_left_behind()
             lab = cls(place, num_hosts, lock)
             try:
                 lab._make(paths, report)
@@ -273,6 +275,20 @@ def _tear_down(place: Place) -> None:
         each.remove()
     if place.root.exists():
         shutil.rmtree(place.root)
+
+
+def _tear_down_left_behind() -> None:
+    """Take down the labs whose process has ended without that: each of a `pytest -n` has its own name."""
+    for path in BASE.glob("*.lock"):
+        place = Place(name=path.stem)
+        lock = Lock(place.lock)
+        if place.root.exists() and not _read_state(place).get("is_detached"):
+            with contextlib.suppress(LabError):  # its process lives, or this is the lab that is being made
+                lock.acquire(timeout_s=0)
+                try:
+                    _tear_down(place)
+                finally:
+                    lock.release()
 
 
 def _visible_paths(shared: Sequence[Path]) -> dict[Path, str]:

@@ -76,9 +76,10 @@ CRASHING = f"""\
 import sys
 from tests.lab import Lab
 lab = Lab.up(2, name={SELF!r}, wait_s=0, replace=True)
-sleep = lab.nodes[1].popen(["sleep", "1000"])
+other = Lab.up(1, name="{SELF}-other")
+sleeps = [host.popen(["sleep", "1000"]) for host in (lab.nodes[1], other.nodes[0])]
 lab.nodes[1].freeze()
-print(sleep.pid, flush=True)
+print(*(one.pid for one in sleeps), flush=True)
 sys.stdin.read()
 """
 
@@ -92,13 +93,13 @@ def test_up_cleans_what_a_killed_process_left(own_lab: Callable[..., Lab]) -> No
         text=True,
         cwd=CHECKOUT,
     ) as maker:
-        pid = int(next_line(maker))
+        pids = next_line(maker).split()
         with pytest.raises(LabError, match=f"held by process {maker.pid} "):
             own_lab(1)
         maker.kill()
-    assert Path(f"/proc/{pid}").exists()
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)
     with own_lab(1) as made:
-        assert eventually(lambda: not Path(f"/proc/{pid}").exists())
+        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
         assert made.nodes[0].run(["hostname"]).stdout == "node1\n"
         assert not any("node2" in trace for trace in traces())
 

@@ -68,6 +68,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_no_module_asks_for_gpus_while_it_is_imported() -> None:
     runtime = Path(dslaunch.runtime.__path__[0])
     names = [

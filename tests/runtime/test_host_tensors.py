@@ -55,6 +55,7 @@ def without_device(source: str) -> list[int]:
     return silent + [node.lineno for node in made if node not in saying]
 
 
+@pytest.mark.slow
 def test_every_tensor_says_where_it_lies() -> None:
     """After torch.set_default_device("cuda") what was meant for host memory would be on the GPU."""
     found = {

@@ -164,6 +164,7 @@ print(json.dumps([one.rank, one.world_size, one.local_rank, one.started.master])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mpirun", "program", "last"), [("mpirun.openmpi", PLACE, '"127.0.0.1"'), ("mpirun.mpich", TRAIN, "2.0")]
 )

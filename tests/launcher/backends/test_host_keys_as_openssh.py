@@ -237,6 +237,7 @@ def by_hand(keys: Keys) -> dict[str, Row]:
 QUICK = ("negation", "a comment with other ends of lines", "revoked", "a revoked authority")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -64,6 +64,7 @@ def test_an_ssh_that_passes_no_input_on_says_so(ssh: Ssh) -> None:
     channel.close()
 
 
+@pytest.mark.slow
 def test_bytes_go_both_ways_after_what_login_scripts_print(ssh: Ssh) -> None:
     channel = ssh(f"echo welcome\nSSH_CONNECTION='127.0.0.1 1 w0 22'\nexport SSH_CONNECTION{LOCAL}")
     assert channel.local_address == "127.0.0.1"

@@ -200,6 +200,7 @@ def test_an_agent_that_refuses_to_sign_is_named_and_the_next_key_is_tried(
     )
 
 
+@pytest.mark.slow
 def test_an_agent_that_does_not_answer_is_named(log: Log, tmp_path: Path) -> None:
     path = str(tmp_path / "agent")
     key = make_key(tmp_path / "key")

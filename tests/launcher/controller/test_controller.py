@@ -263,6 +263,7 @@ def test_a_host_that_falls_silent_is_lost_and_the_others_are_stopped() -> None:
     assert verdict.culprit.message.startswith("nothing heard for ")
 
 
+@pytest.mark.slow
 def test_a_login_that_never_becomes_an_agent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller, "HELLO_TIMEOUT_S", 0.3)
     asking = MemoryHost((2, 3), lambda frame: [b"Password: "] if frame is None else [])

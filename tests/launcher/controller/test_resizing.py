@@ -134,6 +134,7 @@ def test_who_does_not_end_with_the_others_is_stopped() -> None:
     assert "1 workers did not end within --kill_grace=0.1 s of the first that ended with code 75" in said
 
 
+@pytest.mark.slow
 def test_a_program_that_never_saves_goes_on_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resizing, "PATIENCE_S", 0.3)
 

@@ -107,6 +107,7 @@ def test_a_host_that_prints_without_end_is_told_what_to_do() -> None:
     assert "let login scripts print nothing there" in said
 
 
+@pytest.mark.slow
 def test_a_host_that_stays_silent_is_given_up_and_closed() -> None:
     silent = FakeChannel(b"Enter your name: ")
     answers = probed(silent, FakeChannel(MAGIC + encode(hello("n1"))), timeout_s=1.0)

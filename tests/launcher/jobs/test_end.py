@@ -222,6 +222,7 @@ def test_an_interrupt_gives_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(EndOptions(command="sleep 20")) == ["--on_end: given up by SIGINT"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("codes", "num_tries", "said"),
     [

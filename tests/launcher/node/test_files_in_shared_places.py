@@ -139,6 +139,7 @@ FOLLOWS_LINKS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_os_open_follows_no_link_where_others_can_write() -> None:
     """Apart from /dev/null, every os.open() of the launcher refuses links,
     or makes a file that was not there.

@@ -97,6 +97,7 @@ def test_every_line_stands_behind_its_host_and_rank() -> None:
     assert screen.err == b"w1:12 | oops\n"
 
 
+@pytest.mark.slow
 @given(lines=st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"")), min_size=1))
 def test_workers_bytes_are_not_changed(lines: list[bytes]) -> None:
     screen = Screen()

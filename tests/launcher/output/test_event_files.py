@@ -48,6 +48,7 @@ def test_a_file_of_another_user_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text() == "of another user\n"
 
 
+@pytest.mark.slow
 def test_a_full_ring_keeps_the_latest_and_what_they_are_about(tmp_path: Path) -> None:
     telemetry = Telemetry()
     telemetry.begin({"name": "train"}, interval_s=1.0)

@@ -167,6 +167,7 @@ def test_a_replay_of_some_ranks_is_what_these_wrote(tmp_path: Path, monkeypatch:
     assert (out, err) == (b"w0:1 | of 1\nw1:2 | of 2\n", b"")
 
 
+@pytest.mark.slow
 def test_two_files_are_kept_and_what_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept(tmp_path, segment_bytes=2000)
     num_lines = 500
@@ -185,6 +186,7 @@ def test_two_files_are_kept_and_what_is_gone_is_said(tmp_path: Path, monkeypatch
     assert out.startswith(b"w")  # the workers are known in each file
 
 
+@pytest.mark.slow
 def test_a_reader_that_follows_misses_nothing_across_files(tmp_path: Path) -> None:
     kept = Kept(tmp_path, segment_bytes=2000)
     reader = JournalReader(tmp_path)
@@ -217,6 +219,7 @@ def test_a_reader_misses_nothing_that_comes_while_the_file_is_replaced(
     assert texts(tmp_path) == ["first\n", "second\n", "x" * 2000 + "\n"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_is_too_slow_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = io.BytesIO(), io.BytesIO()
     monkeypatch.setattr(
@@ -312,6 +315,7 @@ def test_the_last_line_is_that_of_the_newest_words(tmp_path: Path) -> None:
     assert last_line(tmp_path) == "warning: over"
 
 
+@pytest.mark.slow
 def test_the_last_lines_of_two_files_say_nothing_of_those_that_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ def left_in(root: bytes) -> set[bytes]:
     return {one.path for one in walk(root, reads=False).entries}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", few(range(8), lambda seed: seed == 0))
 def test_the_same_is_left_out_as_by_git(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)

@@ -248,6 +248,7 @@ def test_a_content_that_is_begun_anew_goes_on_where_it_was(tmp_path: Path) -> No
     one.close()
 
 
+@pytest.mark.slow
 def test_a_content_that_is_gone_ends_the_connection(tmp_path: Path) -> None:
     """Whatever is said of it: without an end, two hosts computed for nothing until the job ended."""
     one = Serving(tmp_path, 1_000_000, silent_s=2)

@@ -394,6 +394,7 @@ class Full:
         return work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", few([errno.ENOSPC, errno.EDQUOT], lambda code: code == errno.ENOSPC))
 def test_a_full_disk_leaves_everything_as_it_was_and_is_not_kept_full(
     here: Path, there: Path, code: int, monkeypatch: pytest.MonkeyPatch
@@ -516,6 +517,7 @@ def killed_after(number: int, here: Path, there: Path) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", few((1, 3, 6, 9), lambda step: step in (1, 6)))
 def test_a_kill_leaves_whole_files_and_the_next_sync_goes_on(here: Path, there: Path, step: int) -> None:
     """Every 11th moment, beginning with another one each time."""

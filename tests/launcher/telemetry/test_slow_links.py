@@ -136,6 +136,7 @@ def network_bound(rank: int, at: float) -> Step:
     return Step(forward_s=0.01, backward_s=0.004, optimizer_s=0.001, data_s=0.0005, other_s=0.0005)
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_said_with_its_rate_beside_the_others() -> None:
     job = FakeJob(network_bound, hosts=hosts(3, 2), noise=0.02)
     (one,) = job.run(40.0, host_numbers=lambda host, at: links(host, RING_B_SENDS_SLOWLY))

@@ -53,6 +53,7 @@ MADE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", list(MADE))
 def test_a_frame_has_the_size_that_was_asked_for(name: str, size: tuple[int, int]) -> None:

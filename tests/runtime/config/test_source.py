@@ -126,6 +126,7 @@ def test_json_is_yaml_too(tmp_path: Path) -> None:
     assert read_source(write(tmp_path, text, "ds.yaml"))[1] == VALUES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

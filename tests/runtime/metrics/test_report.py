@@ -309,6 +309,7 @@ class Told(torch.utils.data.Dataset[int]):
         return place
 
 
+@pytest.mark.slow
 def test_workers_of_a_loader_tell_nothing_before_the_first_step_either(reader: Reader) -> None:
     """Nor do forked ones: the test of a forked child."""
     with telling(0, reader.path):

@@ -35,6 +35,7 @@ def _table(name: str, num_ranks: int, rounds: int) -> tuple[Table, int, int]:
     return make_table(shape, num_micro), shape.num_stages, num_micro
 
 
+@pytest.mark.slow
 @given(st.sampled_from(NAMES), st.integers(1, 6), st.integers(1, 3))
 def test_each_micro_batch_passes_each_stage_once_there_and_back(
     name: str, num_ranks: int, rounds: int

@@ -19,6 +19,8 @@ from covertable import make
 from tests.runtime.ranks import Ranks
 from tests.runtime.training.axes import Layout, Trained, make_engine, train, train_alone, values_of
 
+pytestmark = pytest.mark.ranks  # which are asked for by name
+
 Row = Mapping[str, str]
 PINNED, NVME = {"device": "cpu", "pin_memory": True}, {"device": "nvme"}
 OFFLOAD: dict[str, dict[str, Any]] = {
