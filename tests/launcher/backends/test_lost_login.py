@@ -59,7 +59,7 @@ def test_a_login_that_failed_ends_an_mpirun_that_would_wait_for_its_host(
 @pytest.mark.parametrize(
     ("missing", "launcher"),
     few(
-        [("nowhere", "openmpi"), ("down", "openmpi")],
+        [("nowhere", "openmpi"), ("down", "mpich"), ("down", "openmpi")],
         lambda missing, launcher: missing == "nowhere" and launcher == "openmpi",
     ),
 )
