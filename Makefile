@@ -23,7 +23,7 @@ VENV   ?= .venv
 HOSTS  ?= 2
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint .ci/constraints.txt
-PYTEST  = $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST  = $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 # mkdocs-material announces its successor at each build; docs/design/dependencies.md says what follows from it.
 MKDOCS  = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 # pytest rewrites the asserts of 300 files: half of the time in which it collects them, where it may not keep what it made.
@@ -61,7 +61,8 @@ test: setup
 		> $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests_of_dslaunch.pth
 	@# the CUDA device of the tests, which no single test may wait for
 	$(BIN)/python -m tests.fake_cuda.build
-	@# three on two cores: much of the time is waiting, for hosts that fall silent and time limits that run out
+	@# four on two cores: half of the time is waiting, for processes that start, hosts that fall silent and time
+	@# limits that run out
 	$(PYTEST) -m "not exhaustive"
 
 test-fast: setup

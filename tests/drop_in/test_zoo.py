@@ -31,10 +31,10 @@ PARAMETER_ABSOLUTE = 1e-5
 # experts; rotary positions. Each of the ways to make a model is that of one of them.
 FEW = ("bert", "wav2vec2", "t5", "mixtral", "llama")
 FUSED = ["mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "olmoe"]
-NUM_PARTS = 8
+NUM_PARTS = 16
 ALL_MODELS = "DSLAUNCH_TESTS_ALL_MODELS"  # in the environment: every part and not one; half an hour
 PARTS = range(1, NUM_PARTS + 1) if ALL_MODELS in os.environ else (3,)
-LEAST = 25  # model types of a part that can be made so small and trained; transformers 5.23 has about 40
+LEAST = 12  # model types of a part that can be made so small and trained; transformers 5.23 has about 20
 LEFT_OUT = HERE / "zoo_left_out.txt"
 LOST = "bert without position_embeddings|predictions.transform"
 
