@@ -65,7 +65,7 @@ def public_names(module: ModuleType) -> list[str]:
 _PASSED_ON = (
     "torch.distributed",
     "dslaunch.runtime.comm.comms_log",
-    "dslaunch.runtime.comm.init_distributed",
+    "dslaunch.runtime.compat.init_distributed",
 )
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from . import ops as ops, utils as utils
     from .runtime.activation import checkpointing as checkpointing
-    from .runtime.comm.init_distributed import init_distributed as init_distributed
     from .runtime.compat import comm as comm_api
     from .runtime.compat.accelerator.current import get_accelerator as get_accelerator
     from .runtime.compat.engine.engines import Engine as Engine, PipelineEngine as PipelineEngine
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
         add_config_arguments as add_config_arguments,
         initialize as initialize,
     )
+    from .runtime.compat.init_distributed import init_distributed as init_distributed
     from .runtime.compat.on_device import OnDevice as OnDevice
     from .runtime.compat.pipeline.module import PipelineModule as PipelineModule, pipeline as pipeline
     from .runtime.data.loader import RepeatingLoader as RepeatingLoader
@@ -60,7 +60,7 @@ _HOME_OF = {
     "TiedLayerSpec": ".runtime.pipeline.layers",
     "add_config_arguments": ".runtime.compat.engine.initialize",
     "get_accelerator": ".runtime.compat.accelerator.current",
-    "init_distributed": ".runtime.comm.init_distributed",
+    "init_distributed": ".runtime.compat.init_distributed",
     "initialize": ".runtime.compat.engine.initialize",
     "pipeline": ".runtime.compat.pipeline.module",
     "report": ".runtime.metrics.report",

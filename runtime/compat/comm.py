@@ -26,13 +26,13 @@ from ..comm.comms_log import (
     log_summary as log_summary,
     reset_log as reset_log,
 )
-from ..comm.init_distributed import init_distributed as init_distributed
 from ..comm.process_group import destroy_group, group_device, group_timeout
 from ..comm.rank_group import all_gather_single
 from ..environment import read_environment
 from ..errors import ConfigError
 from . import host_reduction
 from .host_reduction import Followed, Together, Work
+from .init_distributed import init_distributed as init_distributed
 
 Group = dist.ProcessGroup | None
 ProcessGroup = dist.ProcessGroup

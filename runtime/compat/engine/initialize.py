@@ -10,7 +10,6 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ...comm.init_distributed import init_distributed as init_distributed, require_process_group
 from ...comm.process_group import start_process_group
 from ...data.loader import Loader
 from ...engine.make_engine import ClientScheduler, ConfigSource, Request, make_engine
@@ -18,6 +17,7 @@ from ...environment import read_environment
 from ...errors import ConfigError, report_user_errors_in_one_line
 from ...log import logger as _log
 from ...step.choose_optimizer import ClientOptimizer, ModelParameters
+from ..init_distributed import require_process_group
 from ..pipeline.module import PipelineModule
 from .engines import Engine, PipelineEngine
 from .optimizer import DeepSpeedOptimizer

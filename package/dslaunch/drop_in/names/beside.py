@@ -19,7 +19,7 @@ _LEAF = works(
     "set_z3_leaf_modules_by_name set_z3_leaf_modules_by_suffix z3_leaf_module",
 )
 _COLLECTIVES = (
-    works("dslaunch.runtime.comm.init_distributed", "init_distributed"),
+    works("dslaunch.runtime.compat.init_distributed", "init_distributed"),
     works(
         "dslaunch.runtime.compat.comm",
         "is_available is_initialized new_group destroy_process_group get_world_group get_world_size get_rank "

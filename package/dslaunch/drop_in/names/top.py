@@ -28,7 +28,7 @@ TOP: tuple[Module, ...] = (
                 "mpu has the ranks of the ds_config's axes",
             ),
             works("dslaunch.drop_in.calls", "add_config_arguments"),
-            works("dslaunch.runtime.compat.engine.initialize", "init_distributed"),
+            works("dslaunch.runtime.compat.init_distributed", "init_distributed"),
             mapped(
                 "dslaunch.runtime.compat.engine.getters",
                 "DeepSpeedEngine",

@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from ..comm.process_group import start_process_group
 from ..environment import read_environment
 from ..errors import ConfigError, report_user_errors_in_one_line
 from ..started import refusal
-from .process_group import start_process_group
 
 
 def init_distributed(  # noqa: PLR0913  (DeepSpeed's signature)
