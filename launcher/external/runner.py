@@ -27,7 +27,7 @@ from ..job.plan import Plan
 from ..job.verdict import Failure, HostFailure, Verdict, signal_name, verdict_of
 from ..node.system.process_tree import become_subreaper, die_with_parent, kill_descendants, reap
 from ..options import Options
-from ..options.option import options_in
+from ..options.option import given_in
 from ..output.console import Console
 from . import mpirun, srun
 from .external import HOSTFILE, External, TellsFailures
@@ -35,11 +35,20 @@ from .external_job import OwnedJob, payload, refuse_logins, start_command
 from .lost_login import LostLogin
 from .rank_start import RankStart
 
-# Subjects of the options, and single ones: those about processes which we start ourselves.
+# Options about processes which we start ourselves: records of them, and single ones.
 _FOREIGN = (
-    *("ssh", "binding", "check", "elastic", "logs", "process", "rendezvous", "restart", "start", "trace"),
-    *("force_multi", "kill_grace_s", "heartbeat_s"),
+    "ssh",
+    "binding",
+    "check",
+    "elastic",
+    "logs",
+    "process",
+    "rendezvous",
+    "restart",
+    "start",
+    "trace",
 )
+_FOREIGN_NAMES = ("--force_multi", "--kill_grace", "--heartbeat")
 # The launchers of options/backend.py that start the processes themselves.
 EXTERNAL: Mapping[str, External] = {
     "openmpi": mpirun.OPENMPI,
@@ -93,17 +102,16 @@ def _command(options: Options, plan: Plan) -> OwnedJob:
 
 def _refuse_foreign_options(options: Options) -> None:
     """An option that has no effect here is a mistake."""
-    for subject in _FOREIGN:  # the first of them is enough
-        value, default = getattr(options, subject), options._field_defaults[subject]
-        if value == default:
+    given = {subject: given_in(getattr(options, subject)) for subject in _FOREIGN}
+    given[""] = tuple(name for name in given_in(options) if name in _FOREIGN_NAMES)
+    for subject, names in given.items():  # the first of them is enough
+        if not names:
             continue
-        given = [one.opts[0] for one in options_in(Options, subject)]
-        names = " and ".join(given) if len(given) < 3 else ", ".join(given)
         launcher = options.backend.launcher.name
         instead = f", and let {EXTERNAL[launcher].how_to_restart}" if subject == "restart" else ""
         raise LaunchError(
-            f"--launcher={launcher} starts and watches the processes itself, so what you gave of {names} has "
-            f"no effect; leave it out{instead}, or use --launcher=ssh"
+            f"--launcher={launcher} starts and watches the processes itself, so what you gave of "
+            f"{' and '.join(names)} has no effect; leave it out{instead}, or use --launcher=ssh"
         )
 
 

@@ -79,15 +79,13 @@ def _fields(cls: Any) -> Iterator[tuple[str, JobOption | None, Any]]:
 
 def options_of(cls: type[Any]) -> tuple[JobOption, ...]:
     """The options of a record, and of the records in it, in the order of its fields."""
-    return tuple(one for name in cls._field_defaults for one in options_in(cls, name))
-
-
-def options_in(cls: type[Any], name: str) -> tuple[JobOption, ...]:
-    """The option of one field; where the field is a record, all of that."""
-    default, option = cls._field_defaults[name], cls._options.get(name)
-    if option is not None:
-        return (option,)
-    return options_of(type(default)) if hasattr(default, "_options") else ()
+    found: list[JobOption] = []
+    for _, option, default in _fields(cls):
+        if option is not None:
+            found.append(option)
+        elif hasattr(default, "_options"):
+            found += options_of(type(default))
+    return tuple(found)
 
 
 def read(cls: type[T], given: Mapping[str, Any], **others: Any) -> T:
