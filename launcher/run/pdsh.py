@@ -12,22 +12,32 @@ from collections.abc import Callable, Mapping
 from ..options import Options
 from ..options.backend import OPENSSH, BackendOptions
 
-SSH_WORDS = "PDSH_SSH_ARGS_APPEND"
+_FOR_SSH = ("PDSH_SSH_ARGS", "PDSH_SSH_ARGS_APPEND")  # words in the order in which ssh gets them
 _AS_IT_IS = ("PDSH_RCMD_TYPE", "ssh")  # says what is done
+_HOST_AND_USER = ("%h", "-l%u", "-l %u")  # in PDSH_SSH_ARGS; we say these ourselves
 
 
 def as_openssh(options: Options, environ: Mapping[str, str], *, say: Callable[[str], None]) -> Options:
     """The options with the launcher that takes pdsh's place; `say` is told what is done."""
-    words = tuple(environ.get(SSH_WORDS, "").split())  # as pdsh splits it
+    given = [name for name in _FOR_SSH if environ.get(name)]
+    words = tuple(word for name in given for word in _words(environ[name]))
     lines = ["--launcher=pdsh: hosts are reached by the system's ssh, and pdsh is not run"]
     if words:
-        lines.append(f"ssh gets {SSH_WORDS}={' '.join(words)}")
+        lines.append(f"ssh gets {' '.join(words)} ({', '.join(given)})")
     unused = sorted(
         name
         for name, value in environ.items()
-        if name.startswith("PDSH_") and name != SSH_WORDS and (name, value) != _AS_IT_IS
+        if name.startswith("PDSH_") and name not in _FOR_SSH and (name, value) != _AS_IT_IS
     )
     if unused:
         lines.append(f"no effect: {', '.join(unused)}")
     say("; ".join(lines))
     return options._replace(backend=BackendOptions(launcher=OPENSSH, launcher_args=words))
+
+
+def _words(text: str) -> list[str]:
+    """As pdsh splits them, which knows no quotes."""
+    text = " ".join(text.split())
+    for one in _HOST_AND_USER:
+        text = f" {text} ".replace(f" {one} ", " ")
+    return text.split()

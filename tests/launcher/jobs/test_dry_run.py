@@ -100,19 +100,27 @@ def test_pdsh_is_another_name_for_the_system_s_ssh_and_a_line_says_so(
     dry_run("--launcher=openssh", *words)
     expected = capsys.readouterr().out
     monkeypatch.setenv("PDSH_SSH_ARGS_APPEND", "-4 -o Compression=yes")
-    monkeypatch.setenv("PDSH_SSH_ARGS", "-l%u %h")
+    monkeypatch.setenv("PDSH_MODULE_DIR", "/opt/pdsh")
     monkeypatch.setenv("PDSH_RCMD_TYPE", "ssh")
     dry_run("--launcher=pdsh", *words)
     printed = capsys.readouterr()
     assert printed.out == expected
     assert printed.err == (
         "dslaunch: --launcher=pdsh: hosts are reached by the system's ssh, and pdsh is not run; "
-        "ssh gets PDSH_SSH_ARGS_APPEND=-4 -o Compression=yes; no effect: PDSH_SSH_ARGS\n"
+        "ssh gets -4 -o Compression=yes (PDSH_SSH_ARGS_APPEND); no effect: PDSH_MODULE_DIR\n"
     )
 
 
-def test_ssh_gets_the_words_that_pdsh_would_give_it() -> None:
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"PDSH_SSH_ARGS_APPEND": " -4  -i key "}, ("-4", "-i", "key")),
+        ({"PDSH_SSH_ARGS": "-2 -a -x -p 12350 -l%u %h"}, ("-2", "-a", "-x", "-p", "12350")),
+        ({"PDSH_SSH_ARGS": "-l %u -6 %h", "PDSH_SSH_ARGS_APPEND": "-v"}, ("-6", "-v")),
+        ({"PDSH_SSH_ARGS": "%h", "PDSH_RCMD_TYPE": "exec"}, ()),
+    ],
+)
+def test_ssh_gets_the_words_that_pdsh_would_give_it(environ: dict[str, str], words: tuple[str, ...]) -> None:
     options = Options(program="t.py", backend=BackendOptions(launcher=PDSH))
-    assert pdsh.as_openssh(options, {"PDSH_SSH_ARGS_APPEND": " -4  -i key "}, say=print).backend == (
-        BackendOptions(launcher=OPENSSH, launcher_args=("-4", "-i", "key"))
-    )
+    found = pdsh.as_openssh(options, environ, say=print).backend
+    assert found == BackendOptions(launcher=OPENSSH, launcher_args=words)
