@@ -132,8 +132,14 @@ def _cover(columns: dict[str, list[str]], beside: list[Row]) -> list[Row]:
     return sorted((row for row in rows if row not in beside), key=_name)
 
 
-ROWS = _cover(FEW, [])
-MORE_ROWS = [pytest.param(row, marks=pytest.mark.exhaustive) for row in _cover(COLUMNS, ROWS)]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Here and not beside the test: ranks import this file, too, and have no use for the rows."""
+    rows = _cover(FEW, [])
+    is_all = "not exhaustive" not in metafunc.config.option.markexpr
+    more = [
+        pytest.param(row, marks=pytest.mark.exhaustive) for row in (_cover(COLUMNS, rows) if is_all else ())
+    ]
+    metafunc.parametrize("row", [*rows, *more], ids=_name)
 
 
 def _trained(rank: int, layout: Layout) -> Trained:
@@ -144,7 +150,6 @@ def _trained(rank: int, layout: Layout) -> Trained:
     return losses, norms, values
 
 
-@pytest.mark.parametrize("row", [*ROWS, *MORE_ROWS], ids=_name)
 def test_training_is_that_of_one_process(request: pytest.FixtureRequest, tmp_path: Path, row: Row) -> None:
     pool: Ranks = request.getfixturevalue("cuda_ranks" if row["device"] == "cuda" else "ranks")
     layout, drift = _layout(row), DRIFT[row["precision"]]
