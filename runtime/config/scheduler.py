@@ -34,7 +34,7 @@ class WarmupDecayParams(Section):
     total_num_steps: Positive
     """must be given"""
     warmup_min_lr: Lrs = 0.0
-    warmup_max_lr: Lrs = 0.001
+    warmup_max_lr: Lrs | None = 0.001
     warmup_num_steps: Positive = 1000
     warmup_type: WarmupType = "log"
     last_batch_iteration: Start = -1

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from inspect import Parameter, Signature
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 
@@ -32,9 +34,6 @@ from ..config.scheduler import (
 from ..config.section import Section, read_section
 from ..config.torch_scheduler import torch_scheduler
 from ..errors import ConfigError
-
-Rates = float | Sequence[float]  # one for all parameter groups, or one for each
-_P = TypeVar("_P", bound=Section)
 
 _log = logging.getLogger("dslaunch")
 
@@ -62,14 +61,46 @@ def check_metric(scheduler: object, lr_kwargs: Mapping[str, Any]) -> None:
         )
 
 
-class _Schedule:
-    """A schedule that is a function of t alone. See [Note: two steps at the first rate]."""
+@cache
+def _signature_of(kind: type[Section]) -> Signature:
+    """Return the arguments of a schedule with these parameters, which are DeepSpeed's in their order."""
+    ways = Parameter.POSITIONAL_OR_KEYWORD
+    fields = {
+        name: Parameter.empty if field.is_required() else field.default
+        for name, field in kind.model_fields.items()
+    }
+    return Signature(
+        [Parameter("optimizer", ways), *(Parameter(name, ways, default=fields[name]) for name in fields)]
+    )
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, last_batch_iteration: int) -> None:
-        self.optimizer = optimizer
-        self.last_batch_iteration = last_batch_iteration
-        if last_batch_iteration == -1:
+
+class _Schedule:
+    """A schedule that is a function of t alone. See [Note: two steps at the first rate].
+
+    It is made of an optimizer and of what the fields of `_kind` say, in their order or by name.
+    """
+
+    _kind: ClassVar[type[Section]]
+
+    def __init_subclass__(cls) -> None:
+        if "_kind" in vars(cls):
+            cls.__signature__ = _signature_of(cls._kind)  # type: ignore[attr-defined]
+        elif "__init__" in vars(cls):
+            cls.__signature__ = None  # type: ignore[attr-defined]  # its own arguments are read
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        """Errors: TypeError for other arguments; ConfigError with a line for each that is wrong"""
+        given = _signature_of(self._kind).bind(optimizer, *args, **kwargs).arguments
+        self.optimizer = given.pop("optimizer")
+        params = _checked(self._kind, type(self).__name__, given)
+        self._take(params)
+        self.last_batch_iteration: int = params.last_batch_iteration
+        if self.last_batch_iteration == -1:
             self._set()
+
+    def _take(self, params: Any) -> None:
+        """Compute what does not change, from parameters of `_kind`."""
+        raise NotImplementedError
 
     def get_lr(self) -> list[float]:
         """The rate of each parameter group at t."""
@@ -114,13 +145,16 @@ class _Schedule:
         return list(value)
 
 
-def _checked(kind: type[_P], name: str, **given: Any) -> _P:
+def _checked(kind: type[Section], name: str, given: Mapping[str, Any]) -> Any:
     """Return a scheduler's parameters, which a program may have given it without a ds_config.
 
     Errors: ConfigError with one line for each that is wrong
     """
+    values = dict(given)
+    if "warmup_type" in values:
+        values["warmup_type"] = _known_warmup_type(values["warmup_type"], name)
     problems: dict[str, str] = {}
-    params = read_section(kind, given, path=name, problems=problems)
+    params = read_section(kind, values, path=name, problems=problems)
     if params is None:
         raise ConfigError("\n".join(problems.values()))
     return params
@@ -153,26 +187,9 @@ class WarmupLR(_Schedule):
     A warmup_max_lr that is left out is each group's own rate. (DeepSpeed gives every group the first one's.)
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        warmup_min_lr: Rates = 0.0,
-        warmup_max_lr: Rates | None = None,
-        warmup_num_steps: int = 1000,
-        warmup_type: str = "log",
-        last_batch_iteration: int = -1,
-    ) -> None:
-        given = {} if warmup_max_lr is None else {"warmup_max_lr": warmup_max_lr}
-        params = _checked(
-            WarmupParams,
-            type(self).__name__,
-            warmup_min_lr=warmup_min_lr,
-            warmup_num_steps=warmup_num_steps,
-            warmup_type=_known_warmup_type(warmup_type, type(self).__name__),
-            last_batch_iteration=last_batch_iteration,
-            **given,
-        )
-        self.optimizer = optimizer
+    _kind: ClassVar[type[Section]] = WarmupParams
+
+    def _take(self, params: WarmupParams | WarmupDecayParams) -> None:
         self.min_lrs = self._per_group("warmup_min_lr", params.warmup_min_lr)
         self.max_lrs = (
             self.get_last_lr()
@@ -181,7 +198,6 @@ class WarmupLR(_Schedule):
         )
         self.warmup_num_steps = max(2, params.warmup_num_steps)  # log(1) would divide by 0
         self.warmup_type = params.warmup_type
-        super().__init__(optimizer, last_batch_iteration=params.last_batch_iteration)
 
     def get_lr(self) -> list[float]:
         """The rate of each parameter group at t."""
@@ -202,23 +218,11 @@ class WarmupLR(_Schedule):
 class WarmupDecayLR(WarmupLR):
     """Warm-up as WarmupLR, then down in a straight line: warmup_min_lr is reached at total_num_steps."""
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        total_num_steps: int,
-        warmup_min_lr: Rates = 0.0,
-        warmup_max_lr: Rates = 0.001,
-        warmup_num_steps: int = 1000,
-        warmup_type: str = "log",
-        last_batch_iteration: int = -1,
-    ) -> None:
-        name = type(self).__name__
-        self.total_num_steps = _checked(
-            WarmupDecayParams, name, total_num_steps=total_num_steps
-        ).total_num_steps
-        super().__init__(
-            optimizer, warmup_min_lr, warmup_max_lr, warmup_num_steps, warmup_type, last_batch_iteration
-        )
+    _kind = WarmupDecayParams
+
+    def _take(self, params: Any) -> None:
+        super()._take(params)
+        self.total_num_steps: int = params.total_num_steps
         _warn_if_shorter(self.total_num_steps, self.warmup_num_steps)
 
     def _after_warmup(self, t: int) -> float:
@@ -232,33 +236,15 @@ class WarmupCosineLR(_Schedule):
     warmup_min_ratio is above 0; both as in DeepSpeed.
     """
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        total_num_steps: int,
-        warmup_min_ratio: float = 0.0,
-        warmup_num_steps: int = 1000,
-        cos_min_ratio: float = 0.0001,
-        warmup_type: str = "log",
-        last_batch_iteration: int = -1,
-    ) -> None:
-        params = _checked(
-            WarmupCosineParams,
-            type(self).__name__,
-            total_num_steps=total_num_steps,
-            warmup_min_ratio=warmup_min_ratio,
-            warmup_num_steps=warmup_num_steps,
-            cos_min_ratio=cos_min_ratio,
-            warmup_type=_known_warmup_type(warmup_type, type(self).__name__),
-            last_batch_iteration=last_batch_iteration,
-        )
-        self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+    _kind = WarmupCosineParams
+
+    def _take(self, params: WarmupCosineParams) -> None:
+        self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.total_num_steps = params.total_num_steps
         self.warmup_num_steps = max(2, params.warmup_num_steps)
         self.warmup_type = params.warmup_type
         self.warmup_min_ratio = params.warmup_min_ratio
         self.cos_min_ratio = params.cos_min_ratio
-        super().__init__(optimizer, last_batch_iteration=params.last_batch_iteration)
         _warn_if_shorter(self.total_num_steps, self.warmup_num_steps)
 
     def get_lr(self) -> list[float]:
@@ -288,44 +274,10 @@ class OneCycle(_Schedule):
 
     _SECOND_BETA = 0.99
 
-    def __init__(  # noqa: PLR0913  (DeepSpeed's signature)
-        self,
-        optimizer: torch.optim.Optimizer,
-        cycle_min_lr: Rates,
-        cycle_max_lr: Rates,
-        decay_lr_rate: float = 0.0,
-        cycle_first_step_size: int = 2000,
-        cycle_second_step_size: int | None = None,
-        cycle_first_stair_count: int = 0,
-        cycle_second_stair_count: int | None = None,
-        decay_step_size: int = 0,
-        cycle_momentum: bool = True,
-        cycle_min_mom: Rates = 0.8,
-        cycle_max_mom: Rates = 0.9,
-        decay_mom_rate: float = 0.0,
-        last_batch_iteration: int = -1,
-    ) -> None:
-        optional = {
-            "cycle_second_step_size": cycle_second_step_size,
-            "cycle_second_stair_count": cycle_second_stair_count,
-        }
-        self.params = params = _checked(
-            OneCycleParams,
-            type(self).__name__,
-            cycle_min_lr=cycle_min_lr,
-            cycle_max_lr=cycle_max_lr,
-            decay_lr_rate=decay_lr_rate,
-            cycle_first_step_size=cycle_first_step_size,
-            cycle_first_stair_count=cycle_first_stair_count,
-            decay_step_size=decay_step_size,
-            cycle_momentum=cycle_momentum,
-            cycle_min_mom=cycle_min_mom,
-            cycle_max_mom=cycle_max_mom,
-            decay_mom_rate=decay_mom_rate,
-            last_batch_iteration=last_batch_iteration,
-            **{name: value for name, value in optional.items() if value is not None},
-        )
-        self.optimizer = optimizer
+    _kind = OneCycleParams
+
+    def _take(self, params: OneCycleParams) -> None:
+        self.params = params
         self.min_lrs = self._per_group("cycle_min_lr", params.cycle_min_lr)
         self.max_lrs = self._per_group("cycle_max_lr", params.cycle_max_lr)
         self.min_moms = self._per_group("cycle_min_mom", params.cycle_min_mom)
@@ -338,13 +290,12 @@ class OneCycle(_Schedule):
         self.second_stairs = (
             self.first_stairs if params.cycle_second_stair_count is None else params.cycle_second_stair_count
         )
-        self.has_momentum = params.cycle_momentum and "betas" in optimizer.defaults
+        self.has_momentum = params.cycle_momentum and "betas" in self.optimizer.defaults
         if params.cycle_momentum and not self.has_momentum:
             _log.warning(
                 "scheduler.params.cycle_momentum true has no effect: %s has no betas; write false",
-                type(optimizer).__name__,
+                type(self.optimizer).__name__,
             )
-        super().__init__(optimizer, last_batch_iteration=params.last_batch_iteration)
 
     @property
     def step_ratio(self) -> float:
@@ -414,27 +365,11 @@ class OneCycle(_Schedule):
 class LRRangeTest(_Schedule):
     """A rate that grows from lr_range_test_min_lr without end, to see where training breaks."""
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        lr_range_test_min_lr: Rates = 1e-3,
-        lr_range_test_step_size: int = 2000,
-        lr_range_test_step_rate: float = 1.0,
-        lr_range_test_staircase: bool = False,
-        last_batch_iteration: int = -1,
-    ) -> None:
-        self.params = params = _checked(
-            LRRangeTestParams,
-            type(self).__name__,
-            lr_range_test_min_lr=lr_range_test_min_lr,
-            lr_range_test_step_size=lr_range_test_step_size,
-            lr_range_test_step_rate=lr_range_test_step_rate,
-            lr_range_test_staircase=lr_range_test_staircase,
-            last_batch_iteration=last_batch_iteration,
-        )
-        self.optimizer = optimizer
+    _kind = LRRangeTestParams
+
+    def _take(self, params: LRRangeTestParams) -> None:
+        self.params = params
         self.min_lrs = self._per_group("lr_range_test_min_lr", params.lr_range_test_min_lr)
-        super().__init__(optimizer, last_batch_iteration=params.last_batch_iteration)
 
     def get_lr(self) -> list[float]:
         """The rate of each parameter group at t."""

@@ -120,11 +120,31 @@ def test_the_order_of_arguments_is_deepspeeds() -> None:
     signatures = {kind: list(signature(getattr(lr_schedules, kind)).parameters) for kind in PARAMS_OF}
     for kind, names in signatures.items():
         assert names == ["optimizer", *PARAMS_OF[kind].model_fields]
+    with pytest.raises(TypeError, match="missing a required argument: 'total_num_steps'"):
+        lr_schedules.WarmupDecayLR(make_optimizer())
     with pytest.raises(ConfigError) as caught:
         lr_schedules.WarmupLR(make_optimizer(), warmup_num_steps=0, last_batch_iteration=-2)
     first, second = str(caught.value).splitlines()
     assert first.startswith("WarmupLR.warmup_num_steps 0 ")
     assert second.startswith("WarmupLR.last_batch_iteration -2 ")
+
+
+def test_a_largest_rate_that_is_none_is_each_groups_own() -> None:
+    for kind, more in (("WarmupLR", ()), ("WarmupDecayLR", (10,))):
+        scheduler = getattr(lr_schedules, kind)(
+            make_optimizer(1.0, 3.0), *more, warmup_max_lr=None, warmup_num_steps=2
+        )
+        scheduler.step(2)
+        assert scheduler.get_last_lr() == [1.0, 3.0], kind
+
+
+def test_a_schedule_of_a_programs_own_has_its_own_arguments() -> None:
+    class Mine(lr_schedules.WarmupLR):
+        def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+            super().__init__(optimizer, warmup_num_steps=steps)
+
+    assert list(signature(Mine).parameters) == ["optimizer", "steps"]
+    assert Mine(make_optimizer(), 7).warmup_num_steps == 7
 
 
 @pytest.mark.parametrize("given", ["x", "LINEAR", None])
