@@ -1,4 +1,4 @@
-"""What launcher, agents and relays say to each other: frames, and many streams over one.
+"""The protocol between launcher, agents and relays: frames, and many streams over one.
 
 It travels; it may import the standard library only.
 """

@@ -1,4 +1,4 @@
-"""Named tuples whose classes are made fast. Sent to the nodes: standard library only.
+"""Named tuples whose classes are made fast.
 
 `typing.NamedTuple` writes and compiles a program for each class, and importing `typing` takes as long as ten
 of them: 9 ms of CPU on every host of a job, of 37 until an agent was up. Classes that are made of `Record`
@@ -51,7 +51,7 @@ class Record(tuple):  # type: ignore[type-arg] # never seen by a type checker
         return tuple(found[name] for name in cls._fields)
 
     def _replace(self, **more: object) -> Record:
-        """The same with other values for some fields."""
+        """Return the same record with other values for some fields."""
         return type(self)(**{**dict(zip(self._fields, self)), **more})  # noqa: B905 - as above
 
     def __getnewargs__(self) -> tuple[object, ...]:

@@ -1,10 +1,8 @@
 """The protocol between launcher and agent: length-prefixed JSON frames over one byte stream.
 
-This module is sent to the nodes together with the agent, so it uses the standard library only.
-
 Text in frames. Arguments, environment values and output are arbitrary bytes. They travel as `str` in which
 every byte that is not UTF-8 stands as a lone surrogate (`surrogateescape`), and the JSON text keeps those
-surrogates (`surrogatepass`): what arrives is equal to what was sent, byte for byte.
+surrogates (`surrogatepass`): the bytes that arrive are equal to those that were sent.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ if TYPE_CHECKING:
 else:
     from .fast_tuple import Record as NamedTuple
 
-MAGIC = b"\0dslaunch agent 1\n"  # the agent's first bytes; whatever a login script printed stands before it
+MAGIC = b"\0dslaunch agent 1\n"  # the agent's first bytes; the output of a login script may stand before it
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH_BYTES = 4
-_OF_CHUNK = b"\0"  # JSON begins with no such byte
+_OF_CHUNK = b"\0"  # JSON never begins with this byte
 _MAX_FLOAT = 1.7976931348623157e308
 
 
@@ -35,7 +33,7 @@ class ProtocolError(Exception):
 
 
 class Prepare(NamedTuple):
-    """Check that the job can run here, and read what has to be read, but start nothing."""
+    """Check that the job can run here, and read its files, but start nothing."""
 
     job: dict[str, Any]  # a NodeJob: job.py, `as_json` and `read_job`
 
@@ -55,7 +53,7 @@ class Listen(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Try to connect to the host that listens, at all these addresses."""
+    """Try to connect to the listening host, at all these addresses."""
 
     addresses: list[str]
     port: int
@@ -71,7 +69,8 @@ class Inspect(NamedTuple):
 
 
 class SyncOffer(NamedTuple):
-    """What the folder `root` is to have: the list follows in Chunks, `num_bytes` in all (manifest.py).
+    """The files that the folder `root` must have: the list follows in Chunks, `num_bytes` in all
+    (manifest.py).
 
     `marker` is a file there if the folder is the launcher's own. With a `peer_token` the host serves others.
     `sender` is the same for two offers only if one sender makes both; `sent_from` says it in words. A host
@@ -89,7 +88,7 @@ class SyncOffer(NamedTuple):
 
 
 class SyncFrom(NamedTuple):
-    """Take what you want from the host that listens there. If that does not work, ask again."""
+    """Take the contents from the host that listens there. If that does not work, ask again."""
 
     addresses: list[str]
     port: int
@@ -118,11 +117,11 @@ class Hold(NamedTuple):
 
 
 class AskStacks(NamedTuple):
-    """Say what each worker that runs does."""
+    """Report what each running worker does."""
 
 
 class Resize(NamedTuple):
-    """The job is to go on with other hosts: let the workers know, who save and end with code 75.
+    """The job goes on with other hosts: tell the workers, which save and end with code 75.
 
     Only for a job that is elastic.
     """
@@ -146,7 +145,7 @@ class Ping(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A piece of what the frame before announced: the only frame that is not JSON (see `encode`)."""
+    """A piece of the data that the frame before announced: the only frame that is not JSON (see `encode`)."""
 
     data: bytes
 
@@ -190,7 +189,7 @@ class Listening(NamedTuple):
 
 
 class Reached(NamedTuple):
-    """What came of each address: empty if the host that listens answered, else why not."""
+    """The result for each address: empty if the listening host answered, else the reason."""
 
     problems: list[str]
 
@@ -220,7 +219,7 @@ class Synced(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A file that matches; what is in it follows in Chunks, up to the next frame of another kind."""
+    """A file that matches; its content follows in Chunks, up to the next frame of another kind."""
 
     name: str
     mode: int
@@ -228,7 +227,7 @@ class Found(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """That were all files. `problems` are those that could not be read."""
+    """The end of the files. `problems` are those that could not be read."""
 
     num_of_pattern: list[int]
     problems: list[str]
@@ -272,9 +271,9 @@ class Exited(NamedTuple):
 
 
 class Stacks(NamedTuple):
-    """What a worker does: a word of the kernel's, and its stacks, or why there are none.
+    """The state of a worker: a word of the kernel's, and its stacks, or why there are none.
 
-    `place` is along the job's axes, as the worker's runtime says; empty if it does not.
+    `place` is its place along the job's axes, by the worker's runtime; empty if unknown.
     """
 
     rank: int
@@ -285,9 +284,9 @@ class Stacks(NamedTuple):
 
 
 class Milestone(NamedTuple):
-    """A worker has got so far; `at` is on the node's monotonic clock, seconds.
+    """A worker has reached a milestone; `at` is on the node's monotonic clock, seconds.
 
-    Only if the job asks for it.
+    Sent only if the job asks for it.
     """
 
     rank: int
@@ -296,7 +295,7 @@ class Milestone(NamedTuple):
 
 
 class Metrics(NamedTuple):
-    """What the ranks and the host told in numbers since the last time; `at` as of Milestone.
+    """Numbers of the ranks and the host since the last time; `at` as in Milestone.
 
     `ranks`: names and values by rank, or of all together (`*`): docs/design/events.md.
     """
@@ -307,7 +306,7 @@ class Metrics(NamedTuple):
 
 
 class Told(NamedTuple):
-    """Something long that a worker has told, as JSON, and what it is."""
+    """A long record of a worker, as JSON, and its kind."""
 
     rank: int
     name: str
@@ -320,13 +319,13 @@ class Pong(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """The host was told to go: by a signal to its agent, a file, or a command that says so."""
+    """The host was told to go: by a signal to its agent, a file, or a command."""
 
     why: str
 
 
 class Note(NamedTuple):
-    """Something that a person should know of a host whose job runs."""
+    """A note for the user about a host whose job runs."""
 
     text: str
 
@@ -393,9 +392,7 @@ FITS: dict[str, Callable[[Any], bool]] = {
 
 
 def fits_of(declared: str, base: dict[str, Callable[[Any], bool]] = FITS) -> Callable[[Any], bool]:
-    """What says whether a value that JSON gave has the type that is declared: those of `base`,
-    lists of them, or None.
-    """
+    """Return the check of a value of JSON for a declared type: one of `base`, a list of them, or None."""
     if declared.endswith(" | None"):
         fits = fits_of(declared[:-7], base)
         return lambda value: value is None or fits(value)
@@ -406,7 +403,7 @@ def fits_of(declared: str, base: dict[str, Callable[[Any], bool]] = FITS) -> Cal
 
 
 def table_of(module: str, base: dict[str, Callable[[Any], bool]] = FITS) -> Table:
-    """The messages that this module declares, by name: each with what its fields must fit."""
+    """The messages that this module declares, by name: each with the checks of its fields."""
     kinds = [kind for kind in NamedTuple.__subclasses__() if kind.__module__ == module]
     return {
         kind.__name__: (kind, tuple(fits_of(kind.__annotations__[field], base) for field in kind._fields))
@@ -418,8 +415,8 @@ _FRAMES = table_of(__name__)
 
 
 def encode(frame: Frame) -> bytes:
-    """One frame as bytes: four bytes of length (big endian), then JSON `[kind, field, ...]`;
-    for a Chunk a zero byte, then its data as they are.
+    """Return one frame as bytes: four bytes of length (big endian), then JSON `[kind, field, ...]`; for a
+    Chunk a zero byte, then its data unchanged.
     """
     if isinstance(frame, Chunk):
         return (len(frame.data) + 1).to_bytes(_LENGTH_BYTES, "big") + _OF_CHUNK + frame.data
@@ -431,12 +428,12 @@ def _decode(body: bytes) -> Frame:
 
 
 def pack(frame: tuple[Any, ...]) -> bytes:
-    """Any named tuple in the form of a frame."""
+    """Pack any named tuple in the form of a frame."""
     return with_length(body_of(frame))
 
 
 def body_of(frame: tuple[Any, ...]) -> bytes:
-    """What stands behind the length of a frame."""
+    """Return the body of a frame, which stands behind its length."""
     text = fast_json.write([type(frame).__name__, *frame])
     return text.encode("utf-8", "surrogatepass")
 
@@ -446,7 +443,7 @@ def with_length(body: bytes) -> bytes:
 
 
 def cut(pending: bytearray, *, max_bytes: int) -> list[bytes]:
-    """The bodies of the frames that are complete; what is left stays in `pending`.
+    """Return the bodies of the complete frames; the rest stays in `pending`.
 
     Errors: ProtocolError if a frame is longer than `max_bytes`.
     """
@@ -469,7 +466,7 @@ def cut(pending: bytearray, *, max_bytes: int) -> list[bytes]:
 
 
 def unpack(body: bytes, table: Table) -> Any:
-    """The message of this table that a body holds. Errors: ProtocolError"""
+    """Return the message of this table that a body holds. Errors: ProtocolError"""
     try:
         name, *values = fast_json.read(body.decode("utf-8", "surrogatepass"))
         kind, checks = table[name]
@@ -483,7 +480,7 @@ def unpack(body: bytes, table: Table) -> Any:
 
 
 class Decoder:
-    """Cuts a byte stream into frames. Feed it whatever arrives; it returns the frames that are complete."""
+    """Cuts a byte stream into frames. Feed it the bytes that arrive; it returns the complete frames."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
@@ -495,10 +492,10 @@ class Decoder:
 
 
 def text_of(data: bytes) -> str:
-    """Bytes as frame text."""
+    """Return bytes as frame text."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def bytes_of(text: str) -> bytes:
-    """Frame text as the bytes it stands for."""
+    """Return the bytes that frame text stands for."""
     return text.encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""The job as a node gets it: what is to be started there, and how. Sent to the nodes: standard library only.
+"""The job as a node gets it: the processes to start there, and how.
 
 It travels as JSON objects: their keys are the fields below, no more and no fewer,
 and each value has the type declared here.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .frames import fits_of
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NamedTuple, TypeVar
@@ -18,7 +18,7 @@ else:
     from .fast_tuple import Record as NamedTuple
 
 
-# What the nodes of a job without SSH prove to each other that they know; no worker gets it.
+# Nodes of a job without SSH prove to each other that they know it; no worker gets it.
 TOKEN_VARIABLE = "DSLAUNCH_TOKEN"
 
 
@@ -27,20 +27,20 @@ class RankJob(NamedTuple):
 
     rank: int
     env: list[list[str]]  # its own variables: name and value
-    arguments: list[str]  # what follows the interpreter; the whole command where there is none
+    arguments: list[str]  # the words after the interpreter; the whole command where there is none
 
 
 class NodeJob(NamedTuple):
-    """What one host does. Paths are those of the host, and may begin with `~/`."""
+    """The work of one host. Paths are those of the host, and may begin with `~/`."""
 
     cwd: str
     python: str | None  # None with --no_python; empty: the one that runs the agent
     keeps_python: bool  # also if --venv_script puts another one on PATH
     script: str | None  # a file that must be there
-    module: str | None  # what follows -m
-    num_head: int  # of a rank's arguments, up to and with the script, module or command
-    adds_local_rank: bool  # behind these comes --local_rank=N, which is not the user's
-    preload: list[str] | None  # None: what the script shares, where that is safe
+    module: str | None  # the name after -m
+    num_head: int  # number of a rank's arguments up to and with the script, module or command
+    adds_local_rank: bool  # after these comes --local_rank=N, which is not the user's
+    preload: list[str] | None  # None: torch if the script imports it and sharing is safe
     has_timings: bool
     venv_script: str | None
     environment: list[list[str]]  # name, then the value: text and the names of variables to put in, by turns
@@ -51,24 +51,24 @@ class NodeJob(NamedTuple):
     kill_grace_s: float
     heartbeat_s: float
     has_stacks: bool  # the workers can be asked for their Python stacks
-    save_pid: int | None  # of the launcher
+    save_pid: int | None  # the launcher's process id
     stdin_rank: int | None
     prepare_timeout_s: float
     bind_cores: list[int] | None  # empty for all that the host allows
     is_elastic: bool  # its hosts may change while it runs
-    notice_file: str | None  # which says, where it is there, that the host is told to go
-    notice_command: str | None  # for the shell; exit code 0 says the same
-    metrics_interval_s: float  # in which workers tell their numbers at most once; 0: they are not asked
-    folds_metrics: bool  # of all ranks here, the least, mean and greatest
-    is_verbatim: bool  # what is written is passed on as it is, without lines
+    notice_file: str | None  # the file that appears when the host is told to go
+    notice_command: str | None  # a shell command whose exit code 0 says the same
+    metrics_interval_s: float  # workers report their numbers at most once in it; 0: never
+    folds_metrics: bool  # sends only the least, mean and greatest over all ranks here
+    is_verbatim: bool  # output is passed on unchanged, without lines
 
 
 class WrongForm(ValueError):
-    """What came is not the record that it should be; the message names the field."""
+    """The data is not the record that it should be; the message names the field."""
 
 
 def as_json(value: Any) -> Any:
-    """A record as an object, with those in its lists."""
+    """Return a record as an object, with those in its lists."""
     if isinstance(value, list):
         return [as_json(one) for one in value]
     fields = getattr(value, "_fields", None)
@@ -76,11 +76,11 @@ def as_json(value: Any) -> Any:
 
 
 def read_record(kind: Callable[..., Kind], given: Any, what: str, **inner: Any) -> Kind:
-    """The record that `as_json` made an object of.
+    """Return the record that `as_json` made an object of.
 
-    `inner`: which of its fields are lists of records, and of which.
+    `inner`: its fields that are lists of records, each with the kind of these.
 
-    Errors: WrongForm that names what is missing, unknown or of another type
+    Errors: WrongForm that names the field that is missing, unknown or of another type
     """
     fields: dict[str, str] = kind.__annotations__
     if not isinstance(given, dict):
@@ -99,5 +99,5 @@ def read_record(kind: Callable[..., Kind], given: Any, what: str, **inner: Any) 
 
 
 def read_job(given: Any) -> NodeJob:
-    """Errors: WrongForm"""
+    """Read a NodeJob. Errors: WrongForm"""
     return read_record(NodeJob, given, "the job", ranks=RankJob)

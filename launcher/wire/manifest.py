@@ -1,6 +1,6 @@
-"""The list of the files that a folder is to have. Sent to the nodes: standard library only.
+"""The list of the files that a folder must have.
 
-What is in a file is named by its digest: two files with equal bytes are one content, which travels once. The
+A file's content is named by its digest: two files with equal bytes are one content, which travels once. The
 number of a content is its place among the digests in the order of the list.
 """
 
@@ -10,7 +10,7 @@ import hashlib
 import json
 import zlib
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NamedTuple
@@ -19,10 +19,10 @@ else:
 
 FILE, FOLDER, LINK = "f", "d", "l"
 DIGEST_BYTES = 20
-# Ours in every folder that is sent: what was sent last, a lock, contents on their way.
+# Our own folder in every folder that is sent: the record of the last sync, a lock, contents on their way.
 OWN_FOLDER = b".dslaunch"
 MAX_LIST_BYTES = 1 << 30
-PIECE_BYTES = 1 << 18  # of contents that travel
+PIECE_BYTES = 1 << 18  # size of a piece of contents that travels
 # So many bytes of Chunks may be on their way before the first of them was dealt with.
 WINDOW_BYTES = 1 << 20
 NO_COMPRESSION, COMPRESSED = b"\0", b"\1"
@@ -31,7 +31,7 @@ _WORTH_IT = 0.75
 
 
 class Entry(NamedTuple):
-    """One name. `path` is below the folder; `digest` is that of a file, or where a link leads."""
+    """One name. `path` is below the folder; `digest` is that of a file, or the target of a link."""
 
     path: bytes
     kind: str
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 class WrongList(ValueError):
-    """What came is no list of files below one folder."""
+    """The data is no list of files below one folder."""
 
 
 def new_digest() -> hashlib.blake2b:
@@ -65,7 +65,7 @@ def write_list(entries: Sequence[Entry]) -> bytes:
 
 
 def read_list(data: bytes) -> list[Entry]:
-    """Errors: WrongList, also if a name leads out of the folder"""
+    """Read the list. Errors: WrongList, also if a name leads out of the folder"""
     try:
         unpacker = zlib.decompressobj()
         text = unpacker.decompress(data, MAX_LIST_BYTES)
@@ -90,7 +90,7 @@ def read_list(data: bytes) -> list[Entry]:
 
 
 def check(entries: Sequence[Entry]) -> None:
-    """Errors: WrongList if this cannot be what is in one folder"""
+    """Errors: WrongList if these cannot be the entries of one folder"""
     folders = {b""}
     seen = set()
     for one in entries:
@@ -119,7 +119,7 @@ def check(entries: Sequence[Entry]) -> None:
 
 
 def contents_of(entries: Sequence[Entry]) -> list[Entry]:
-    """The first file of each content, in the order of their numbers."""
+    """Return the first file of each content, in the order of their numbers."""
     first: dict[bytes, Entry] = {}
     for one in entries:
         if one.kind == FILE and one.size:
@@ -128,7 +128,7 @@ def contents_of(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def pack_piece(data: bytes) -> bytes:
-    """What a Chunk of contents has: its form, then the data, compressed if that makes them smaller."""
+    """Return the body of a Chunk of contents: its form, then the data, compressed if that is smaller."""
     sample = data[:_SAMPLE_BYTES]
     if len(zlib.compress(sample, 1)) < _WORTH_IT * len(sample):
         return COMPRESSED + zlib.compress(data, 1)
@@ -136,7 +136,7 @@ def pack_piece(data: bytes) -> bytes:
 
 
 def unpack_piece(piece: bytes) -> bytes:
-    """Errors: ValueError if this is no piece, or more than one"""
+    """Return the data. Errors: ValueError if this is no piece, or more than one"""
     form, body = piece[:1], piece[1:]
     if form == NO_COMPRESSION:
         return body

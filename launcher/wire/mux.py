@@ -1,8 +1,6 @@
-"""Many byte streams over one: what a launcher and a relay on a gateway say to each other.
+"""Many byte streams over one: the protocol between a launcher and a relay on a gateway.
 
-This module is sent to the gateways together with the relay, so it uses the standard library only.
-
-Nine bytes of head (kind, number of the stream, length of what follows), then the bytes. Neither side sends
+Nine bytes of head (kind, number of the stream, length of the payload), then the payload. Neither side sends
 more DATA on a stream than the other has granted, WINDOW_BYTES at first: so both always read, and a stream
 that is not read holds up no other and takes no more memory than that.
 """
@@ -15,9 +13,9 @@ from typing import NamedTuple
 
 from .frames import ProtocolError
 
-MAGIC = b"\0dslaunch relay 1\n"  # the relay's first bytes; whatever a login script printed stands before it
+MAGIC = b"\0dslaunch relay 1\n"  # the relay's first bytes; the output of a login script may stand before it
 WINDOW_BYTES = 1 << 19
-MAX_DATA_BYTES = 1 << 16  # of one parcel, so that no stream keeps the others waiting
+MAX_DATA_BYTES = 1 << 16  # limit of one parcel, so that no stream keeps the others waiting
 _MAX_BYTES = 1 << 20
 _HEAD = struct.Struct(">BII")
 _COUNT = struct.Struct(">I")
@@ -29,7 +27,7 @@ class Kind(IntEnum):
     GRANT = 3  # both ways: so many more bytes may be sent
     CLOSE = 4  # down: end the command; of stream 0: end all, and yourself
     ENDED = 5  # up: it ended; JSON [exit status, the end of its stderr]
-    ALIVE = 6  # up: nothing but a sign of life
+    ALIVE = 6  # up: a sign of life only
 
 
 class Parcel(NamedTuple):
@@ -47,7 +45,7 @@ def pack_grant(stream: int, num_bytes: int) -> bytes:
 
 
 def granted(payload: bytes) -> int:
-    """How many bytes a GRANT is about. Errors: ProtocolError if it does not say."""
+    """Return how many bytes a GRANT allows. Errors: ProtocolError if it does not say."""
     try:
         (count,) = _COUNT.unpack(payload)
     except struct.error:
@@ -56,7 +54,7 @@ def granted(payload: bytes) -> int:
 
 
 class Unpacker:
-    """Cuts the one stream into parcels. Feed it whatever arrives; it returns those that are complete."""
+    """Cuts the one stream into parcels. Feed it the bytes that arrive; it returns the complete parcels."""
 
     def __init__(self) -> None:
         self._pending = bytearray()

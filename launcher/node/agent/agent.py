@@ -1,10 +1,8 @@
 """The agent: runs on a node, starts this node's workers, and ends them.
 
-Sent to the nodes: standard library only.
-
 The launcher's death, a cut connection and a lost launcher (no ping for the heartbeat time) reach it as the
-end of its input or as silence, and end the job; so does a signal. What becomes of the job when the agent
-itself dies is the keeper's part.
+end of its input or as silence, and end the job; so does a signal. If the agent itself dies, the keeper ends
+the job.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ from ..workers.worker_group import WorkerGroup
 from .reach import try_addresses
 from .uplink import Uplink
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -66,7 +64,7 @@ if TYPE_CHECKING:
     from .open_port import OpenPort
 
 TICK_S = 0.2
-METRICS_AFTER_S = 0.5  # from the start, whose time this does not take
+METRICS_AFTER_S = 0.5  # after the start, which the first reading would slow down
 
 
 class State:
@@ -95,24 +93,24 @@ class Agent:
         )
         self._workers = WorkerGroup(self._selector, self._uplink.send)
         self._ending = Ending(self._workers)
-        self._open_port: OpenPort | None = None  # of the first host only
+        self._open_port: OpenPort | None = None  # only on the first host
         self._files: FileTraffic | None = None
         self._grace_s = LEFT_OVER_GRACE_S
-        self._told_to_stop_by = 0  # a signal to this process; the launcher did not want this end
+        self._told_to_stop_by = 0  # the signal that this process got; the launcher did not want this end
         self._job: NodeJob | None = None
         self._prepared: Prepared | None = None
         self._starter: Starter | None = None
         self._notice: NoticeWatch | None = None
         self._metrics: MetricsReader | None = None
-        self._metrics_at = float("inf")  # when it is made
-        self._was_told_to_go = False  # by a signal
+        self._metrics_at = float("inf")  # when the reader of metrics is made
+        self._was_told_to_go = False  # a signal announced the end of this host
         self._keeper = os.getppid()
-        self._step = ""  # of the preparation
+        self._step = ""  # the step of the preparation that is under way
         self._prepare_by = float("inf")
         self._wake_read, self._wake_write = os.pipe()
 
     def run(self) -> None:
-        """Until the job is over and nothing of it is left."""
+        """Serve the launcher until the job is over and nothing of it is left."""
         self._watch_signals()
         self._uplink.send(
             Hello(
@@ -130,10 +128,10 @@ class Agent:
 
     @property
     def _is_awaited(self) -> bool:
-        """Whether the launcher may still want something of an agent whose job is over.
+        """Tell whether the launcher may still want something of an agent whose job is over.
 
-        It hangs up when all hosts are done: until then the end of this process would only take time from
-        those that are not, where they share something.
+        It hangs up when all hosts are done. An agent that ended before would take time from the hosts that
+        are not done, where they share something.
         """
         return self._uplink.has_unsent if self._told_to_stop_by else self._uplink.is_connected
 
@@ -157,14 +155,14 @@ class Agent:
                     self._be_told_to_stop(number)
 
     def _is_notice(self, number: int) -> bool:
-        """Whether a signal means that the host is to be left soon, for the first time: the launcher has the
-        job save then. One that the kernel sends because the keeper died ends the job.
+        """Tell whether a signal is the first notice that the host must be left soon: the launcher has the job
+        save then. A signal that the kernel sends because the keeper died ends the job.
         """
         is_asked = number == signal.SIGTERM and self._state == State.RUNNING and not self._was_told_to_go
         return is_asked and self._job is not None and self._job.is_elastic and os.getppid() == self._keeper
 
     def _be_told_to_stop(self, number: int) -> None:
-        """The host wants this end, not the launcher, and not the workers: so that is said before they end."""
+        """Tell the launcher that the host wanted this end; the workers end after that."""
         if not self._told_to_stop_by:
             self._told_to_stop_by = number
             why = f"the agent ended: it got {name_of_signal(number)}, or the process above it was killed"
@@ -189,9 +187,9 @@ class Agent:
             self._end()
 
     def _look_at_metrics(self, now: float) -> None:
-        """As long as a worker runs, and what they told last before the launcher hears that all is over.
+        """Read metrics while a worker runs, and the last ones before the end of the job is reported.
 
-        Whatever goes wrong with it ends the numbers, and not the job.
+        A failure here ends the metrics, not the job.
         """
         try:
             if self._metrics is not None and self._workers.is_reported:
@@ -239,7 +237,7 @@ class Agent:
         return GpuSample(python, self._prepared.env, interval_s=interval_s, selector=self._selector)
 
     def _look_at_notice(self, now: float) -> None:
-        """While the workers run; a command that runs at their end is ended before what they have left."""
+        """Look for a notice while the workers run; its command ends before the left-over processes do."""
         if self._notice is not None and self._state == State.RUNNING and not self._workers.is_reported:
             self._notice.look(now)
         elif self._notice is not None:
@@ -249,7 +247,7 @@ class Agent:
     # The end.
 
     def _stop(self, grace_s: float) -> None:
-        """End the job, or a host that has none; a second call can only shorten it."""
+        """End the job, or a host without a job; a second call can only shorten the grace time."""
         if self._state in (State.STOPPING, State.ENDED):
             self._ending.hasten(grace_s)
             return
@@ -258,17 +256,17 @@ class Agent:
         self._ending.begin(grace_s)
 
     def _end(self) -> None:
-        """Nothing of the job is left."""
+        """Report the end: nothing of the job is left."""
         self._state = State.ENDED
-        if self._told_to_stop_by:  # so the job did not end well, even if every worker exits with 0
+        if self._told_to_stop_by:  # the job did not end well, even if every worker exits with 0
             name = name_of_signal(self._told_to_stop_by)
             with suppress(OSError):
                 os.write(2, b"it got %s, or the process above it was killed\n" % name.encode())
         else:
             if self._starter is not None and self._starter.is_tracing:
-                self._folder.remove_outside()  # the rest goes with this process: the launcher asks for it
+                self._folder.remove_outside()  # the launcher asks for the traces; they go with this process
             else:
-                self._folder.remove()  # first: the next attempt of the job may follow at once
+                self._folder.remove()  # before Done: the next attempt of the job may follow at once
             self._uplink.send(Done(self._ending.num_left_over))
 
     # What the launcher says.
@@ -341,7 +339,7 @@ class Agent:
     # The job.
 
     def _prepare(self, job: NodeJob) -> None:
-        """In a thread, because a --venv_script may take longer than a heartbeat."""
+        """Prepare in a thread, because a --venv_script may take longer than a heartbeat."""
         self._job = job
         self._uplink.heartbeat_s = job.heartbeat_s
         self._grace_s = job.kill_grace_s
@@ -364,7 +362,7 @@ class Agent:
 
         def finish(answer: Frame) -> None:
             self._prepare_by = float("inf")
-            if self._state != State.WAITING:  # ended by us on the way, so its failure does not count
+            if self._state != State.WAITING:  # we ended it on the way, so its failure does not count
                 return
             if isinstance(answer, Ready):
                 self._state = State.PREPARED
@@ -379,8 +377,8 @@ class Agent:
         self._step = step
 
     def _check_preparation(self, now: float) -> None:
-        """A file system that hangs keeps the thread in the kernel, where nothing ends it:
-        so this does not wait for it.
+        """Give up a preparation that takes too long, without waiting for its thread: a file system that hangs
+        keeps it in the kernel, where nothing ends it.
         """
         if self._state == State.WAITING and now > self._prepare_by and self._job is not None:
             self._prepare_by = float("inf")
@@ -439,7 +437,7 @@ class Agent:
         )
 
     def _give_up_start(self, rank: int, error: OSError) -> None:
-        """A limit of this host was met in the middle: end those that were started."""
+        """End the started workers: a limit of this host was met in the middle."""
         from ..system.limits import why_not_started
 
         why = why_not_started(f"rank {rank}", error) or f"cannot start rank {rank}: {error}"
@@ -448,7 +446,7 @@ class Agent:
 
 
 def _machine() -> str:
-    """What only this host has: the machine since it was booted, and the container on it."""
+    """Return an identity that only this host has: its boot, and the container on it."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -458,6 +456,6 @@ def _machine() -> str:
 
 
 def _address_reached() -> str:
-    """This host's address on the SSH connection the agent was started through."""
+    """Address of this host on the SSH connection that the agent was started through."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     return words[2] if len(words) == 4 else ""

@@ -1,11 +1,9 @@
 """The relay: runs on a gateway and carries the streams between the launcher and other hosts.
 
-Standard library only.
-
 It starts one `ssh` for each host that the launcher names and passes bytes on, without looking at them. It
-ends when its input ends, and so do all the `ssh` then; the agents behind them see the end of their
-streams and clean up. A launcher that is gone without a word is noticed by those agents, and by the relay
-once none of them is left.
+ends when its input ends, and all the `ssh` end with it; the agents behind them see the end of their streams
+and clean up. A launcher that vanished without closing the connection is noticed by those agents, and by the
+relay once none of them is left.
 """
 
 from __future__ import annotations
@@ -24,13 +22,13 @@ from ...wire.mux import MAGIC, MAX_DATA_BYTES, WINDOW_BYTES, Kind, Parcel, Unpac
 from ..system.process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
 
 ALIVE_EVERY_S = 1.0
-REAP_EVERY_S = 0.01  # while a process has closed its output but is not gone yet
-MAX_SILENCE_S = 10.0  # of the launcher, when there is no child (any more)
+REAP_EVERY_S = 0.01  # while a process has closed its output but still runs
+MAX_SILENCE_S = 10.0  # silence of the launcher, while there is no child
 ERROR_TEXT_BYTES = 4096
 
 
 class Child:
-    """One `ssh`. `credit` is what may still be sent of its output; `pending` is what it has not read yet."""
+    """One `ssh`. `credit`: bytes of its output that may still be sent; `pending`: its unread input."""
 
     def __init__(self, stream: int, argv: list[str]) -> None:
         us = os.getpid()
@@ -49,7 +47,7 @@ class Child:
             os.set_blocking(fd, False)
         self.credit = WINDOW_BYTES
         self.pending = bytearray()
-        self.num_written = 0  # not granted again yet
+        self.num_written = 0  # bytes written to it for which no credit was granted yet
         self.error_text = b""
         self.is_readable = self.has_errors = True
 
@@ -71,7 +69,7 @@ class GatewayRelay:
         self._heard_at = self._alive_at = time.monotonic()
 
     def run(self) -> None:
-        """Until the launcher is gone."""
+        """Carry the streams until the launcher is gone."""
         for fd in (0, 1):
             os.set_blocking(fd, False)
         self._selector.register(0, selectors.EVENT_READ, self._read_parcels)
@@ -223,7 +221,7 @@ class GatewayRelay:
 
 
 def _read_some(fd: int, num_bytes: int) -> bytes | None:
-    """What is there; empty at the end; None if nothing is there now."""
+    """Return the bytes that are there; empty at the end; None if nothing is there now."""
     try:
         return os.read(fd, num_bytes)
     except BlockingIOError:
@@ -233,10 +231,10 @@ def _read_some(fd: int, num_bytes: int) -> bytes | None:
 
 
 def main() -> None:
-    """Be a relay, and leave nothing behind."""
+    """Be a relay, and leave no process behind."""
     with contextlib.suppress(OSError):
         os.setsid()
-    become_subreaper()  # an ssh may have started others, as for a ProxyCommand
+    become_subreaper()  # an ssh may have started others, such as a ProxyCommand
     try:
         GatewayRelay().run()
     finally:

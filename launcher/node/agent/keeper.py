@@ -1,8 +1,6 @@
 """The keeper: starts the agent, outlives it, and leaves nothing of it behind.
 
-Sent to the nodes: standard library only.
-
-It adopts whatever loses its parent, and the agent, its only child, does the work. Each is told when the
+It adopts every process that loses its parent; the agent, its only child, does the work. Each is told when the
 other dies: if the agent is killed, the keeper kills everything below itself; if the keeper is killed, the
 agent ends the job.
 """
@@ -50,11 +48,11 @@ def main() -> None:
 
 
 def _say_why_not(what: str, error: BaseException) -> None:
-    """It reaches the launcher as the end of this host's stderr: a limit in one line, else the traceback of
-    what is being handled.
+    """Report an error to the launcher as the end of this host's stderr: a limit in one line, else the
+    traceback of the exception that is being handled.
     """
     why = ""
-    with suppress(OSError):  # a module of Python may be loaded, which takes a file
+    with suppress(OSError):  # printing may load a module of Python, which takes a file descriptor
         from ..system.limits import why_not_started
 
         why = why_not_started(what, error)
@@ -86,16 +84,16 @@ def _keep(child: int, folder: PrivateFolder) -> None:
                 raise
             continue
         if os.WIFSTOPPED(ended_with):
-            # No user stops an agent on purpose, and a stopped one would not notice that its launcher is gone.
+            # A stopped agent would not notice that its launcher is gone, and no user stops one on purpose.
             if pid == child:
                 os.kill(child, signal.SIGCONT)
         elif pid == child:
             status = ended_with
-            if os.WIFSIGNALED(status):  # else it said itself why it ended
+            if os.WIFSIGNALED(status):  # otherwise the agent itself said why it ended
                 with suppress(OSError):
                     os.write(2, b"it was killed by %s\n" % name_of_signal(os.WTERMSIG(status)).encode())
             while kill_descendants(keeper_pid := os.getpid()) or descendants(keeper_pid):
                 reap()
                 time.sleep(0.01)
-            folder.remove()  # again, in case the agent was killed
+            folder.remove()  # again, in case the agent was killed before it did
     os._exit(1 if status else 0)

@@ -1,7 +1,4 @@
-"""The port at which the other hosts try whether they reach this one.
-
-Sent to the nodes: standard library only.
-"""
+"""The port at which the other hosts try whether they reach this one."""
 
 from __future__ import annotations
 
@@ -10,24 +7,22 @@ from ..system.lean_stdlib import Selector
 from ..system.listener import PortListener, why_not_listening
 from ..system.own_addresses import own_addresses
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 class OpenPort:
-    """Open from when the launcher asks, or from when the job's port is chosen,
-    until the job starts or ends.
-    """
+    """Is open from the launcher's request or the choice of the job's port until the job starts or ends."""
 
     def __init__(self, selector: Selector, send: Callable[[Frame], None]) -> None:
         self._selector = selector
         self._send = send
         self._listener: PortListener | None = None
-        self._asked: Listen | None = None  # for the job's port, which was not chosen then
+        self._asked: Listen | None = None  # a request for the job's port, which was not chosen then
 
     def open(self, asked: Listen, *, job_port: int | None) -> None:
-        """At once, in place of the one before; if the job's port is asked for and not chosen yet, later."""
+        """Open at once, in place of the port before; if the job's port is asked for, once it is chosen."""
         if not asked.port and job_port is None:
             self._asked = asked
             return
@@ -43,12 +38,12 @@ class OpenPort:
         self._send(Listening(port, own_addresses(), ""))
 
     def choose(self, job_port: int) -> None:
-        """The job's port is chosen."""
+        """Open the job's port, now that it is chosen, if it was asked for."""
         if self._asked is not None:
             self.open(self._asked, job_port=job_port)
 
     def close(self) -> None:
-        """Nothing happens if it is not open."""
+        """Close the port if it is open."""
         if self._listener is not None:
             self._selector.forget(self._listener.fileno())
             self._listener.close()

@@ -1,24 +1,24 @@
-"""Who can connect to whom, tried instead of guessed. Sent to the nodes: standard library only.
+"""Who can connect to whom, tried instead of guessed.
 
 One host listens and answers every connection with a token (listener.py); the others try its addresses. The
-token tells the host that was meant from another that answers: an address such as Docker's 172.17.0.1 is on
-every host, and each reaches itself.
+token proves that the right host answered: an address such as Docker's 172.17.0.1 is on every host, and each
+reaches itself.
 """
 
 from __future__ import annotations
 
-import _socket  # what socket is made of; that takes 10 ms more
+import _socket  # socket is made of it, and takes 10 ms more
 import os
 import time
 from _thread import allocate_lock, start_new_thread
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _thread import LockType
 
 
 def try_addresses(addresses: list[str], port: int, token: str, timeout_s: float) -> list[str]:
-    """Try all at the same time. For each: empty if the host that is meant answered, else why not."""
+    """Try all at the same time. Return for each an empty text if the right host answered, else the reason."""
     problems = [f"did not answer within {timeout_s:g} s" for _ in addresses]
 
     def work(place: int, done: LockType) -> None:
@@ -61,12 +61,12 @@ def _try(address: str, port: int, token: str, timeout_s: float) -> str:
 
 
 def _connect(address: str, port: int, timeout_s: float) -> _socket.socket:
-    """As socket.create_connection().
+    """Connect as socket.create_connection() does.
 
-    Errors: OSError of the last address that the name has.
+    Errors: OSError for the last address of the name.
     """
     failure = OSError(f"{address} has no address")
-    # Bytes, because a `str` is encoded as an international name, and what that needs takes 12 ms to load.
+    # Bytes, because a `str` is encoded as an international name, which needs modules that take 12 ms to load.
     name = address.encode() if address.isascii() else address
     for family, kind, protocol, _, where in _socket.getaddrinfo(name, port, 0, _socket.SOCK_STREAM):
         connection = _socket.socket(family, kind, protocol)

@@ -1,4 +1,4 @@
-"""The agent's end of the stream to the launcher. Sent to the nodes: standard library only."""
+"""The agent's end of the stream to the launcher."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from ...wire.frames import MAGIC, Decoder, Frame, Problem, ProtocolError, encode
 from ..system.lean_stdlib import Selector, suppress
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FIRST_HEARTBEAT_S = 120.0  # until the job says its own
+FIRST_HEARTBEAT_S = 120.0  # until the job gives its own
 READ_BYTES = 1 << 16
 WRITE_BYTES = 1 << 18
 # Above HIGH the workers' pipes are left alone, so a slow reader slows the workers;
@@ -22,11 +22,11 @@ OUTBOX_LOW_BYTES = 1 << 18
 
 
 class Uplink:
-    """Frames both ways, none of which is waited for, until the launcher hangs up or is silent for too long.
+    """Frames both ways without waiting, until the launcher hangs up or is silent for too long.
 
     `obey(frame)` is called for each frame that arrives. `pause(is_paused)` says whether the launcher is
-    behind; it may be told the same twice. `end()` is called when the launcher listens no more, and again
-    whenever that shows.
+    behind; it may say the same twice. `end()` is called when the launcher stops listening, and again whenever
+    that shows.
     """
 
     def __init__(
@@ -55,24 +55,24 @@ class Uplink:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether frames are left that may still reach the launcher."""
+        """Tell whether frames are left that may still reach the launcher."""
         return self.is_connected and bool(self._outbox)
 
     @property
     def is_behind(self) -> bool:
-        """Whether the launcher reads less than it is sent."""
+        """Tell whether the launcher reads less than it is sent."""
         return len(self._outbox) > OUTBOX_LOW_BYTES
 
     def send(self, frame: Frame) -> None:
-        """Now, or as soon as the launcher reads on; dropped if it is gone."""
+        """Send now, or as soon as the launcher reads on; drop the frame if it is gone."""
         if self.is_connected:
             self._outbox += encode(frame)
             self._flush()
 
     def check_silence(self, now: float) -> None:
-        """A launcher that said nothing for too long is gone.
+        """Hang up if the launcher said nothing for too long.
 
-        If it can still hear us, it is told why we go.
+        If it can still hear us, it is told why.
         """
         silent_s = now - self._heard_at
         if silent_s > max(self.heartbeat_s, self.hold_s):
@@ -129,7 +129,7 @@ class Uplink:
             self._end()
 
     def _hang_up(self) -> None:
-        """The launcher is gone: what we write is not read."""
+        """Take the launcher for gone: it reads nothing that we write."""
         if self.is_connected:
             self.is_connected = False
             for fd in (self._in, self._out):

@@ -1,4 +1,4 @@
-"""Files that a job has written, for the launcher. Sent to the nodes: standard library only."""
+"""Files that a job has written, for the launcher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from ...wire.frames import Chunk, Collect, Collected, Found, bytes_of, text_of
 from ...wire.manifest import OWN_FOLDER, PIECE_BYTES, WINDOW_BYTES, pack_piece
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -25,11 +25,11 @@ class Collecting:
     def __init__(
         self, asked: Collect, post: Callable[[Frame], None], *, own_folder: str | None = None
     ) -> None:
-        """`own_folder` None: there is none, and nothing in it."""
+        """`own_folder` None: there is no such folder, so it has no files."""
         self._top = os.path.join(os.fsencode(own_folder or "/dev/null"), b"") if asked.is_own else b""
         self._patterns = [glob.escape(self._top) + bytes_of(one) for one in asked.patterns]
         besides = bytes_of(asked.besides)
-        # Nothing would be left of a job's folder that the files come into.
+        # A job's folder that the files come into would have no file left to send.
         self._besides = b"" if _is_in(os.getcwdb(), besides) else besides
         self._post = post
         self._changed = threading.Condition()
@@ -38,7 +38,7 @@ class Collecting:
         threading.Thread(target=self._run, daemon=True).start()
 
     def grant(self, num_bytes: int) -> None:
-        """So many more bytes may be sent."""
+        """Allow `num_bytes` more bytes to be sent."""
         with self._changed:
             self._num_allowed += num_bytes
             self._changed.notify_all()
@@ -54,13 +54,15 @@ class Collecting:
                     if name not in sent:
                         sent.add(name)
                         self._send(name)
-        except Exception as error:  # the end of a thread: whatever it is, the launcher has to hear of it
+        except Exception as error:  # any error that ends the thread is reported to the launcher
             self._problems.append(f"{type(error).__name__}: {error}")
         counts += [0] * (len(self._patterns) - len(counts))
         self._post(Collected(counts, self._problems[:MAX_PROBLEMS]))
 
     def _names(self, pattern: bytes) -> Iterator[bytes]:
-        """The files that match, in order, with those in folders that match; links to files count as such."""
+        """Yield the files that match, in order, with those in folders that match; links to files count as
+        such.
+        """
         for name in sorted(_matches(pattern, self._note)):
             path = os.path.normpath(name)
             if os.path.isdir(path) and not os.path.islink(name):  # latest/ is the folder that it leads to
@@ -72,14 +74,14 @@ class Collecting:
             yield from (one for one in found if self._is_meant(one) and self._is_file(one))
 
     def _note(self, error: OSError) -> None:
-        """A folder that cannot be looked into."""
+        """Take note of a folder that cannot be looked into."""
         name = error.filename if isinstance(error.filename, bytes) else b""
         problem = f"what is in {os.fsdecode(name)}: {os.strerror(error.errno or 0)}"
         if problem not in self._problems:
             self._problems.append(problem)
 
     def _is_file(self, path: bytes) -> bool:
-        """If not: what is neither a file nor a folder is named."""
+        """Tell whether it is a file; note the name of anything that is neither a file nor a folder."""
         if not os.path.isdir(path) and not os.path.isfile(path) and os.path.lexists(path):
             self._problems.append(f"{os.fsdecode(path)} is no file")
         return os.path.isfile(path)
@@ -96,11 +98,11 @@ class Collecting:
             return
         try:
             found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):  # it was one a moment ago
+            if not stat.S_ISREG(found.st_mode):  # it was a file a moment ago
                 self._problems.append(f"{os.fsdecode(name)} is no file")
                 return
             self._post(Found(text_of(name[len(self._top) :]), found.st_mode & 0o777, found.st_mtime_ns))
-            left = found.st_size  # what is written after this is left there
+            left = found.st_size  # bytes written after this are not sent
             while left:
                 data = os.read(fd, min(left, PIECE_BYTES))
                 if not data:
@@ -120,8 +122,9 @@ class Collecting:
 
 
 def _matches(pattern: bytes, on_error: Callable[[OSError], None]) -> Iterator[bytes]:
-    """As `glob.glob(pattern, recursive=True)`, but `**` follows no links: they may lead in a circle, or to
-    all data of the site."""
+    """Match as `glob.glob(pattern, recursive=True)` does, but `**` follows no links: they may lead in a
+    circle, or to all data of the site.
+    """
     parts = pattern.split(b"/")
     if b"**" not in parts:
         yield from glob.glob(pattern)
@@ -140,7 +143,7 @@ def _matches(pattern: bytes, on_error: Callable[[OSError], None]) -> Iterator[by
 def _walk(
     top: bytes, on_error: Callable[[OSError], None]
 ) -> Iterator[tuple[bytes, list[bytes], list[bytes]]]:
-    """As os.walk, also for folders that are deeper than calls of functions may be."""
+    """Walk as os.walk does, also through folders that are nested deeper than function calls may be."""
     waiting = [top]
     while waiting:
         folder = waiting.pop()
@@ -162,7 +165,7 @@ def _walk(
 
 
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:
-    """A link to a folder is one; one that leads nowhere, in a circle or to what may not be seen is none."""
+    """Tell whether it is a folder, or a link that leads to one that can be seen."""
     try:
         return entry.is_dir()
     except OSError:

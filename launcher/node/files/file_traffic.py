@@ -1,4 +1,4 @@
-"""Files that come before a job and leave after it. Sent to the nodes: standard library only."""
+"""Files that come before a job and leave after it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ...wire.frames import Chunk, Collect, Frame, SyncFrom, SyncOffer, Took
 from ..system.lean_stdlib import Selector
 from .mailbox import Mailbox
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -46,6 +46,6 @@ class FileTraffic:
                 self._receiver.take(frame)
 
     def end_sync(self) -> None:
-        """The job starts, or is given up: no other host needs files of this one any more."""
+        """End the sync: the job starts, or is given up, and no other host needs files of this one."""
         if self._receiver is not None:
             self._receiver.end()

@@ -1,4 +1,4 @@
-"""What threads of the agent have to say, said by its loop. Sent to the nodes: standard library only."""
+"""Frames from threads of the agent, sent by its loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from ...wire.frames import Frame
 from ..system.lean_stdlib import Selector, deque, suppress
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -25,7 +25,7 @@ class Mailbox:
 
     def post(self, frame: Frame) -> None:
         self._waiting.append(frame)
-        with suppress(BlockingIOError):  # full: then the loop has been told
+        with suppress(BlockingIOError):  # full: then the loop has been woken already
             os.write(self._write, b"\0")
 
     def _empty(self) -> None:

@@ -1,7 +1,7 @@
-"""Everything that came is put in its place. Sent to the nodes: standard library only.
+"""Puts all files that came in their places.
 
-First all of it is made under other names, where a full disk is noticed; what is planned is written down; then
-each name becomes the new one at once. A kill in the middle is repaired by the next sync.
+First every file is made under another name, where a full disk is noticed; the plan is written down; then each
+name becomes the new file at once. A kill in the middle is repaired by the next sync.
 """
 
 from __future__ import annotations
@@ -16,32 +16,30 @@ from .sync_contents import Contents
 from .sync_folder import READ_BYTES, Folder, write_all
 from .sync_record import COMING, Record, Sent, coming
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-NEW_ACROSS = b".dslaunch-new"  # behind the name of a file on its way to a file system that is mounted below
+NEW_ACROSS = b".dslaunch-new"  # ends the name of a file on its way to a file system that is mounted below
 _WRITABLE = 0o300
 
 
 class ChangedMeanwhile(Exception):
-    """Another program has written to what would be replaced or removed; the message says where."""
+    """Another program has written to a file that would be replaced or removed; the message says where."""
 
 
 class Commit:
-    """One sync of one sender: `stage`, then `begin`, each of which leaves all as it was if it fails, then
-    `end`.
-    """
+    """One sync of one sender: `stage`, then `begin`, which change nothing if they fail, then `end`."""
 
     def __init__(
         self, folder: Folder, record: Record, work: Comparison, *, sender: str, senders: dict[str, str]
     ) -> None:
-        """`senders`: all that are known, in words, with this one."""
+        """`senders`: all known senders, in words, with this one."""
         self._folder, self._record, self._work = folder, record, work
         self._sender, self._senders = sender, senders
-        self._sources: list[bytes] = []  # of each write, in their order
+        self._sources: list[bytes] = []  # the temporary name of each write, in their order
         self._made: list[bytes] = []  # folders
-        self._opened: list[Entry] = []  # folders of ours that were closed to ourselves
+        self._opened: list[Entry] = []  # folders of ours that we could not write to
 
     def stage(self) -> None:
         """Make every file and link under another name, on the disk. Errors: OSError, named"""
@@ -73,7 +71,7 @@ class Commit:
         return source
 
     def begin(self, entries: list[Entry]) -> None:
-        """Write down what is planned, and make the folders that nothing stands in the way of.
+        """Write down the plan, and make the folders that have a free place.
 
         Errors: OSError, named; ChangedMeanwhile
         """
@@ -113,7 +111,7 @@ class Commit:
         self._record.write(planned, self._senders)
 
     def _open_folders(self, entries: list[Entry]) -> None:
-        """Let our own folders be written to, where they are not; their modes are set at the end."""
+        """Make our own folders writable, where they are not; their modes are set at the end."""
         work = self._work
         changing = {one.path.rpartition(b"/")[0] for one in (*work.writes, *work.folders)}
         changing.update(path.rpartition(b"/")[0] for path in work.removals)
@@ -131,7 +129,7 @@ class Commit:
         self._made.append(entry.path)
 
     def _check(self, path: bytes, *, by_us: bool = False) -> None:
-        """Keep what the host's user has written while contents came. Errors: ChangedMeanwhile"""
+        """Keep a file that the host's user has written while contents came. Errors: ChangedMeanwhile"""
         if self._work.has_changed(path, by_us=by_us):
             raise ChangedMeanwhile(
                 f"{os.fsdecode(path)} there was changed while this sync went on; save what is needed, and "
@@ -145,8 +143,8 @@ class Commit:
             self._check(path, by_us=True)
             with _named(path):
                 _remove(folder, path)
-        if work.removals:  # a plan knows one kind for each name
-            with suppress(OSError):  # what is left to do needs less space than this
+        if work.removals:  # a plan has either removals or writes for each name
+            with suppress(OSError):  # the rest of the work needs less space than this
                 self._plan((*work.folders, *work.writes), gone=work.removals)
         made = set(self._made)
         for entry in work.folders:
@@ -197,7 +195,7 @@ def _remove(folder: Folder, path: bytes) -> None:
     try:
         folder.remove(path)
     except OSError as error:
-        # A folder with files of others stays, and so does one that another file system is mounted on.
+        # A folder with files of others stays, and so does a mount point.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY):
             raise
 
@@ -227,7 +225,7 @@ def _move(folder: Folder, source: bytes, entry: Entry) -> None:
 
 
 def _move_across(folder: Folder, source: bytes, entry: Entry) -> None:
-    """To another file system that is mounted there."""
+    """Move a file to another file system that is mounted there."""
     new = entry.path + NEW_ACROSS
     try:
         _copy(folder, source, new)
@@ -264,7 +262,7 @@ def _copy(folder: Folder, source: bytes, target: bytes) -> None:
 
 
 def sync_disk(fd: int) -> None:
-    """Everything that was written to this file system is on its disk."""
+    """Wait until all data written to this file system is on its disk."""
     with suppress(Exception):
         import ctypes
 
@@ -274,7 +272,7 @@ def sync_disk(fd: int) -> None:
 
 
 class _named:
-    """An OSError within has the name in the folder as its filename."""
+    """Gives an OSError raised inside the path within the folder as its filename."""
 
     def __init__(self, path: bytes) -> None:
         self._path = path

@@ -1,9 +1,9 @@
-"""What has to be done so that a folder is as it was offered, and what stands against it.
+"""Compares a folder with the list that was offered: work to do, and objections to it.
 
-Sent to the nodes: standard library only. Nothing is changed here.
+Nothing is changed here.
 
-Only what this sender wrote is changed or removed: what was found there, equal or not, is the host's, and what
-another sender wrote is that one's.
+Only files that this sender wrote are changed or removed. A file that was found there, equal or not, is the
+host's, and a file that another sender wrote is that sender's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .sync_folder import Folder, kind_of
 from .sync_place import Trust
 from .sync_record import Sent
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
@@ -23,7 +23,7 @@ else:
 
 
 class Rules(NamedTuple):
-    """Who sends, and what may be changed: with `is_forced` also what this sender did not write."""
+    """The sender, and whether (`is_forced`) files that it did not write may be changed too."""
 
     sender: str
     is_forced: bool
@@ -34,8 +34,8 @@ class Comparison:
     """`refused` are names that stand there and are not ours to change, each with its owner (`Sent.sender`);
     `foreign` are those of other users, each with a clause. The rest is work, in the order of the list.
 
-    `known`: what is right already, or another sender's, with what will be known of it; `place_of`: where a
-    content is there.
+    `known`: names that are right already, or another sender's, with their new records; `place_of`: the path
+    of a content that is there.
     """
 
     def __init__(self, folder: Folder, entries: list[Entry], sent: dict[bytes, Sent], rules: Rules) -> None:
@@ -50,10 +50,10 @@ class Comparison:
         self.folders: list[Entry] = []
         self.writes: list[Entry] = []
         self.modes: list[Entry] = []
-        self.removals: list[bytes] = []  # a folder after what is in it
+        self.removals: list[bytes] = []  # a folder after its entries
         self.known: dict[bytes, Sent] = {}
         self.place_of: dict[bytes, bytes] = {}
-        self._seen: dict[bytes, os.stat_result | None] = {}  # where something is written or removed
+        self._seen: dict[bytes, os.stat_result | None] = {}  # status of each path that is written or removed
         for one in entries:
             self._compare(one)
         self._remove_others({one.path for one in entries})
@@ -67,7 +67,7 @@ class Comparison:
         return not (self.folders or self.writes or self.modes or self.removals)
 
     def has_changed(self, path: bytes, *, by_us: bool = False) -> bool:
-        """Whether another file stands at the name of a write or a removal than when it was compared.
+        """Tell whether the file at the name of a write or a removal is another than at the comparison.
 
         `by_us`: a hard link of it may have been replaced or removed by now, which its ctime shows.
         """
@@ -77,7 +77,7 @@ class Comparison:
         if seen is None or found is None or kind_of(seen) != kind_of(found):
             return found is not None
         if kind_of(found) == FOLDER:
-            return False  # it is removed only if nothing is in it
+            return False  # it is removed only if it is empty
         before, now = _marks(seen), _marks(found)
         return before[by_us:] != now[by_us:]
 
@@ -106,12 +106,12 @@ class Comparison:
                 self.refused.append((entry.path, writer))
 
     def _why_foreign(self, entry: Entry, found: os.stat_result) -> str:
-        """A clause if it is another user's, or a folder that others may write to though here they may not."""
+        """Return a clause if it is another user's, or a folder writable to others that should be closed."""
         allowed = entry.mode if kind_of(found) == FOLDER else 0o777
         return self._rules.trust.why_not(found, allowed=allowed)
 
     def _may_be_closed(self, entry: Entry, found: os.stat_result) -> bool:
-        """Whether this sender had opened a folder to others, and nothing of theirs is in it."""
+        """Tell whether this sender had opened a folder to others, and nothing of theirs is in it."""
         is_open = not self._rules.trust.why_not(found, allowed=0o777)
         return entry.kind == FOLDER and is_open and self._all_ours_in(entry.path) is not None
 
@@ -136,7 +136,7 @@ class Comparison:
                     self.kept_modes.append(entry.path)
 
     def _content(self, path: bytes, found: os.stat_result, old: Sent | None, *, size: int) -> bytes:
-        """Empty if it is neither what was sent nor what we would send."""
+        """Return the digest; empty if its size is neither that of the sent file nor of the offered one."""
         if kind_of(found) == LINK:
             return self._folder.link_target(path)
         if old is not None and old.kind == FILE:
@@ -147,7 +147,7 @@ class Comparison:
         return self._folder.digest(path)
 
     def _replace(self, entry: Entry, found: os.stat_result) -> None:
-        """Something of another kind stands there."""
+        """Plan to replace an entry of another kind."""
         if kind_of(found) == FOLDER:
             inner = self._all_ours_in(entry.path)
             if inner is None:
@@ -162,7 +162,7 @@ class Comparison:
         (self.folders if entry.kind == FOLDER else self.writes).append(entry)
 
     def _all_ours_in(self, path: bytes) -> list[bytes] | None:
-        """All that is in a folder, what is deepest first; None if anything is not ours."""
+        """Return all entries of a folder, the deepest first; None if any of them is not ours."""
         all_names: list[bytes] = []
         if not self._is_mine(self._sent.get(path)):
             return None
@@ -180,7 +180,7 @@ class Comparison:
         return all_names
 
     def _is_unchanged(self, path: bytes, found: os.stat_result) -> bool:
-        """Whether it is as this sender wrote it."""
+        """Tell whether it is as this sender wrote it."""
         old = self._sent.get(path)
         kind = kind_of(found)
         if old is None or old.kind != kind or not self._is_mine(old):
@@ -188,7 +188,7 @@ class Comparison:
         return kind == FOLDER or _is_as_sent(kind, self._content(path, found, old, size=-1), old)
 
     def _remove_others(self, wanted: set[bytes]) -> None:
-        """What this sender sent once, and has not in its list any more."""
+        """Plan to remove files that this sender sent once, and that are not in its list any more."""
         mine = {path for path, old in self._sent.items() if self._is_mine(old)}
         for path in sorted(mine - wanted - set(self.removals), reverse=True):
             found = self._seen[path] = self._folder.stat(path)
@@ -200,14 +200,14 @@ class Comparison:
                 self.kept.append(path)
 
     def _keep_of_others(self) -> None:
-        """What other senders wrote stays known as theirs, unless it is overwritten."""
+        """Keep the records of other senders' files, unless these are overwritten."""
         changed = {one.path for one in (*self.folders, *self.writes)} | set(self.removals)
         for path, old in self._sent.items():
             if old.sender and not self._is_mine(old) and path not in changed:
                 self.known.setdefault(path, old)
 
     def _find_moved(self) -> None:
-        """Contents that are there under other names need not be sent."""
+        """Find contents that are there under other names: they need not be sent."""
         wanted = {one.digest for one in self.writes if one.kind == FILE} - self.place_of.keys()
         for path, old in self._sent.items() if wanted else ():
             if old.digest in wanted and old.kind == FILE:
@@ -217,7 +217,7 @@ class Comparison:
 
 
 def sent_as(entry: Entry, found: os.stat_result, sender: str) -> Sent:
-    """What is to be remembered of something that is as the list says."""
+    """Return the record of a name that is as the list says."""
     if entry.kind != FILE:
         return Sent(entry.kind, entry.digest if entry.kind == LINK else b"", sender=sender)
     return Sent(

@@ -1,7 +1,5 @@
 """Contents on their way into a folder: written under names of their own until all are there.
 
-Sent to the nodes: standard library only.
-
 So a host that is killed, or whose disk is full, has every file as it was.
 """
 
@@ -20,28 +18,28 @@ _PART = b".part"
 
 
 class Contents:
-    """Written by one thread; others may read what is there of them already."""
+    """Contents are written by one thread; others may already read the part that is there."""
 
     def __init__(self, folder: Folder, sizes: dict[bytes, int]) -> None:
         self._folder = folder
         self._root = folder.root
         self._sizes = sizes
         self._changed = threading.Condition()
-        self._ready: dict[bytes, bytes] = {}  # where each is, by digest
+        self._ready: dict[bytes, bytes] = {}  # path of each complete content, by digest
         self._current = b""
-        self._num_bytes = 0  # of the current one
+        self._num_bytes = 0  # bytes of the current one so far
         self._fd = -1
         self._digest = new_digest()
         self._is_over = False
 
     def add(self, digest: bytes, path: bytes) -> None:
-        """It is there, under this name."""
+        """Note that a content is there, under this name."""
         with self._changed:
             self._ready[digest] = path
             self._changed.notify_all()
 
     def begin(self, entry: Entry) -> None:
-        """Errors: OSError"""
+        """Begin to write a content. Errors: OSError"""
         path = coming(entry.digest) + _PART
         self._folder.remove(path)
         self._fd = self._folder.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -51,7 +49,7 @@ class Contents:
             self._changed.notify_all()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Zeros become a hole. Errors: OSError"""
+        """Write on; zeros become a hole. Errors: OSError"""
         self._folder.beat()
         self._digest.update(data)
         if data[0] == 0 and bytes(data).count(0) == len(data):
@@ -64,7 +62,7 @@ class Contents:
             self._changed.notify_all()
 
     def end(self) -> bool:
-        """Whether it is what it should be; if not, it is gone. Errors: OSError"""
+        """Tell whether the content is the right one; if not, it is removed. Errors: OSError"""
         self.give_up_current()
         path, digest = coming(self._current), self._current
         is_right = self._digest.digest() == digest
@@ -85,7 +83,7 @@ class Contents:
             self._fd = -1
 
     def copy(self, entry: Entry, path: bytes) -> bool:
-        """From a file that is there; False if it is not that content any more. Errors: OSError"""
+        """Copy a file that is there; False if it has another content by now. Errors: OSError"""
         try:
             source = self._folder.open(path)
         except OSError:
@@ -104,13 +102,13 @@ class Contents:
     # For peers; called by their threads.
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Wake the waiting peers: nothing more will come."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
 
     def open(self, digest: bytes, wait_s: float) -> int | None:
-        """A file to read it from, as soon as there is anything of it; None if there is no such content."""
+        """Return a file to read it from, once a part of it is there; None if the list has no such content."""
         until = time.monotonic() + wait_s
         while digest in self._sizes and not self._is_over:
             with self._changed:
@@ -120,7 +118,7 @@ class Contents:
                 if path is None:
                     self._changed.wait(max(0.0, until - time.monotonic()))
             if path is not None:
-                with suppress(OSError):  # it is just being put in its place
+                with suppress(OSError):  # it is just being moved to its place
                     return os.open(os.path.join(self._root, path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 time.sleep(0.01)
             if time.monotonic() > until:
@@ -129,14 +127,14 @@ class Contents:
 
     @property
     def num_known(self) -> int:
-        """Contents that are in the list."""
+        """Number of contents that are in the list."""
         return len(self._sizes)
 
     def size(self, digest: bytes) -> int:
         return self._sizes[digest]
 
     def wait_beyond(self, digest: bytes, num_bytes: int, wait_s: float) -> int:
-        """How many bytes there are of it, as soon as these are more; the same number if none come."""
+        """Return how many bytes of it are there, as soon as there are more; the same number if none come."""
 
         def there() -> int:
             if digest in self._ready:

@@ -1,7 +1,7 @@
-"""A folder that is written to without ever leaving it. Sent to the nodes: standard library only.
+"""A folder that is written to without ever leaving it.
 
-Every name is looked up one folder after the other, and no link is followed on the way: what the host's own
-links point to is never touched, whatever the list of files says.
+Every name is looked up one folder after the other, and no link is followed on the way: files that the host's
+own links point to are never touched, whatever the list of files says.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import stat
 from ...wire.manifest import FILE, FOLDER, LINK, new_digest
 from ..system.lean_stdlib import suppress
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,19 +23,19 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Folder:
-    """Names below one folder. The folders that were used last stay open."""
+    """Names below one folder. The last used folders stay open."""
 
     def __init__(self, root: bytes, fd: int) -> None:
         """`fd` is an open descriptor of it, which `close` closes."""
         self.root = root
-        self.beat: Callable[[], None] = lambda: None  # called while work goes on that may take long
+        self.beat: Callable[[], None] = lambda: None  # called during work that may take long
         self.fd = fd
         self._open: dict[bytes, int] = {}
 
     def at(self, path: bytes) -> tuple[bytes, int]:
-        """The last name of a path, and its folder; the folder's number is good until the next call.
+        """Return the last name of a path, and its folder; the folder's number is good until the next call.
 
-        Errors: OSError, ENOTDIR or ELOOP if something on the way is no folder
+        Errors: OSError, ENOTDIR or ELOOP if a part of the path is no folder
         """
         self.beat()
         parent, _, name = path.rpartition(b"/")
@@ -59,7 +59,7 @@ class Folder:
         return fd
 
     def forget(self) -> None:
-        """Folders have changed."""
+        """Close the open folders, because folders have changed."""
         for fd in self._open.values():
             os.close(fd)
         self._open.clear()
@@ -69,7 +69,7 @@ class Folder:
         os.close(self.fd)
 
     def stat(self, path: bytes) -> os.stat_result | None:
-        """Of the name itself; None if it is not there, or something on the way is no folder."""
+        """Status of the name itself; None if it is not there, or a part of the path is no folder."""
         try:
             name, fd = self.at(path)
             return os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -87,7 +87,7 @@ class Folder:
         return os.readlink(name, dir_fd=fd)
 
     def digest(self, path: bytes) -> bytes:
-        """Of what is in a file.
+        """Digest of a file's content.
 
         Errors: OSError
         """
@@ -102,7 +102,7 @@ class Folder:
         os.mkdir(name, mode, dir_fd=fd)
 
     def set_mode(self, path: bytes, mode: int) -> None:
-        """Of a file or folder, not of what a link leads to."""
+        """Set the mode of a file or folder, not of a link's target."""
         fd = self.open(path, os.O_PATH)
         try:
             os.chmod(f"/proc/self/fd/{fd}", mode)
@@ -110,7 +110,7 @@ class Folder:
             os.close(fd)
 
     def remove(self, path: bytes) -> None:
-        """A file or a link, or an empty folder; nothing happens if it is not there."""
+        """Remove a file or a link, or an empty folder, if it is there."""
         found = self.stat(path)
         if found is None:
             return
@@ -130,7 +130,7 @@ class Folder:
 
 
 def kind_of(found: os.stat_result) -> str:
-    """FILE, FOLDER or LINK, else empty."""
+    """Return FILE, FOLDER or LINK, else an empty text."""
     mode = found.st_mode
     if stat.S_ISREG(mode):
         return FILE
@@ -138,7 +138,7 @@ def kind_of(found: os.stat_result) -> str:
 
 
 def digest_of(fd: int, beat: Callable[[], None] = lambda: None) -> bytes:
-    """Of all that is in an open file. Errors: OSError"""
+    """Digest of the whole content of an open file. Errors: OSError"""
     digest = new_digest()
     while True:
         beat()
@@ -149,7 +149,7 @@ def digest_of(fd: int, beat: Callable[[], None] = lambda: None) -> bytes:
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Errors: OSError, also if nothing is written"""
+    """Write all bytes. Errors: OSError, also if nothing is written"""
     view = memoryview(data)
     while view:
         num_bytes = os.write(fd, view)
@@ -159,7 +159,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def write_whole(folder: Folder, path: bytes, data: bytes) -> None:
-    """A file that is the old or the new one, whatever happens. Errors: OSError"""
+    """Write a file that is either the old or the new one, whatever happens. Errors: OSError"""
     new = path + b".new"
     fd = folder.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:

@@ -1,7 +1,7 @@
-"""Contents from host to host. Sent to the nodes: standard library only.
+"""Contents from host to host.
 
-Who knows the token of this job may ask for contents by their digests. They are sent as they are, in clear;
-who gets them compares the digests.
+A host that knows the token of this job may ask for contents by their digests. They are sent unchanged and in
+clear; the receiver compares the digests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..system.lean_stdlib import suppress
 from ..system.listener import listen_on_all
 from .sync_contents import Contents
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import NamedTuple
@@ -39,17 +39,17 @@ _SMALL_BYTES = 1 << 18
 
 
 class PeerTimes(NamedTuple):
-    """Limits of what hosts wait for each other. Together they are shorter than the silence after which the
-    launcher gives up a host: who waits in vain for another one has asked the launcher by then.
+    """Time limits of hosts that wait for each other. Together they are shorter than the silence after which
+    the launcher gives up a host: a host that waits in vain for another one has asked the launcher by then.
     """
 
-    connect_s: float  # at all addresses together
+    connect_s: float  # for all addresses together
     greeting_s: float
-    silent_s: float  # of a peer that has nothing more to give, or takes nothing more
+    silent_s: float  # for a peer that sends nothing more, or takes nothing more
 
     @classmethod
     def within(cls, limit_s: float) -> PeerTimes:
-        """Those that fit into `limit_s`."""
+        """Return limits that fit into `limit_s`."""
         part_s = limit_s / 4
         return cls(part_s, min(GREETING_S, part_s), min(SILENT_S, part_s))
 
@@ -78,7 +78,7 @@ class PeerServer:
     def _accept(self) -> None:
         while not self._is_closed:
             try:
-                fd, _ = self._server._accept()  # type: ignore[attr-defined] # of the C module; see listener.py
+                fd, _ = self._server._accept()  # type: ignore[attr-defined] # of the C class; see listener.py
             except OSError:
                 if self._is_closed:
                     return
@@ -113,7 +113,7 @@ class PeerServer:
         try:
             done, size = 0, self._contents.size(digest)
             if size <= _SMALL_BYTES and self._contents.wait_beyond(digest, size - 1, silent_s) == size:
-                data = os.pread(fd, size, 0)  # sendfile() of Python takes longer
+                data = os.pread(fd, size, 0)  # Python's sendfile() takes longer
                 if len(data) == size:
                     connection.sendall(_YES + data)
                     return True
@@ -123,7 +123,7 @@ class PeerServer:
                 if there == done or self._is_closed:
                     return False
                 num_sent = connection.sendfile(_Piece(fd), done, there - done)
-                if not num_sent:  # begun anew under the same name, if its peer was lost
+                if not num_sent:  # the content was begun anew, because its peer was lost
                     newer = self._contents.open(digest, silent_s)
                     if newer is None:
                         return False
@@ -139,7 +139,7 @@ class PeerServer:
 
 
 class _Piece:
-    """What `sendfile` takes: the file of a descriptor, which stays open."""
+    """An object for `sendfile`: the file of a descriptor, which stays open."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -164,7 +164,7 @@ def pull(
     times: PeerTimes,
     is_over: Callable[[], bool],
 ) -> tuple[int, str]:
-    """Take contents from a peer, in this order. Returns how many came, and why not all did.
+    """Take contents from a peer, in this order. Return how many came, and why not all did.
 
     Errors: OSError of the disk
     """
@@ -207,7 +207,7 @@ class _PeerError(Exception):
 
 
 def _pieces(connection: socket.socket, size: int) -> Iterator[memoryview]:
-    """Errors: _PeerError"""
+    """Yield the pieces of one content. Errors: _PeerError"""
     buffer = memoryview(bytearray(_BUFFER_BYTES))
     try:
         if _read(connection, 1) != _YES:
@@ -225,7 +225,7 @@ def _pieces(connection: socket.socket, size: int) -> Iterator[memoryview]:
 
 
 def _connect(source: SyncFrom, times: PeerTimes) -> socket.socket:
-    """Errors: OSError of the last address"""
+    """Connect to a peer. Errors: OSError of the last address"""
     failure = OSError("it has no address")
     for address in source.addresses:
         limit_s = min(CONNECT_S, times.connect_s / len(source.addresses))
@@ -240,7 +240,7 @@ def _connect(source: SyncFrom, times: PeerTimes) -> socket.socket:
 
 
 def _read(connection: socket.socket, num_bytes: int) -> bytes:
-    """Errors: OSError if it ends before"""
+    """Read so many bytes. Errors: OSError if the stream ends before"""
     parts = []
     while num_bytes:
         part = connection.recv(min(num_bytes, _BUFFER_BYTES))

@@ -1,8 +1,8 @@
-"""The way to the folder that is filled. Sent to the nodes: standard library only.
+"""The way to the folder that is filled.
 
-A job runs what stands in its folder. So every folder on the way must be one that no other user of the host
-can change: another user who may rename or replace a folder decides what runs. Each folder is opened from the
-one above it, so that what was looked at is what is used.
+A job runs the files in its folder. So every folder on the way must be one that no other user of the host can
+change: another user who may rename or replace a folder decides which files run. Each folder is opened from
+the one above it, so that the checked folder is the one that is used.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class Trust:
         self._uids = {0, os.geteuid(), os.stat("/").st_uid}
 
     def why_not(self, found: os.stat_result, *, allowed: int = 0, is_sticky_fine: bool = False) -> str:
-        """A clause if others own this or may write to it, else nothing. `allowed`: a mode that was asked for.
+        """Return a clause if others own this or may write to it, else nothing. `allowed`: a mode that was
+        asked for.
 
-        `is_sticky_fine`: it is only gone through, and in a sticky folder nobody renames what is another's.
+        `is_sticky_fine`: it is only passed through, and in a sticky folder users rename only their own files.
         """
         if found.st_uid not in self._uids:
             return f"belongs to {user_name(found.st_uid)}"
@@ -47,7 +48,7 @@ class Trust:
         return f"may be written to by {who} (mode {stat.S_IMODE(found.st_mode):o})"
 
     def _is_private(self, gid: int) -> bool:
-        """Whether the group is that of this user or of root alone, as many systems give each user one."""
+        """Tell whether the group is that of this user or root alone; many systems give each user one."""
         import grp
         import pwd
 
@@ -61,12 +62,12 @@ class Trust:
 
 
 def open_place(path: bytes, trust: Trust) -> int:
-    """A descriptor of the folder, which is made where it is missing.
+    """Return a descriptor of the folder, which is made if it is missing.
 
     Errors: Untrusted; OSError, with the folder as its filename
     """
     with suppress(OSError):
-        os.stat(path)  # what is mounted when it is asked for is there then
+        os.stat(path)  # mounts a file system that is mounted at its first use
     way = _Way(trust)
     try:
         names, num_links = path.split(b"/"), 0
@@ -95,7 +96,7 @@ class _Way:
         self._fd, self.path = os.open(b"/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), b"/"
 
     def enter(self, name: bytes) -> bytes | None:
-        """Go on to the folder of this name. If it is a link, stay; returns where it leads from here.
+        """Go on to the folder of this name. If it is a link, stay; return where it leads from here.
 
         Errors: Untrusted, OSError
         """
@@ -130,7 +131,7 @@ class _Way:
             raise
 
     def end(self) -> int:
-        """The last folder, to be read. Errors: Untrusted, OSError"""
+        """Open the last folder for reading. Errors: Untrusted, OSError"""
         _check(self._trust, self.path, os.fstat(self._fd))
         try:
             return os.open(b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._fd)
@@ -157,7 +158,7 @@ def _check(
 
 
 def user_name(uid: int) -> str:
-    """The name of a user of this host, or the number."""
+    """Return the name of a user of this host, or the number."""
     import pwd
 
     try:

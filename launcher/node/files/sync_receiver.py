@@ -1,7 +1,7 @@
-"""The folder of a job is made as it was offered. Sent to the nodes: standard library only.
+"""Makes the folder of a job as it was offered.
 
-One thread compares, takes what is missing and puts it in its place; the agent's loop hands it what comes and
-goes on with its heartbeats.
+One thread compares, takes the missing contents and puts them in place; the agent's loop passes on what
+arrives and goes on with its heartbeats.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from .sync_peer import PeerServer, PeerTimes, pull
 from .sync_place import Trust, Untrusted, open_place
 from .sync_record import LockedOut, Record, coming
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...wire.frames import Frame
 
 MAX_NAMED = 3
-# Of --prepare_timeout. The launcher names a host of this job that stands still before those that wait for it.
+# A factor of --prepare_timeout, so that the launcher names the host that stands still before those that wait
+# for it.
 BEYOND_LIMIT = 1.25
 TAKE_EVERY_S = 0.5
 BEAT_EVERY_S = 1.0
 
 
 class _Refused(Exception):
-    """The folder cannot be made so; the message says why."""
+    """The folder cannot be made as it was offered; the message says why."""
 
 
 class _Abandoned(Exception):
@@ -63,11 +64,11 @@ class Receiver:
         threading.Thread(target=self._run, daemon=True).start()
 
     def take(self, item: bytes | SyncFrom) -> None:
-        """What follows the offer."""
+        """Take the next message after the offer."""
         self._came.put(item)
 
     def end(self) -> None:
-        """The job starts, or is given up."""
+        """End the receiver: the job starts, or is given up."""
         self._is_over = True
         if self._server is not None:
             self._server.close()
@@ -83,14 +84,14 @@ class Receiver:
             self._post(Problem(f"--sync to {self._shown}: {error}; {self._state}", 3))
         except OSError as error:
             self._post(Problem(f"--sync to {self._shown}: {self._why(error)}", 3))
-        except Exception as error:  # the end of a thread: whatever it is, the launcher has to hear of it
+        except Exception as error:  # any error that ends the thread is reported to the launcher
             from ..system.background import print_traceback
 
             print_traceback()
             self._post(Problem(f"--sync to {self._shown}: {type(error).__name__}: {error}", 3))
 
     def _beat(self) -> None:
-        """Work goes on, which the launcher would not see otherwise."""
+        """Tell the launcher that work goes on, which it would not see otherwise."""
         now = time.monotonic()
         if now > self._beat_at + BEAT_EVERY_S:
             self._beat_at = now
@@ -132,7 +133,7 @@ class Receiver:
         silent_s = BEYOND_LIMIT * self._offer.within_s
         try:
             record = self._record = Record(folder, trust, silent_s=silent_s)
-        except OSError as error:  # where all is as it should be, nothing has to be written
+        except OSError as error:  # a folder that is already as offered needs no writing
             why_no_record = error
         try:
             sent, doubt = ({}, "") if record is None else (record.sent, record.doubt)
@@ -178,7 +179,7 @@ class Receiver:
 
     def _serve(self, contents: Contents) -> None:
         if self._offer.peer_token:
-            with suppress(OSError):  # then the others are sent everything by the launcher
+            with suppress(OSError):  # without a server, the launcher sends the contents to the others
                 self._server = PeerServer(self._offer.peer_token, contents, self._times)
 
     def _want(self, contents: list[int], problem: str, num_bytes: int = 0) -> None:
@@ -188,7 +189,7 @@ class Receiver:
     def _take_contents(
         self, folder: Folder, entries: list[Entry], work: Comparison, contents: Contents
     ) -> None:
-        """Until all contents are there, from wherever they come. Errors: OSError, _Refused"""
+        """Wait until all contents are there, from any source. Errors: OSError, _Refused"""
         needed = {one.digest for one in work.writes if one.kind == FILE}
         missing: list[tuple[int, Entry]] = []
         for number, one in enumerate(contents_of(entries)):
@@ -225,14 +226,14 @@ class Receiver:
             return
 
     def _is_there(self, folder: Folder, entry: Entry, work: Comparison, contents: Contents) -> bool:
-        """Under another name, or since a sync that was cut off."""
+        """Tell whether the content is there under another name, or since a sync that was cut off."""
         if entry.digest in work.place_of and contents.copy(entry, work.place_of[entry.digest]):
             return True
         path = coming(entry.digest)
         found = folder.stat(path)
         if found is None or kind_of(found) != FILE or found.st_size != entry.size:
             return False
-        folder.set_mode(path, 0o600)  # that sync may have come as far as to the mode that it is to have
+        folder.set_mode(path, 0o600)  # that sync may have set the final mode already
         fd = folder.open(path)
         try:
             if digest_of(fd, folder.beat) != entry.digest:
@@ -251,7 +252,7 @@ class Receiver:
             num_bytes -= len(piece)
 
     def _next(self) -> bytes | SyncFrom:
-        """A piece of contents, unpacked, or where they are. Errors: _Abandoned"""
+        """Return a piece of contents, unpacked, or the peer that has them. Errors: _Abandoned"""
         item = self._next_item()
         if isinstance(item, SyncFrom):
             return item
@@ -270,7 +271,7 @@ class Receiver:
         raise _Abandoned
 
     def _next_bytes(self, num_bytes: int) -> bytes:
-        """So many bytes as they are; 0: one piece of contents."""
+        """Return so many bytes unchanged; 0: one piece of contents."""
         if not num_bytes:
             piece = self._next()
             if not isinstance(piece, bytes):
@@ -288,7 +289,7 @@ class Receiver:
 
 
 def _refuse(work: Comparison, senders: dict[str, str], doubt: str, *, is_forced: bool) -> None:
-    """Errors: _Refused if anything stands there that may not be changed"""
+    """Errors: _Refused if a file or folder stands there that may not be changed"""
     if work.foreign:
         raise _Refused(_why_foreign(work.foreign))
     if work.refused:

@@ -1,6 +1,5 @@
-"""What is kept in a folder between two syncs: what was sent by whom, a lock, and contents on their way.
-
-Sent to the nodes: standard library only.
+"""The record kept in a folder between two syncs: which sender sent which files, a lock, and contents on their
+way.
 
 It stands in the folder itself, not in a home, so that it goes where the folder goes: two hosts that share the
 folder share this, and two that share a home do not.
@@ -19,25 +18,25 @@ from ..system.lean_stdlib import suppress
 from .sync_folder import Folder, kind_of, write_whole
 from .sync_place import Trust, Untrusted
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, NamedTuple
 else:
     from ...wire.fast_tuple import Record as NamedTuple
 
-VERSION = 2  # 1 did not say who had sent what
+VERSION = 2  # version 1 did not name the senders
 LOCK, RECORD, COMING = (OWN_FOLDER + b"/" + name for name in (b"lock", b"sent", b"coming"))
-MAX_RECORD_BYTES = 1 << 28  # of a million files
+MAX_RECORD_BYTES = 1 << 28  # enough for a million files
 LOCK_EVERY_S = 0.05
 TOUCH_EVERY_S = 1.0
 
 
 class Sent(NamedTuple):
-    """What is known of a name there. `sender` is whose sync wrote it; empty: it was found there, and is the
-    host's. `planned` is another digest that it may have: that sync was cut off.
+    """The record of one name. `sender` is the sender whose sync wrote it; empty: it was found there, and is
+    the host's. `planned` is another digest that it may have: that sync was cut off.
 
-    With size, times and inode as they were then, what is in the file need not be read.
+    With size, times and inode as they were then, the file's content need not be read.
     """
 
     kind: str
@@ -50,23 +49,23 @@ class Sent(NamedTuple):
     sender: str = ""
 
     def is_as(self, found: os.stat_result) -> bool:
-        """Whether the file cannot have changed since."""
+        """Tell whether the file cannot have changed since."""
         seen = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
         return seen == self[3:7]
 
 
 class LockedOut(Exception):
-    """Another one writes to this folder; the message says who."""
+    """Another process writes to this folder; the message says which."""
 
 
 class Record:
-    """The folder `.dslaunch` in a folder that is sent to; the one who has it has the lock.
+    """The folder `.dslaunch` in a folder that is sent to; its owner has the lock.
 
-    `senders` are those of what is `sent`, in words. `doubt`: why nothing of what was sent before is known.
+    `senders` describe those of `sent` in words. `doubt`: why the records of earlier syncs are unknown.
     """
 
     def __init__(self, folder: Folder, trust: Trust, *, silent_s: float) -> None:
-        """Another one that has the lock is waited for while it works, and `silent_s` beyond.
+        """Take the lock; wait for another owner while it works, and `silent_s` beyond.
 
         Errors: OSError if it cannot be made; Untrusted; LockedOut
         """
@@ -119,7 +118,7 @@ class Record:
         os.pwrite(self._lock, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
 
     def touch(self) -> None:
-        """Those who wait for the lock see that its owner works."""
+        """Show the processes that wait for the lock that its owner works."""
         now = time.monotonic()
         if now > self._touched_at + TOUCH_EVERY_S:
             self._touched_at = now
@@ -132,7 +131,7 @@ class Record:
         os.close(self._lock)
 
     def write(self, sent: dict[bytes, Sent], senders: dict[str, str]) -> None:
-        """Errors: OSError"""
+        """Write the record. Errors: OSError"""
         used = {one.sender for one in sent.values()}
         known = {key: words for key, words in senders.items() if key in used}
         places = {key: place for place, key in enumerate(("", *known))}
@@ -144,8 +143,8 @@ class Record:
         self.sent, self.senders = sent, known
 
     def clear(self, wanted: Iterable[bytes] | None = ()) -> None:
-        """Leave nothing of syncs that were cut off but whole contents that are wanted, by their digests;
-        None: all whole ones.
+        """Remove the rest of syncs that were cut off, except whole contents in `wanted`, by their digests;
+        None: all whole ones stay.
         """
         names = None if wanted is None else {coming(one) for one in wanted}
         for name in self._folder.list(COMING):
@@ -157,7 +156,7 @@ class Record:
 
 
 def coming(digest: bytes) -> bytes:
-    """Where a content is until it is put in its place."""
+    """Path of a content until it is put in its place."""
     return COMING + b"/" + digest.hex().encode()
 
 
@@ -166,7 +165,7 @@ def _is_whole(name: bytes) -> bool:
 
 
 def _read(folder: Folder) -> tuple[dict[bytes, Sent], dict[str, str], str]:
-    """What was sent, by whom in words, and why that is not known; what is there then counts as the host's."""
+    """Return the records, the senders in words, and the doubt; unknown files count as the host's."""
     try:
         fd = folder.open(RECORD)
     except OSError:
@@ -189,7 +188,7 @@ def _read(folder: Folder) -> tuple[dict[bytes, Sent], dict[str, str], str]:
 
 
 def _sent(senders: list[list[str]], rows: list[list[Any]]) -> tuple[dict[bytes, Sent], dict[str, str]]:
-    """Errors: as of what is no record, ValueError for one"""
+    """Read the rows of the record. Errors: ValueError and others of a broken record"""
     keys = ["", *(key for key, _ in senders)]
     sent: dict[bytes, Sent] = {}
     for path, kind, digest, planned, size, mtime_ns, ctime_ns, inode, place in rows:

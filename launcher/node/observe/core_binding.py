@@ -1,4 +1,4 @@
-"""Which CPU cores each worker of a host gets. Sent to the nodes: standard library only."""
+"""CPU cores for each worker of a host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 from ..system.kernel_file import read_text
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
@@ -22,7 +22,7 @@ class Core(NamedTuple):
 
 
 def read_cores(allowed: set[int], sys: str = "/sys") -> list[Core]:
-    """The allowed CPUs with their place in the machine; where /sys does not say, each is a core of node 0."""
+    """Return the allowed CPUs with their place in the machine; without /sys each is a core of node 0."""
     nodes = {}
     folder = os.path.join(sys, "devices", "system", "node")
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
@@ -38,7 +38,7 @@ def read_cores(allowed: set[int], sys: str = "/sys") -> list[Core]:
 
 
 def share_cores(cores: list[Core], num_ranks: int, *, uses_all: bool) -> list[list[int]]:
-    """Equal shares, one for each rank; empty if there are fewer cores than ranks.
+    """Return equal shares, one for each rank; empty if there are fewer cores than ranks.
 
     Unless `uses_all`, one CPU of each physical core is used, as long as that gives every rank one. A rank
     stays within one NUMA node, or has whole ones, if the numbers allow it.
@@ -58,14 +58,15 @@ def share_cores(cores: list[Core], num_ranks: int, *, uses_all: bool) -> list[li
 
 
 def share_near(cores: list[Core], near: list[set[int]], *, uses_all: bool) -> list[list[int]]:
-    """As `share_cores`, but each rank has cores of its own set in `near`; ranks of equal sets share them.
+    """Share as `share_cores` does, but each rank has cores of its own set in `near`; ranks of equal sets
+    share them.
 
     Empty if some rank would have no core that way. All shares have the size of the smallest.
     """
     groups: dict[frozenset[int], list[int]] = {}
     for rank, nearest in enumerate(near):
         groups.setdefault(frozenset(core.cpu for core in cores if core.cpu in nearest), []).append(rank)
-    if sum(len(cpus) for cpus in groups) > len(frozenset().union(*groups)):  # sets that overlap in part
+    if sum(len(cpus) for cpus in groups) > len(frozenset().union(*groups)):  # some sets overlap in part
         return []
     shares: dict[int, list[int]] = {}
     for cpus, ranks in groups.items():
@@ -82,7 +83,7 @@ def _cut(cpus: list[int], num_shares: int) -> list[list[int]]:
 
 
 def parse_ranges(text: str) -> list[int]:
-    """The numbers of `0,2-4`. Errors: ValueError if it is not of that form."""
+    """Return the numbers of `0,2-4`. Errors: ValueError if the text has another form"""
     numbers: list[int] = []
     for item in text.strip().split(",") if text.strip() else ():
         first, dash, last = item.partition("-")
@@ -91,7 +92,7 @@ def parse_ranges(text: str) -> list[int]:
 
 
 def format_ranges(numbers: list[int]) -> str:
-    """Ascending numbers as `0,2-4`."""
+    """Write ascending numbers as `0,2-4`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

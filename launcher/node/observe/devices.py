@@ -1,4 +1,4 @@
-"""How many accelerators this machine has, without asking torch. Sent to the nodes: standard library only."""
+"""Number of accelerators of this machine, without asking torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..system.kernel_file import read_text
 
 
 def count_accelerators(dev: str = "/dev", sys: str = "/sys") -> int:
-    """GPUs a process started here could use: NVIDIA's device files, else AMD's compute nodes;
+    """Number of GPUs that a process started here could use: NVIDIA's device files, else AMD's compute nodes;
     0 if there are none.
     """
     nvidia = sum(name.startswith("nvidia") and name[6:].isdigit() for name in _listdir(dev))
@@ -18,8 +18,8 @@ def count_accelerators(dev: str = "/dev", sys: str = "/sys") -> int:
 
 
 def count_hidden(proc: str = "/proc") -> int:
-    """GPUs that NVIDIA's driver has, whether or not a process started here can use them: a container that was
-    given none has no device files of them.
+    """Number of GPUs that NVIDIA's driver has, whether or not a process started here can use them: a
+    container that was given none has no device files of them.
     """
     return len(_listdir(os.path.join(proc, "driver", "nvidia", "gpus")))
 

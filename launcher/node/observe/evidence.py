@@ -1,7 +1,4 @@
-"""Why a worker failed: what it wrote last, what torch noted, what the kernel counted.
-
-Sent to the nodes: standard library only.
-"""
+"""Why a worker failed: its last lines, torch's notes, the kernel's counters."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from ..system.kernel_file import read_text
 from ..system.lean_stdlib import deque, signal
 from ..system.memory import memory_groups, size_of
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 NUM_LAST_LINES = 20
-NUM_KEPT_LINES = 500  # of stderr: a traceback may be longer than what is shown otherwise
-MAX_LINE_BYTES = 2000  # of a kept line
+NUM_KEPT_LINES = 500  # lines of stderr: a traceback may be longer than the lines that are shown otherwise
+MAX_LINE_BYTES = 2000  # bytes of a kept line
 MAX_ERROR_FILE_BYTES = 1 << 20
 MAX_PLACE_BYTES = 200
 
@@ -48,12 +45,12 @@ class Tail:
 
 
 def last_traceback(lines: list[str]) -> list[str]:
-    """The last complete traceback of Python in `lines`, up to its exception; empty if there is none.
+    """Return the last complete traceback of Python in `lines`, up to its exception; empty if there is none.
 
-    Of a chain (`During handling of ...`) all parts are given. What Python says it ignored is not meant.
+    Of a chain (`During handling of ...`) all parts are returned. Exceptions that Python ignored do not count.
     """
     found: list[str] = []
-    found_end = 0  # the place after it
+    found_end = 0  # the place after its end
     place = 0
     while place < len(lines):
         if unmarked(lines[place]).rstrip() != TRACEBACK:
@@ -70,12 +67,12 @@ def last_traceback(lines: list[str]) -> list[str]:
 
 
 def last_error(traceback: tuple[str, ...]) -> str:
-    """The line of a traceback that names its last exception."""
+    """Return the line of a traceback that names its last exception."""
     return next((unmarked(one) for one in reversed(traceback) if not _is_indented(one)), "")
 
 
 def _end_of_traceback(lines: list[str], start: int) -> int | None:
-    """The place after the exception of the traceback that begins at `start`; None if it is cut off."""
+    """Return the place after the exception of the traceback that begins at `start`; None if it is cut off."""
     place = start + 1
     while place < len(lines) and _is_indented(lines[place]):
         place += 1
@@ -92,7 +89,7 @@ def _is_chain(lines: list[str], start: int) -> bool:
 
 
 def is_link(line: str) -> bool:
-    """Whether the line says that the traceback behind it belongs to the one before."""
+    """Tell whether the line says that the traceback behind it belongs to the one before."""
     return unmarked(line).startswith(
         ("During handling of the above exception", "The above exception was the direct cause")
     )
@@ -103,7 +100,7 @@ def _is_indented(line: str) -> bool:
 
 
 def unmarked(line: str) -> str:
-    """Without the `[rank3]: ` that torch.distributed puts before each line of a traceback."""
+    """Return the line without the `[rank3]: ` that torch.distributed puts before each line of a traceback."""
     mark, end, text = line.partition("]:")
     if end and mark.startswith("[rank") and mark[5:].isdigit():
         return text[1:] if text.startswith(" ") else text
@@ -111,12 +108,12 @@ def unmarked(line: str) -> str:
 
 
 def read_error_file(path: str) -> tuple[str, list[str]]:
-    """The message and the traceback that torch's @record left in a file; empty if there is none,
-    or it is no such file.
+    """Return the message and the traceback that torch's @record left in a file; empty if there is none, or
+    the file has another form.
 
     Source: torch 2.13 distributed/elastic/multiprocessing/errors/error_handler.py, `record_exception`.
     """
-    from ..system.plain_file import read_plain  # here: only a failure needs it
+    from ..system.plain_file import read_plain
 
     try:
         text = read_plain(path, max_bytes=MAX_ERROR_FILE_BYTES).decode("utf-8", "surrogateescape")
@@ -131,10 +128,10 @@ def read_error_file(path: str) -> tuple[str, list[str]]:
 
 
 def read_place(path: str | None) -> str:
-    """Where the runtime says that a worker is along the axes of its job, e.g. "stage 1 of 2, tp 0"; empty if
-    it has said nothing, or nothing that can be shown.
+    """Return the worker's place along the axes of its job, as its runtime wrote it, e.g. "stage 1 of 2, tp
+    0"; empty if it wrote nothing, or nothing that can be shown.
     """
-    from ..system.plain_file import read_plain  # here: only a failure, or a question, needs it
+    from ..system.plain_file import read_plain
 
     try:
         text = read_plain(path, max_bytes=MAX_PLACE_BYTES).decode() if path else ""
@@ -146,18 +143,18 @@ def read_place(path: str | None) -> str:
 class MemoryWatch:
     """Whether the kernel killed workers because memory ran out, by the counters of the cgroup they run in.
 
-    Workers start in the cgroup of this process. Counters are compared with what they were when this was made;
-    one kill explains one worker, so that who fails after it is not said to have been killed too.
+    Workers start in the cgroup of this process. Counters are compared with their first values; one kill
+    explains one worker, so that a worker that fails later does not count as killed too.
     """
 
     def __init__(self, *, proc: str = "/proc") -> None:
-        self._groups = memory_groups(proc)  # the own one, then what is above it
+        self._groups = memory_groups(proc)  # its own one, then those above it
         self._hits = [group.hits() for group in self._groups]
         self._num_explained = self._num_kills() or 0
         self._began_s = _monotonic_of_kernel()
 
     def explain(self, pid: int, status: int, *, is_our_kill: bool) -> tuple[bool, list[str]]:
-        """Whether memory ran out for this worker that failed, and the sentences to say about that."""
+        """Return whether memory ran out for this worker that failed, and the sentences about it."""
         num_kills = self._num_kills()
         is_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         if num_kills is not None and num_kills > self._num_explained:
@@ -194,8 +191,8 @@ class MemoryWatch:
 
 
 def _cpu_time_limit() -> str:
-    """Words for what the kernel kills a process here for, beside memory; empty if there is no such limit."""
-    import resource  # here: only a failure needs it
+    """Return words for a CPU time limit, for which the kernel kills processes too; empty if there is none."""
+    import resource
 
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     if hard == resource.RLIM_INFINITY:
@@ -204,10 +201,10 @@ def _cpu_time_limit() -> str:
 
 
 def read_kernel_log() -> str | None:
-    """The kernel's log; None where this process may not read it, or sees other pids than the kernel."""
+    """Return the kernel's log; None if this process may not read it, or sees other pids than the kernel."""
     if os.readlink("/proc/self/ns/pid") != _INITIAL_PID_NAMESPACE:
         return None
-    import ctypes  # here and below: few agents need these, and they take 2 ms
+    import ctypes
 
     libc = ctypes.CDLL(None)
     size = libc.klogctl(_KERNEL_LOG_SIZE, None, 0)
@@ -219,7 +216,7 @@ def read_kernel_log() -> str | None:
 
 
 def is_in_kernel_log(log: str, pid: int, *, since_s: float) -> bool:
-    """Whether the kernel says that it killed this process for memory, after `since_s` on its clock."""
+    """Tell whether the kernel killed this process for memory, after `since_s` on its clock."""
     import re
 
     for at, victim in re.findall(r"\[ *([\d.]+)\].* Killed process (\d+) ", log):
@@ -239,8 +236,8 @@ def evidence_of(
     out: Tail,
     err: Tail,
 ) -> dict[str, Any]:
-    """All that is known of a failed worker, by the names of RankFailure's fields,
-    as it travels in an Exited frame.
+    """Return all facts about a failed worker, by the names of RankFailure's fields, as they travel in an
+    Exited frame.
 
     `has_local_rank`: dslaunch added --local_rank=N to its arguments.
     """
@@ -255,9 +252,9 @@ def evidence_of(
     of_err, of_out = err.lines, out.lines
     traceback = recorded or last_traceback(of_err)
     if has_local_rank and not is_signaled:
-        # An exception is what it failed of; what it wrote before that did not end it.
+        # An exception is the cause of the failure; the lines before it are not.
         said = traceback or [*of_err[-NUM_LAST_LINES:], *of_out[-NUM_LAST_LINES:]]
-        from .refused_argument import why_refused  # here: most workers do not fail
+        from .refused_argument import why_refused
 
         why = why_refused(said)
         facts = [*facts, why] if why else facts
@@ -274,7 +271,7 @@ def evidence_of(
 
 
 def _shared_memory() -> list[str]:
-    """SIGBUS is often a write into a shared memory file system that is full; containers get 64 MiB."""
+    """Explain SIGBUS: often a write into a full shared memory file system; containers get 64 MiB."""
     try:
         disk = os.statvfs("/dev/shm")
     except OSError:
@@ -284,5 +281,5 @@ def _shared_memory() -> list[str]:
 
 
 def _monotonic_of_kernel() -> float:
-    """Seconds since boot, as the kernel's log counts them."""
+    """Return the seconds since boot, as the kernel's log counts them."""
     return float(read_text("/proc/uptime").split()[0] or 0) if read_text("/proc/uptime") else 0.0

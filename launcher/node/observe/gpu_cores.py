@@ -1,6 +1,4 @@
-"""Which CPU cores are near which NVIDIA GPU, as the kernel and the driver say. Sent to the nodes: standard
-library only.
-"""
+"""CPU cores near each NVIDIA GPU, as the kernel and the driver know them."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import os
 from ..system.kernel_file import read_text
 from .core_binding import parse_ranges
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
@@ -27,11 +25,12 @@ class _Gpu(NamedTuple):
 def cores_near(
     devices: list[str], *, is_by_bus: bool, proc: str = "/proc", sys: str = "/sys", dev: str = "/dev"
 ) -> list[set[int]]:
-    """The CPUs near each of these devices, which are named as in CUDA_VISIBLE_DEVICES: by number or UUID.
+    """Return the CPUs near each of these devices, which are named as in CUDA_VISIBLE_DEVICES: by number or
+    UUID.
 
     CUDA counts GPUs of one model in the order of the bus. It puts the fastest of several models first, unless
     `is_by_bus`, that is with CUDA_DEVICE_ORDER=PCI_BUS_ID.
-    Errors: LookupError, which says why nothing is known
+    Errors: LookupError with the reason why the place of a GPU is unknown
     """
     gpus = _read_gpus(proc, dev)
     if not gpus:
@@ -59,7 +58,9 @@ def _named(device: str, gpus: list[_Gpu]) -> _Gpu:
 
 
 def _read_gpus(proc: str, dev: str) -> list[_Gpu]:
-    """In the order of the bus. A container may see all in /proc, but has device files for its own only."""
+    """List the GPUs in the order of the bus. A container may see all in /proc, but has device files for its
+    own only.
+    """
     folder = os.path.join(proc, "driver", "nvidia", "gpus")
     gpus = []
     for bus_id in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():

@@ -1,9 +1,8 @@
-"""How the GPUs of a host do, by NVML: a process beside the agent asks, so that a driver that hangs holds up
+"""The state of a host's GPUs, by NVML: a process beside the agent asks, so that a driver that hangs holds up
 nothing.
 
-Sent to the nodes: standard library only. That process runs with the job's Python, which may have pynvml (of
-the package nvidia-ml-py); without it nothing is told. It prints one line an interval, and ends with the
-agent: the end of its input says so.
+That process runs with the job's Python, which may have pynvml (of the package nvidia-ml-py); without it there
+are no numbers of GPUs. It prints one line an interval, and ends with the agent, at the end of its input.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 from ...wire import fast_json
 from ..system.lean_stdlib import signal, suppress
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 16
 MAX_LINE_BYTES = 1 << 16
-LATE_S = 5.0  # what is older by so much than an interval is not told any more
-END_S = 0.2  # for a process that was killed
+LATE_S = 5.0  # a line that is older than an interval and this is out of date
+END_S = 0.2  # wait for a process that was killed
 
 # Python text, for any Python that a job may have.
 PROGRAM = """\
@@ -64,13 +63,13 @@ while True:
 
 
 class GpuSample:
-    """The last that was told of the GPUs here. No method raises or waits."""
+    """The newest numbers of the GPUs here. No method raises or waits."""
 
     def __init__(
         self, python: str, env: Mapping[bytes, bytes], *, interval_s: float, selector: Selector
     ) -> None:
-        """Start the process; if it cannot be, nothing is told."""
-        import subprocess  # here: hosts without GPUs need none
+        """Start the process; if that fails, there are no numbers."""
+        import subprocess
 
         self._selector = selector
         self._keep_s = interval_s + LATE_S
@@ -95,7 +94,7 @@ class GpuSample:
             selector.on_read(self._fd, self.read)
 
     def read(self) -> None:
-        """Take what was printed."""
+        """Read the printed lines."""
         try:
             data = os.read(self._fd, READ_BYTES)
         except BlockingIOError:
@@ -114,11 +113,11 @@ class GpuSample:
                 self._at = time.monotonic()
 
     def last(self, now: float) -> list[dict[str, Any]]:
-        """One row for each GPU, in nvidia-smi's order; empty if nothing is known, or only of long ago."""
+        """Return one row for each GPU, in nvidia-smi's order; empty if unknown or out of date."""
         return self._gpus if now - self._at <= self._keep_s else []
 
     def close(self) -> None:
-        """Nothing of it is left running."""
+        """Kill the process and close its pipe."""
         process, self._process = self._process, None
         if process is None:
             return

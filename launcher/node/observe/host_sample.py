@@ -1,6 +1,6 @@
-"""How a host does: its processors, memory, network and disks. Sent to the nodes: standard library only.
+"""The load of a host: its processors, memory, network and disks.
 
-Of what the kernel counts since the start of the host, the growth since the last look.
+Counters of the kernel run since the start of the host; a sample is their growth since the last look.
 Sources: proc(5), sysfs(5)
 """
 
@@ -12,17 +12,17 @@ import time
 from ..system.kernel_file import read_text
 from ..system.lean_stdlib import suppress
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_SECTOR_BYTES = 512  # of /proc/diskstats, whatever the disk has
+_SECTOR_BYTES = 512  # unit of /proc/diskstats, for every disk
 _IDLE = (3, 4)  # fields of a line of /proc/stat: idle, and waiting for a disk
-_NUM_BUSY_FIELDS = 8  # the two that follow, time of guests, are in `user` already
+_NUM_BUSY_FIELDS = 8  # the two fields after them, time of guests, are in `user` already
 
 
 class HostSample:
-    """Looks at the host; a number that it does not tell is left out."""
+    """Looks at the host; a number that it does not give is left out."""
 
     def __init__(self, *, proc: str = "/proc", sys: str = "/sys") -> None:
         self._proc, self._sys = proc, sys
@@ -30,7 +30,7 @@ class HostSample:
         self._before = self._counters()
 
     def look(self) -> dict[str, Any]:
-        """What was since the last look, or since this was made. The names: docs/design/events.md."""
+        """Return the growth since the last look, or since this was made. The names: docs/design/events.md."""
         before, now = self._before, self._counters()
         self._before = now
         seconds = max(1e-3, now["at"] - before["at"])
@@ -59,7 +59,7 @@ class HostSample:
         return {"total": total, "busy": total - sum(fields[place] for place in _IDLE)} if fields else {}
 
     def _network(self) -> dict[str, float]:
-        """All interfaces that lead out of the host, or out of its container."""
+        """Bytes over all interfaces that lead out of the host, or out of its container."""
         lines = [line.partition(":") for line in self._text("net/dev").splitlines()[2:]]
         counts = [rest.split() for name, _, rest in lines if name.strip() != "lo" and rest]
         if not counts:
@@ -80,7 +80,7 @@ class HostSample:
         }
 
     def _find_disks(self) -> frozenset[str]:
-        """Those that are a device: not their partitions, nor what is made of several of them."""
+        """Names of the disks that are a device: no partitions, and no combinations of several disks."""
         folder = os.path.join(self._sys, "block")
         with suppress(OSError):
             names = os.listdir(folder)

@@ -1,7 +1,4 @@
-"""Questions about a host, answered on it: what is there, how much of it, which versions.
-
-Standard library only.
-"""
+"""Questions about a host, answered on it: its programs, their versions, its resources."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from ..system.kernel_file import read_text
 from ..system.lean_stdlib import suppress
 from .devices import count_accelerators
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_MARK = b"dslaunch facts: "  # before what our programs print; whatever else is printed has no meaning
+_MARK = b"dslaunch facts: "  # begins the answer among a program's other output
 _ASK_PYTHON = "import platform; print('dslaunch facts: \"' + platform.python_version() + '\"')"
 _ASK_TORCH = """
 import json, torch
@@ -38,10 +35,10 @@ _TCP_LISTEN = "0A"
 
 
 def answer(question: str, given: dict[str, Any]) -> Facts:
-    """The facts; `error` alone if there is no answer."""
+    """Return the facts; `error` alone if there is no answer."""
     try:
         return Facts(question, QUESTIONS[question](given))
-    except Exception as error:  # the end of a thread: whatever it is, the launcher has to hear of it
+    except Exception as error:  # any error that ends the thread is reported to the launcher
         return Facts(question, {"error": f"{type(error).__name__}: {error}"})
 
 
@@ -50,7 +47,7 @@ def _clock(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _system(given: dict[str, Any]) -> dict[str, Any]:
-    import shutil  # here and below: agents of jobs, which ask nothing, start 3 ms sooner
+    import shutil
 
     return {
         "hostname": os.uname().nodename,
@@ -72,17 +69,17 @@ def _memory() -> dict[str, Any]:
 
 
 def _limit(kind: int) -> int:
-    """-1 means no limit."""
+    """Return the soft limit; -1 means no limit."""
     soft, _ = resource.getrlimit(kind)
     return -1 if soft == resource.RLIM_INFINITY else soft
 
 
 def _disk(given: dict[str, Any]) -> dict[str, Any]:
-    """A folder that jobs use. On a file system that hangs the answer never comes."""
+    """Look at a folder that jobs use. On a file system that hangs the answer never comes."""
     path = os.path.expanduser(bytes_of(given["path"]))
     try:
         if not os.path.isdir(path):
-            os.listdir(path)  # says why
+            os.listdir(path)  # raises the reason
         if not os.access(path, os.X_OK):
             return {"problem": "Permission denied", "size_bytes": 0, "free_bytes": 0}
         found = os.statvfs(path)
@@ -107,14 +104,14 @@ def _torch(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nvml(given: dict[str, Any]) -> dict[str, Any]:
-    """What a program says that asks NVML. The launcher sends it along: jobs do not need it."""
+    """Return the output of a program that asks NVML. The launcher sends it along: jobs do not need it."""
     found, problem = ask([given["python"], "-c", given["program"]], given["timeout_s"])
     return {"problem": problem, "cuda": -1, "gpus": []} if found is None else found
 
 
 def ask(argv: list[str], timeout_s: float) -> tuple[Any, str]:
-    """What a Python program printed behind the mark, or None and why there is nothing. An empty first word
-    is the Python that runs this.
+    """Return the value that a Python program printed behind the mark, or None and the reason. An empty first
+    word is the Python that runs this.
     """
     import subprocess
 
@@ -124,7 +121,7 @@ def ask(argv: list[str], timeout_s: float) -> tuple[Any, str]:
             [program, *argv[1:]],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            cwd="/",  # a file torch.py in the job's folder is not what is asked for
+            cwd="/",  # so that a file torch.py in the job's folder is not imported
             timeout=timeout_s,
             check=False,
         )
@@ -144,7 +141,7 @@ def ask(argv: list[str], timeout_s: float) -> tuple[Any, str]:
 
 
 def _gpu(given: dict[str, Any]) -> dict[str, Any]:
-    """NVIDIA's driver and GPUs. `num` counts what a process can use, of any maker."""
+    """Look at NVIDIA's driver and GPUs. `num` counts the GPUs of any maker that a process can use."""
     import subprocess
 
     driver = ""
@@ -170,9 +167,9 @@ def _gpu(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _link(given: dict[str, Any]) -> dict[str, Any]:
-    """Network cards and InfiniBand ports, as `name speed`, and what keeps a port from being used.
+    """List network cards and InfiniBand ports, as `name speed`, and the reason against each unusable port.
 
-    A card that tells no speed is left out, as those of most virtual machines.
+    A card without a speed is left out: most virtual machines have such cards.
     """
     root = given["path"]
     found: list[tuple[int, str]] = []
@@ -206,7 +203,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _port_owner(given: dict[str, Any]) -> dict[str, Any]:
-    """The program that listens on a port, if it may be known."""
+    """Name the program that listens on a port, if that may be known."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in read_text(table).splitlines()[1:]:
@@ -221,7 +218,7 @@ def _port_owner(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _notice(given: dict[str, Any]) -> dict[str, Any]:
-    """Whether the host is told to go, as a job's agent would find it."""
+    """Look whether a notice tells the host to go, as a job's agent would."""
     from .notice import notice_of
 
     return {"why": notice_of(given["file"], given["command"])}

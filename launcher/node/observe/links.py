@@ -1,6 +1,6 @@
-"""How long data of this host's workers wait to go to other hosts, by what the kernel knows of their sockets.
+"""Waiting times of data from this host's workers to other hosts, as the kernel knows them for each socket.
 
-Sent to the nodes: standard library only. It is loaded with the first numbers of a job, and needs no rights.
+It is loaded with the first numbers of a job, and needs no rights.
 Sources: sock_diag(7); linux/inet_diag.h; `struct tcp_info` of linux/tcp.h, whose `tcpi_busy_time` grows while
          a socket has data that is not acknowledged (Linux 4.10), and `tcpi_rwnd_limited` while this is all
          that the other side takes
@@ -8,7 +8,7 @@ Sources: sock_diag(7); linux/inet_diag.h; `struct tcp_info` of linux/tcp.h, whos
 
 from __future__ import annotations
 
-import _socket  # what socket is made of; that takes 10 ms more
+import _socket  # socket is made of it, and takes 10 ms more
 import os
 import struct
 import time
@@ -16,18 +16,19 @@ import time
 from ..system.kernel_file import read_text
 from ..system.lean_stdlib import suppress
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any, NamedTuple
 else:
     from ...wire.fast_tuple import Record as NamedTuple
 
-MAX_PEERS = 8  # that are told one by one: of a thousand hosts each may have a thousand
-OTHERS = "*"  # all others together
-LOOK_EVERY_S = 2.0  # at most
-COST = 0.0005  # of a core, for looks as well as for searches: the next one is so much later
-SEARCH_EVERY_S = 5.0  # at most: the kernel goes through its whole table then, which takes milliseconds
+MAX_PEERS = 8  # peers that are listed one by one: of a thousand hosts each may have a thousand
+OTHERS = "*"  # all other peers together
+LOOK_EVERY_S = 2.0  # at most so often
+COST = 0.0005  # part of a core that looks and searches may take; after an expensive one the next is later
+# at most so often: the kernel goes through its whole table then, which takes milliseconds
+SEARCH_EVERY_S = 5.0
 _SOCK_DIAG, _BY_FAMILY = 4, 20
 _ONE, _ALL = 0x001, 0x301  # flags of a request
 _ERROR_MESSAGE, _LAST_MESSAGE = 2, 3
@@ -46,12 +47,12 @@ class _Socket(NamedTuple):
     """A connection. All counts are since it was made."""
 
     family: int
-    name: bytes  # its ports, addresses and cookie; of a cookie the kernel gives no two sockets the same
+    name: bytes  # its ports, addresses and cookie; the kernel gives no cookie twice
     inode: int
     source: str
     peer: str
     busy_us: int
-    unread_us: int  # of these, while the other side took no more
+    unread_us: int  # the part of it in which the other side took no more
     acked: int  # bytes
     resent: int  # segments
     queued: int  # bytes that have not been sent, now
@@ -59,20 +60,21 @@ class _Socket(NamedTuple):
 
 
 class Links:
-    """Looks at the sockets of some processes and those below them, as seldom as its cost asks for."""
+    """Looks at the sockets of some processes and of those below them, as rarely as its cost demands."""
 
     def __init__(self, pids: Callable[[], Sequence[int]], *, proc: str = "/proc") -> None:
         self._pids, self._proc = pids, proc
         self._look_at = self._search_at = self._looked_at = 0.0
-        self._before: dict[bytes, _Socket] = {}  # of the workers, by name
-        self._strange: set[bytes] = set()  # names of others
+        self._before: dict[bytes, _Socket] = {}  # the workers' sockets, by name
+        self._strange: set[bytes] = set()  # names of other sockets
 
     def look(self, now: float) -> dict[str, Any] | None:
-        """What was since the last look; None if it is too early, or there is nothing to see.
+        """Return the growth since the last look; None if it is too early, or there is nothing to see.
 
         `seconds`: since the last look. `from`: this host's addresses. `to`, by peer: `wait`, the part of the
-        time in which data for it waited although it takes some, `out` bytes a second that it acknowledged,
-        `resent` segments a second, `queued` bytes that wait now, and `rtt_ms`, as long as an answer takes.
+        time in which data for it waited although the peer takes some, `out` bytes a second that it
+        acknowledged, `resent` segments a second, `queued` bytes that wait now, and `rtt_ms`, the time until
+        an answer.
         """
         if now < self._look_at:
             return None
@@ -83,7 +85,7 @@ class Links:
                 return self._look(netlink, now)
             finally:
                 netlink.close()
-        except (AttributeError, OSError):  # this kernel has no such thing, or it is forbidden here
+        except (AttributeError, OSError):  # this kernel has no such interface, or it is forbidden here
             self._look_at = float("inf")
             return None
 
@@ -103,7 +105,7 @@ class Links:
         return found
 
     def _search(self, netlink: _socket.socket) -> dict[bytes, _Socket]:
-        """The workers' connections to other hosts that are not known yet."""
+        """Find the workers' connections to other hosts that are not known yet."""
         families = (_socket.AF_INET, _socket.AF_INET6)
         found = {one.name: one for family in families for one in _ask(netlink, family)}
         self._strange &= found.keys()
@@ -113,7 +115,7 @@ class Links:
         return {name: found[name] for name in unknown - self._strange}
 
     def _inodes(self) -> set[int]:
-        """Of the sockets that the workers have open."""
+        """Inodes of the sockets that the workers have open."""
         found: set[int] = set()
         left = list(self._pids())
         while left:
@@ -132,7 +134,7 @@ class Links:
 def _growth(
     before: dict[bytes, _Socket], sockets: dict[bytes, _Socket], seconds: float
 ) -> dict[str, Any] | None:
-    """What was between two looks at the same sockets."""
+    """Return the growth between two looks at the same sockets."""
     peers: dict[str, list[tuple[_Socket, _Socket]]] = {}
     for name, now in sockets.items():
         if name in before:
@@ -150,7 +152,7 @@ def _growth(
 
 
 def _together(pairs: list[tuple[_Socket, _Socket]], seconds: float) -> dict[str, Any]:
-    """Of sockets to one peer: each counts for as many bytes as were to go through it."""
+    """Combine the sockets to one peer: each counts by the bytes that it had to carry."""
     wanted = waited = rtt = acked = queued = resent = 0.0
     for was, now in pairs:
         sent = now.acked - was.acked
@@ -172,7 +174,7 @@ def _together(pairs: list[tuple[_Socket, _Socket]], seconds: float) -> dict[str,
 
 
 def _ask(netlink: _socket.socket, family: int, *, name: bytes = b"") -> Iterator[_Socket]:
-    """The TCP connection of this name, if it is there, or all of this network namespace to other hosts.
+    """Yield the TCP connection of this name, if it is there, or all of this network namespace to other hosts.
 
     Errors: OSError
     """
@@ -184,7 +186,7 @@ def _ask(netlink: _socket.socket, family: int, *, name: bytes = b"") -> Iterator
 
 
 def _answers(netlink: _socket.socket, family: int, *, has_last: bool) -> Iterator[_Socket]:
-    """What the kernel's messages say, up to the last one."""
+    """Yield the sockets in the kernel's messages, up to the last one."""
     while True:
         data = netlink.recv(1 << 17)
         place = 0
@@ -205,7 +207,7 @@ def _connection_in(data: bytes, place: int, end: int, family: int) -> _Socket | 
     name, inode = _MESSAGE.unpack_from(data, place)
     source, peer = _NAME.unpack(name)
     if source == peer:
-        return None  # of this host alone
+        return None  # a connection within this host
     place += _MESSAGE_BYTES
     while place + _ATTRIBUTE.size <= end:
         length, kind = _ATTRIBUTE.unpack_from(data, place)

@@ -1,7 +1,6 @@
-"""What the workers of a host tell in numbers, and how the host does, once in an interval.
+"""Numbers of the workers of a host, and of the host itself, once in an interval.
 
-Sent to the nodes: standard library only. It is loaded some time after the start, so that it takes none of it.
-What workers write, and what becomes of it: docs/design/events.md
+It is loaded some time after the start, so that it does not slow it down. The numbers: docs/design/events.md
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from .evidence import read_place
 from .host_sample import HostSample
 from .links import Links
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import Any, Union
@@ -25,23 +24,23 @@ if TYPE_CHECKING:
 
     Value = Union[int, float, str]  # noqa: UP007 - for Python 3.8
 
-READ_BYTES = 1 << 16  # as much as a pipe holds
-MAX_READS = 16  # at a time
-MAX_REST_BYTES = 1 << 13  # of a line that has not ended; a worker writes at most half of it at once
-MAX_NAMES = 100  # of a rank
+READ_BYTES = 1 << 16  # size of a pipe
+MAX_READS = 16  # reads in one call
+MAX_REST_BYTES = 1 << 13  # bytes of an unfinished line; a worker writes at most half of it at once
+MAX_NAMES = 100  # names per rank
 MAX_NAME_LENGTH = 60
 MAX_TEXT_LENGTH = 200
 MAX_FILE_BYTES = 1 << 20
 FOLDED = "*"
 _FILES = ("config", "hang")
 _INFINITE = 1.7976931348623157e308
-_MOST = 1 << 64  # of a whole number: a greater one may be none that a float can hold
+_MOST = 1 << 64  # a float holds every whole number up to it
 
 
 class MetricsReader:
     """Reads the pipe that the workers of this host write to.
 
-    `is_folding`: of all ranks only the least, mean and greatest of each number go to the launcher.
+    `is_folding`: only the least, mean and greatest of each number over the ranks go to the launcher.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class MetricsReader:
         pids: Callable[[], Sequence[int]] = tuple,
         gpus: GpuSample | None = None,
     ) -> None:
-        """Make the pipe. `pids`: of the workers that run. Errors: OSError"""
+        """Make the pipe. `pids` returns those of the running workers. Errors: OSError"""
         self._gpus = gpus
         self._path, self._ranks, self._is_folding = path, ranks, is_folding
         self._send = send
@@ -64,16 +63,16 @@ class MetricsReader:
         # For writing too, so that it never comes to an end.
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
         self._rest = b""
-        self._told: dict[int, dict[str, Value]] = {}  # by rank, since the last time
+        self._told: dict[int, dict[str, Value]] = {}  # numbers by rank, since the last time
         self._host = HostSample()
         self._links = Links(pids)
-        self._placeless = set(ranks)  # of which it is not known where they are along the job's axes
+        self._placeless = set(ranks)  # ranks whose place along the job's axes is unknown
         self._next_at = 0.0
 
     def look(self, now: float, *, is_behind: bool) -> None:
-        """Take what was told, and send what is known if it is time.
+        """Take the new numbers, and send them if it is time.
 
-        `is_behind`: the launcher does not read now, so that can wait.
+        `is_behind`: the launcher does not read now, so sending can wait.
         """
         self._read()
         if now >= self._next_at and not is_behind:
@@ -81,7 +80,7 @@ class MetricsReader:
             self.send(now)
 
     def send(self, now: float) -> None:
-        """What was told since the last time."""
+        """Send the numbers since the last time."""
         self._read()
         told, self._told = self._told, {}
         host = self._host.look()
@@ -98,7 +97,7 @@ class MetricsReader:
         self._send(Metrics(now, ranks, {name: one for name, one in host.items() if one is not None}))
 
     def _places(self, told: Collection[int]) -> dict[str, str] | None:
-        """Of ranks that tell numbers, once: a rank knows its place before it tells of a step."""
+        """Return the places of ranks with numbers, once: a rank knows its place before it reports a step."""
         found = {}
         for rank in self._placeless.intersection(told):
             self._placeless.discard(rank)
@@ -114,19 +113,19 @@ class MetricsReader:
         os.close(self._fd)
 
     def _read(self) -> None:
-        """Take what is in the pipe, but not for ever: who writes may not stop."""
+        """Take what is in the pipe, within a limit: a worker may write without a pause."""
         for _ in range(MAX_READS):
             try:
                 data = os.read(self._fd, READ_BYTES)
             except BlockingIOError:
                 return
             *lines, self._rest = (self._rest + data).split(b"\n")
-            self._rest = self._rest[-MAX_REST_BYTES:]  # of what is no line of ours
+            self._rest = self._rest[-MAX_REST_BYTES:]  # the end of a line in another form
             for line in lines:
                 self._take(line)
 
     def _take(self, line: bytes) -> None:
-        """One line; what is none of ours is left out."""
+        """Take one line; a line in another form is left out."""
         word, _, text = line.partition(b" ")
         try:
             rank, row = int(word), fast_json.read(text.decode("utf-8"))
@@ -142,7 +141,7 @@ class MetricsReader:
             del self._told[rank]
 
     def _send_file(self, rank: int, name: str) -> None:
-        """Something long, which the rank has written beside the pipe."""
+        """Send a long record, which the rank has written beside the pipe."""
         path = os.path.join(os.path.dirname(self._path), f"{name}-{rank}.json")
         with suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -160,12 +159,12 @@ class MetricsReader:
 
 
 def is_sum(name: str) -> bool:
-    """Whether numbers of this name are added up, and not replaced by later ones."""
+    """Tell whether numbers of this name are added up, and not replaced by later ones."""
     return name == "steps" or name.endswith("_s")
 
 
 def merge(known: dict[str, Value], row: dict[str, Any]) -> None:
-    """Add what was told later to what was told before; values of other kinds are left out."""
+    """Add later numbers to earlier ones; values of other kinds are left out."""
     for name, value in row.items():
         if len(name) > MAX_NAME_LENGTH or (name not in known and len(known) >= MAX_NAMES):
             continue
@@ -177,8 +176,7 @@ def merge(known: dict[str, Value], row: dict[str, Any]) -> None:
 
 
 def add_own_time(told: dict[int, dict[str, Value]]) -> None:
-    """What folding would lose: how long each rank itself took for its steps, without waiting for others
-    or pauses."""
+    """Add each rank's own time for its steps, without pauses and waiting; folding would lose it."""
     for row in told.values():
         step_s, comm_s, paused_s = row.get("step_s"), row.get("comm_s"), row.get("paused_s", 0.0)
         if step_s is None or comm_s is None:
@@ -188,7 +186,7 @@ def add_own_time(told: dict[int, dict[str, Value]]) -> None:
 
 
 def fold(told: dict[int, dict[str, Value]]) -> dict[str, list[float]]:
-    """Of each number the least, the mean, the greatest, and the ranks of the first and of the last."""
+    """Return for each number least, mean, greatest, and the ranks of the first and of the last."""
     columns: dict[str, list[tuple[float, int]]] = {}
     for rank, row in told.items():
         for name, value in row.items():
@@ -204,7 +202,7 @@ def fold(told: dict[int, dict[str, Value]]) -> dict[str, list[float]]:
 
 
 def _sent(value: Any) -> Any:
-    """As JSON has it, which knows no infinity: a word in its place."""
+    """Return the value as JSON has it, which knows no infinity: a word in its place."""
     if isinstance(value, list):
         return [_sent(one) for one in value]
     if isinstance(value, float) and not abs(value) <= _INFINITE:

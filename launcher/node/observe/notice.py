@@ -1,6 +1,4 @@
-"""Whether this host is told to go: by a file that appears, or a command that ends with 0.
-
-Sent to the nodes: standard library only.
+"""Notices that this host must be left: a file that appears, or a command that ends with 0.
 
 The command's exit code comes through a pipe, not from wait(): the agent collects every child that ends.
 """
@@ -13,23 +11,23 @@ import time
 from ...wire.frames import bytes_of
 from ..system.lean_stdlib import signal, suppress
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable, Mapping
 
 LOOK_EVERY_S = 2.0
 COMMAND_TIMEOUT_S = 10.0
-_VARIABLE = b"DSLAUNCH_NOTICE_COMMAND"  # so that `ps` does not show it
+_VARIABLE = b"DSLAUNCH_NOTICE_COMMAND"  # hides the command from `ps`
 _RUN = '( eval "$DSLAUNCH_NOTICE_COMMAND" ) </dev/null >/dev/null 2>&1; echo $?'
-_CANNOT_RUN = {126: "it cannot be run", 127: "there is no such command"}  # as shells say it
+_CANNOT_RUN = {126: "it cannot be run", 127: "there is no such command"}  # a shell's codes
 
 
 class Command:
-    """One run of the command. `code` is None until it has ended; `problem` says why there can be none."""
+    """One run of the command. `code` is None until it has ended; `problem` says why it could not run."""
 
     def __init__(self, command: str, env: Mapping[bytes, bytes]) -> None:
-        import subprocess  # here: most agents need none
+        import subprocess
 
         self.code: int | None = None
         self.problem = ""
@@ -55,7 +53,7 @@ class Command:
             os.close(write)
 
     def look(self, now: float) -> bool:
-        """Whether it is over: `code` or `problem` is set then."""
+        """Tell whether it is over: `code` or `problem` is set then."""
         with suppress(BlockingIOError):
             data = os.read(self.fd, 64)
             self._said += data
@@ -73,7 +71,7 @@ class Command:
         return False
 
     def close(self) -> None:
-        """Nothing of it is left running."""
+        """Kill the command if it runs."""
         os.close(self.fd)
         if self._process is not None:
             if not self._has_ended:
@@ -94,7 +92,7 @@ class NoticeWatch:
         leave: Callable[[str], None],
         note: Callable[[str], None],
     ) -> None:
-        """`leave` and `note` are told in sentences; each problem of the command is noted once."""
+        """`leave` and `note` get sentences; each problem of the command is noted once."""
         self._file, self._command, self._env = file, command, env
         self._leave, self._note = leave, note
         self._is_over = not (file or command)
@@ -103,7 +101,7 @@ class NoticeWatch:
         self._noted: set[str] = set()
 
     def look(self, now: float) -> None:
-        """Do what is due; never waits."""
+        """Do what is due; never wait."""
         if self._is_over:
             return
         if self._running is not None and self._running.look(now):
@@ -149,7 +147,7 @@ def is_there(path: str) -> bool:
 
 
 def notice_of(file: str | None, command: str | None) -> str:
-    """Why this host is told to go, now; empty if it is not. Waits for the command."""
+    """Return the reason for which this host must be left now; empty without one. Wait for the command."""
     if file is not None and is_there(file):
         return told_by_file(file)
     if command is None:

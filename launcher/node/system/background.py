@@ -1,7 +1,4 @@
-"""Work that would keep the agent from listening: done in a thread.
-
-Sent to the nodes: standard library only.
-"""
+"""Work that would keep the agent from listening: done in a thread."""
 
 from __future__ import annotations
 
@@ -11,13 +8,14 @@ from _thread import start_new_thread  # threading takes 2 ms
 from ...wire.frames import Frame, Problem
 from .lean_stdlib import Selector
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 def in_background(selector: Selector, work: Callable[[], Frame], finish: Callable[[Frame], None]) -> None:
-    """Work in a thread; the loop that waits at the selector calls `finish` with the answer, in its own.
+    """Do work in a thread; the loop that waits at the selector calls `finish` with the answer, in its own
+    thread.
 
     Work that fails is answered with a Problem, and its traceback goes to stderr.
     """
@@ -27,7 +25,7 @@ def in_background(selector: Selector, work: Callable[[], Frame], finish: Callabl
     def run() -> None:
         try:
             answers.append(work())
-        except Exception as error:  # the end of a thread: whatever it is, the launcher has to hear of it
+        except Exception as error:  # any error that ends the thread is reported to the launcher
             answers.append(_problem_of(error))
         finally:
             os.close(done_write)
@@ -46,7 +44,7 @@ def in_background(selector: Selector, work: Callable[[], Frame], finish: Callabl
 
 
 def _problem_of(error: Exception) -> Problem:
-    from .limits import why_not_started  # here: most agents need none
+    from .limits import why_not_started
 
     why = why_not_started("what prepares the job", error)
     if not why:
@@ -55,7 +53,7 @@ def _problem_of(error: Exception) -> Problem:
 
 
 def print_traceback() -> None:
-    """Of the exception that is being handled."""
-    import traceback  # here: it takes 2 ms, and most agents need none
+    """Print the traceback of the exception that is being handled."""
+    import traceback
 
     traceback.print_exc()

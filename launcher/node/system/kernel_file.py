@@ -1,10 +1,10 @@
-"""What the kernel says in files. Sent to the nodes: standard library only."""
+"""Files through which the kernel reports its state."""
 
 from __future__ import annotations
 
 
 def read_text(path: str) -> str:
-    """Empty if it cannot be read. A byte that is not UTF-8 is a lone surrogate."""
+    """Return the text; empty if it cannot be read. A byte that is not UTF-8 becomes a lone surrogate."""
     try:
         with open(path, "rb", 0) as file:
             return file.read().decode("utf-8", "surrogateescape")

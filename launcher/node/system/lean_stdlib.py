@@ -1,16 +1,14 @@
-"""The few things that agents need of slow modules, by the C modules below these.
-
-Sent to the nodes: standard library only.
+"""The few functions of slow modules that agents need, built on the C modules below these.
 
 `signal`, `contextlib`, `selectors` and `collections`, with `enum` and `functools` that they import, take 5 ms
-of CPU on every host of a job, of 24 until an agent was up. Where a Python lacks the C modules, they are used.
+of CPU on every host of a job, of 24 until an agent was up. Without the C modules the slow ones are used.
 """
 
 from __future__ import annotations
 
 import select
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as signal
     from collections import deque as deque
@@ -24,7 +22,7 @@ else:
         import signal
 
     class suppress:
-        """As contextlib.suppress."""
+        """Does the same as contextlib.suppress."""
 
         def __init__(self, *kinds):
             self._kinds = kinds
@@ -37,17 +35,17 @@ else:
 
 
 def name_of_signal(number: int) -> str:
-    """SIGTERM for 15."""
+    """Return SIGTERM for 15."""
     names = (name for name in dir(signal) if name.startswith("SIG") and not name.startswith("SIG_"))
     return next((name for name in names if getattr(signal, name) == number), str(number))
 
 
 class Selector:
-    """Files that are watched, each with what is to be done when it can be read, or written."""
+    """Watched files, each with its actions for reading and writing."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
-        self._acts: dict[int, Callable[[], object]] = {}  # by file descriptor
+        self._acts: dict[int, Callable[[], object]] = {}  # actions by file descriptor
 
     def on_read(self, fd: int, act: Callable[[], object]) -> None:
         self._poll.register(fd, select.EPOLLIN)
@@ -61,22 +59,22 @@ class Selector:
         return fd in self._acts
 
     def forget(self, fd: int) -> None:
-        """Nothing happens if it is not watched."""
+        """Stop watching the file, if it is watched."""
         if self._acts.pop(fd, None) is not None:
-            with suppress(OSError):  # closed already: then the kernel has forgotten it
+            with suppress(OSError):  # a closed file, which the kernel has forgotten
                 self._poll.unregister(fd)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._acts)
 
     def wait(self, timeout_s: float) -> int:
-        """Until something can be done or the time is up; then do all that can be done.
+        """Wait until an action is due or the time is up; then do all that are due.
 
-        Returns how many files that was.
+        Return the number of their files.
         """
         ready = self._poll.poll(timeout_s)
         for fd, _ in ready:
-            act = self._acts.get(fd)  # an act may forget another file
+            act = self._acts.get(fd)  # an action may forget another file
             if act is not None:
                 act()
         return len(ready)

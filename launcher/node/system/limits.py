@@ -1,7 +1,4 @@
-"""What the limits of a host leave for the workers of a job, and which limit a start met.
-
-Sent to the nodes: standard library only.
-"""
+"""Limits of a host: room for the workers of a job, and the limit that a start met."""
 
 from __future__ import annotations
 
@@ -14,14 +11,12 @@ from .memory import memory_groups, size_of
 
 NUM_SPARE_FILES = 24  # while workers start: the pipe of the next one, files of modules, /proc
 FILES_PER_WORKER = 2  # the pipes of its stdout and stderr
-PYTHON_BYTES = (
-    8 << 20
-)  # a Python that has imported nothing: 6 MiB of its own, and what the kernel keeps of it
-CANNOT_START = "cannot start "  # how a sentence of why_not_started() begins
+PYTHON_BYTES = 8 << 20  # a Python that has imported nothing: 6 MiB of its own, and the kernel's data about it
+CANNOT_START = "cannot start "  # begins each sentence of why_not_started()
 
 
 def why_too_many(num_workers: int, *, is_python: bool) -> str:
-    """Why this host cannot take so many workers, and what to do; empty if nothing is known against it."""
+    """Return why this host cannot take so many workers, and what to do; empty if no limit forbids it."""
     return (
         _why_too_few_files(num_workers)
         or _why_too_few_processes(num_workers)
@@ -30,9 +25,9 @@ def why_too_many(num_workers: int, *, is_python: bool) -> str:
 
 
 def raise_open_files(num_workers: int) -> tuple[int, int] | None:
-    """Let this process open what the workers take, if it may.
+    """Let this process open the files that the workers take, if it may.
 
-    Returns the limits as they were, which the workers are to have; None if they are as they were.
+    Return the former limits, which the workers get; None if they did not change.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _files_needed(num_workers)
@@ -45,16 +40,16 @@ def raise_open_files(num_workers: int) -> tuple[int, int] | None:
 
 
 def restore_open_files(limits: tuple[int, int]) -> None:
-    """In a worker, before it becomes the program: the limits that this host gives.
+    """Restore the host's limits in a worker, before it becomes the program.
 
-    All files but the first three are closed: as many as the agent has are above the limit.
+    All files but the first three are closed: the agent's files may be more than the limit.
     """
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def why_not_started(what: str, error: BaseException) -> str:
-    """One sentence for an error that says that a limit was met while `what` was to be started.
+    """Return a sentence for an error that says that a limit was met at the start of `what`.
 
     Empty for any other error.
     """
@@ -124,7 +119,7 @@ def _why_too_little_memory(num_workers: int) -> str:
 
 
 def _free_bytes() -> int | None:
-    """What the machine has left, and no more than the limit of our cgroup; None if that cannot be read."""
+    """Return the free memory of the machine, at most the limit of our cgroup; None if that cannot be read."""
     sizes = {}
     for line in read_text("/proc/meminfo").splitlines():
         name, _, rest = line.partition(":")

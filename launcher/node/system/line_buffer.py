@@ -1,4 +1,4 @@
-"""From the bytes a worker writes to whole lines. Sent to the nodes with the agent: standard library only."""
+"""Whole lines of the bytes that a worker writes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ PROGRESS_INTERVAL_S = 1.0
 class LineBuffer:
     """Collects the bytes of one stream and gives them back as whole lines.
 
-    A carriage return means that what stands before it is overwritten (progress bars). Of a finished line only
-    the text after its last carriage return is kept; of an unfinished one the newest version is given once a
+    A carriage return means that the text before it is overwritten (progress bars). A finished line keeps only
+    the text after its last carriage return; an unfinished one is returned in its newest version once a
     second. Verbatim, carriage returns are bytes like any other.
     """
 
@@ -40,17 +40,17 @@ class LineBuffer:
         return lines
 
     def begun(self) -> bytes:
-        """The line that was begun, as a whole line; not that of a progress bar."""
+        """Return the line that was begun, as a whole line; not that of a progress bar."""
         return b"" if b"\r" in self._pending else self.rest()
 
     def rest(self) -> bytes:
-        """The end of the stream: the last line, with a newline if it had none."""
+        """Return the rest at the end of the stream: the last line, with a newline if it had none."""
         pending, self._pending = self._pending if self._is_verbatim else _after_return(self._pending), b""
         return pending + b"\n" if pending else b""
 
 
 def _after_returns(lines: bytes) -> bytes:
-    """The same of many lines; mostly there is nothing to do, so look at them together first."""
+    """Do the same for many lines; mostly there is nothing to do, so look at them together first."""
     if b"\r" not in lines:
         return lines
     lines = lines.replace(b"\r\n", b"\n")
@@ -60,12 +60,10 @@ def _after_returns(lines: bytes) -> bytes:
 
 
 def _num_cut_bytes(data: bytes) -> int:
-    """How many bytes at the end begin a UTF-8 character that is not complete;
-    0 if the text is not UTF-8 there.
-    """
+    """Return how many bytes at the end begin an incomplete UTF-8 character; 0 if that is not UTF-8."""
     for count in range(1, min(3, len(data)) + 1):
         byte = data[-count]
-        if byte & 0xC0 != 0x80:  # not a continuation
+        if byte & 0xC0 != 0x80:  # not a continuation byte
             length = 4 if byte >> 3 == 0x1E else 3 if byte >> 4 == 0xE else 2 if byte >> 5 == 0x6 else 1
             return count if length > count else 0
     return 0

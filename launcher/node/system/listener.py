@@ -1,20 +1,17 @@
-"""The host that the others try to reach: it listens on all its addresses.
-
-Sent to the nodes: standard library only.
-"""
+"""The host that the others try to reach: it listens on all its addresses."""
 
 from __future__ import annotations
 
-import _socket  # what socket is made of; that takes 10 ms more
+import _socket  # socket is made of it, and takes 10 ms more
 import errno
 import os
 import sys
 
 from .lean_stdlib import suppress
 
-MAX_OPEN = 4096  # connections that are held; more come from strangers only
+MAX_OPEN = 4096  # connections that are held; a job needs fewer, so more are of strangers
 MAX_WAITING = 1024  # connections that are not accepted yet
-# struct linger, on for 0 s: so that no connection lingers on the port that rank 0 will take
+# struct linger, on for 0 s: no connection lingers on the port that rank 0 will take
 _CLOSE_WITH_RESET = (1).to_bytes(4, sys.byteorder) + bytes(4)
 
 
@@ -43,7 +40,7 @@ class PortListener:
             self._open.pop(0).close()
 
     def _next(self) -> _socket.socket:
-        """Errors: OSError; if no file is left for it, the oldest is closed, and it comes again."""
+        """Accept a connection. Errors: OSError; without a free file the oldest is closed."""
         try:
             return _socket.socket(fileno=self._server._accept()[0])  # type: ignore[attr-defined] # stubs
         except OSError as error:
@@ -57,7 +54,7 @@ class PortListener:
 
 
 def listen_on_all(port: int) -> _socket.socket:
-    """A listening socket on every address of this host, IPv4 and IPv6; port 0 means any.
+    """Return a listening socket on every address of this host, IPv4 and IPv6; port 0 means any.
 
     Errors: OSError, EADDRINUSE if the port is taken.
     """
@@ -75,7 +72,7 @@ def listen_on_all(port: int) -> _socket.socket:
 
 
 def _dual_stack() -> _socket.socket | None:
-    """A socket for both kinds of addresses; None on a host without IPv6."""
+    """Return a socket for both kinds of addresses; None on a host without IPv6."""
     try:
         server = _socket.socket(_socket.AF_INET6, _socket.SOCK_STREAM)
     except OSError:
@@ -89,7 +86,7 @@ def _dual_stack() -> _socket.socket | None:
 
 
 def why_not_listening(port: int, error: OSError) -> str:
-    """One sentence for a port that cannot be listened on."""
+    """Return one sentence for a port that cannot be listened on."""
     if error.errno == errno.EADDRINUSE:
         return f"port {port} is in use"
     return f"port {port} cannot be used: {os.strerror(error.errno or 0)}"

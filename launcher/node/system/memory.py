@@ -1,4 +1,4 @@
-"""Memory of a host, as its cgroups and limits tell it."""
+"""Memory of a host, by its cgroups and limits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class MemoryGroup:
         self._is_v1 = os.path.exists(os.path.join(folder, "memory.limit_in_bytes"))
 
     def kills(self) -> int | None:
-        """How many of its processes the kernel killed for memory."""
+        """Number of its processes that the kernel killed for memory."""
         return self._counter("memory.oom_control" if self._is_v1 else "memory.events", "oom_kill")
 
     def hits(self) -> int:
-        """How often its limit was reached with nothing left to give back."""
+        """Number of times its limit was reached with nothing left to give back."""
         if self._is_v1:
             return int(self._text("memory.failcnt") or 0)
         return self._counter("memory.events", "oom") or 0
@@ -40,7 +40,7 @@ class MemoryGroup:
 
 
 def memory_groups(proc: str = "/proc") -> list[MemoryGroup]:
-    """The memory cgroup of this process, then those above it as far as they can be seen here."""
+    """Return the memory cgroup of this process, then those above it as far as they can be seen here."""
     paths = {}
     for line in read_text(os.path.join(proc, "self", "cgroup")).splitlines():
         _, names, path = line.split(":", 2)
@@ -59,7 +59,7 @@ def memory_groups(proc: str = "/proc") -> list[MemoryGroup]:
 
 
 def _folders(path: str, *, root: str, mount: str) -> list[str]:
-    """From a cgroup's folder up to the mount.
+    """List the folders from a cgroup up to the mount.
 
     In a container the path may be one of the host, which is not there.
     """
@@ -70,7 +70,7 @@ def _folders(path: str, *, root: str, mount: str) -> list[str]:
 
 
 def size_of(num_bytes: int) -> str:
-    """In the largest unit that keeps it readable."""
+    """Write a size in the largest unit that keeps it readable."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if num_bytes >= 10 << power or (num_bytes and num_bytes % (1 << power) == 0):
             return f"{num_bytes / (1 << power):.0f} {unit}"

@@ -1,15 +1,15 @@
-"""The addresses of this host, as the kernel tells them. Sent to the nodes: standard library only."""
+"""The addresses of this host, from the kernel."""
 
 from __future__ import annotations
 
-import _socket  # what socket is made of; that takes 10 ms more
+import _socket  # socket is made of it, and takes 10 ms more
 import struct
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# rtnetlink(7): one request for all addresses, and what its answers are made of.
+# rtnetlink(7): one request for all addresses, and the parts of its answers.
 _REQUEST_ADDRESSES = struct.pack("=IHHIIBBHI", 24, 22, 0x301, 1, 0, 0, 0, 0, 0)
 _HEADER = struct.Struct("=IHHII")
 _ADDRESS = struct.Struct("=BBBBI")
@@ -20,8 +20,8 @@ _SCOPE_LINK, _SCOPE_HOST = 253, 254
 
 
 def own_addresses() -> list[str]:
-    """The addresses of this host that others might reach, in the kernel's order: no loopback,
-    none of one link only.
+    """Return the addresses of this host that others might reach, in the kernel's order: no loopback, no
+    link-local ones.
     """
     netlink = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, 0)
     try:
@@ -35,7 +35,7 @@ def own_addresses() -> list[str]:
 
 
 def _addresses_in(receive: Callable[[], bytes]) -> list[str]:
-    """What the kernel's messages say, up to the last one."""
+    """Return the addresses in the kernel's messages, up to the last one."""
     found: list[str] = []
     while True:
         data = receive()
@@ -49,7 +49,7 @@ def _addresses_in(receive: Callable[[], bytes]) -> list[str]:
 
 
 def _address_in(message: bytes) -> list[str]:
-    """The address that one message of the kernel is about, if others might reach it."""
+    """Return the address in one message of the kernel, if others might reach it."""
     family, _, _, scope, _ = _ADDRESS.unpack_from(message)
     attributes: dict[int, bytes] = {}
     place = _ADDRESS.size
@@ -66,7 +66,7 @@ def _address_in(message: bytes) -> list[str]:
 
 
 def _is_of_no_use(family: int, packed: bytes) -> bool:
-    """Whether it is a loopback address, one of one link only, or of another kind than IPv4 and IPv6."""
+    """Tell whether it is a loopback address, link-local, or of another kind than IPv4 and IPv6."""
     if family == _socket.AF_INET and len(packed) == 4:
         return packed[0] == 127 or packed[:2] == b"\xa9\xfe"
     if family == _socket.AF_INET6 and len(packed) == 16:

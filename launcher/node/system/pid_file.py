@@ -1,7 +1,4 @@
-"""The file of --save_pid: where scripts find the process that runs a job on this host.
-
-Standard library only.
-"""
+"""The file of --save_pid: where scripts find the process that runs a job on this host."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import os
 from .lean_stdlib import suppress
 from .plain_file import open_plain
 
-MAX_TRIES = 100  # of others that make and remove the same file meanwhile
+MAX_TRIES = 100  # if other processes make and remove the same file meanwhile
 MAX_PID_BYTES = 64
 
 
@@ -23,12 +20,12 @@ class PidFileInUse(Exception):
 
 
 def write_pid_file(launcher_pid: int, pid: int, *, folder: str = "/tmp") -> str:
-    """Write `pid` into the file named for the launcher; returns its path.
+    """Write `pid` into the file named for the launcher; return its path.
 
-    One left by a dead process is replaced.
+    A file left by a dead process is replaced.
 
-    Whatever else has the name stays: a link is not followed, a pipe is not waited for,
-    and another user's file is theirs.
+    Anything else of that name stays: a link is not followed, a pipe is not waited for, and another user's
+    file is theirs.
     Errors: PidFileInUse; OSError if it cannot be written
     Source: DeepSpeed 0.19.8 launcher/launch.py, `--save_pid`: the same name, so the same scripts find it.
     """

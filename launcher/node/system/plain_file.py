@@ -1,7 +1,5 @@
-"""Files in places where others may write: opened without following a link and without waiting for
-a pipe's other end.
-
-Sent to the nodes: standard library only.
+"""Files in places where others may write: opened without following a link and without waiting for a pipe's
+other end.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ _NEVER = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 def open_plain(path: str, flags: int, mode: int = 0o600) -> int:
-    """A descriptor of the regular file `path`.
+    """Return a descriptor of the regular file `path`.
 
     Errors: OSError whose `strerror` is a clause that follows the path; also for a link, a pipe,
             a socket or a device
@@ -34,8 +32,8 @@ def open_plain(path: str, flags: int, mode: int = 0o600) -> int:
 
 
 def refuse_foreign(found: os.stat_result, path: str) -> None:
-    """A file that is there already and that is to be written: another user may own it, who could read and
-    change what is written. It may be root's, or of who owns its folder and could do that anyhow.
+    """Refuse to write to a file of another user, who could read and change it. Its owner may be root, or the
+    owner of its folder, who could do that anyhow.
 
     Errors: OSError whose `strerror` is a clause that follows the path
     """
@@ -48,7 +46,9 @@ def refuse_foreign(found: os.stat_result, path: str) -> None:
 
 
 def read_plain(path: str, *, max_bytes: int, start: int = 0) -> bytes:
-    """What the regular file holds from `start` on, at most `max_bytes` of it. Errors: as open_plain()"""
+    """Return the content of the regular file from `start` on, at most `max_bytes`. Errors: those of
+    open_plain()
+    """
     fd = open_plain(path, os.O_RDONLY)
     try:
         return os.pread(fd, max_bytes, start)
@@ -57,16 +57,17 @@ def read_plain(path: str, *, max_bytes: int, start: int = 0) -> bytes:
 
 
 def mode_in(folder: str) -> int:
-    """Who may read what we write there: this user only, unless the folder was made for others too.
+    """Return the mode of a file that we write there: for this user only, unless the folder was made for
+    others too.
 
-    It was if it has a default ACL, which decides then, or if its group may write to it or is
-    handed on (setgid). One where all may write, and remove their own files only, was made for no
-    group: /tmp and its like.
+    It was if it has a default ACL, which decides then, or if its group may write to it or is handed on
+    (setgid). A folder where all may write, and remove their own files only, was made for no group: /tmp and
+    its like.
     """
     try:
         os.getxattr(folder, "system.posix_acl_default")
         return 0o666
-    except OSError:  # none, or a file system without
+    except OSError:  # no ACL, or a file system without ACLs
         pass
     try:
         mode = os.stat(folder).st_mode

@@ -1,4 +1,4 @@
-"""A folder of one agent for files that its workers write. Sent to the nodes: standard library only."""
+"""A folder of one agent for files that its workers write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class PrivateFolder:
     The keeper makes it, so that it outlives a killed agent.
 
     Where no folder can be made (a full or read-only disk) the job runs without it. The workers know the
-    folder and may leave there what they like, so nothing in it says what else is to be removed: that goes
+    folder and may leave any file there, so the names of outside files to remove are not in it: they go
     through a pipe to the keeper.
     """
 
@@ -28,7 +28,7 @@ class PrivateFolder:
                 self._path = _make_folder(parent)
 
     def file(self, name: str) -> str | None:
-        """The path of a file in it that does not exist now; None if there can be none."""
+        """Return the path of a file in it that does not exist now; None if there can be none."""
         if self._path is None:
             return None
         path = os.path.join(self._path, name)
@@ -36,29 +36,27 @@ class PrivateFolder:
             os.unlink(path)
         except FileNotFoundError:
             pass
-        except OSError:  # a folder
+        except OSError:  # the name of a folder
             return None
         return path
 
     def add_outside(self, path: str) -> None:
-        """A file of ours elsewhere that is to be removed together with the folder,
-        by the process that does that.
-        """
+        """Note a file of ours elsewhere, which is removed together with the folder."""
         self._note(b"%d %d %s" % (*_identity_of(path), os.fsencode(path)))
 
     def remove(self) -> None:
-        """Remove it with all that is in it; nothing happens the second time."""
+        """Remove the folder with all that is in it; a second call does nothing."""
         self.remove_outside()
         if self._path is not None:
             _remove_folder(self._path)
 
     @property
     def path(self) -> str | None:
-        """Where it is; None if there can be none."""
+        """Path of the folder; None if there can be none."""
         return self._path
 
     def remove_outside(self) -> None:
-        """Remove what is elsewhere."""
+        """Remove the files that are elsewhere."""
         if not self._outside:
             self._hear()
         for one in self._outside:
@@ -70,13 +68,13 @@ class PrivateFolder:
         self._note(b"")
 
     def _note(self, one: bytes) -> None:
-        with suppress(OSError):  # the pipe is full: then only who noted it knows
+        with suppress(OSError):  # the pipe is full: then only this process knows
             os.write(self._tell, one + b"\0")
         if one:
             self._outside.append(one)
 
     def _hear(self) -> None:
-        """What another process noted, the agent that was killed."""
+        """Read the notes of another process, the agent that was killed."""
         with suppress(BlockingIOError):
             for one in os.read(self._told, 1 << 16).split(b"\0")[:-1]:
                 self._outside = [*self._outside, one] if one else []
@@ -88,7 +86,7 @@ def _identity_of(path: str | bytes) -> tuple[int, int]:
 
 
 def _make_folder(parent: str) -> str | None:
-    """As tempfile.mkdtemp would; to import that takes every host of a job 3 ms."""
+    """Make a folder as tempfile.mkdtemp would; to import that takes every host of a job 3 ms."""
     path = os.path.join(os.path.abspath(parent), f"dslaunch-{os.urandom(8).hex()}")
     try:
         os.mkdir(path, 0o700)
@@ -103,6 +101,6 @@ def _remove_folder(path: str) -> None:
     except FileNotFoundError:
         return
     except OSError:
-        import shutil  # here: it takes 2 ms, and most folders are empty
+        import shutil
 
         shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,5 @@
 """The processes below this one: adopting them, finding them, ending them.
 
-Sent to the nodes: standard library only.
-
 No process escapes. A process that calls PR_SET_CHILD_SUBREAPER becomes the parent of every descendant whose
 own parent died, however often it forked and whatever session it made for itself. So the tree below the agent
 is exactly the job, and walking parent links in /proc finds all of it.
@@ -19,7 +17,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def _prctl(option: int, value: int) -> None:
     try:
-        import _ctypes  # what ctypes is made of, in a third of its time
+        import _ctypes  # ctypes is made of it, and takes three times as long
 
         prctl = _ctypes.dlsym(_ctypes.dlopen(None, 0), "prctl")  # type: ignore[arg-type] # stubs
         result = _ctypes.call_function(prctl, (option, value, 0, 0, 0))
@@ -44,9 +42,9 @@ def die_with_parent(parent_pid: int, signum: int) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Process ids below `root`, zombies left out, parents before children."""
+    """Process ids below `root`, without zombies, parents before children."""
     if root == os.getpid() and not _has_children():
-        # as for most jobs at their end: a busy host has thousands of processes to look at otherwise
+        # as for most jobs at their end: otherwise a busy host has thousands of processes to look at
         return []
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
@@ -58,10 +56,10 @@ def descendants(root: int) -> list[int]:
         except OSError:
             continue  # it ended while we looked
         state, parent, num_threads = fields[0], fields[1], int(fields[17])
-        # One whose first thread ended looks like a zombie, but has other threads that run.
+        # A process whose first thread ended looks like a zombie, but has other threads that run.
         if state not in (b"Z", b"X") or num_threads > 1:
             children.setdefault(int(parent), []).append(int(name))
-        # a zombie's children have been given to the subreaper, so nothing is hidden behind it
+        # a zombie's children have been given to the subreaper, so no process is hidden behind it
     found, frontier = [], [root]
     while frontier:
         below = [pid for parent in frontier for pid in children.get(parent, ())]
@@ -71,7 +69,7 @@ def descendants(root: int) -> list[int]:
 
 
 def _has_children() -> bool:
-    """Whether this process has any child, zombies included.
+    """Tell whether this process has any child, zombies included.
 
     A process without children has no other processes below it either.
     """
@@ -83,7 +81,7 @@ def _has_children() -> bool:
 
 
 def kill_descendants(root: int, signum: int = signal.SIGKILL) -> list[int]:
-    """Send `signum` to every process below `root`; returns whom it was sent to.
+    """Send `signum` to every process below `root`; return their ids.
 
     Repeat until it returns none.
     """

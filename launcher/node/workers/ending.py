@@ -1,4 +1,4 @@
-"""The end of a job on one host: first asked for, then forced. Sent to the nodes: standard library only."""
+"""The end of a job on one host: first asked for, then forced."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from ..system.lean_stdlib import signal
 from ..system.process_tree import descendants, kill_descendants
 from .worker_group import WorkerGroup
 
-LEFT_OVER_GRACE_S = 2.0  # for processes that outlive their worker
+LEFT_OVER_GRACE_S = 2.0  # grace time for processes that outlive their worker
 
 
 class Ending:
-    """SIGTERM at its beginning, SIGKILL when its time is up; it is over when no process
-    is left below `top`.
-    """
+    """SIGTERM at its beginning, SIGKILL when its time is up; it is over when `top` has no descendants."""
 
     def __init__(self, workers: WorkerGroup, *, top: int | None = None) -> None:
         self.num_left_over = 0  # processes that outlived the last worker
@@ -24,18 +22,18 @@ class Ending:
         self._kill_at = float("inf")
 
     def begin(self, grace_s: float) -> None:
-        """Ask all workers to end; whatever is left after `grace_s` is killed."""
+        """Ask all workers to end; kill the rest after `grace_s`."""
         self._kill_at = time.monotonic() + grace_s
         self._workers.signal(signal.SIGTERM, signal.SIGCONT)  # a stopped process takes no other signal
 
     def begin_with_left_over(self) -> None:
-        """All workers ended by themselves: ask what they left running to end."""
+        """Ask the processes that the workers left running to end; the workers ended by themselves."""
         self.num_left_over = len(descendants(self._top))
         self._kill_at = time.monotonic() + (LEFT_OVER_GRACE_S if self.num_left_over else 0)
         kill_descendants(self._top, signal.SIGTERM)
 
     def hasten(self, grace_s: float) -> None:
-        """It has begun, and is asked for again: that can only shorten it."""
+        """Shorten the grace time if `grace_s` is less than what is left of it."""
         self._kill_at = min(time.monotonic() + grace_s, self._kill_at)
 
     def go_on(self, now: float) -> bool:
@@ -44,6 +42,6 @@ class Ending:
             kill_descendants(self._top)
             self._workers.collect(is_our_kill=True)
         elif self._kill_at > now + LEFT_OVER_GRACE_S and self._workers.is_ended:
-            kill_descendants(self._top, signal.SIGTERM)  # what the workers left; they themselves are gone
+            kill_descendants(self._top, signal.SIGTERM)  # the workers' own children
             self._kill_at = now + LEFT_OVER_GRACE_S
         return not descendants(self._top) and self._workers.is_reported

@@ -1,7 +1,4 @@
-"""What the workers tell of their start: process group made, first collective done.
-
-Sent to the nodes: standard library only.
-"""
+"""Milestones of the workers' start: process group made, first collective done."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ class MilestonePipe:
     """
 
     def __init__(self, path: str) -> None:
-        """Errors: OSError if it cannot be made."""
+        """Errors: OSError if the pipe cannot be made."""
         self.path = path
         os.mkfifo(path, 0o600)
         self._fd = os.open(
@@ -31,7 +28,7 @@ class MilestonePipe:
         return self._fd
 
     def read(self) -> list[Milestone]:
-        """What was told since the last time. Lines that are none of ours are left out."""
+        """Return the milestones since the last call. Lines in another form are left out."""
         try:
             *lines, self._rest = (self._rest + os.read(self._fd, READ_BYTES)).split(b"\n")
         except BlockingIOError:

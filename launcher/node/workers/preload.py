@@ -1,7 +1,5 @@
 """Workers that do not import everything again: one process imports, and each worker is a fork of it.
 
-Standard library only.
-
 [Note: How preloading works]
 The preloader is the job's Python in the job's environment, started with the words of a worker, and with a
 `sitecustomize` of ours, which Python runs before the script. That imports the modules and then waits for
@@ -12,21 +10,21 @@ script, so its `__main__`, its outermost frame and its end are those of any prog
 is overwritten with its own.
 
 A Python that runs no sitecustomize (`-S`, `-I` and `-E` in a script around it) would run the program at once.
-So it is asked first, with `-c ""` for a program.
+So it is first tried with `-c ""` for a program.
 
 What Python runs at its start, lines of `.pth` files and the sitecustomize and usercustomize of the site, has
 run before the workers have their variables. If one of these files names a rank's variable, nothing is shared.
 
-A fork keeps no thread but the one that calls it, and a CUDA context does not survive it. So after the imports
-the preloader forks once for nothing, for libraries such as OpenBLAS end their threads at that, and gives up
-if threads are left or if torch has initialized CUDA: the workers are then started as ever, and that is said.
-The thread of jemalloc, which comes with pyarrow and so with pandas, does no harm: it only gives memory back,
-and a forked jemalloc does so itself.
+A fork keeps only the thread that calls it, and a CUDA context does not survive it. So after the imports the
+preloader forks once on trial, because libraries such as OpenBLAS end their threads at a fork. It gives up if
+threads are left or if torch has initialized CUDA: the workers are then started without sharing, and a note
+says so. The thread of jemalloc, which comes with pyarrow and so with pandas, does no harm: it only gives
+memory back, and a forked jemalloc does so itself.
 
-What the workers share: PYTHONHASHSEED, and the state of any generator of random numbers that a module seeded
-when it was imported. `random` seeds itself again after a fork; NumPy's global generator and torch's are
-seeded again by us, for each process has others. torch's is not if a module gave it a seed: what torch chooses
-has 64 bits, and what is given has not.
+The workers share PYTHONHASHSEED, and the state of any generator of random numbers that a module seeded when
+it was imported. `random` seeds itself again after a fork; we seed NumPy's global generator and torch's again,
+differently in each process. torch's keeps a seed that a module gave it: torch chooses seeds of 64 bits, and a
+shorter one was given.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from ..system.process_tree import kill_descendants
 from .worker import Worker, start_worker
 from .worker_hook import add_hook, install_hook
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     import subprocess
@@ -55,16 +53,16 @@ FORK_S = 30.0
 
 
 class PreloadTimes(NamedTuple):
-    """Limits of what workers can do for themselves: they are over before their host is given up."""
+    """Time limits of the preloading, all within the time after which the launcher gives the host up."""
 
-    start_s: float  # for Python to start
+    start_s: float  # time for Python to start
     import_s: float
     fork_s: float
-    end_s: float  # for a Python that was given up, and killed, to be gone
+    end_s: float  # time for a killed Python to be gone
 
     @classmethod
     def within(cls, *, prepare_timeout_s: float, heartbeat_s: float) -> PreloadTimes:
-        """A fork stops the agent, so it ends before the launcher misses its heartbeat."""
+        """Divide the time. A fork stops the agent, so it ends before a heartbeat is missed."""
         start_s, import_s, end_s = (part * prepare_timeout_s for part in (0.1, 0.5, 0.02))
         return cls(start_s, import_s, min(FORK_S, heartbeat_s / 4), end_s)
 
@@ -75,7 +73,7 @@ PRELOAD_VARIABLE = b"DSLAUNCH_PRELOAD"  # a socket and a file to print to, or a 
 
 
 class Unpreloaded(Exception):
-    """The modules cannot be imported, or no preloader could be started; the message says why."""
+    """An import fails, or no preloader can be started; the message says why."""
 
 
 class Preloader:
@@ -96,13 +94,13 @@ class Preloader:
         timings_pipe: str | None,
         times: PreloadTimes,
     ) -> None:
-        """Waits for the imports. `argv` is the longest of a worker; its first `num_options` words stand
-        before the script, or before -m; `folder` is one to make and to write to, None if there can be none;
-        `script` is the file, None for a module.
+        """Wait for the imports. `argv` is the longest command line of a worker; its first `num_options` words
+        stand before the script, or before -m. `folder` is a folder to make and to write to, None if there can
+        be none. `script` is the file, None for a module.
 
         Errors: Unpreloaded
         """
-        import socket  # here and below: agents of jobs that preload nothing start sooner
+        import socket
 
         from .preload_server import SERVER
 
@@ -112,7 +110,7 @@ class Preloader:
         self._link.settimeout(times.import_s)
         try:
             printed = _prepared(folder, SERVER)
-        except OSError:  # a disk that takes nothing
+        except OSError:  # a full disk
             printed = None
         env = dict(env)
         try:
@@ -156,14 +154,14 @@ class Preloader:
         env: dict[bytes, bytes],
         times: PreloadTimes,
     ) -> tuple[list[str], dict[str, Any]]:
-        """The lines that were printed, and the answer. Errors: OSError if Python cannot be run"""
+        """Return the printed lines and the answer. Errors: OSError if Python cannot be run"""
         import subprocess
 
-        early, to_early = os.pipe()  # what Python prints before the hook runs
+        early, to_early = os.pipe()  # output of Python before the hook runs
         try:
             try:
                 with suppress(OSError):
-                    fcntl.fcntl(to_early, _F_SETPIPE_SZ, 1 << 20)  # PYTHONVERBOSE has much to say
+                    fcntl.fcntl(to_early, _F_SETPIPE_SZ, 1 << 20)  # PYTHONVERBOSE prints much
                 process = subprocess.Popen(
                     argv,
                     env={**env, PRELOAD_VARIABLE: b"%d %d" % (theirs.fileno(), printed.fileno())},
@@ -197,7 +195,8 @@ class Preloader:
         env: dict[bytes, bytes],
         cores: Iterable[int] | None = None,
     ) -> Worker:
-        """As worker.spawn(). The last `num_arguments` of `argv` are the program's sys.argv.
+        """Fork a worker, as worker.spawn() starts one. The last `num_arguments` of `argv` are the program's
+        sys.argv.
 
         Errors: Unpreloaded
         """
@@ -219,7 +218,7 @@ class Preloader:
         return start_worker(rank, fork)
 
     def close(self) -> None:
-        """No more workers: the process ends."""
+        """End the process: no more workers are needed."""
         self._link.close()
 
     def _send(self, message: dict[str, Any], fds: tuple[int, ...]) -> None:
@@ -229,7 +228,7 @@ class Preloader:
         body = fast_json.write(message).encode("utf-8", "surrogatepass")
         data = struct.pack(">I", len(body)) + body
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        with suppress(BrokenPipeError, ConnectionResetError):  # noticed when the answer is read
+        with suppress(BrokenPipeError, ConnectionResetError):  # the missing answer shows it
             sent = self._link.sendmsg([data], rights)
             self._link.sendall(data[sent:])
 
@@ -245,7 +244,7 @@ class Preloader:
                 data += more
             answer: dict[str, Any] = fast_json.read(data[4:].decode("utf-8", "surrogatepass"))
             return answer
-        except TimeoutError:  # of Python 3.8, not yet TimeoutError
+        except TimeoutError:  # Python 3.8 has another class for it
             within_s = self._link.gettimeout()
             return {"problem": f"nothing was heard of it for {within_s:g} s, a part of --prepare_timeout"}
         except OSError:
@@ -253,7 +252,7 @@ class Preloader:
 
 
 def _prepared(folder: str | None, text: str) -> BinaryIO | None:
-    """The hook is in the folder, and this file is for what is printed. Errors: OSError"""
+    """Install the hook in the folder, and open the file for printed lines. Errors: OSError"""
     if folder is None:
         return None
     install_hook(folder, text)
@@ -261,20 +260,18 @@ def _prepared(folder: str | None, text: str) -> BinaryIO | None:
 
 
 def _end(process: subprocess.Popen[bytes], within_s: float) -> None:
-    """No Python that was given up goes on beside the job, nor what it has started; one that no signal ends is
-    not waited for.
-    """
+    """End a Python that was given up, with its children; do not wait if no signal ends it."""
     import subprocess
 
     if process.poll() is None:
-        kill_descendants(process.pid)  # what its imports have started; without it, they are the agent's
+        kill_descendants(process.pid)  # processes that its imports started; they would become the agent's
         process.kill()
     with suppress(subprocess.TimeoutExpired):
         process.wait(within_s)
 
 
 def _runs_hook(python: list[bytes], env: dict[bytes, bytes], times: PreloadTimes) -> bool:
-    """Whether this Python, with these options, runs our sitecustomize: it then says so and ends.
+    """Tell whether this Python, with these options, runs our sitecustomize: it then says so and ends.
 
     Errors: OSError if it cannot be run
     """
@@ -305,7 +302,7 @@ def _runs_hook(python: list[bytes], env: dict[bytes, bytes], times: PreloadTimes
 
 
 def _why_not(answer: dict[str, Any]) -> str:
-    """Why no worker can be forked from a process that has imported so."""
+    """Return why no worker can be forked from a process after these imports."""
     if answer["why_not"]:
         return str(answer["why_not"])
     if answer["num_threads"] > 1:

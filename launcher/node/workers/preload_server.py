@@ -1,6 +1,6 @@
-"""What the process that imports for its host's workers runs, as text.
+"""The program that imports for the workers of its host, as text.
 
-Sent to the nodes: standard library only. See [Note: How preloading works] in preload.py.
+See [Note: How preloading works] in preload.py.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Can the job start on this host?
 
-Checked on every host before anything starts on any. Standard library only.
+Checked on every host before anything starts on any.
 """
 
 from __future__ import annotations
 
-import _socket  # what socket is made of; that takes 10 ms more
+import _socket  # socket is made of it, and takes 10 ms more
 import errno
 import os
 import stat
@@ -17,16 +17,16 @@ from ...wire.job import TOKEN_VARIABLE
 from ..observe.devices import count_hidden
 from ..system.kernel_file import read_text
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...wire.job import NodeJob
     from ..observe.core_binding import Core
 
-VENV_PART = 0.25  # of --prepare_timeout, which the shell has for --venv_script
+VENV_PART = 0.25  # part of --prepare_timeout that the shell has for --venv_script
 MAX_CLAIMS = 100
-_VENV_VARIABLE = b"DSLAUNCH_VENV_SCRIPT"  # the script's name goes this way, not on a command line
+_VENV_VARIABLE = b"DSLAUNCH_VENV_SCRIPT"  # holds the script's name, so that it needs no quoting
 _SOURCE_AND_PRINT = (
     '[ -r "$DSLAUNCH_VENV_SCRIPT" ] || { echo no such file >&2; exit 1; }; '
     '. "$DSLAUNCH_VENV_SCRIPT" >/dev/null; set -- "$?"; trap - EXIT; cat /proc/self/environ; exit "$1"'
@@ -42,12 +42,12 @@ class Unprepared(Exception):
 
 
 class Prepared:
-    """What every worker on this host shares: environment, interpreter, and what a person should know."""
+    """Environment, interpreter and notes, the same for all workers of this host."""
 
     def __init__(
         self, job: NodeJob, *, num_devices: int, says: Callable[[str], object] = lambda step: None
     ) -> None:
-        """`says` is told each step before it begins: a file system that hangs may keep it for ever."""
+        """Report each step to `says` before it begins: a file system that hangs may keep it for ever."""
         self.notes: list[str] = []
         self.env = _inherited_environment()
         says(f"entering the folder {job.cwd}")
@@ -74,15 +74,15 @@ class Prepared:
             self._choose_port(job.master_port, is_fixed=job.is_port_fixed)
 
     def own_devices(self, env: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        """Variables that a rank has in place of the host's, by its LOCAL_RANK: of MIG devices CUDA shows a
-        process the first one alone, so each rank is shown its own.
+        """Return the variables of one rank that differ from the host's, by its LOCAL_RANK. CUDA shows a
+        process only the first of several MIG devices, so each rank is shown its own.
         """
         if not any(one.startswith("MIG-") for one in self._devices):
             return {}
         return {b"CUDA_VISIBLE_DEVICES": self._devices[int(env[b"LOCAL_RANK"])].encode()}
 
     def _in_home(self, path: str) -> str:
-        """`~/` in front of a path of the hostfile is the home on this host."""
+        """Replace `~/` in front of a path of the hostfile by the home on this host."""
         home = self.env.get(b"HOME")
         return text_of(os.path.join(home, bytes_of(path[2:]))) if path.startswith("~/") and home else path
 
@@ -94,7 +94,7 @@ class Prepared:
             self.python = text_of(after)
 
     def _bind(self, asked: list[int], devices: list[str], *, has_gpus: bool) -> None:
-        from ..observe.core_binding import format_ranges, read_cores, share_cores  # here: few jobs ask for it
+        from ..observe.core_binding import format_ranges, read_cores, share_cores
 
         num_ranks = len(devices)
         if b"KMP_AFFINITY" in self.env:
@@ -132,7 +132,7 @@ class Prepared:
     def _cores_near(
         self, devices: list[str], cores: list[Core], *, uses_all: bool
     ) -> tuple[list[list[int]], str]:
-        """The cores near each rank's GPU, or none of them, and what to say of it."""
+        """Return the cores near each rank's GPU, or no cores, and the clause for the note."""
         from ..observe.core_binding import share_near
         from ..observe.gpu_cores import cores_near
 
@@ -145,8 +145,8 @@ class Prepared:
         return shares, f", wherever its GPU is ({why_not})" if why_not else " near its GPU"
 
     def _choose_devices(self, devices: list[str], num_devices: int, *, is_chosen: bool) -> None:
-        """`is_chosen`: an environment file or the hostfile says CUDA_VISIBLE_DEVICES too."""
-        if not devices:  # no ranks that share the host, but one command that may see all of it
+        """`is_chosen`: an environment file or the hostfile sets CUDA_VISIBLE_DEVICES too."""
+        if not devices:  # no ranks share the host: one command may see all of it
             return
         if num_devices:
             beyond = [one for one in devices if one.isdigit() and int(one) >= num_devices]
@@ -200,14 +200,12 @@ class Prepared:
 
     @property
     def master_port(self) -> int:
-        """The port that rank 0 will listen on; 0 on every node but the first."""
+        """Port that rank 0 will listen on; 0 on every node but the first."""
         return self._port_claim.port if self._port_claim else 0
 
 
 def apply_environment(env: dict[bytes, bytes], entries: list[list[str]]) -> None:
-    """Set each variable in order: its name, then by turns literal text and the name of a
-    variable to put in.
-    """
+    """Set each variable in order. An entry: its name, then by turns literal text and a variable's name."""
     for name, *parts in entries:
         pieces = [
             env.get(bytes_of(part), b"") if place % 2 else bytes_of(part) for place, part in enumerate(parts)
@@ -216,7 +214,7 @@ def apply_environment(env: dict[bytes, bytes], entries: list[list[str]]) -> None
 
 
 def find_program(name: bytes, env: dict[bytes, bytes]) -> bytes | None:
-    """The file that `name` means with this PATH, or None."""
+    """Return the file that `name` means with this PATH, or None."""
     folders = [b""] if b"/" in name else env.get(b"PATH", os.defpath.encode()).split(b":")
     for folder in folders:
         path = os.path.join(folder, name)
@@ -250,7 +248,7 @@ def _check_program(python: str | None, script: str | None) -> None:
 
 
 def why_no_script(script: str) -> str:
-    """Why Python cannot run it; empty if it can, as far as that can be told."""
+    """Return why Python cannot run the script; empty if it can, as far as that can be told."""
     path = bytes_of(script)
     if not os.path.exists(path):
         return f"no script {script}" + ("" if os.path.isabs(path) else f" in {os.getcwd()}")
@@ -264,8 +262,8 @@ def why_no_script(script: str) -> str:
 
 
 def _inherited_environment() -> dict[bytes, bytes]:
-    """What this process was started with, but for the job's secret. Not os.environ: Python may have changed
-    LC_CTYPE there.
+    """Return the environment of this process's start, without the job's secret. Not os.environ: Python may
+    have changed LC_CTYPE there.
     """
     with open("/proc/self/environ", "rb") as file:
         found = _parse_environ(file.read())
@@ -279,12 +277,12 @@ def _parse_environ(data: bytes) -> dict[bytes, bytes]:
 
 
 def _sourced(script: str, env: dict[bytes, bytes], *, timeout_s: float) -> dict[bytes, bytes]:
-    """The environment after sourcing the script.
+    """Return the environment after sourcing the script.
 
-    A last command that fails without a word, as `[ -d x ] && ...` may, is no fault of the script. With words
-    on stderr it is one: a syntax error, a folder, a module that cannot be loaded.
+    A last command that fails in silence, as `[ -d x ] && ...` may, is no fault of the script. With text on
+    stderr it is a fault: a syntax error, a folder, a module that cannot be loaded.
     """
-    import subprocess  # here: agents of jobs without such a script start 3 ms sooner
+    import subprocess
     import tempfile
 
     shell = find_program(b"bash", env) or b"/bin/sh"
@@ -323,7 +321,7 @@ def _sourced(script: str, env: dict[bytes, bytes], *, timeout_s: float) -> dict[
 
 
 def _is_without_end(path: bytes) -> bool:
-    """What is not there, and a folder, is for the shell to name."""
+    """Tell whether reading the path would never end. A missing path or a folder is for the shell to name."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -332,27 +330,27 @@ def _is_without_end(path: bytes) -> bool:
 
 
 def _path_of(script: bytes, env: dict[bytes, bytes]) -> bytes:
-    """Absolute, because a shell's `.` looks for a plain name in PATH first; `~` is the home on this host."""
+    """Make the path absolute: a shell's `.` looks for a plain name in PATH first. `~` is the home here."""
     if script.startswith(b"~/") and b"HOME" in env:
         return os.path.join(env[b"HOME"], script[2:])
     return os.path.join(os.getcwdb(), script)
 
 
 class PortClaim:
-    """A port without a listener that no other job on this host was promised,
-    for as long as this object lives.
+    """A port without a listener that was promised to no other job on this host, for as long as this object
+    lives.
 
     Rank 0 listens only seconds later, when it has imported torch. Until then other agents here, of any user,
     see the claim: a name in the abstract socket namespace, which vanishes with the process.
     """
 
     def __init__(self, port: int) -> None:
-        """Port 0 means any. Errors: OSError, EADDRINUSE if the port is taken."""
-        from ..system.listener import listen_on_all  # here: only the first host of a job needs it
+        """Claim the port; 0 means any. Errors: OSError, EADDRINUSE if the port is taken."""
+        from ..system.listener import listen_on_all
 
         self.port = port
         self._mark = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        if port:  # asked first: whom it was promised may be about to listen, and would find us there
+        if port:  # before the bind, which would be in the way of the job that it was promised to
             self._mark_as_ours()
         server = listen_on_all(port)
         self.port = server.getsockname()[1]
@@ -369,9 +367,9 @@ class PortClaim:
 
 
 def _claim_any() -> PortClaim:
-    """Errors: Unprepared if no port is free"""
+    """Claim a free port. Errors: Unprepared if there is none"""
     why = ""
-    for _ in range(MAX_CLAIMS):  # another job may have been promised the one that the kernel gives
+    for _ in range(MAX_CLAIMS):  # the kernel's choice may be promised to another job
         try:
             return PortClaim(0)
         except OSError as error:

@@ -1,14 +1,12 @@
-"""What a script imports that its workers may share: whether to import it once here and fork them from there.
-
-Sent to the nodes: standard library only.
+"""Imports of a script that its workers may share: import once here and fork the workers from there, or not.
 
 [Note: When it is safe]
-Before the script imports torch it must have done nothing that the import could see: above that line stand
-imports of the standard library, constants, and functions that are defined. A script that sets a variable, has
-another module imported first or decides by `if` what to import is started as ever. So is one in a job whose
-environment has Python do more at its start (coverage, a `sitecustomize` on PYTHONPATH, which could ask for
-the rank), and so are workers on a host with GPUs: a fork before
-CUDA is initialized does no harm, but no test of ours has seen that yet.
+Before the script imports torch it must have done nothing that the import could see. Above that line only
+imports of the standard library, constants and definitions of functions may stand. A script that sets a
+variable, has another module imported first or decides by `if` what to import is started without sharing. So
+is a script in a job whose environment has Python do more at its start (coverage, a `sitecustomize` on
+PYTHONPATH, which could ask for the rank), and so are workers on a host with GPUs: a fork before CUDA is
+initialized does no harm, but no test of ours has seen that yet.
 """
 
 from __future__ import annotations
@@ -19,24 +17,24 @@ import sys
 
 from ..system.lean_stdlib import suppress
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 else:
     from ...wire.fast_tuple import Record as NamedTuple
 
-MAX_BYTES = 1 << 20  # of a script that is looked at
+MAX_BYTES = 1 << 20  # bytes of a script that are looked at
 SHARED = "torch"
 _MENTIONS = b"torch"
-# Packages whose import is one of torch before it is anything else. Their own part stays with each worker.
+# Packages whose import begins with the import of torch. Their other modules are imported in each worker.
 _LIKE_TORCH = ("torch", "dslaunch")
-_HARMLESS = ("numpy",)  # it may stand above: torch imports it too
+_HARMLESS = ("numpy",)  # may stand above: torch imports it too
 _AT_START = (b"COVERAGE_PROCESS_START", b"COVERAGE_PROCESS_CONFIG")
 _RUN_AT_START = ("sitecustomize", "usercustomize")
 
 
 class SharedImport(NamedTuple):
-    """`modules` to import once; without any, `why_not` is the reason, or empty if there was no question."""
+    """`modules` to import once; if empty, `why_not` is the reason, or empty if no reason is needed."""
 
     modules: list[str]
     why_not: str = ""
@@ -45,7 +43,7 @@ class SharedImport(NamedTuple):
 def shared_import(
     script: str | None, *, num_workers: int, num_devices: int, env: dict[bytes, bytes]
 ) -> SharedImport:
-    """What the workers of one host are to share. `script` is None for a module or a program."""
+    """Decide which imports the workers of one host share. `script` is None for a module or a program."""
     if num_workers < 2 or script is None:
         return SharedImport([])
     source = source_of(script)
@@ -65,7 +63,7 @@ def shared_import(
 
 
 def source_of(script: str) -> bytes:
-    """The beginning of a script of Python's; empty for what is none."""
+    """Return the beginning of a Python script; empty for any other file."""
     with suppress(OSError):
         if script.endswith(".py") and os.path.isfile(script):
             with open(script, "rb", 0) as file:
@@ -74,11 +72,13 @@ def source_of(script: str) -> bytes:
 
 
 def _what_stands_before(source: bytes, folder: str) -> str | None:
-    """None if nothing does that matters; empty if torch is not imported at the top of the script."""
+    """Name the first line before the import of torch that matters; None if no line does, empty if torch is
+    not imported at the top of the script.
+    """
     try:
         tree = compile(source, "script", "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return ""  # each worker will say so
+        return ""  # each worker will report the error
     for statement in tree.body:  # type: ignore[attr-defined] # a Module, in this mode
         for name in _imported(statement):
             if name in _LIKE_TORCH and not _is_local(name, folder):
@@ -95,7 +95,7 @@ def _is_import(statement: _ast.stmt) -> bool:
 
 
 def _imported(statement: _ast.stmt) -> list[str]:
-    """The names of top-level packages; `.` for the script's own."""
+    """Names of the imported top-level packages; `.` for the script's own."""
     if isinstance(statement, _ast.Import):
         return [one.name.partition(".")[0] for one in statement.names]
     if isinstance(statement, _ast.ImportFrom):
@@ -104,7 +104,7 @@ def _imported(statement: _ast.stmt) -> list[str]:
 
 
 def _does_nothing(statement: _ast.stmt) -> bool:
-    """A docstring, a name for a constant, or a function that has to be called first."""
+    """Tell whether it is a docstring, a named constant, or a function that has to be called first."""
     if isinstance(statement, (_ast.Expr, _ast.Assign)):
         names = statement.targets if isinstance(statement, _ast.Assign) else []
         return isinstance(statement.value, _ast.Constant) and all(isinstance(one, _ast.Name) for one in names)
@@ -115,11 +115,11 @@ def _does_nothing(statement: _ast.stmt) -> bool:
 
 
 def _is_local(name: str, folder: str) -> bool:
-    """Whether a file of the script's folder has the name of the package, and is found before it."""
+    """Tell whether a file of the script's folder has the name of the package: Python finds it first."""
     place = os.path.join(folder, name)
     return os.path.exists(place + ".py") or os.path.isdir(place)
 
 
 def _standard_library() -> frozenset[str]:
-    """Empty before Python 3.10: then nothing is known to be of it."""
+    """Names of the standard library's modules; empty before Python 3.10, which does not list them."""
     return getattr(sys, "stdlib_module_names", frozenset())

@@ -1,7 +1,7 @@
-"""The Python stacks of a worker that runs. Sent to the nodes: standard library only.
+"""The Python stacks of a running worker.
 
 Python writes them at a signal: see worker_hook.py, [Note: The hook]. The signal would kill a program that
-does not expect it, so it is sent only to a process whose /proc/PID/status says that it is caught. Where none
+does not expect it, so it is sent only to a process that catches it, says /proc/PID/status. Where no process
 does, py-spy is asked, if the worker's PATH has it.
 """
 
@@ -28,17 +28,17 @@ _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a device", "T": "s
 
 
 class StackDump:
-    """The stacks of one worker, on their way. Ask `look` from time to time."""
+    """The stacks of one worker, on their way. Call `look` from time to time."""
 
     def __init__(self, pid: int, *, file: str | None, env: dict[bytes, bytes], own_file: str | None) -> None:
-        """`file` is where the hook writes, None without one; `own_file` a place for what py-spy says."""
+        """`file` is the hook's output, None without a hook; `own_file` is a place for py-spy's output."""
         self._pid = pid
         self._file = file
         self._began_at = time.monotonic()
         self._seen = 0  # bytes of the answer so far
         self._spy: subprocess.Popen[bytes] | None = None
         self._state = state_of(pid)
-        self.answer: tuple[str, str, str] | None = None  # state, stacks, and why there are none
+        self.answer: tuple[str, str, str] | None = None  # state, stacks, and why there are no stacks
         if self._state in ("stopped", "traced"):
             self._finish(
                 b"", f"it is {self._state} and answers nothing; `kill -CONT {pid}` there lets it run on"
@@ -61,7 +61,7 @@ class StackDump:
             )
             self._finish(b"", f"{hint}; the kernel says it is {self._state}{waits_in(pid)}")
             return
-        import subprocess  # here: an agent that is not asked starts 1 ms sooner
+        import subprocess
 
         self._file = own_file
         with open(open_plain(own_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as output:
@@ -105,18 +105,18 @@ class StackDump:
 
 
 def state_of(pid: int) -> str:
-    """What the kernel says the process does, in a word."""
+    """State of the process in the kernel, in a word."""
     return _STATES.get(read_text(f"/proc/{pid}/stat").rpartition(") ")[2][:1], "ended")
 
 
 def waits_in(pid: int) -> str:
-    """Where in the kernel it sleeps, as a clause; empty if it does not or that may not be read."""
+    """Name the kernel function in which it sleeps, as a clause; empty if it runs or that may not be read."""
     name = read_text(f"/proc/{pid}/wchan").strip()
     return f" in {name}" if name not in ("", "0") else ""
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether the process has a handler for the signal."""
+    """Tell whether the process has a handler for the signal."""
     for line in read_text(f"/proc/{pid}/status").splitlines():
         if line.startswith("SigCgt:"):
             return bool(int(line.split()[1], 16) >> (signum - 1) & 1)

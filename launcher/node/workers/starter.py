@@ -1,7 +1,4 @@
-"""Starts the workers of one host, each in its way: executed, or forked from a preloader.
-
-Standard library only.
-"""
+"""Starts the workers of one host, each in its way: executed, or forked from a preloader."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from ..system.private_folder import PrivateFolder
 from .preparation import Prepared, Unprepared
 from .worker import Worker, spawn
 
-MANY_WORKERS = 64  # above which a host's limits are looked at before any is started
+MANY_WORKERS = 64  # from this number on a host's limits are looked at before any worker is started
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Starter:
-    """What the job's workers here have in common, made before the job starts."""
+    """Resources that the job's workers on this host share, made before the job starts."""
 
     def __init__(
         self,
@@ -38,7 +35,7 @@ class Starter:
         num_devices: int,
         says: Callable[[str], object] = lambda step: None,
     ) -> None:
-        """Imports what the workers are to share, so it may take a while; `says` is told before it begins.
+        """Do the imports that the workers share, which may take a while; `says` is told before they begin.
 
         Errors: Unprepared
         """
@@ -46,8 +43,8 @@ class Starter:
         self._job = job
         self._prepared = prepared
         self._folder = folder
-        self.notes: list[str] = []  # what a person should know
-        self.is_tracing = False  # ranks here write what the launcher asks for when they have ended
+        self.notes: list[str] = []  # notes for the user
+        self.is_tracing = False  # the launcher asks for the traces of these ranks when they have ended
         self._pipe = folder.file("timings") if job.has_timings else None
         self.milestones = self._listen_to_milestones()
         self._preloader: Preloader | None = None
@@ -64,14 +61,14 @@ class Starter:
         self._hook = None
         if job.has_stacks or (self.milestones is not None and self._preloader is None):
             self._hook = _installed_hook(folder.file("hook"), has_timings=self._pipe is not None)
-        if job.adds_local_rank and job.script is not None and job.master_port is not None:  # on one host
+        if job.adds_local_rank and job.script is not None and job.master_port is not None:
             self._look_for_misread(job.script)
-        # After the preloader was started, which is to have the limits of this host, as the workers are.
+        # After the start of the preloader, which must have the limits of this host, as the workers have.
         self._open_files = self._raise_open_files(len(job.ranks))
 
     @staticmethod
     def _check_limits(job: NodeJob) -> None:
-        """Errors: Unprepared if this host's limits do not allow so many workers."""
+        """Refuse a start that this host's limits do not allow. Errors: Unprepared"""
         num_workers = len(job.ranks)
         if _is_surely_allowed(num_workers):
             return
@@ -91,7 +88,7 @@ class Starter:
         return raise_open_files(num_workers)
 
     def start(self, rank: RankJob) -> Worker:
-        """One rank."""
+        """Start one rank."""
         env = {**self._prepared.env, **{bytes_of(name): bytes_of(value) for name, value in rank.env}}
         env.update(self._prepared.own_devices(env))
         error_file = self._folder.file(f"error-{rank.rank}.json")
@@ -123,22 +120,22 @@ class Starter:
         return worker
 
     def _trace(self, rank: RankJob, env: dict[bytes, bytes]) -> None:
-        """Let it know where its trace goes; without a place it writes none, and the launcher says so."""
+        """Tell the rank where its trace goes; without a place it writes none, as the launcher reports."""
         trace_file = self._folder.file(f"trace-{rank.rank}")
         if trace_file is not None and any(name == variables.TRACE for name, _ in rank.env):
             self.is_tracing = True
             env[variables.TRACE_FILE.encode()] = os.fsencode(trace_file)
-            quiet = variables.PROFILER_LOG_QUIET.encode()  # it tells stderr that it begins and ends
+            quiet = variables.PROFILER_LOG_QUIET.encode()  # the profiler tells stderr that it begins and ends
             env.setdefault(variables.PROFILER_LOG.encode(), quiet)
 
     def end(self) -> None:
-        """All are started."""
+        """End the preloader: all workers are started."""
         if self._preloader is not None:
             self._preloader.close()
 
     def _where_asked(self) -> str:
-        """The file that appears when the workers are asked to save and end, the same for all here. All ranks
-        of a job must know of one, for they look at it together; that of others is enough.
+        """Return the file that appears when the workers are asked to save and end, the same for all here.
+        Ranks look at it together, so each needs a path, if only of a file that never appears.
         """
         path = self._folder.file("resize")
         if path is None:
@@ -146,12 +143,12 @@ class Starter:
                 "no temporary folder can be made, so the workers here cannot be asked to save for a change "
                 "of hosts; they end with those of other hosts"
             )
-        return path or "/proc/dslaunch-resize"  # never there
+        return path or "/proc/dslaunch-resize"  # a file that never appears
 
     def ask_to_end(self, why: str) -> str:
-        """Ask the workers to save, and to end with code 75; returns why that was not done, or nothing.
+        """Ask the workers to save, and to end with code 75; return why that failed, or nothing.
 
-        The file is there whole or not at all.
+        The file appears whole or not at all.
         """
         if self._resize_file is None:
             return ""
@@ -175,7 +172,7 @@ class Starter:
 
             self.notes += filter(None, [why_misread(source)])
 
-    # What only some jobs ask for is loaded when one does.
+    # Modules that only some jobs need are loaded when a job does.
 
     def _listen_to_milestones(self) -> MilestonePipe | None:
         if self._pipe is None:
@@ -198,7 +195,7 @@ class Starter:
         return preloader
 
     def _share_import(self, num_devices: int, says: Callable[[str], object]) -> Preloader | None:
-        """As the script imports, where that is safe; a job that asks for its times is told so."""
+        """Import torch once if that is safe for this script; a job that asks for its times is told so."""
         from .shared_import import shared_import
 
         num_workers = len(self._job.ranks)
@@ -217,7 +214,7 @@ class Starter:
         try:
             preloader = self._preloader_of(modules)
             why_not = preloader.why_not
-        except Unpreloaded as error:  # each worker will say so itself
+        except Unpreloaded as error:  # each worker will report the error
             why_not = str(error)
         if why_not:
             self._tell_timings(f"each worker imports {what} for itself: {why_not}")
@@ -231,7 +228,7 @@ class Starter:
             self.notes.append(note)
 
     def _preloader_of(self, modules: list[str]) -> Preloader:
-        """Errors: Unpreloaded"""
+        """Start a preloader of these modules. Errors: Unpreloaded"""
         from .preload import Preloader, PreloadTimes
 
         preloader = Preloader(
@@ -250,7 +247,7 @@ class Starter:
         return preloader
 
     def _fork(self, rank: RankJob, env: dict[bytes, bytes]) -> Worker | None:
-        """From the preloader; None if there is none, or it has died."""
+        """Fork a worker from the preloader; None if there is none, or it has died."""
         if self._preloader is None:
             return None
         from .preload import Unpreloaded
@@ -292,28 +289,28 @@ class Starter:
 
 
 def _is_surely_allowed(num_workers: int) -> bool:
-    """Few workers, and far more open files than they take: nothing is to be looked at, as for most jobs."""
+    """Tell whether there are few workers and far more open files than they take, as in most jobs."""
     most = os.sysconf("SC_OPEN_MAX")
     return num_workers <= MANY_WORKERS and (most < 0 or most >= 4 * MANY_WORKERS)
 
 
 def _installed_hook(path: str | None, *, has_timings: bool) -> str | None:
-    """The folder with what Python runs first in a worker; None without a place for it."""
+    """Return the folder of the code that Python runs first in a worker; None without a place for it."""
     if path is None:
         return None
     from .worker_hook import hook_text, install_hook
 
     try:
         install_hook(path, hook_text(has_timings=has_timings))
-    except OSError:  # the disk is full: the job runs without
+    except OSError:  # the disk is full: the job runs without the hook
         return None
     return path
 
 
 def _stdin_of_launcher() -> int | None:
-    """The descriptor that a launcher on this machine passed: backends/local.py."""
+    """Return the descriptor that a launcher on this machine passed: backends/local.py."""
     if len(sys.argv) < 2 or not sys.argv[1].isdigit():
         return None
     fd = int(sys.argv[1])
-    os.set_inheritable(fd, False)  # not for the other workers
+    os.set_inheritable(fd, False)  # the other workers do not get it
     return fd

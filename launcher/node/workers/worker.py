@@ -1,4 +1,4 @@
-"""One worker process and its two output pipes. Sent to the nodes: standard library only."""
+"""One worker process and its two output pipes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..system.lean_stdlib import signal, suppress
 from ..system.line_buffer import LineBuffer
 from ..system.process_tree import die_with_parent
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 READ_BYTES = 1 << 16
-MAX_WORD_BYTES = 32 * 4096  # of one argument or variable; MAX_ARG_STRLEN of Linux
+MAX_WORD_BYTES = 32 * 4096  # limit of one argument or variable; MAX_ARG_STRLEN of Linux
 PROMPT_AFTER_S = 0.2
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)  # by the agent, never ignored
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)  # the agent handles them all
 
 
 class Stream:
@@ -34,10 +34,10 @@ class Stream:
         self.tail = Tail(NUM_KEPT_LINES if number == 2 else NUM_LAST_LINES)
         self._lines = LineBuffer(is_verbatim=is_verbatim)
         self._read_at = 0.0
-        self._last_bytes: int | None = None  # how many are still to be read, once the worker has ended
+        self._last_bytes: int | None = None  # bytes that are still to be read, once the worker has ended
 
     def read(self) -> tuple[bytes, bool]:
-        """Whole lines that are there now, and whether more may be waiting. Closes itself at the end."""
+        """Return the whole lines that are there now, and whether more may be waiting. Close at the end."""
         size = READ_BYTES if self._last_bytes is None else min(READ_BYTES, self._last_bytes)
         try:
             data = os.read(self.fd, size)
@@ -51,9 +51,7 @@ class Stream:
         return self._noted(self._lines.add(data, now=self._read_at)), True
 
     def prompt(self, now: float) -> bytes:
-        """A line that was begun and left for a while, as a whole line: a question,
-        to which the answer is awaited.
-        """
+        """Return a begun line that was left for a while, as a whole line: a question."""
         is_left = self.is_open and now - self._read_at > PROMPT_AFTER_S
         return self._noted(self._lines.begun()) if is_left else b""
 
@@ -62,9 +60,9 @@ class Stream:
         return lines
 
     def limit(self) -> None:
-        """The worker has ended: what is in the pipe now is all it wrote.
+        """Limit the reading to what is in the pipe now: the worker has ended.
 
-        What others add, who hold it open, is not read.
+        Output that other processes add, which still hold the pipe open, is not read.
         """
         if self.is_open:
             from termios import FIONREAD  # here, because it has time now
@@ -72,15 +70,15 @@ class Stream:
             self._last_bytes = int.from_bytes(fcntl.ioctl(self.fd, FIONREAD, bytes(4)), sys.byteorder)
 
     def _close(self) -> bytes:
-        """Stop reading; returns the unfinished last line."""
+        """Stop reading; return the unfinished last line."""
         self.is_open = False
         os.close(self.fd)
         return self._lines.rest()
 
 
 class Worker:
-    """A started rank. `status` is None while it runs, then its wait status;
-    `ended_at` is on the monotonic clock.
+    """A started rank. `status` is None while it runs, then its wait status; `ended_at` is on the monotonic
+    clock.
     """
 
     def __init__(self, *, rank: int, pid: int, streams: tuple[Stream, Stream]) -> None:
@@ -90,18 +88,16 @@ class Worker:
         self.status: int | None = None
         self.ended_at = 0.0
         self.is_reported = False
-        self.is_prompting = (
-            False  # it reads a terminal, so it may wait for an answer to a line that does not end
-        )
-        self.has_local_rank = False  # as its first argument, from dslaunch
-        self.error_file: str | None = None  # where torch's @record writes
-        self.place_file: str | None = None  # where the runtime writes its place along the job's axes
-        self.stacks_file: str | None = None  # where its Python writes its stacks when asked
+        self.is_prompting = False  # it reads a terminal, so it may wait for an answer to an open line
+        self.has_local_rank = False  # dslaunch gives it as the first argument
+        self.error_file: str | None = None  # torch's @record writes there
+        self.place_file: str | None = None  # the runtime writes its place along the job's axes there
+        self.stacks_file: str | None = None  # its Python writes its stacks there when asked
         self.is_out_of_memory = False
-        self.facts: list[str] = []  # what the kernel knows of its failure
+        self.facts: list[str] = []  # the kernel's facts about its failure
 
     def end(self, status: int) -> None:
-        """It was collected."""
+        """Take note of its wait status: it was collected."""
         self.status = status
         self.ended_at = time.monotonic()
         for stream in self.streams:
@@ -133,14 +129,14 @@ def spawn(
     It dies when this process dies.
 
     `stdin` is a descriptor to read from; None means that there is nothing to read. `open_files` are limits
-    for it, where this process has others.
-    Errors: OSError if a limit of this host allows no more processes or files.
-    A program that cannot be executed is a worker that wrote why to stderr and exited 127.
+    for it, where this process has others. Errors: OSError if a limit of this host allows no more processes or
+    files. A program that cannot be executed becomes a worker that wrote the reason to stderr and exited with
+    127.
     """
     parent = os.getpid()
 
     def fork(out: int, err: int) -> int:
-        # Until the child has let go of our signal handlers, a signal to it would be taken for one to us.
+        # Until the child has let go of our signal handlers, they would take a signal to it for one to us.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()
@@ -162,9 +158,9 @@ def spawn(
 
 
 def start_worker(rank: int, start: Callable[[int, int], int], *, is_verbatim: bool = False) -> Worker:
-    """The worker that `start(out, err)` makes, whose pid it returns; both are the writing ends of pipes.
+    """Make a worker of `start(out, err)`, which returns its pid; both are the writing ends of pipes.
 
-    Errors: what `start` raises; no pipe is left then
+    Errors: those of `start`; no pipe is left then
     """
     out_read, out_write = os.pipe()
     try:
@@ -189,7 +185,7 @@ def start_worker(rank: int, start: Callable[[int, int], int], *, is_verbatim: bo
 
 
 def _why_not_run(number: int | None, argv: list[bytes], env: dict[bytes, bytes]) -> str:
-    """What goes behind the kernel's word for it: the cause, or what to do. Empty where that word says all."""
+    """Return the text behind the kernel's error: cause or remedy. Empty if that error says all."""
     if number == errno.E2BIG:
         return f": {_largest(argv, env)}"
     if number == errno.EACCES and os.path.isdir(argv[0]):
@@ -210,7 +206,7 @@ def _why_not_run(number: int | None, argv: list[bytes], env: dict[bytes, bytes])
 
 
 def _largest(argv: list[bytes], env: dict[bytes, bytes]) -> str:
-    """What the kernel did not take: it has a limit for each and one for all."""
+    """Name the text that was too long for the kernel, which limits each one and their sum."""
     name, value = max(env.items(), key=lambda one: len(one[1]), default=(b"", b""))
     if len(name) + len(value) + 2 > MAX_WORD_BYTES:
         return (
@@ -237,11 +233,11 @@ def _become(
     cores: Iterable[int] | None,
     open_files: tuple[int, int] | None,
 ) -> None:
-    """In the child: turn into the program. Never returns."""
+    """Turn into the program; called in the child. Never returns."""
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        # Our own handlers would not survive exec, but what Python ignores (PIPE and XFSZ) would.
+        # Our own handlers would not survive exec, but signals that Python ignores (PIPE and XFSZ) stay so.
         for signum in (*HANDLED, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signum, signal.SIG_DFL)
         die_with_parent(parent, signal.SIGKILL)
@@ -253,7 +249,7 @@ def _become(
             os.sched_setaffinity(0, cores)
         if open_files is not None:
             from ..system.limits import (
-                restore_open_files,  # here: few hosts have raised them, and loaded it then
+                restore_open_files,
             )
 
             restore_open_files(open_files)

@@ -1,7 +1,4 @@
-"""The workers of one host, from their start to the report of their end.
-
-Sent to the nodes: standard library only.
-"""
+"""The workers of one host, from their start to the report of their end."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from ..system.private_folder import PrivateFolder
 from ..system.process_tree import reap
 from .worker import Stream, Worker
 
-TYPE_CHECKING = False  # typing is slow to import
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class WorkerGroup:
-    """Passes on what they write and how they end.
+    """Passes on the workers' output and their ends.
 
     While it is paused their pipes are left alone, so they wait.
     """
@@ -33,47 +30,47 @@ class WorkerGroup:
         self._send = send
         self._workers: list[Worker] = []
         self._is_paused = False
-        self._memory: MemoryWatch | None = None  # until all workers are started
+        self._memory: MemoryWatch | None = None  # None until all workers are started
         self._stack_dumps: dict[Worker, StackDump] = {}
 
     def begin(self, milestones: MilestonePipe | None) -> None:
-        """The first worker is about to be started."""
+        """Begin to listen: the first worker is about to be started."""
         if milestones is not None:
             self._selector.on_read(milestones.fileno(), lambda: self._read_milestones(milestones))
 
     def add(self, worker: Worker) -> None:
-        """One that was started just now."""
+        """Add a worker that was started just now."""
         self._workers.append(worker)
         for stream in worker.streams:
             self._watch(worker, stream)
         self._send(Started(worker.rank, worker.pid))
 
     def watch_memory(self) -> None:
-        """All are started, just now: what the kernel does from here on explains how they end."""
+        """Watch the memory, once all are started: the kernel's counters explain later how they end."""
         self._memory = MemoryWatch()
 
     @property
     def is_ended(self) -> bool:
-        """Whether none runs any more; also if there are none."""
+        """Tell whether no worker runs any more; true if there are none."""
         return all(worker.status is not None for worker in self._workers)
 
     def running_pids(self) -> list[int]:
-        """Of those that run."""
+        """Process ids of the workers that run."""
         return [worker.pid for worker in self._workers if worker.status is None]
 
     @property
     def is_reported(self) -> bool:
-        """Whether all of them ended and the launcher was told so, or there are none."""
+        """Tell whether all of them ended and the launcher was told so; true if there are none."""
         return all(worker.is_reported for worker in self._workers)
 
     def signal(self, *signums: int, is_for_group: bool = True) -> None:
-        """Each of the signals to every worker that runs, with its process group or alone."""
+        """Send each of the signals to every worker that runs, with its process group or alone."""
         for worker in self._workers:
             for signum in signums:
                 worker.signal(signum, is_for_group=is_for_group)
 
     def pause(self, is_paused: bool) -> None:
-        """Leave their pipes alone, or read on; nothing happens the second time."""
+        """Leave their pipes alone, or read on; a second call with the same value does nothing."""
         if is_paused == self._is_paused:
             return
         self._is_paused = is_paused
@@ -85,8 +82,8 @@ class WorkerGroup:
                     self._watch(worker, stream)
 
     def collect(self, *, is_our_kill: bool) -> None:
-        """Take note of who ended, and say so once all they wrote was passed on."""
-        # Of several, those that SIGKILL ended come first: they are what the kernel's counters explain.
+        """Take note of the workers that ended, and report each once all its output was passed on."""
+        # First those that SIGKILL ended: the kernel's counters explain them.
         for pid, status in sorted(reap(), key=lambda one: one[1] != signal.SIGKILL):
             for worker in self._workers:
                 if worker.pid == pid:
@@ -99,7 +96,7 @@ class WorkerGroup:
             self._report_end_of(worker)
 
     def send_prompts(self, now: float) -> None:
-        """What those who read a terminal wrote without a newline, and left."""
+        """Send the open lines of workers that read a terminal, after they were left for a while."""
         for worker in self._workers:
             for stream in worker.streams if worker.is_prompting and not self._is_paused else ():
                 text = stream.prompt(now)
@@ -107,8 +104,8 @@ class WorkerGroup:
                     self._send(Output(worker.rank, stream.number, text_of(text)))
 
     def ask_stacks(self, env: dict[bytes, bytes], folder: PrivateFolder) -> None:
-        """Find out what each of them does, which takes a while; `send_stacks` says it then."""
-        from .stack_dump import StackDump  # here: few jobs are asked
+        """Find out what each of them does, which takes a while; `send_stacks` sends it then."""
+        from .stack_dump import StackDump
 
         for worker in self._workers:
             if worker.status is None and worker not in self._stack_dumps:
@@ -117,7 +114,7 @@ class WorkerGroup:
                 self._stack_dumps[worker] = dump
 
     def send_stacks(self, now: float) -> None:
-        """Those that are known by now."""
+        """Send the stacks that are known by now."""
         for worker, dump in list(self._stack_dumps.items()):
             dump.look(now)
             if dump.answer is not None:
@@ -132,7 +129,7 @@ class WorkerGroup:
         self._selector.on_read(stream.fd, lambda: self._read_output(worker, stream))
 
     def _read_output(self, worker: Worker, stream: Stream) -> bool:
-        """Pass on what is there; returns whether more may be waiting."""
+        """Pass on the output that is there; return whether more may be waiting."""
         if not stream.is_open:
             return False
         text, may_have_more = stream.read()
@@ -143,7 +140,7 @@ class WorkerGroup:
         return may_have_more
 
     def _report_end_of(self, worker: Worker) -> None:
-        """Once a worker has ended, pass on all it wrote and then say how it ended."""
+        """Once a worker has ended, pass on all its output and then report how it ended."""
         if worker.status is None or worker.is_reported:
             return
         for stream in worker.streams:

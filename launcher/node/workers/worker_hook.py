@@ -1,19 +1,16 @@
-"""What Python runs in a worker before the program.
-
-Sent to the nodes: standard library only.
+"""The code that Python runs in a worker before the program.
 
 [Note: The hook]
 A worker has one folder more in front of PYTHONPATH, with a `sitecustomize.py`, which Python runs before the
-program: about 1 ms of a start. It does what is asked for below, takes the folder out of sys.path,
+program: about 1 ms of a start. It does the two tasks below if asked, takes the folder out of sys.path,
 PYTHONPATH and sys.modules, and runs the sitecustomize that it hid, if there is one. So the program finds
-sys.argv, __main__, sys.path and its environment as ever, and what it starts is not touched.
+sys.argv, __main__, sys.path and its environment as always, and programs that it starts are not touched.
 
 Stacks: faulthandler is registered for a real-time signal. It writes in the signal handler, in C, so a rank
-that waits in a lock or in a library answers too, and one that is not asked does nothing for it.
+that waits in a lock or in a library answers too, and a rank that is not asked does nothing for it.
 
-Timings: torch.distributed's functions are wrapped when the program imports them. Each phase is told
-once, when the first such call has returned; a collective that was asked for with async_op=True is told
-when it was begun.
+Timings: torch.distributed's functions are wrapped when the program imports them. Each phase is reported once,
+when the first such call has returned; a collective with async_op=True is reported when it was begun.
 
 Weighed and left: starting the script by `runpy` (tracebacks show it, and __main__ is another module), a
 folder that stays on PYTHONPATH, PYTHONFAULTHANDLER (fatal signals only), gdb.
@@ -25,7 +22,7 @@ import os
 
 from ..system.lean_stdlib import signal
 
-SIGNAL = signal.SIGRTMIN + 9  # of no meaning to Python, torch, NCCL or systemd
+SIGNAL = signal.SIGRTMIN + 9  # has no meaning to Python, torch, NCCL or systemd
 STACKS_VARIABLE = b"DSLAUNCH_STACKS"  # number of the signal, colon, file to write to
 TIMINGS_VARIABLE = b"DSLAUNCH_TIMINGS"  # the pipe to write to; see milestones.py
 
@@ -91,7 +88,7 @@ def _watch_collectives(path):
             return spec
     sys.meta_path.insert(0, Finder())
 """
-# Both ends of a sitecustomize of ours: it is in no path any more, and the one that it hides is run.
+# Both ends of a sitecustomize of ours: it is taken out of every path, and the one that it hides is run.
 ENTER = """\
 def _leave_the_paths():
     import os, sys
@@ -128,19 +125,19 @@ _begin()
 
 
 def hook_text(*, has_timings: bool) -> str:
-    """What Python runs first in a worker. Each line takes its time to compile, in every worker."""
+    """Return the code that Python runs first in each worker, where each line takes time to compile."""
     return STACKS + (TIMINGS if has_timings else "") + ENTER + _BEGIN
 
 
 def install_hook(folder: str, text: str) -> None:
-    """Write what Python runs first into this new folder."""
+    """Write the code that Python runs first into this new folder."""
     os.mkdir(folder, 0o700)
     with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="ascii") as file:
         file.write(text)
 
 
 def add_hook(env: dict[bytes, bytes], *, folder: str) -> None:
-    """Have a program that is started with `env` run the hook; `ask_for` says what for."""
+    """Have a program that is started with `env` run the hook; `ask_for` gives it its tasks."""
     before = env.get(b"PYTHONPATH", b"")
     env[b"PYTHONPATH"] = os.fsencode(folder) + (b":" + before if before else b"")
 

@@ -1,10 +1,8 @@
 """Turns a process that MPI or Slurm started into a worker of the job.
 
-Sent to the nodes: standard library only.
-
 [Note: How a job travels without a stream]
-MPI and Slurm start one process for each rank, and give us no stream to it. What they do carry, exactly and
-out of sight of `ps`, are environment variables that are named on their command line, or not even that. So
+MPI and Slurm start one process for each rank, and give us no stream to it. They carry environment variables
+exactly and out of sight of `ps`: those that their command line names, and in some cases any other. So
 everything travels there, as ASCII text:
 
     DSLAUNCH_SHIM               this module and what it imports
@@ -16,9 +14,10 @@ The process reads them, finds its rank in what MPI or Slurm says, and becomes th
 and signals are the worker's own. The variables are gone then.
 
 [Note: Hydra and failures]
-mpiexec of MPICH and its kin (Hydra) lets the others run on when a process fails that never called MPI_Init,
-and ends with the codes of all of them mixed; of a death by signal it makes 255. So there the process stays
-above its worker, and when that fails asks mpiexec, in PMI's words, to abort the job with the worker's code.
+mpiexec of MPICH and its kin (Hydra) lets the others run on when a process fails
+that never called MPI_Init, and ends with a mixture of all exit codes, 255 for a death by signal. So there the
+process stays above its worker, and when that fails asks mpiexec, in PMI's words, to abort the job with the
+worker's code.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ else:
 SHIM_VARIABLE = "DSLAUNCH_SHIM"
 JOB_VARIABLE = "DSLAUNCH_JOB_"
 END_VARIABLE = "DSLAUNCH_END"
-LOOK_EVERY_S = 1.0  # whether what started this process is still there
+LOOK_EVERY_S = 1.0  # looks whether the parent of this process is still there
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class ProcessIdentity(NamedTuple):
-    """What the launcher says of this process; None is what it does not say."""
+    """Identity of this process as the launcher gives it; None: the launcher does not give it."""
 
     rank: int
     size: int | None
@@ -68,32 +67,32 @@ class HostJob(NamedTuple):
 
     name: str
     first_rank: int
-    commands: list[int]  # of each of its ranks: which of the job's commands it runs
-    own: dict[str, Any]  # what other hosts have otherwise of a NodeJob; without the arguments of ranks
+    commands: list[int]  # for each of its ranks: the number of the job's command that it runs
+    own: dict[str, Any]  # fields of its NodeJob that differ from other hosts; without the arguments of ranks
 
 
 class ExternalJob(NamedTuple):
-    """A job as each of its processes gets it. What hosts and ranks have in common is there once."""
+    """A job as each of its processes gets it. Fields that hosts and ranks have in common stand there once."""
 
     launcher: str
     says_who: list[
         list[str]
-    ]  # for each field of ProcessIdentity: the variables that say it, the first that is set
-    must_be_told: bool  # of a worker that failed
-    gives_devices: bool  # to each process, some of the host's
+    ]  # for each field of ProcessIdentity: the variables that give it; the first that is set counts
+    must_be_told: bool  # the launcher must hear of a worker that failed
+    gives_devices: bool  # the launcher gives each process some of the host's devices
     master: list[list[str]]  # MASTER_ADDR and MASTER_PORT
-    commands: list[list[str]]  # what follows the interpreter
+    commands: list[list[str]]  # the words after the interpreter
     common: dict[str, Any]  # the fields of NodeJob that are the same on all hosts
     hosts: list[HostJob]
 
 
 class Misplaced(Exception):
-    """This process is not where the plan has it, or no variable says which one it is."""
+    """This process is not where the plan has it, or no variable says which rank it is."""
 
 
 def identify(job: ExternalJob, environ: Mapping[str, str]) -> ProcessIdentity:
-    """Who this process is. One launcher's variables mean nothing to another: inside a Slurm job, mpirun's
-    processes have SLURM_PROCID too, and it is 0 for all of them.
+    """Return the identity of this process. One launcher's variables mean nothing to another: inside a Slurm
+    job, mpirun's processes have SLURM_PROCID too, and it is 0 for all of them.
 
     Errors: Misplaced if the launcher does not say its rank.
     """
@@ -112,9 +111,9 @@ def identify(job: ExternalJob, environ: Mapping[str, str]) -> ProcessIdentity:
 def check_place(
     identity: ProcessIdentity, job: ExternalJob, node: HostJob, *, is_host: Callable[[str], bool | None]
 ) -> None:
-    """Is this process where the plan has its rank?
+    """Check that this process is where the plan has its rank.
 
-    `is_host` says whether this host has a name; None: it cannot tell.
+    `is_host` tells whether this host has a name; None: it cannot tell.
 
     Errors: Misplaced, with both sides.
     """
@@ -145,7 +144,7 @@ def check_place(
 
 
 def is_this_host(name: str) -> bool | None:
-    """Whether `name` is this host's; None if no lookup here knows the name."""
+    """Tell whether `name` is this host's; None if no lookup here knows the name."""
     if _is_own_name(name):
         return True
     try:
@@ -155,7 +154,7 @@ def is_this_host(name: str) -> bool | None:
     for family, kind, _, _, address in found:
         try:
             with socket.socket(family, kind) as probe:
-                probe.bind(address)  # only with an address of our own
+                probe.bind(address)  # possible only with an address of our own
                 return True
         except OSError:
             continue
@@ -172,7 +171,7 @@ def _is_own_name(name: str) -> bool:
 
 
 def given_devices(devices: list[str], environ: Mapping[str, str]) -> list[str]:
-    """The plan's devices among those that Slurm gave this process; the plan's own if Slurm gave out none.
+    """Return the plan's devices among those that Slurm gave this process; the plan's own if Slurm gave none.
 
     Slot 0 of the plan is the first GPU of the allocation, whatever its number on the host.
     Errors: Unprepared if Slurm gave fewer.
@@ -207,7 +206,7 @@ def become_worker(job: ExternalJob, environ: Mapping[str, str]) -> None:
     num_devices = count_accelerators()
     if job.gives_devices and num_devices:
         node_job = node_job._replace(devices=given_devices(node_job.devices, environ))
-        # Their numbers are Slurm's now: not of this host's devices, and maybe no numbers at all.
+        # Slurm's numbers: not those of this host's devices, and maybe no numbers at all.
         num_devices = max([num_devices, *(int(one) + 1 for one in node_job.devices if one.isdigit())])
     prepared = Prepared(node_job, num_devices=num_devices)
     if identity.rank == 0:
@@ -262,8 +261,8 @@ def _stay_above(argv: list[bytes], env: dict[bytes, bytes], *, pmi_fd: int) -> N
 
 
 def _wait_for(worker: int) -> int:
-    """Its status when it ends. If what started this process is gone, nothing else would end the worker:
-    it is killed then.
+    """Return the worker's status when it ends. Kill it if the parent of this process is gone, for nothing
+    else would end it then.
     """
     starter = os.getppid()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
@@ -277,7 +276,7 @@ def _wait_for(worker: int) -> int:
 
 
 def read_external(environ: Mapping[str, str]) -> ExternalJob:
-    """The job from its variables.
+    """Read the job from its variables.
 
     Errors: Misplaced if they did not all arrive; WrongForm.
     """
@@ -298,7 +297,7 @@ def _is_ours(name: bytes) -> bool:
 
 
 def main() -> None:
-    """Be a worker, or say why not."""
+    """Be a worker, or report the reason against it."""
     code = 3
     try:
         become_worker(read_external(os.environ), os.environ)
