@@ -1,4 +1,4 @@
-"""What a program says to ZeRO itself: `dslaunch.zero`.
+"""`dslaunch.zero`: the calls with which a program speaks to ZeRO itself.
 
 Everything here works at every stage, and is a collective: all ranks must call it, in the same order.
 """
@@ -69,7 +69,7 @@ __all__ = [
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:
-    """Have this parameter here whenever `module` runs, which uses it without owning it.
+    """Have this parameter here whenever `module` runs, which uses it but does not own it.
 
     Not needed: a use of a parameter outside its module is noticed by itself. May be called before
     `initialize()`, as in an `__init__`; the module must not run between the two.

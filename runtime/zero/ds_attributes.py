@@ -26,7 +26,7 @@ from .gathered_parameters import GatheredParameters
 from .model.sharded_model import ShardedModel
 from .parameters.param_status import NAMES, ZeroParamStatus
 
-_IDS = count()  # in the order in which parameters are sharded, so the same on every rank
+_IDS = count()  # counts in the order in which parameters are sharded, the same on every rank
 _ID_OF: Any = WeakTensorKeyDictionary()  # parameter -> its id, which zero.Init and initialize() agree on
 
 
@@ -57,7 +57,7 @@ def attach(
         ds_process_group=axis.group,  # None: the default group, which may not be held (see mesh.py)
         ds_zero_partition_rank=axis.index,
         ds_zero_partition_world_size=axis.size,
-        # hooks of DeepSpeed's note users there; ours have other ways, see access.py
+        # DeepSpeed's hooks note users in this set; ours have other ways, see access.py
         ds_active_sub_modules=set(),
         all_gather=handle.all_gather,
         partition=handle.partition,
@@ -135,12 +135,12 @@ class _Handle:
             gathered.close(modifier_rank=0 if has_been_updated else None)
 
     def partition_numel(self) -> int:
-        """How many elements of it this rank keeps: as many as `ds_tensor` has."""
+        """Number of the parameter's elements that this rank keeps, the size of `ds_tensor`."""
         numel: int = vars(self._owner())["ds_tensor"].numel()
         return numel
 
     def summary(self) -> dict[str, Any]:
-        """What it is at the moment, for who prints it."""
+        """State of the parameter at the moment, for printing."""
         param = self._owner()
         known = vars(param)
         return {

@@ -1,8 +1,8 @@
-"""What a rank uses beside, inside GatheredParameters(modifier_rank=...) of a model that no engine has yet.
+"""Agreement of the ranks inside GatheredParameters(modifier_rank=...) of a model that has no engine yet.
 
-There one rank may run alone, as transformers has rank 0 initialize each module, and a use of a parameter that
-was not gathered brings it on all ranks together; so does another GatheredParameters. Hence the rank whose
-values count says what it does, and the others listen: where they do the same, and at the end.
+One rank may run alone there, as transformers has rank 0 initialize each module. A use of a parameter that was
+not gathered brings it on all ranks together; so does another GatheredParameters. Hence the rank whose values
+count says what it does, and the others listen: where they do the same, and at the end.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .parameters.early_parameter import EarlyParameter
 
 
 class _Act(IntEnum):
-    """What all ranks do next, with one parameter."""
+    """The next act of all ranks, with one parameter."""
 
     END = 0
     BRING = 1
     PUT_AWAY = 2
-    SPREAD = 3  # the values of the rank that speaks
+    SPREAD = 3  # spread the values of the rank that speaks
 
 
 class Edit:
-    """One such context. It may be inside another, and all ranks enter and leave both.
+    """One such context. It may stand inside another, and all ranks enter and leave both.
 
     Order: a collective where it does one of the acts, and at the end
     """
@@ -56,7 +56,7 @@ class Edit:
         return self._job.index == self.rank
 
     def use(self, wanted: Iterable[EarlyParameter]) -> None:
-        """Have these here, if the rank that speaks uses them, too."""
+        """Have these parameters here, if the rank that speaks uses them, too."""
         away = [early for early in wanted if not early.is_whole]
         if self._speaks:
             for early in [early for early in self._brought if early not in wanted and not early.is_held]:
@@ -68,7 +68,9 @@ class Edit:
             self._listen()
 
     def spread(self, params: Sequence[EarlyParameter]) -> None:
-        """Take what the rank that speaks has written to these, where it has done so, too."""
+        """Take the values that the rank that speaks has written to these parameters, where it has done so,
+        too.
+        """
         self._num_awaited.update(params)
         for early in params if self._speaks else ():
             self._say(_Act.SPREAD, early)
@@ -78,7 +80,7 @@ class Edit:
             self._listen()
 
     def end(self) -> list[EarlyParameter]:
-        """Return what is here still."""
+        """End the edit, and return the parameters that are still here."""
         if self._speaks:
             self._say(_Act.END, None)
         while not self._has_ended:

@@ -47,7 +47,7 @@ class GatheredParameters:
         """`fwd_module` is not needed here: what a forward uses is brought by its use."""
         given = [params] if isinstance(params, Tensor) or not isinstance(params, Iterable) else list(params)
         wanted = [one for one in given if isinstance(one, Tensor)] if enabled else []
-        # In an order that is the same on every rank: programs give sets, too, whose order is each rank's own.
+        # Sort into one order for every rank: programs give sets, too, whose order differs from rank to rank.
         locations = [location for param in wanted if (location := location_of(param)) is not None]
         self._locations = sorted(locations, key=lambda location: location.place)
         early = {early for param in wanted if (early := early_of(param)) is not None}
@@ -56,9 +56,9 @@ class GatheredParameters:
         self._versions: list[int] = []
         self._is_open_ended = False
         self._open = ExitStack()
-        # of models that no engine has yet; it ends before what was written is taken over
+        # edits of models that no engine has yet; they end before writes are taken over
         self._edits = ExitStack()
-        # those of which one rank may run alone already, whatever is entered in here
+        # contexts in which one rank may run alone already, whatever is entered in here
         self._inner: list[InitContext] = []
         self._whole = WholeParameters(
             (location.sub_buffer, location.member_index) for location in _unique(self._locations)
@@ -79,7 +79,7 @@ class GatheredParameters:
             if self._modifier_rank is not None and init not in self._inner:
                 self._edits.enter_context(init.edited_by(self._modifier_rank, params))
         for sub_buffer in self._sharded_sub_buffers:
-            sub_buffer.take_writes()  # those of a forward that has just ended
+            sub_buffer.take_writes()  # writes of a forward that has just ended
         self._whole.open()
         self._versions = [_param(location)._version for location in self._locations]
 
@@ -123,16 +123,16 @@ class GatheredParameters:
 
     @property
     def _outer_early(self) -> list[EarlyParameter]:
-        """Those of which this is the outermost edit, or reading."""
+        """Early parameters of which this is the outermost edit, or reading."""
         return [early for early in self._early if early.init not in self._inner]
 
     def open(self) -> None:
-        """Enter, to leave by `close`, whatever is entered and left meanwhile."""
+        """Enter; `close` leaves, whatever is entered and left meanwhile."""
         self._is_open_ended = True
         self.__enter__()
 
     def close(self, *, modifier_rank: int | None) -> None:
-        """Leave, when only now it is known whose values count."""
+        """Leave, once it is known whose values count."""
         with self._open:
             try:
                 self._end(modifier_rank)
@@ -145,7 +145,7 @@ class GatheredParameters:
         return _unique(location.sub_buffer for location in self._locations if location.sub_buffer.is_sharded)
 
     def _forget_writes(self) -> None:
-        """What was written and had to be taken over has been; the rest is lost when the values go."""
+        """Drop all writes: those to be kept have been taken over, the rest is lost when the values go."""
         for model in _unique(location.model for location in self._locations):
             model.forget_writes(
                 _unique(location.unit for location in self._locations if location.model is model)
@@ -168,7 +168,7 @@ class GatheredParameters:
 
     @property
     def _loses_writes(self) -> bool:
-        """Whether all that is here belongs to a program written for DeepSpeed; the same on all ranks."""
+        """True if all that is here belongs to a program written for DeepSpeed; the same on all ranks."""
         return all(owner.loses_writes for owner in self._owners)
 
     def _written(self) -> list[str]:
@@ -187,7 +187,7 @@ class GatheredParameters:
         return written + [early.name for early in self._outer_early if early.is_edited]
 
     def _warn_of_writes(self) -> None:
-        """Once for each owner: to compare all values each time would cost."""
+        """Warn once for each owner: to compare all values each time would cost."""
         untold = [owner for owner in self._owners if not owner.has_lost_writes]
         written = self._written() if untold else []
         if not written:
@@ -203,8 +203,8 @@ class GatheredParameters:
 
     def _check_unchanged(self) -> None:
         written = self._written()
-        # All that gather them must know, or those that saw nothing would go on to a collective and wait
-        # for the others there.
+        # Tell all ranks that gather these parameters: otherwise those that saw nothing would go on to a
+        # collective and wait for the others there.
         groups: dict[RankGroup, torch.device] = {
             location.model.domains.holders: location.sub_buffer.device
             for location in self._locations
@@ -224,8 +224,8 @@ class GatheredParameters:
 
     @torch.no_grad()
     def _share_wholes(self, rank: int) -> None:
-        """Where rank `rank` may hold other parts than this one, or copies: all get its wholes, but for those
-        that hold other parameters of the same names.
+        """Send the wholes of rank `rank` to all ranks, where some hold other parts or copies than this one;
+        ranks that hold other parameters of the same names get none.
         """
         for location in _unique(self._locations):
             domains, domain = location.model.domains, location.sub_buffer.domain
@@ -247,7 +247,7 @@ class GatheredParameters:
                 sub_buffer.param_shard.values.flat, what=sub_buffer.label, source=source
             )
             sub_buffer.take_edits(keeps_masters=True)
-            # What was written only rank `rank` knows; torch has counted it where nothing is sharded.
+            # Only rank `rank` knows what was written; torch has counted it where nothing is sharded.
             if sub_buffer.is_sharded:
                 sub_buffer.param_shard.note_change(
                     location.member_index for location in self._locations if location.sub_buffer is sub_buffer
@@ -260,16 +260,16 @@ class GatheredParameters:
 
 
 def _is_shared_whole(location: ParamLocation) -> bool:
-    """Whether more ranks want what one has written than those that share the parameter."""
+    """True if more ranks want the written value than those that share the parameter."""
     return location.model.domains.axes.tp > 1 or location.sub_buffer.domain.parts is not None
 
 
 def _source(location: ParamLocation, rank: int) -> int:
-    """Return which of the ranks that share a parameter has what rank `rank` has written; the first of those
-    that share another one of the same name.
+    """Return which of the ranks that share a parameter has the value written by rank `rank`; the first of
+    those that share another one of the same name.
     """
     if _is_shared_whole(location):
-        return 0  # all have it by now
+        return 0  # all ranks have the value by now
     domain = location.sub_buffer.domain
     if domain.names is None:
         return rank

@@ -7,8 +7,8 @@ is registered, the parameters that other modules registered before are sharded: 
 are whole at a time. Code that reads or writes one of those (an `__init__` that goes on after its children,
 `self.apply(init)`) finds it whole all the same: every use of a placeholder comes by its `__torch_function__`,
 which brings the values back and lets those go that were here. What has been here is sharded anew, since it
-may have been written. So the end of an `__init__` need not be known, and to wrap those of all classes would
-not do: it is the parents' code that writes to children.
+may have been written. So the end of an `__init__` need not be known; to wrap the `__init__` of all classes
+would not do: it is the parents' code that writes to children.
 
 Libraries go on after the context: they tie weights, resize, copy modules and write to `data`. Until
 initialize() has the model, a use of a placeholder brings the values then, too, on all ranks together. Only
@@ -18,8 +18,8 @@ Only memory that has an alias must stay, for the alias may be written to: `new.d
 `old` while the alias of `new` is at hand. torch counts who uses a storage.
 
 A parameter may be replaced, tied or deleted at any time, and its module, too. What is whole is held here, so
-that it is sharded on every rank or on none; what nobody else has is dropped instead, and what no module has
-any longer is left alone until one registers it again, at the end for good. Each rank might count and find
+that it is sharded on every rank or on none. A parameter that only this context has is dropped instead. One
+that no module has any longer is left alone until a module registers it again, at the end for good. Each rank
 otherwise (garbage is collected at any time), so rank 0 decides what becomes of each parameter, see `_Fate`.
 """
 
@@ -62,11 +62,11 @@ _NUMBERS = count()
 
 
 class _Fate(IntEnum):
-    """What becomes of a parameter that is whole, when others are registered."""
+    """The fate of a parameter that is whole, when others are registered."""
 
     SHARDED = 0
-    STAYS = 1  # whole, for its memory has an alias
-    LEFT = 2  # to itself: no module has it any longer
+    STAYS = 1  # stays whole, for its memory has an alias
+    LEFT = 2  # left to itself: no module has it any longer
 
 
 class Init:
@@ -82,7 +82,7 @@ class Init:
     """
 
     loses_writes = (
-        False  # to write to gathered parameters without a modifier_rank is no error, see GatheredParameters
+        False  # True allows writes to gathered parameters without a modifier_rank, see GatheredParameters
     )
 
     def __init__(  # noqa: PLR0913  (DeepSpeed's signature)
@@ -114,21 +114,21 @@ class Init:
         self.is_enabled = enabled and _asks_for_sharding(section)
         if section is not None and section.get("enable_sanity_checks") is True:
             self.loses_writes = False
-        self.has_lost_writes = False  # and a warning has said so
+        self.has_lost_writes = False  # True once a warning has said so
         self.has_left_out = False
         self.number = next(_NUMBERS)
         self._serials = count()
         self._depth = 0
         self._hooks: list[Any] = []
-        # what is to be sharded, held so that no rank's can die; None for a moment, while that is found out
+        # parameters to be sharded, held so that no rank's can die; None for a moment, while that is found out
         self._whole: dict[EarlyParameter, nn.Parameter | None] = {}
         self._made: weakref.WeakSet[EarlyParameter] = weakref.WeakSet()
         self._made_on_meta: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._edits: list[Edit] = []  # GatheredParameters with a modifier_rank that are open
-        self._outer: InitContext | None = None  # the context around this one,
+        self._outer: InitContext | None = None  # the context around this one
         self._made_for_outer: weakref.WeakSet[EarlyParameter] = (
             weakref.WeakSet()
-        )  # which has what is made in here
+        )  # the outer context has the parameters that are made in here
         if not self.is_enabled:
             return
         report_user_errors_in_one_line()
@@ -189,7 +189,8 @@ class Init:
                     outer.shard_among(self._made_for_outer)
                 self._shard_rest()
         finally:
-            for early in list(self._whole):  # of an __init__ that has failed; no other rank may know of it
+            # parameters of an __init__ that has failed; no other rank may know of it
+            for early in list(self._whole):
                 early.forget()
 
     def note(self, param: nn.Parameter, name: str, owner: nn.Module | None = None) -> None:
@@ -283,7 +284,7 @@ class Init:
         self._shard([early for early in self._whole if early in made])
 
     def let_go(self, early: EarlyParameter) -> None:
-        """Others have this one now."""
+        """Forget a parameter that others have now."""
         self._whole.pop(early, None)
         self._made.discard(early)
 
@@ -345,7 +346,7 @@ class Init:
             early.keep_shard()
             del self._whole[early]
         self._release_unregistered()
-        if self.dtype is not None:  # only now: an __init__ may mix them with tensors of its own
+        if self.dtype is not None:  # only at the end: an __init__ may mix them with tensors of its own
             for early in self._made:
                 if not early.is_dead:
                     early.convert(self.dtype)
@@ -353,7 +354,7 @@ class Init:
     def _release_unregistered(self) -> None:
         """Let parameters that no module has any longer be plain tensors, for no engine will have them."""
         if any(early.is_lost for early in self._made):
-            gc.collect()  # what is replaced may be garbage
+            gc.collect()  # a parameter that was replaced may be garbage
         lost = [early.serial for early in self._made if early.is_lost]
         decided = self.job.all_gather_objects(sorted(lost), what="parameters that no module has")[0]
         if not decided:
@@ -372,11 +373,12 @@ class Init:
         Errors: ConfigError if two of them share their memory, and `checks_aliases`
         """
         idle = [early for early in self._whole if not early.is_held]
-        decided = torch.zeros(len(idle) + 2, dtype=torch.int64, device=self.device)  # and a pair that shares
+        # fates, and a pair that shares memory
+        decided = torch.zeros(len(idle) + 2, dtype=torch.int64, device=self.device)
         if self.job.is_first:
             self._drop_dead(idle)
             pair = _sharing(idle) if checks_aliases else None
-            if pair is not None:  # what has been replaced may be garbage that has not been collected
+            if pair is not None:  # a parameter that was replaced may be garbage that has not been collected
                 gc.collect()
                 self._drop_dead(idle)
                 pair = _sharing(idle)
@@ -422,8 +424,8 @@ def _zero_section(*configs: _ConfigSource | None) -> Mapping[str, Any] | None:
 
 
 def _asks_for_sharding(section: Mapping[str, Any] | None) -> bool:
-    """What the section says beside that is initialize()'s to judge; a trainer may still have to
-    fill in parts of it.
+    """True if the section asks for sharding. The rest of it is initialize()'s to judge; a trainer may still
+    have to fill in parts of it.
     """
     if section is None:
         return True

@@ -1,11 +1,11 @@
-"""One parameter's float32 value, gradient and optimizer states: whole, or this rank's own part;
+"""Float32 value, gradient and optimizer states of one parameter: whole, or this rank's own part;
 to read or to write.
 
-They work at every stage. Of a parameter that no engine trains the getters return None. Those with `full` are
-collectives: all ranks must call them, in the same order, and each moves the parameter's whole sub-buffer
-once. Those with `local` are not; a rank's part is 1-D, the run of the parameter's elements that its shard
-holds, which may be none.
-Source: DeepSpeed 0.19.8 utils/tensor_fragment.py, of the same names
+These calls work at every stage. The getters return None for a parameter that no engine trains. Calls with
+`full` are collectives: all ranks must call them, in the same order, and each moves the parameter's whole
+sub-buffer once. Calls with `local` are not; a rank's part is 1-D, the run of the parameter's elements that
+its shard holds, which may be none.
+Source: DeepSpeed 0.19.8 utils/tensor_fragment.py, the functions of the same names
 """
 
 from __future__ import annotations
@@ -313,7 +313,9 @@ def _copy_part(location: ParamLocation, whole: Tensor, shard: Tensor) -> None:
 
 
 def _bounds(location: ParamLocation) -> tuple[int, int, int]:
-    """Where this rank's part begins in its shard and in the parameter, and its length, 0 if it has none."""
+    """Return where this rank's part begins in its shard and in the parameter, and its length, 0 if it has
+    none.
+    """
     sub_buffer = location.sub_buffer
     slot = sub_buffer.layout.slots[location.member_index]
     fragment = sub_buffer.layout.fragment(

@@ -1,4 +1,4 @@
-"""Where a parameter lives: from the object that the user has in hand to its unit."""
+"""The place of a parameter: from the object that the user has in hand to its unit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .units.unit import Unit
 
 # parameter -> (weak reference to its model, its place): it keeps no parameter and no model alive
 _LOCATIONS: Any = WeakTensorKeyDictionary()
-_NUMBERS = count()  # of models, in the order in which engines take them over, so the same on every rank
+_NUMBERS = count()  # numbers models in the order in which engines take them over, the same on every rank
 _NOWHERE = (lambda: None, (0, 0, 0, 0))
 
 
@@ -43,7 +43,7 @@ def note_locations(model: ShardedModel) -> None:
 
 
 def location_of(param: Tensor) -> ParamLocation | None:
-    """Where it lives; None if no engine has it, or has it any more."""
+    """Return the parameter's place; None if no engine has it, or has it any more."""
     reference, place = _LOCATIONS.get(param, _NOWHERE)
     model = reference()
     if model is None or not model.units or model.parked_states.is_over:

@@ -38,28 +38,28 @@ from .prefetch import Prefetcher, in_backward
 from .saved_hooks import Pack, Unpack, top_hooks
 
 _PLAIN = (Tensor, nn.Parameter)
-_CHECKPOINTS = "torch.utils.checkpoint"  # whose hooks keep nothing, and compute it again
-_COMPILED = "torch._dynamo.eval_frame"  # where the class of what torch.compile() makes of a module is
+_CHECKPOINTS = "torch.utils.checkpoint"  # its hooks keep nothing, and compute the values again
+_COMPILED = "torch._dynamo.eval_frame"  # the module of the class that torch.compile() gives a module
 _REFUSES_HOOKS = "don't yet support saved tensor hooks"  # torch.func, of net 3
 
 
 class _SavedView(NamedTuple):
-    """Of a saved tensor in a unit's memory."""
+    """A saved tensor in a unit's memory."""
 
     unit: Unit
     sub_buffer: SubBuffer
     member: int  # the index of the parameter in `sub_buffer`
-    num_changes: int  # of that parameter until then
+    num_changes: int  # changes of that parameter until then
     use: UnitUse | None
-    # Its size, stride and offset; None if it is the parameter as it is, of which there is a view already.
+    # Size, stride and offset; None if it is the parameter as it is, which has a view already.
     place: tuple[torch.Size, tuple[int, ...], int | torch.SymInt] | None
 
 
 class _SavedParts(NamedTuple):
-    """Of a saved tensor that consists of others, a DTensor for example: each of these as it is saved."""
+    """A saved tensor that consists of others, a DTensor for example: each of these as it is saved."""
 
     kind: Any
-    parts: dict[str, Any]  # by attribute
+    parts: dict[str, Any]  # attribute -> saved value
     context: Any
     size: Sequence[int]
     stride: Sequence[int]
@@ -88,7 +88,8 @@ class Access:
         self._prefetcher = prefetcher
         self._module = module
         self._is_released = False
-        self._sub_buffer_at: dict[int, tuple[Unit, SubBuffer]] = {}  # by the memory of its values
+        # address of its values -> unit and sub-buffer
+        self._sub_buffer_at: dict[int, tuple[Unit, SubBuffer]] = {}
         for unit in units:
             unit.on_use = functools.partial(self._bring, unit)
             for sub_buffer in (sub_buffer for sub_buffer in unit.sub_buffers if sub_buffer.is_sharded):
@@ -106,7 +107,7 @@ class Access:
         self._modules = tuple(_modules_of(units))
         self._forwards: list[ModuleForward] = []
         self._hooks = self._make_hooks()
-        # Of the unit whose module ran last, the output that will tell that a backward comes to it.
+        # The output of the module that ran last, which will tell that a backward comes to its unit.
         self._last_output: tuple[Unit, list[Tensor], UnitUse | None] | None = None
         for one, unit, is_top in self._modules:
             if unit is not self._root and not unit.is_sharded:
@@ -123,7 +124,7 @@ class Access:
 
     def release(self) -> None:
         """Take the nets away."""
-        if self._is_released:  # what is there now may be another engine's
+        if self._is_released:  # the parameters may be another engine's by now
             return
         self._is_released = True
         for unit in self._units:
@@ -184,8 +185,8 @@ class Access:
             raise
         finally:
             self._prefetcher.leave(unit)
-        # What the root returns, another unit has returned just before, and that one's
-        # values are needed first.
+        # Another unit has just returned what the root returns, and the values of that unit are
+        # needed first.
         is_part_of_checkpoint = in_backward() and not is_top
         if torch.is_grad_enabled() and not is_part_of_checkpoint and unit is not self._root:
             self._note_output(unit, output)
@@ -197,7 +198,9 @@ class Access:
     # ---- 2: outputs
 
     def _note_output(self, unit: Unit, output: Any) -> None:
-        """Modules of one unit that come one after the other have one output for all of them."""
+        """Note the output of a unit; modules of one unit that run one after the other have one output in
+        common.
+        """
         leaves = (output,) if isinstance(output, Tensor) else tree_leaves(output)
         of_graph = [one for one in leaves if isinstance(one, Tensor) and one.grad_fn is not None]
         use = self._prefetcher.note_use(unit, is_output=True) if of_graph and unit.is_sharded else None
@@ -234,15 +237,13 @@ class Access:
         return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
     def _make_hooks(self) -> tuple[Pack, Unpack]:
-        """They run for every saved tensor, and most of those lie elsewhere:
-        hence nothing but one look for these.
-        """
+        """Return the hooks of all saved tensors. Most lie elsewhere: these cost one look."""
         sub_buffer_at, note_use = self._sub_buffer_at, self._prefetcher.note_use
 
         def pack(tensor: Tensor) -> Any:
             try:
                 found = sub_buffer_at.get(address_of(tensor))
-            except NotImplementedError:  # it has no storage; what it consists of keeps its own memory
+            except NotImplementedError:  # a tensor without storage; its parts keep their own memory
                 return tensor
             use = None if found is None else note_use(found[0], is_output=False)
             if type(tensor) in _PLAIN:
@@ -262,7 +263,7 @@ class Access:
         return pack, unpack
 
     def _hooks_over(self, pack_below: Pack, unpack_below: Unpack) -> tuple[Pack, Unpack]:
-        """What lies elsewhere is the matter of the hooks that were there."""
+        """Return hooks that leave tensors outside the units' memory to the hooks that were set before."""
         pack_own = self._hooks[0]
 
         def pack(tensor: Tensor) -> Any:
@@ -286,7 +287,7 @@ class Access:
         sub_buffer_at, note_use = self._sub_buffer_at, self._prefetcher.note_use
 
         def pack(tensor: Tensor) -> Any:
-            with suppress(NotImplementedError):  # of a tensor without storage
+            with suppress(NotImplementedError):  # a tensor without storage
                 found = sub_buffer_at.get(address_of(tensor))
                 if found is not None:
                     note_use(found[0], is_output=False, stays=not found[0].num_forwards)
@@ -321,7 +322,7 @@ class Access:
 
 
 def _check_not_compiled(module: nn.Module) -> None:
-    """What is compiled as a whole has our nets inside, where they do nothing."""
+    """Refuse a module that is compiled as a whole: our nets inside it do nothing."""
     for name, one in module.named_modules():
         if one._compiled_call_impl is not None or type(one).__module__ == _COMPILED:
             shown = f"'{name}'" if name else "the model"
@@ -334,7 +335,7 @@ def _check_not_compiled(module: nn.Module) -> None:
 
 
 def _modules_of(units: Sequence[Unit]) -> Iterator[tuple[nn.Module, Unit, bool]]:
-    """Every module once, with its unit, and whether it is one of the unit's tops.
+    """Yield every module once, with its unit, and whether it is one of the unit's tops.
 
     The last unit is the root.
     """
@@ -352,12 +353,12 @@ def _is_ours(hooks: tuple[Pack, Unpack] | None) -> bool:
 
 
 def _saved_in(unit: Unit, sub_buffer: SubBuffer, tensor: Tensor, use: UnitUse | None) -> _SavedView | Tensor:
-    """What autograd is to save of a tensor in a unit's memory."""
+    """Return the record that autograd is to save for a tensor in a unit's memory."""
     params = sub_buffer.param_shard
     values = params.values
-    if tensor.is_nested:  # it has no strides, and keeps the memory
+    if tensor.is_nested:  # a nested tensor has no strides, and keeps the memory
         return tensor
-    # Seen as another dtype, conjugated or negated, which a place does not say.
+    # Seen as another dtype, conjugated or negated: a place does not say this.
     if tensor.dtype != values.flat.dtype or tensor.is_conj() or tensor.is_neg():
         return tensor.clone()
     offset = tensor.storage_offset()
@@ -382,7 +383,7 @@ def _pack_parts(tensor: Any, pack: Pack) -> _SavedParts | None:
 
 
 def check_transform(error: BaseException | None) -> None:
-    """Errors: ConfigError for what torch.func says of hooks, of which the program knows nothing"""
+    """Errors: ConfigError instead of torch.func's error about hooks, which a program has not set"""
     if isinstance(error, RuntimeError) and _REFUSES_HOOKS in str(error):
         raise ConfigError(
             "torch.func.grad, vjp, jacrev and hessian cannot differentiate through modules whose parameters "
@@ -392,7 +393,7 @@ def check_transform(error: BaseException | None) -> None:
 
 
 def _out_of_date(name: str) -> ConfigError:
-    """What torch says of a graph whose saved tensors were written in place."""
+    """Return the error for a graph whose saved tensors were written in place, instead of torch's."""
     return ConfigError(
         f"this backward needs parameter '{name}' as it was in the forward, and engine.step(), a load or "
         "GatheredParameters(modifier_rank=...) has changed it since: its gradients would be of no one state; "

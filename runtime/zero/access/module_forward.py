@@ -27,15 +27,15 @@ class ModuleForward:
     It has the same signature. A program may have put it into a forward of its own, which lives longer.
     """
 
-    # What a program wraps around it by functools.wraps() gets the __dict__: no state of ours.
+    # functools.wraps() copies __dict__ to a program's wrapper: no state of ours lies there.
     __slots__ = ("__dict__", "__weakref__", "_call", "_is_own", "_module", "_unit", "inner")
 
     def __init__(self, module: nn.Module, call: Call, unit: Unit) -> None:
-        self._is_own = "forward" not in module.__dict__  # it is the class's
+        self._is_own = "forward" not in module.__dict__  # the class's own
         forward = module.forward
         functools.update_wrapper(self, forward)
         self.__wrapped__: Callable[..., Any] = forward
-        self.inner: Callable[..., Any] = forward  # or compiled
+        self.inner: Callable[..., Any] = forward  # the forward, compiled or not
         self._module = module
         self._call: Call | None = call
         self._unit = unit
@@ -126,7 +126,7 @@ class _Rebinding:
         copy = FunctionType(
             function.__code__, function.__globals__, function.__name__, None, cells if old else None
         )
-        self._memo[id(function)] = copy  # it may be in its own closure
+        self._memo[id(function)] = copy  # a function may be in its own closure
         for cell, before in zip(cells, old, strict=True):
             if cell is not before:
                 cell.cell_contents = self._value(before.cell_contents)
@@ -145,7 +145,7 @@ class _Rebinding:
 def _contents(cell: CellType) -> tuple[Any, ...]:
     try:
         return (cell.cell_contents,)
-    except ValueError:  # nothing was assigned yet
+    except ValueError:  # an empty cell: nothing was assigned yet
         return ()
 
 

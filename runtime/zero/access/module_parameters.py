@@ -15,16 +15,16 @@ from torch import nn
 
 from ..parameters.freed_parameter import FreedParameter
 
-Show = Callable[[Any], Any]  # from a parameter to what the module sees
+Show = Callable[[Any], Any]  # maps a parameter to the value that the module sees
 
 
 class ModuleParameters(dict[str, Any]):
-    """What replaces a module's `_parameters`."""
+    """The dictionary that replaces a module's `_parameters`."""
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         super().__init__(params)
         self.unshard: Callable[[nn.Parameter], None] | None = None  # brings a parameter that is not here
-        self.shows: dict[str, Show] = {}  # by name
+        self.shows: dict[str, Show] = {}  # parameter name -> how it is shown
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
         return deepcopy(dict(self), memo)
@@ -41,14 +41,14 @@ class ModuleParameters(dict[str, Any]):
 
 
 def parameters_of(module: nn.Module) -> ModuleParameters:
-    """Return a module's own, which are such from now on."""
+    """Replace the module's `_parameters`, unless done before, and return the replacement."""
     if not isinstance(module._parameters, ModuleParameters):
         module._parameters = ModuleParameters(module._parameters)
     return module._parameters
 
 
 def plain_again(module: nn.Module) -> None:
-    """Bring nothing any more; what is shown stays."""
+    """Stop bringing parameters; those that are shown differently stay so."""
     params = module._parameters
     if isinstance(params, ModuleParameters):
         params.unshard = None

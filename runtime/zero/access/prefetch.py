@@ -1,4 +1,4 @@
-"""Which units are unsharded, and when they are resharded.
+"""When units are unsharded and resharded.
 
 A unit is unsharded when a module of it is entered, or when a backward reaches it. It is resharded when
 another one is unsharded, unless a forward that is under way uses it, it is held, or it is the next one
@@ -26,7 +26,7 @@ _AHEAD = 2  # units that are kept if they come next; the first of them is gather
 
 
 def in_backward() -> bool:
-    """Whether autograd runs this: a hook of it, or a forward that is computed again."""
+    """True if autograd runs this: a hook of it, or a forward that is computed again."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -34,12 +34,12 @@ class Route:
     """The order in which units were unsharded, as a hint for the next time."""
 
     def __init__(self) -> None:
-        self._last: dict[bool, tuple[Unit, ...]] = {}  # by whether gradients were wanted
+        self._last: dict[bool, tuple[Unit, ...]] = {}  # whether gradients were wanted -> the order
         self._now: list[Unit] = []
         self._has_grad = False
 
     def begin(self) -> None:
-        """A forward of the whole model begins."""
+        """Begin a forward of the whole model."""
         if self._now:
             self._last[self._has_grad] = tuple(self._now)
         self._now = []
@@ -62,20 +62,20 @@ class Prefetcher:
         """`after_evaluation`, a collective: a forward without gradients that has gathered units ends."""
         self._units = tuple(units)
         self._after_evaluation = after_evaluation
-        # Those that `reshard` may have something to do for: few, of however many there are.
+        # Units that `reshard` may have to act on: few, of however many there are.
         self._unsharded: dict[Unit, None] = {}
         for unit in self._units:
             unit.on_unshard = self._note
         self._has_gathered = False
         self._route = Route()
         self._current: Unit | None = None
-        self.num_forwards = 0  # under way
+        self.num_forwards = 0  # forwards under way
         self._held: Counter[Unit] = Counter()
-        self._blocks: list[Sequence[Unit]] = []  # what is held for a block of the program that is open
+        self._blocks: list[Sequence[Unit]] = []  # units held for blocks of the program
         self._until_end: set[Unit] = (
             set()
-        )  # for a use outside its module, until the forward or the backward ends
-        # What the forward uses, and where in what a forward has used the backward is.
+        )  # units used outside their module, kept until the forward or the backward ends
+        # The uses of the running forward, and the place of the backward in the uses of an earlier forward.
         self._uses = UnitUses()
         self._walk: UnitUse | None = None
         self._is_engines = False  # the engine runs this backward, and calls end_backward
@@ -87,7 +87,7 @@ class Prefetcher:
 
     @property
     def is_running(self) -> bool:
-        """Whether any forward is under way, or a backward."""
+        """True while a forward or a backward is under way."""
         return self.num_forwards > 0 or in_backward()
 
     def is_at(self, unit: Unit) -> bool:
@@ -95,13 +95,13 @@ class Prefetcher:
         return self.num_forwards > 0 and unit is self._current and unit.state is UnitState.LIVE
 
     def enter(self, unit: Unit) -> None:
-        """A forward of this unit begins."""
+        """Begin a forward of this unit."""
         is_again = in_backward()
         if not is_again and not self.num_forwards:
             self._route.begin()
             self._has_gathered = False
             self._current = None
-            self._is_engines = self._is_end_awaited = False  # of a backward that failed
+            self._is_engines = self._is_end_awaited = False  # a backward failed
             self._walk = self._backward = None
             if unit is self._units[-1] or self._uses.is_walked or unit in self._uses:
                 self._uses = UnitUses()
@@ -114,11 +114,11 @@ class Prefetcher:
         # An operation of the backward that computes this again may have values of any unit at hand.
         self._unshard(unit, may_reshard=not is_again)
         unit.wait_for_unshard()
-        unit.num_forwards += 1  # it has not begun if that has failed
+        unit.num_forwards += 1  # counted only if the forward could begin
         self.num_forwards += 1
 
     def leave(self, unit: Unit) -> None:
-        """It has ended."""
+        """End a forward of this unit."""
         unit.num_forwards -= 1
         self.num_forwards -= 1
         if not self.num_forwards and not in_backward():
@@ -147,14 +147,14 @@ class Prefetcher:
     # ---- backward
 
     def begin_backward(self) -> None:
-        """A backward of the engine's is about to run."""
+        """Prepare for a backward that the engine runs."""
         self._is_engines = True
 
     def enter_backward(self, unit: Unit, use: UnitUse | None) -> None:
-        """A backward is about to go through this unit, at this place of the forward.
+        """Note that a backward is about to go through this unit, at this place of the forward.
 
-        In a backward inside another one nothing goes: what was computed for it just before may have been
-        saved as parameters, not as places.
+        In a backward inside another one no unit is resharded: what was computed for it just before may have
+        been saved as parameters, not as places.
         """
         self._note_backward()
         self._watch_end()
@@ -162,7 +162,7 @@ class Prefetcher:
         self._unshard(unit, may_reshard=self._walk_to(use) and not is_inside)
 
     def unshard_values(self, unit: Unit, use: UnitUse | None = None) -> None:
-        """Some operation is about to use values of this unit where they lie, of which a forward noted this
+        """Have values of this unit where they lie, for an operation of which a forward noted this
         use; others that it uses stay, too.
         """
         if unit is self._current and unit.is_here:
@@ -174,15 +174,15 @@ class Prefetcher:
         self._unshard(unit, may_reshard=False)
 
     def unshard_until_end(self, unit: Unit) -> None:
-        """As `unshard_values`, with the parameters, until the forward or backward that is under way ends."""
+        """Unshard values and parameters, until the forward or backward that is under way ends."""
         self.unshard_values(unit)
         unit.wait_for_unshard()
         self._until_end.add(unit)
 
     def end_backward(self) -> None:
-        """It has run."""
+        """Note that a backward has run."""
         if self._walk is None and self._is_engines and not self._uses.is_walked:
-            self._walk = self._uses, len(self._uses)  # the loss has reached none of them
+            self._walk = self._uses, len(self._uses)  # the loss has reached none of the uses
         self._end_walk()
         self._is_engines = self._is_end_awaited = False
         self._backward = None
@@ -202,7 +202,7 @@ class Prefetcher:
 
     @contextmanager
     def held(self, units: Sequence[Unit]) -> Iterator[None]:
-        """Have these units here, whatever else happens."""
+        """Have these units unsharded inside."""
         for unit in units:
             unit.start_unshard()
             self._held[unit] += 1
@@ -254,8 +254,8 @@ class Prefetcher:
         unit.wait_for_values()
 
     def _walk_to(self, use: UnitUse | None) -> bool:
-        """Come to this use from the last one, and return whether it is not behind it; see [Note: the order of
-        a backward].
+        """Go from the last use to this one, and return whether it comes next or later; see [Note: the order
+        of a backward].
         """
         if use is None:
             return True
@@ -269,7 +269,7 @@ class Prefetcher:
         return index <= before
 
     def _end_walk(self) -> None:
-        """The backward has come through what one forward used."""
+        """Pass over the remaining uses of one forward, since the backward has come to its end."""
         if self._walk is not None:
             uses, index = self._walk
             uses.is_walked = True
@@ -277,7 +277,7 @@ class Prefetcher:
             self._walk = None
 
     def _pass(self, uses: UnitUses, since: int, until: int, *, keeps: bool = False) -> None:
-        """Gather what lies between two places: `keeps`, for a use of all of it, else to drop it again."""
+        """Gather the units between two places; `keeps`: keep them for a use of all, else drop them again."""
         for index in range(since - 1, until - 1, -1):
             unit, is_output, stays = uses.at(index)
             self._walk = uses, index
@@ -292,7 +292,7 @@ class Prefetcher:
 
     @staticmethod
     def _wait_for(resharded: Sequence[Unit]) -> None:
-        """gloo's threads let go of what they gathered a moment after they say that it is there."""
+        """Wait until gloo's threads let go of what they gathered, a moment after they report it."""
         deadline = time.monotonic() + _LET_GO_S
         waiting = [unit for unit in resharded if unit.is_referred_to]
         while waiting and time.monotonic() < deadline:
@@ -323,7 +323,7 @@ class Prefetcher:
             self._backward = torch._C._current_graph_task_id()
 
     def _watch_end(self) -> None:
-        """Of a backward that the user runs without the engine, autograd tells the end."""
+        """Have autograd tell the end of a backward that the user runs without the engine."""
         if not self._is_engines and not self._is_end_awaited:
             torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
             self._is_end_awaited = True

@@ -21,7 +21,7 @@ _NAME = "_top_saved_tensors_default_hooks"
 
 
 class _Followed(threading.local):
-    """What the contexts of this thread have set, the innermost last."""
+    """Hooks that the contexts of this thread have set, the innermost last."""
 
     def __init__(self) -> None:
         self.hooks: list[tuple[Pack, Unpack]] = []
@@ -36,7 +36,7 @@ def follow() -> None:
 
     @functools.wraps(enter)
     def entered(self: saved_tensors_hooks) -> Any:
-        result = enter(self)  # which raises where such hooks are forbidden
+        result = enter(self)  # raises where such hooks are forbidden
         _followed.hooks.append((self.pack_hook, self.unpack_hook))
         return result
 
@@ -50,7 +50,7 @@ def follow() -> None:
 
 
 def followed_hooks() -> tuple[Pack, Unpack] | None:
-    """Return those of the innermost context of this thread."""
+    """Return the hooks of the innermost context of this thread."""
     return _followed.hooks[-1] if _followed.hooks else None
 
 

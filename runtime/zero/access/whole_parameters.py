@@ -18,21 +18,21 @@ from ..units.unit import Unit
 
 class _Shown(NamedTuple):
     param: nn.Parameter
-    part: Tensor  # where its own values lie
+    part: Tensor  # the memory of its own values
     sub_buffer: SubBuffer
 
 
 class WholeParameters:
-    """Of parameters that are here: those that are divided have the whole's values and shape until `close`."""
+    """Parameters that are here: those that are divided have the whole's values and shape until `close`."""
 
     def __init__(self, params: Iterable[tuple[SubBuffer, int]]) -> None:
-        """Each is a sub-buffer, and the index of a member."""
+        """Take pairs of a sub-buffer and the index of a member."""
         self._params = [one for one in params if one[0].domain.parts is not None]
         self._shown: list[_Shown] = []
 
     @torch.no_grad()
     def open(self) -> None:
-        """Gather them.
+        """Gather the whole values.
 
         Order: a collective
         """
@@ -45,7 +45,7 @@ class WholeParameters:
 
     @torch.no_grad()
     def close(self) -> None:
-        """Let them be parts again, of what has been written meanwhile."""
+        """Let the parameters be parts again, with what has been written meanwhile."""
         shown, self._shown = self._shown, []
         for param, part, sub_buffer in shown:
             cut = sub_buffer.domain.cut_of(param)

@@ -1,5 +1,5 @@
-"""What `p.grad` is while a rank has the average of its own shard only: of the gradient's shape, and loud when
-it is used.
+"""Stand-in for `p.grad` while a rank has the average of its own shard only: it has the gradient's shape, and
+raises an error when it is used.
 
 It has no memory. Autograd, which would add a gradient to it, leaves that gradient here instead.
 """
@@ -25,7 +25,7 @@ _ADD_TO, _ADD = torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor
 
 
 class AbsentGradient(Tensor):
-    """Of one parameter."""
+    """Stand-in for the gradient of one parameter."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     param_name: str
@@ -41,7 +41,7 @@ class AbsentGradient(Tensor):
         return made
 
     def __init__(self, name: str, like: Tensor) -> None:
-        """All is said in `__new__`, as torch wants it."""
+        """Do nothing: torch makes the tensor in `__new__`."""
 
     def take_added(self) -> Tensor | None:
         """Return what autograd has added since the last call, None if nothing."""
@@ -64,7 +64,7 @@ class AbsentGradient(Tensor):
             if func is _ADD_TO:
                 first._added = args[1]
                 return first
-            if func is _ADD:  # a backward that makes a graph
+            if func is _ADD:  # `func` is another operation in a backward that makes a graph
                 return args[1]
         raise ConfigError(_refusal(args, kwargs or {}))
 

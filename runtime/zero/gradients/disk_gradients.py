@@ -20,23 +20,23 @@ from .sharded_gradients import ShardedGradients, SumPlace
 
 
 class DiskPlace(NamedTuple):
-    """Where a sub-buffer's gradients go, and what of them is the norm's."""
+    """File and layout of a sub-buffer's gradients, and the runs of them that count in the norm."""
 
     make_spill: Callable[[Callable[[], Mapping[str, Tensor]]], Spill]
     outbox: Outbox
-    norm_runs: tuple[tuple[int, int], ...]  # where in the shard the norm's pieces begin and end
+    norm_runs: tuple[tuple[int, int], ...]  # start and end of each piece of the norm in the shard
 
 
 class DiskGradients(ShardedGradients):
-    """As HostGradients, with the shard in a file.
+    """Sharded gradients as in HostGradients, with the shard in a file.
 
     One micro batch
     ---------------
-    The shard lands in host memory; what the file holds of earlier micro batches has been read meanwhile
-    and is added; the squares are summed while all is there, since only the last sum of them is the norm's
-    and which is the last is not known before; it is written, and the memory is given back when it must be,
-    see `Outbox`. A first micro batch is written in the dtype in which it was sent, a sum in the other one,
-    to a file of its own.
+    The shard lands in host memory; the file's sum of earlier micro batches has been read meanwhile and is
+    added. The squares are summed while all is there: only the last sum of them is the norm's, and it is not
+    known before which is the last. The sum is written, and its memory is given back when it must be, see
+    `Outbox`. A first micro batch is written in the dtype in which it was sent, a sum in the dtype of sums, to
+    a file of its own.
     """
 
     is_on_host = True
@@ -57,11 +57,11 @@ class DiskGradients(ShardedGradients):
         self._value: dict[str, Tensor] = {}  # {dtype: [shard]}, empty if it is zero
         self._spill, self._outbox = place.make_spill(lambda: self._value), place.outbox
         self._norm_runs = place.norm_runs
-        self._squares = (0.0,) * len(self._norm_runs)  # of the runs
+        self._squares = (0.0,) * len(self._norm_runs)  # sums of squares of the runs
         self._landed: Tensor | None = None  # [shard] of this micro batch, of the dtype that was sent
-        self._arrival: Arrival | None = None  # it is on its way
-        self._is_leaving = False  # its memory is here until it is written
-        self._is_wanted = False  # its memory is here, or will be, for a reader
+        self._arrival: Arrival | None = None  # set while the shard is on its way
+        self._is_leaving = False  # True while the memory is kept until it is written
+        self._is_wanted = False  # True while a reader has or awaits the memory
         self._numel = self._stop - self._start
         self._spill.reserve(_name(whole.flat.dtype), self._numel * whole.flat.dtype.itemsize)
 
@@ -159,7 +159,7 @@ class DiskGradients(ShardedGradients):
 
     @contextmanager
     def _here(self) -> Iterator[Tensor | None]:
-        """[shard] The value, None if it is zero."""
+        """[shard] The value; None if it is zero."""
         self._check_here()
         self.start_in()
         try:
@@ -209,7 +209,7 @@ class DiskGradients(ShardedGradients):
     def take_off(self) -> Sequence[Tensor]:
         self._outbox.flush()
         self._is_here = False
-        return ()  # nothing is on the device
+        return ()  # no part of it is on the device
 
     def zero(self) -> None:
         self._outbox.leave(self)

@@ -24,19 +24,20 @@ class HostSums(Protocol):
     """Sums of gradients in host memory, from which an optimizer may step while a backward goes on."""
 
     def watch(self, *, before_change: Callable[[], None], landed: Callable[[], None]) -> None:
-        """Have these called from now on: before the sum changes, and when a backward's part of it
-        is on its way here.
+        """Have these called from now on: `before_change` before the sum changes, `landed` when a backward's
+        part of it is on its way here.
         """
 
     def take(self) -> Tensor:
-        """Return the sum, [shard], as the caller's own, and be zero."""
+        """Return the sum, [shard], as the caller's own, and start again at zero."""
 
 
 class Gradients(ABC):
-    """Of the parameters in `params`, in the order of the layout's slots."""
+    """Gradients of the parameters in `params`, in the order of the layout's slots."""
 
-    is_reduced_in_backward: ClassVar[bool] = False  # in each one; else in a step's last backward, or the step
-    is_on_host: ClassVar[bool] = False  # what `pieces` returns lies in host memory, whatever computes
+    # in every backward; else in a step's last backward, or in the step
+    is_reduced_in_backward: ClassVar[bool] = False
+    is_on_host: ClassVar[bool] = False  # `pieces` returns host memory, whatever device computes
 
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter]) -> None:
         self._names, self._params = tuple(names), tuple(params)
@@ -44,18 +45,18 @@ class Gradients(ABC):
         self._watches_own = self.was_own_bad = False
 
     def watch_own(self, is_on: bool) -> None:
-        """From now on, look whether what this rank makes is finite before the ranks average it,
-        or not; it costs a pass.
+        """Start or stop checking whether what this rank makes is finite before the ranks average it; the
+        check costs a pass.
         """
         self._watches_own, self.was_own_bad = is_on, False
 
     def look_at_own(self) -> None:  # noqa: B027  # a rank without peers makes the average
-        """What this rank has made is there, and not averaged yet."""
+        """Check this rank's own gradients, which are complete and not averaged yet."""
 
     @abstractmethod
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
-        """This rank's part of the average, from `start` to `stop` in its shard: 1-D tensors in order, and
-        where each begins.
+        """Yield this rank's part of the average, from `start` to `stop` in its shard: 1-D tensors in order,
+        and where each begins.
         """
 
     def squares(self) -> Sequence[float] | None:
@@ -66,21 +67,21 @@ class Gradients(ABC):
 
     @property
     def unaveraged(self) -> Tensor | None:
-        """What this rank has made and no rank has averaged yet; None where there are nothing but averages."""
+        """Gradients that this rank has made and no rank has averaged yet; None if all are averages."""
         return None
 
     @property
     def host_sums(self) -> HostSums | None:
-        """Themselves, where an optimizer may step from them while a backward goes on."""
+        """The gradients as HostSums, where an optimizer may step from them while a backward goes on."""
         return None
 
-    # Of gradients that are elsewhere between their uses:
+    # Calls for gradients that lie elsewhere between their uses:
 
     def start_in(self) -> None:  # noqa: B027  # most are always here
         """Begin to bring here what `pieces` returns."""
 
     def let_go(self) -> None:  # noqa: B027
-        """What `pieces` returned is not used any more."""
+        """Give up the tensors that `pieces` returned."""
 
     @abstractmethod
     def adopt(self) -> None:
@@ -91,41 +92,41 @@ class Gradients(ABC):
 
     @abstractmethod
     def averages(self, indices: Sequence[int], comm: Collectives) -> list[Tensor]:
-        """Float32 copies of the ranks' averages for the parameters at these places, of their shapes.
+        """Return float32 copies of the ranks' averages of the parameters at these places, in their shapes.
 
         Order: a collective, one for all of them
         """
 
     @abstractmethod
     def replace(self, index: int, value: Tensor) -> None:
-        """Let that be the average; every rank gives the same."""
+        """Replace the average at `index`; every rank gives the same value."""
 
     @abstractmethod
     def replace_own(self, index: int, value: Tensor) -> None:
-        """Let that be the average of what this rank's shard holds of the parameter, 1-D.
+        """Replace the average of what this rank's shard holds of the parameter, 1-D.
 
         Errors: ConfigError where the shard is no more this rank's than another's
         """
 
     @abstractmethod
     def take_off(self) -> Sequence[Tensor]:
-        """What holds the gradients between steps; no `p.grad` leads there until `put_on`,
-        so its memory may go.
+        """Take the gradients off and return their tensors; no `p.grad` leads there until `put_on`, so the
+        memory may go.
         """
 
     @abstractmethod
     def put_on(self) -> None:
-        """Undo that. What autograd made of parameters meanwhile is added."""
+        """Undo `take_off`, and add what autograd made of parameters meanwhile."""
 
     def held(self) -> tuple[Tensor, ...]:
-        """What has memory, wherever it lies."""
+        """Tensors that have memory, wherever it lies."""
         with torch._C.DisableTorchFunctionSubclass():  # freed parameters would ask Python
             grads = [param.grad for param in self._params]
         return tuple(grad for grad in grads if grad is not None and not grad.is_sparse)
 
     @property
     def is_here(self) -> bool:
-        """Whether they are not taken off."""
+        """True unless they are taken off."""
         return self._is_here
 
     def _check_here(self) -> None:
@@ -153,7 +154,7 @@ class OwnGradients(Gradients):
         self._slots = layout.slots
         # Places by offset: slots are laid out by optimizer group, and named in the model's order.
         self._order = sorted(range(len(self._slots)), key=lambda index: self._slots[index].offset)
-        self._taken_off: list[Tensor | None] = []  # by index
+        self._taken_off: list[Tensor | None] = []  # gradient at each index
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Tensor]]:
         for index in self._order:
@@ -189,7 +190,7 @@ class OwnGradients(Gradients):
         self._taken_off, self._is_here = [], True
 
     def adopt(self) -> None:
-        """Whatever is there counts."""
+        """Do nothing: any value of `p.grad` counts."""
 
     def zero(self) -> None:
         self._check_here()
@@ -197,7 +198,7 @@ class OwnGradients(Gradients):
 
 
 class FlatGradients(Gradients):
-    """The ranks average one flat buffer."""
+    """Gradients of which the ranks average one flat buffer."""
 
     def __init__(self, names: Sequence[str], params: Sequence[nn.Parameter], whole: FlatBuffer) -> None:
         super().__init__(names, params)
@@ -209,7 +210,7 @@ class FlatGradients(Gradients):
 
     @property
     def flat(self) -> Tensor:
-        """[numel] What the ranks average in place."""
+        """[numel] The buffer that the ranks average in place."""
         return self._whole.flat
 
     def look_at_own(self) -> None:
@@ -231,28 +232,28 @@ class FlatGradients(Gradients):
         slot = self._whole.layout.slots[index]
         return whole[slot.offset : slot.offset + slot.numel].view(slot.shape).to(torch.float32, copy=True)
 
-    # ---- what reducer.py asks for
+    # ---- the reducer's calls
 
     @abstractmethod
     def hand_in(self, index: int) -> None:
-        """Autograd has finished the gradient of the parameter at `index`, of those that this backward
-        has averaged.
+        """Take the finished gradient of the parameter at `index`, one of those that this backward has
+        averaged.
         """
 
     @property
     def is_complete(self) -> bool:
-        """Whether all parameters' gradients were handed in."""
+        """True once all parameters' gradients were handed in."""
         return len(self._arrived) == len(self._params)
 
     @abstractmethod
     def complete(self) -> None:
-        """Nothing more comes: what was not handed in is zero, and the ranks average `flat` from now on."""
+        """Set to zero what was not handed in: the ranks average `flat` from now on."""
 
     @abstractmethod
     def keep(self) -> None:
-        """The ranks have averaged `flat`."""
+        """Keep the average, which `flat` holds now."""
 
     @property
     @abstractmethod
     def is_late(self) -> bool:
-        """Between backwards: whether there are gradients that came after the ranks had averaged."""
+        """True between backwards if gradients came after the ranks had averaged."""

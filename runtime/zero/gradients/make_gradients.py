@@ -1,4 +1,4 @@
-"""Which kind of gradients a sub-buffer has."""
+"""The choice of a sub-buffer's kind of gradients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .sharded_gradients import HostGradients, ShardedGradients, SumPlace
 def make_gradients(plan: SubBufferPlan, offload: Offload) -> Gradients:
     """Return the gradients of a sub-buffer's trained parameters.
 
-    They go in a backward where `plan.residence` says, if `offload` takes any.
+    They leave the device in a backward for the place in `plan.residence`, if `offload` takes any.
     """
     names, params, layout, residence = plan.names, plan.params, plan.layout, plan.residence
     dtype, device, precision = plan.dtype, plan.device, plan.precision
@@ -47,7 +47,7 @@ def make_gradients(plan: SubBufferPlan, offload: Offload) -> Gradients:
             pin_memory=residence.pins_states,
         )
         if residence.has_grads_on_disk:
-            # Who is alone takes the norm parameter by parameter, wherever it has gradients as
+            # A rank without peers takes the norm parameter by parameter, wherever it has gradients as
             # autograd made them.
             by_slot = sorted((slot.offset, slot.offset + slot.numel) for slot in layout.slots)
             disk = DiskPlace(

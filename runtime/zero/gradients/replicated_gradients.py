@@ -30,7 +30,7 @@ from .gradients import FlatGradients
 
 
 class Content(Enum):
-    """What the flat buffer holds; each costs its memory only."""
+    """Contents of the flat buffer; each state costs the buffer's memory only."""
 
     SUMS = "this rank's own sums"
     SENT = "what the ranks are averaging"
@@ -50,8 +50,8 @@ class ReplicatedGradients(FlatGradients):
         self._shard = shard
         self._content = Content.SUMS
         self._apart: Tensor | None = None  # [shard] the average, while the buffer holds later gradients
-        self._version = 0  # of the buffer that holds all averages, as the ranks made it
-        # What `p.grad` is where it does not lead to the buffer; made when it is needed first. Where all ranks
+        self._version = 0  # version of the buffer that holds all averages, as the ranks made it
+        # Stand-ins for `p.grad` where it does not lead to the buffer, made when first needed. Where all ranks
         # have all averages that is in a backward only, and None is cheaper.
         self._absent: list[AbsentGradient | None] | None = None
         if shard.numel() == whole.flat.numel():
@@ -62,7 +62,7 @@ class ReplicatedGradients(FlatGradients):
 
     @property
     def unaveraged(self) -> Tensor | None:
-        """All of them, until the last backward of a step."""
+        """All gradients, until the last backward of a step."""
         return self.flat if self._content is Content.SUMS else None
 
     @property
@@ -100,12 +100,12 @@ class ReplicatedGradients(FlatGradients):
         self._whole.views[index].add_(grad.to_dense() if grad.is_sparse else grad)
 
     def hand_in(self, index: int) -> None:
-        """Autograd has finished the gradient of the parameter at `index` in the last backward of a step."""
+        """Take the finished gradient of the parameter at `index` in the last backward of a step."""
         self._arrived.add(index)
 
     @torch.no_grad()
     def complete(self) -> None:
-        """The ranks average what is there from now on, until `keep`."""
+        """Give the buffer to the ranks, which average it until `keep`."""
         self.adopt()
         if self._content is Content.SUMS:
             self.look_at_own()
@@ -126,20 +126,20 @@ class ReplicatedGradients(FlatGradients):
             self.note_gathered()
 
     def note_gathered(self) -> None:
-        """The buffer holds all averages."""
+        """Note that the buffer holds all averages."""
         self._content = Content.AVERAGES
         self._show()
         self._version = self.flat._version
 
     @property
     def is_late(self) -> bool:
-        """Whether gradients came, or the program changed some, after the ranks had averaged them."""
+        """True if gradients came, or the program changed some, after the ranks had averaged them."""
         if self._content is Content.AVERAGES:
             return self.was_dropped or self.flat._version != self._version
         return self._apart is not None
 
     def end_step(self) -> None:
-        """The averages have been used, and set to zero."""
+        """Note that the averages have been used and set to zero."""
         self._content = Content.SUMS
         self.is_averaged = self.was_dropped = False
         self._arrived.clear()
@@ -248,7 +248,7 @@ class ReplicatedGradients(FlatGradients):
                 self.add_late(index, grad)
 
     def _shown(self, index: int) -> Tensor | None:
-        """What `p.grad` is between backwards."""
+        """Return the value of `p.grad` between backwards."""
         return self._absences[index] if self._content is Content.SHARD else self._whole.views[index]
 
     def zero(self) -> None:
@@ -275,7 +275,7 @@ class AccumulatedGradients(ReplicatedGradients):
     ) -> None:
         super().__init__(names, params, whole, shard=shard)
         self.hide_as_none()
-        # Where it cannot be added at once, `pop_late` finds it.
+        # `pop_late` finds a gradient that cannot be added at once.
         self._hooks = [
             param.register_post_accumulate_grad_hook(self._hook(index))  # type: ignore[no-untyped-call]
             for index, param in enumerate(params)
@@ -303,7 +303,7 @@ class AccumulatedGradients(ReplicatedGradients):
             self._take(index)
 
     def _shown(self, index: int) -> None:
-        """None, whatever the buffer holds."""
+        """Return None, whatever the buffer holds."""
 
     def release(self) -> None:
         for hook in self._hooks:

@@ -24,14 +24,14 @@ from .gradients import FlatGradients, HostSums
 # [Note: small gradients are copied together]
 # On a GPU a copy of a few kilobytes takes as long as its launch, and a unit has many of them: biases, norms,
 # adapters. So small gradients wait for each other, and one launch copies them when the unit is complete.
-# Gradients that are large go at once, since autograd's memory is free for the next layer then: what waits
-# takes no more than _WAITING_BYTES, whatever the size of a unit.
+# Large gradients go at once, since autograd's memory is free for the next layer then. The waiting ones
+# take no more than _WAITING_BYTES, whatever the size of a unit.
 _SMALL_BYTES = 2**20
 _WAITING_BYTES = 2**24
 
 
 class SumPlace(NamedTuple):
-    """What a shard of gradients is added up in."""
+    """Device, dtype and memory of the sum of a shard of gradients."""
 
     dtype: torch.dtype
     device: torch.device
@@ -59,9 +59,10 @@ class ShardedGradients(FlatGradients):
         self._lock = RLock()
         self._shard = self._make_shard()
         self._is_zero = True
-        self._was_zero = True  # before the last average was added
+        self._was_zero = True  # True if the sum was zero before the last average was added
         self._is_allocated = False
-        self._waiting: dict[int, Tensor] = {}  # by place: see [Note: small gradients are copied together]
+        # place -> gradient: see [Note: small gradients are copied together]
+        self._waiting: dict[int, Tensor] = {}
         self._waiting_bytes = 0
         self._gaps = whole.layout.gaps()
         whole.free()
@@ -158,7 +159,7 @@ class ShardedGradients(FlatGradients):
 
     @torch.no_grad()
     def complete(self) -> None:
-        """Nothing more comes: of a parameter that handed nothing in, the gradient is zero."""
+        """Set the gradients that were not handed in to zero."""
         self._begin()
         self._copy_waiting()
         for index, view in enumerate(self._whole.views):
@@ -232,22 +233,22 @@ class _Watch(NamedTuple):
 
 
 class HostGradients(ShardedGradients):
-    """As those, of which each shard goes to host memory as soon as the ranks have averaged it.
+    """Sharded gradients, each shard of which goes to host memory as soon as the ranks have averaged it.
 
-    It stays in the dtype in which it was sent, and is added up in the other one only when a second micro
-    batch comes: an optimizer reads 2 bytes of an element where it would read 4. Other threads may read
+    A shard stays in the dtype in which it was sent, and is added up in the dtype of sums only when a second
+    micro batch comes: an optimizer reads 2 bytes of an element where it would read 4. Other threads may read
     `pieces`, between changes.
     """
 
     is_on_host = True
     _landed: Tensor | None = None  # [shard] the last one, of the dtype that was sent
-    _arrival: Arrival | None = None  # it is on its way
-    _is_single = False  # it is the sum; else it is still to be added to the sum, if it has not been
+    _arrival: Arrival | None = None  # set while the shard is on its way
+    _is_single = False  # the landed shard is the sum; else it is still to be added, unless that was done
     _watch: _Watch | None = None
 
     @property
     def host_sums(self) -> HostSums:
-        """These."""
+        """These gradients."""
         return self
 
     def watch(self, *, before_change: Callable[[], None], landed: Callable[[], None]) -> None:
@@ -273,7 +274,7 @@ class HostGradients(ShardedGradients):
 
     def _make_shard(self) -> Tensor:
         self._is_single = False
-        return torch.zeros(0, dtype=self._sums.dtype, device="cpu")  # until it is needed
+        return torch.zeros(0, dtype=self._sums.dtype, device="cpu")  # no memory until it is needed
 
     @property
     def shard(self) -> Tensor:
@@ -304,7 +305,7 @@ class HostGradients(ShardedGradients):
         self._tell_change()
         self._settle()
         if not self._is_zero and self._is_single:
-            _ = self.shard  # which it is added to
+            _ = self.shard  # have the sum to add to
         own = self.flat[self._start : self._stop]
         if self._landed is None:
             pinned = self._sums.pin_memory
@@ -319,7 +320,7 @@ class HostGradients(ShardedGradients):
     def _begin(self) -> None:
         if not self._is_allocated:
             with self._lock:  # another thread may be settling it
-                self._settle()  # else the flat buffer would be freed once more
+                self._settle()  # otherwise the flat buffer would be freed once more
         super()._begin()
 
     def _settle(self) -> None:

@@ -1,4 +1,4 @@
-"""What `engine.offload_states()` is told: which states, and where to.
+"""Arguments of `engine.offload_states()`: which states, and where to.
 
 Source: DeepSpeed 0.19.8 runtime/zero/offload_config.py, of the same names and values
 """
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class OffloadDeviceEnum(str, Enum):
-    """Where states may lie."""
+    """Places in which states may lie."""
 
     none = "none"
     cpu = "cpu"
@@ -17,7 +17,7 @@ class OffloadDeviceEnum(str, Enum):
 
 
 class OffloadStateTypeEnum(str, Enum):
-    """What an engine holds between steps.
+    """Kinds of states that an engine holds between steps.
 
     The names say "high" and "low precision": float32 and the model's dtype.
     """
@@ -26,4 +26,4 @@ class OffloadStateTypeEnum(str, Enum):
     hp_params = "hp_params"  # float32 masters; nothing where the parameters are float32 themselves
     lp_params = "lp_params"  # the parameters, or this rank's shard of them
     lp_grads = "lp_grads"  # the gradients, or this rank's shard of them
-    contiguous_grad_buffer = "contiguous_grad_buffer"  # nothing here: no such buffer outlives a backward
+    contiguous_grad_buffer = "contiguous_grad_buffer"  # has no effect: no such buffer outlives a backward

@@ -1,4 +1,4 @@
-"""What of a model was moved to host memory for a while, between steps: its own memory is given up,
+"""States of a model that were moved to host memory for a while, between steps: their own memory is given up,
 and taken again later.
 
 A storage goes as it is, and comes back into the same object. So every view of it, the users' parameters among
@@ -42,7 +42,7 @@ def read_kinds(include: Iterable[Kind | str] | None) -> tuple[Kind, ...]:
 
 
 class ParkedStorage:
-    """One storage, its bytes in host memory."""
+    """One storage, with its bytes in host memory."""
 
     def __init__(self, tensor: Tensor, *, pin_memory: bool, non_blocking: bool) -> None:
         self._tensor = tensor
@@ -64,7 +64,7 @@ class ParkedStorage:
 
 
 class ParkedStates:
-    """Of these sub-buffers, by kind of state. All ranks may do this on their own: nothing is sent."""
+    """Parked states of these sub-buffers, by kind. All ranks may park on their own: nothing is sent."""
 
     def __init__(self, sub_buffers: Sequence[SubBuffer]) -> None:
         self._sub_buffers = tuple(sub_buffers)
@@ -72,8 +72,8 @@ class ParkedStates:
         self.barred: str | None = None  # why nothing here may be used: a load has ended in the middle
         self.is_given_up = False  # the engine has ended
         self.is_taken = False  # another engine has the parameters
-        self.is_lost = False  # that one was never finished
-        self.taken_out_by: str | None = None  # what has made the parameters plain again
+        self.is_lost = False  # the engine that took them was never finished
+        self.taken_out_by: str | None = None  # the call that has made the parameters plain again
 
     @property
     def is_over(self) -> bool:
@@ -81,7 +81,7 @@ class ParkedStates:
         return self.is_taken and not self.is_lost
 
     def check_kept(self, what: str) -> None:
-        """`what` needs gradients, masters or states.
+        """Refuse `what`, which needs gradients, masters or states, where they are gone.
 
         Errors: ConfigError if the engine has given them up, or another one has the parameters
         """
@@ -93,7 +93,7 @@ class ParkedStates:
             )
 
     def check_here(self, what: str, kinds: Sequence[Kind] = KINDS, *, is_load: bool = False) -> None:
-        """`what` needs these. `is_load`: it replaces all of them.
+        """Refuse `what`, which needs these kinds, where they are away. `is_load`: it replaces all of them.
 
         Errors: ConfigError if one of them is in host memory, or another engine has the parameters;
                 CheckpointError if they are of no one state
@@ -140,7 +140,7 @@ class ParkedStates:
                 parked = self._parked[kind] = []
                 for tensor in self._memories(kind):
                     parked.append(ParkedStorage(tensor, pin_memory=pin_memory, non_blocking=non_blocking))
-        except BaseException:  # there is no host memory left
+        except BaseException:  # host memory is used up
             begun = {kind: self._parked.pop(kind) for kind in wanted if kind in self._parked}
             self._restore(begun, non_blocking=False)
             raise
@@ -164,7 +164,9 @@ class ParkedStates:
                 sub_buffer.gradients.put_on()
 
     def _memories(self, kind: Kind) -> Iterator[Tensor]:
-        """What holds this kind of state, one tensor for each storage; nothing leads there any more."""
+        """Yield the memory of this kind of state, one tensor for each storage; no `p.grad` or parameter leads
+        there any more.
+        """
         for sub_buffer in self._sub_buffers:
             seen: set[int] = set()
             for tensor in _holders(sub_buffer, kind):
@@ -211,6 +213,6 @@ def _copy(source: Tensor, target: Tensor, *, non_blocking: bool) -> None:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """All of the storage behind it, as bytes."""
+    """Return the whole storage behind the tensor, as bytes."""
     whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return whole.set_(tensor.untyped_storage())

@@ -43,32 +43,32 @@ _MAX_LEARNT = 64
 class HandedIn(NamedTuple):
     """The gradients of a place in one backward, on one rank."""
 
-    segment: int  # of the last one, counted from 0
+    segment: int  # segment of the last gradient, counted from 0
     number: int
 
 
 class Schedule:
-    """Of one model. Places number its trained sub-buffers."""
+    """Schedule of one model. Places number its trained sub-buffers."""
 
     def __init__(self, num_indices: int) -> None:
         self._num_indices = num_indices
-        self._lists: dict[int, tuple[int, ...]] = {}  # by the segment's key
+        self._lists: dict[int, tuple[int, ...]] = {}  # segment's key -> places in order
         self._num_expected = [
             0
         ] * num_indices  # gradients; reentrant checkpointing makes them more than parameters
         self._at_end: set[int] = set()
         self._num_learnt = 0
-        self._is_outdated = False  # on all ranks
-        self.is_behind = False  # on this rank, which has gradients of a place that is on no list and could be
+        self._is_outdated = False  # the same on all ranks
+        self.is_behind = False  # this rank has gradients of a place that is on no list and could be
         self.begin()
 
     def begin(self) -> None:
         """A backward begins."""
         self._path = [_START]  # keys of segments
-        # By index, of the gradients that were handed in:
+        # Per index: number, segment and turn of the gradients that were handed in.
         self._numbers = [0] * self._num_indices
-        self._segments = [0] * self._num_indices  # in which the last one was
-        self._turns = [0] * self._num_indices  # which of all the last one was, counted from 1
+        self._segments = [0] * self._num_indices  # segment of the last gradient
+        self._turns = [0] * self._num_indices  # place of the last gradient among all, counted from 1
         self._num_handed_in = 0
         self._is_new = False
         self._asked = [False] * self._num_indices
@@ -125,7 +125,7 @@ class Schedule:
 
     @property
     def seen(self) -> dict[int, HandedIn]:
-        """What this rank saw, by index, in the order of the last gradients."""
+        """Gradients that this rank saw, by index, in the order of the last ones."""
         handed_in = sorted((turn, index) for index, turn in enumerate(self._turns) if turn)
         return {index: HandedIn(self._segments[index], self._numbers[index]) for _, index in handed_in}
 
@@ -146,7 +146,8 @@ class Schedule:
         self._is_outdated = self._is_outdated and not any(added.values())
 
     def _key(self, segment: int) -> int:
-        """That of the segment, or of the next new one: an old one's list has been right
+        """Return the key of this segment, or of the next new one if an old one's list has been right
+        for another backward.
         for another backward.
         """
         later = self._path[segment:]

@@ -68,7 +68,7 @@ class Reducer(ABC, Generic[G]):
 
     @abstractmethod
     def end_backward(self) -> None:
-        """It has run."""
+        """Note that a backward has run."""
 
     def coalesced(self) -> AbstractContextManager[None]:
         """Of all backwards inside, the sum is averaged, once, at the end. If none of them ends a step, it is
@@ -78,7 +78,7 @@ class Reducer(ABC, Generic[G]):
 
     @abstractmethod
     def forget(self) -> None:
-        """Nothing of a backward that failed is under way afterwards, nor counts where that can be."""
+        """End what a failed backward has under way; it does not count either, where that can be."""
 
     def end_failed(self) -> None:
         """No backward that failed, and did not tell its end, averages what a program may read or set. What
@@ -98,7 +98,7 @@ class Reducer(ABC, Generic[G]):
 
     @abstractmethod
     def catch_up(self, *, is_step: bool = True) -> None:
-        """Where any rank is behind: average what came late.
+        """Average what came late, where any rank is behind.
 
         `is_step`: all ranks of the job do it, before a step; else those alone that hold the same model.
         """
@@ -143,7 +143,7 @@ class Reducer(ABC, Generic[G]):
         """Autograd has finished a gradient."""
 
     def _begin(self) -> None:
-        """Of a backward that the user runs without the engine, autograd tells the end."""
+        """Have autograd tell the end of a backward that the user runs without the engine."""
         if not self._is_engines:
             torch.autograd.Variable._execution_engine.queue_callback(self.end_backward)
         self._is_under_way = True
@@ -200,7 +200,7 @@ class Reducer(ABC, Generic[G]):
         self._reductions.drain()
 
     def _teach(self, rest: Iterable[int]) -> None:
-        """All is averaged; of that, `rest` at the end."""
+        """Learn from a backward whose gradients are all averaged; those in `rest`, at its end."""
         if self._schedule.is_to_learn:
             seen = self._peers.all_gather_objects(self._schedule.seen, what="the order of gradients")
             self._schedule.learn(seen, rest)
@@ -212,9 +212,9 @@ class StepReducer(Reducer[ReplicatedGradients]):
     """Each sub-buffer once for a step, in the first backward that ends one; see
     [Note: one order on all ranks].
 
-    What is left then is asked for when that backward ends, or, on a rank that has run none, before the step.
-    So all ranks ask for all of it in one order, however many backwards each of them runs. What comes later
-    is averaged before the step, see [Note: averages before the step].
+    Sub-buffers left then are asked for when that backward ends, or, on a rank that has run none, before the
+    step. So all ranks ask for all of it in one order, however many backwards each of them runs. What comes
+    later is averaged before the step, see [Note: averages before the step].
 
     [Note: ranks that wait for each other's tokens]
     A rank that does not use some layer asks for its place only when its backward ends. In the middle of a
@@ -247,7 +247,7 @@ class StepReducer(Reducer[ReplicatedGradients]):
         self.end_failed()
 
     def end_failed(self) -> None:
-        """Ask for what the others wait for."""
+        """Ask for the sub-buffers that the other ranks wait for."""
         self.end_backward()
 
     def finish(self) -> None:
@@ -323,7 +323,8 @@ class StepReducer(Reducer[ReplicatedGradients]):
             if not self._is_last:
                 return
             self._begin()
-        if self._has_finished:  # before this: so the program's own hooks have seen it, too
+        # tested before this gradient, so that the program's own hooks have seen the last one, too
+        if self._has_finished:
             self._has_finished = False
             self._ask_finished()
         gradients.hand_in(index_in_sub_buffer)
@@ -343,11 +344,14 @@ class BackwardReducer(Reducer[ShardedGradients]):
         self._wire = domains.wire
         self._has_failed = False  # a backward, of which something may be here
         self._foreign_task = -1  # a backward of autograd's that ends in none of the parameters
-        self._is_settled = True  # all ranks have asked since the last backward whether one of them is behind
+        # True once all ranks have asked since the last backward whether one of them is behind
+        self._is_settled = True
         self._wire.before_gather = self._before_gather
 
     def begin_forward(self) -> None:
-        """What it made is dropped where all ranks come next, which need not make this forward."""
+        """Note whether a backward failed: its gradients are dropped where all ranks come next, which may be
+        another place.
+        """
         self._has_failed = self._is_engines or self._is_under_way
 
     def begin_backward(self) -> None:
@@ -362,8 +366,8 @@ class BackwardReducer(Reducer[ShardedGradients]):
         self._is_settled = False
 
     def finish(self) -> None:
-        """Every backward has left averages, but for one whose end autograd did not tell,
-        as it failed before.
+        """Do nothing: every backward has left averages, except one that failed earlier, whose end autograd
+        did not tell.
         """
         if self._is_under_way:
             self.end_backward()
@@ -398,7 +402,7 @@ class BackwardReducer(Reducer[ShardedGradients]):
         self._ask_again(late)
 
     def settle(self) -> None:
-        """At most once after each backward."""
+        """Agree on whether a rank is behind, at most once after each backward."""
         if not self._is_settled:
             device, what = self._sub_buffers[0].device, "whether gradients came late"
             told = self._domains.holders.all_gather_numbers([self.is_behind], device=device, what=what)
@@ -410,7 +414,7 @@ class BackwardReducer(Reducer[ShardedGradients]):
         self._drop_failed()
 
     def _begin_anew(self) -> None:
-        """Let a backward that failed leave nothing, as far as that can be."""
+        """Drop what a failed backward left, as far as that can be."""
         if self._drop_failed() and self._job.is_first:
             logger.warning(
                 "a backward failed after the ranks had averaged a part of its gradients, which are in one "
@@ -419,8 +423,8 @@ class BackwardReducer(Reducer[ShardedGradients]):
             )
 
     def _drop_failed(self) -> bool:
-        """Let nothing that a failed backward made count; return whether some does, since it was added to
-        what earlier micro batches of the step have made.
+        """Drop what a failed backward made; return whether some of it counts, since it was added to the
+        gradients of earlier micro batches of the step.
         """
         is_left = False
         if not self.is_coalescing and (self._is_engines or self._is_under_way):
@@ -453,7 +457,7 @@ class BackwardReducer(Reducer[ShardedGradients]):
             self._ask_finished()
 
     def _before_gather(self, what: str) -> None:
-        """All ranks are about to gather this."""
+        """Prepare for a gather, which all ranks are about to begin."""
         if self._has_failed:
             self._begin_anew()
         if self.is_coalescing or not (self._is_engines or self._is_under_way or self._is_users_backward()):
@@ -462,8 +466,8 @@ class BackwardReducer(Reducer[ShardedGradients]):
         self._schedule.pass_gather(what)
 
     def _is_users_backward(self) -> bool:
-        """Whether autograd runs a backward that ends in parameters, which the engine was not told of;
-        it has begun then.
+        """True if autograd runs a backward that ends in parameters, of which the engine was not told; the
+        backward has begun then.
         """
         task = torch._C._current_graph_task_id()
         if not in_backward() or task == self._foreign_task:
@@ -480,7 +484,9 @@ class BackwardReducer(Reducer[ShardedGradients]):
 
 
 def is_reached(param: nn.Parameter) -> bool:
-    """Whether the backward that autograd runs adds to its gradient; torch.autograd.grad() does not."""
+    """True if the backward that autograd runs adds to the parameter's gradient; torch.autograd.grad() does
+    not.
+    """
     with torch._C.DisableTorchFunctionSubclass():
         node = torch.autograd.graph.get_gradient_edge(param).node
     try:
@@ -495,17 +501,18 @@ def make_reducer(
     """What suits the gradients' placement: shards can only be filled in every backward,
     and who is alone has nothing to do.
 
-    `ends_step`: whether a backward that begins now is the last one of a step.
+    `ends_step` returns True if a backward that begins now is the last one of a step.
     """
     in_backward = [sub_buffer for sub_buffer in sub_buffers if sub_buffer.gradients.is_reduced_in_backward]
-    if in_backward:  # beside them may be some that a rank has for itself
+    if in_backward:  # some may be a rank's own, without peers
         return BackwardReducer(in_backward, domains)
     averaged = [sub_buffer for sub_buffer in sub_buffers if sub_buffer.mesh.has_average]
     return StepReducer(averaged, domains, ends_step=ends_step)
 
 
 def _check_dropped(is_dropped: Mapping[int, bool]) -> None:
-    """Averages that some ranks have set to zero are neither those of all ranks nor none; by rank.
+    """Refuse averages that only some ranks have set to zero, for they are neither those of all ranks nor
+    none.
 
     Errors: ConfigError, on all these ranks
     """

@@ -119,17 +119,17 @@ class ShardedModel:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether this rank keeps no more of any parameter than its shard."""
+        """True if this rank keeps no more of any parameter than its shard."""
         return all(sub_buffer.is_sharded for unit in self.units for sub_buffer in unit.sub_buffers)
 
     @property
     def has_shards(self) -> bool:
-        """Whether some parameters are."""
+        """True if some parameters are sharded."""
         return any(unit.is_sharded for unit in self.units)
 
     @property
     def num_small(self) -> int:
-        """Elements of small parameters, which stay whole where the stage shards parameters
+        """Number of elements of small parameters, which stay whole where the stage shards parameters
         over several ranks.
         """
         if self.policy.parameters is not Placement.SHARDED or self.domains.dense.comm.mesh.shard.is_alone:
@@ -140,24 +140,24 @@ class ShardedModel:
         return sum(member.param.numel() for sub_buffer in sub_buffers for member in sub_buffer.members)
 
     def before_change(self) -> None:
-        """Something but a step is about to change shards, masters or states."""
+        """Prepare for a change of shards, masters or states by anything but a step."""
         self._trainer.before_change()
 
     def before_gather(self) -> None:
-        """Parameters are about to be gathered for the program, not for the model.
+        """Prepare for a gather of parameters for the program, not for the model.
 
         Order: a collective
         """
         self._trainer.before_gather()
 
     def hide_gradients_as_none(self) -> None:
-        """Where `p.grad` would be an AbsentGradient, let it be None, as in DeepSpeed."""
+        """Let `p.grad` be None, as in DeepSpeed, where it would be an AbsentGradient."""
         for sub_buffer in self.trained:
             if isinstance(sub_buffer.gradients, ReplicatedGradients):
                 sub_buffer.gradients.hide_as_none()
 
     def begin_forward(self) -> None:
-        """The engine's forward is about to run; a checkpoint may compute it again in a backward."""
+        """Prepare for the engine's forward; a checkpoint may compute it again in a backward."""
         if not in_backward():
             self._reducer.begin_forward()
 
@@ -172,12 +172,12 @@ class ShardedModel:
         self._reducer.begin_backward()
 
     def end_backward(self) -> None:
-        """Autograd has come to its end."""
+        """Note that autograd has come to its end."""
         self.prefetcher.end_backward()
         self._reducer.end_backward()
 
     def end_step(self) -> None:
-        """The gradients have been used: set them to zero, and keep of sharded parameters
+        """Set the gradients, which have been used, to zero, and keep of sharded parameters
         nothing but the shards.
         """
         self.prefetcher.end_step()
@@ -196,7 +196,7 @@ class ShardedModel:
                         member.param.grad = None
 
     def finish_gradients(self) -> None:
-        """Each rank's shard of the gradients is the average over all ranks afterwards.
+        """Let each rank's shard of the gradients be the average over all ranks.
 
         Errors: as begin_backward
         """
@@ -205,7 +205,7 @@ class ShardedModel:
 
     @property
     def is_behind(self) -> bool:
-        """Whether gradients came after this rank had averaged them, so that `catch_up`
+        """True if gradients came after this rank had averaged them, so that `catch_up`
         is due on all ranks.
         """
         return self._reducer.is_behind
@@ -282,7 +282,7 @@ class ShardedModel:
         for unit in self.units:
             for sub_buffer in unit.sub_buffers:
                 sub_buffer.take_edits()
-                if sub_buffer.is_sharded:  # else the program's writes are counted
+                if sub_buffer.is_sharded:  # otherwise the program's writes are counted
                     sub_buffer.param_shard.note_change()
 
     def take_writes(self) -> None:
@@ -292,12 +292,12 @@ class ShardedModel:
         self._turns.go_on()
         for sub_buffer in self._copied:
             sub_buffer.take_writes()
-            if sub_buffer.is_sharded:  # what is here is from before the step
+            if sub_buffer.is_sharded:  # whole parameters are from before the step
                 sub_buffer.param_shard.writes.forget()
 
     def forget_writes(self, units: Iterable[Unit]) -> None:
-        """What was written to these parameters does not count, where they are sharded, so that it goes with
-        the values, and no forward is under way that may have done it.
+        """Let writes to these parameters not count, where they are sharded, so that they go with the values,
+        and no forward is under way that may have made them.
         """
         for unit in units:
             if not unit.num_forwards:
@@ -353,7 +353,7 @@ class ShardedModel:
 
         Order: a collective where parameters are sharded
         """
-        if self.parked_states.is_taken:  # what there was is the other engine's
+        if self.parked_states.is_taken:  # the memory and the hooks are the other engine's
             return
         self.reload()
         if self._access is not None:
@@ -369,7 +369,7 @@ class ShardedModel:
         for sub_buffer in (sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers):
             sub_buffer.param_shard.restore_all()
         self.trained = ()
-        self._trainer = Trainer()  # an engine's holds process groups
+        self._trainer = Trainer()  # an engine's trainer holds process groups
         self.parked_states.is_given_up = True
 
     def prepare_to_give(self, asked_for: frozenset[int]) -> None:
@@ -389,7 +389,7 @@ class ShardedModel:
         self._check_unused("initialize() of a model of another engine")
 
     def check_not_gathered(self, what: str) -> None:
-        """Errors: ConfigError inside GatheredParameters, of whose values nothing is left afterwards"""
+        """Errors: ConfigError inside GatheredParameters, whose values are all lost afterwards"""
         held = self.prefetcher.held_in_block
         if held is not None:
             raise _is_gathered(what, held)
@@ -400,7 +400,7 @@ class ShardedModel:
             raise _is_gathered(what, used[0])
 
     def _let_go(self) -> None:
-        """Another engine takes parameters over: what this one has of them is of no use from then on. The
+        """Give up all that this engine has of parameters that another engine takes over. The
         program has those that the other engine does not take.
 
         Order: a collective where parameters are sharded
@@ -440,7 +440,7 @@ class ShardedModel:
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """Call it, if its object is alive: who holds it keeps that not alive."""
+    """Call the method, if its object is alive; the holder of the weak reference does not keep it alive."""
     alive = method()
     if alive is not None:
         alive()
@@ -456,7 +456,7 @@ def _ask_holders(module: nn.Module) -> None:
 
 
 def _check_no_complex(module: nn.Module) -> None:
-    """Flat buffers hold real numbers: a complex parameter would stay as it is."""
+    """Refuse complex parameters: flat buffers hold real numbers, so one would stay as it is."""
     for name, param in module.named_parameters():
         if param.is_complex() and param.requires_grad:
             raise ConfigError(
@@ -477,7 +477,7 @@ def _check_trained_dtypes(units: Iterable[Sequence[Member]], param_dtype: torch.
 
 
 def _check_agreement(units: Iterable[Sequence[Member]], job: Job, settings: Mapping[str, Any]) -> None:
-    """Ranks with different models would wait for each other for ever, or train nonsense: find out first."""
+    """Compare the ranks' models: different ones would wait for each other for ever, or train nonsense."""
     text = "\n".join(
         f"{member.name} {tuple(member.param.shape)} {member.param.dtype} {member.is_trained} {member.group}"
         for members in units

@@ -1,4 +1,4 @@
-"""What a model asks and tells of what trains it."""
+"""Questions and reports of a model to the engine that trains it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Callable
 
 
 class Trainer:
-    """Asks for nothing, and every backward ends a step: a model without an engine."""
+    """The trainer of a model without an engine: it asks for nothing, and every backward ends a step."""
 
     def ends_step(self) -> bool:
         """Return whether a backward that begins now is the last of a step."""
         return True
 
     def before_change(self) -> None:
-        """Something but a step is about to change shards, masters or states."""
+        """Prepare for a change of shards, masters or states by anything but a step."""
 
     def before_gather(self) -> None:
-        """Parameters are about to be gathered for the program, not for the model.
+        """Prepare for a gather of parameters for the program, not for the model.
 
         Order: a collective
         """
 
     def after_evaluation(self) -> None:
-        """A forward without gradients, in which units were gathered, has come to its end.
+        """Note the end of a forward without gradients in which units were gathered.
 
         Order: a collective
         """
 
     def before_end(self) -> None:
-        """Another engine takes parameters of the model: no hook may stay."""
+        """Remove all hooks: another engine takes parameters of the model."""
 
     def on_taken(self) -> Callable[[], None] | None:
-        """Return what that ends, when the other engine has been made."""
+        """Return the call that ends the trainer when the other engine has been made."""
         return None

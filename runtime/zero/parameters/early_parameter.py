@@ -1,4 +1,4 @@
-"""A parameter that is sharded before `initialize()`: what zero.Init keeps of it."""
+"""A parameter that is sharded before `initialize()`, and the record that zero.Init keeps of it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .freed_parameter import FreedValues, Placeholder, sharded_until
 from .param_status import detach
 from .writes import first_difference
 
-# parameter that no model has yet -> what zero.Init keeps of it; it keeps no parameter alive
+# parameter that no model has yet -> its record; the map keeps no parameter alive
 _EARLY: Any = WeakTensorKeyDictionary()
 
 
 class InitContext(Protocol):
-    """What an early parameter asks of the zero.Init that has made it."""
+    """Calls of an early parameter to the zero.Init that has made it."""
 
-    number: int  # of this rank's
+    number: int  # counts this rank's contexts
     comm: Collectives
     job: Job
     device: torch.device
@@ -58,7 +58,7 @@ class InitContext(Protocol):
 
 
 def early_of(param: Tensor) -> EarlyParameter | None:
-    """What is kept of it; None unless zero.Init has it, and no engine yet."""
+    """Return the parameter's record; None unless zero.Init has it, and no engine yet."""
     early: EarlyParameter | None = _EARLY.get(param)
     return early
 
@@ -87,15 +87,15 @@ class EarlyParameter:
         self.shard: Tensor | None = None  # [ceil(n / N)], the last ranks' with zeros at the end
         self._param = TensorWeakRef(param)
         self._names: list[TensorWeakRef] = []  # FreedValues, of which some may be gone
-        self._placeholder: Placeholder | None = None  # while the values are away
+        self._placeholder: Placeholder | None = None  # set while the values are away
         self._num_holds = 0
-        self._version = 0  # of the parameter when it came back to be held
+        self._version = 0  # version of the parameter when it came back to be held
         _EARLY[param] = self
 
     @property
     def order(self) -> tuple[int, int]:
-        """Its place among all, in the same order on every rank, though a rank may have made more contexts
-        than others; not a collective.
+        """Sort key of the parameter among all, the same on every rank, though a rank may have made more
+        contexts than others; not a collective.
         """
         return self.init.number, self.serial
 
@@ -109,7 +109,7 @@ class EarlyParameter:
 
     @property
     def is_dead(self) -> bool:
-        """Whether nothing has the parameter any longer, on this rank; not a collective."""
+        """True if this rank has dropped the parameter; not a collective."""
         return self._param() is None
 
     def note_owner(self, module: nn.Module) -> None:
@@ -193,7 +193,7 @@ class EarlyParameter:
 
     @property
     def why_away(self) -> str:
-        """Where the values are, and when they can be used; not a collective."""
+        """Explain where the values are, and when they can be used; not a collective."""
         return sharded_until("while the module that owns it runs, after initialize()")
 
     def unshard_for(self, leaves: Iterable[Any], *, is_use: bool) -> None:
@@ -201,7 +201,7 @@ class EarlyParameter:
         self.init.unshard_for(leaves, is_use=is_use)
 
     def owner(self) -> InitContext:
-        """The zero.Init that has made it; not a collective."""
+        """Return the zero.Init that has made it; not a collective."""
         return self.init
 
     def note_name(self, values: FreedValues) -> None:
@@ -218,7 +218,7 @@ class EarlyParameter:
         param, placeholder = self.param, self._placeholder
         given = None if placeholder is None else placeholder.take_set(param)
         self._show()
-        # In a memory of their own: gloo's thread lets go of the gathered one later, as if it had an alias.
+        # A memory of its own: gloo's thread lets go of the gathered one later, as if it had an alias.
         param.data = param.detach().clone() if given is None else given
         self.shard = None
         names, self._names = [name() for name in self._names], []
@@ -229,7 +229,7 @@ class EarlyParameter:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Have the values here, to be read."""
-        param = self.param  # it lives until the end, on every rank
+        param = self.param  # keeps the parameter alive until the end, on every rank
         self._show()
         self._num_holds += 1
         try:

@@ -20,7 +20,7 @@ class FlatBuffer:
 
     def __init__(self, layout: FlatLayout, *, dtype: torch.dtype, device: torch.device) -> None:
         self.layout = layout
-        # called when `flat` and `views` are other tensors, with what `address` was before
+        # called with the previous `address` when `flat` and `views` are other tensors
         self.on_new_memory: Callable[[int], object] = _nothing
         self._place(torch.zeros(layout.numel, dtype=dtype, device=device))
 
@@ -45,15 +45,15 @@ class FlatBuffer:
 
     @property
     def _can_be_resized(self) -> bool:
-        """Whether a program has had the memory neither as a numpy array nor shared; else it is left to who
-        has it, and ours is new.
+        """True if a program has had the memory neither as a numpy array nor shared; otherwise the memory is
+        left to the program, and ours is new.
         """
         storage = self.flat.untyped_storage()
         return storage.resizable() and not (self.flat.is_cpu and storage.is_shared())
 
     def _renew(self) -> None:
         was = self.address
-        with torch.inference_mode(False):  # a tensor that is made in it refuses every later write
+        with torch.inference_mode(False):  # a tensor that is made in inference mode refuses every later write
             self._place(torch.empty_like(self.flat))
         self.on_new_memory(was)
 
@@ -85,7 +85,7 @@ class FlatBuffer:
 
 
 def _nothing(address: int) -> None:
-    """The new memory is of no interest."""
+    """Ignore the new memory."""
 
 
 # Return `FlatBuffer.address` of the memory that a tensor lies in. It raises NotImplementedError for a tensor
@@ -102,7 +102,7 @@ def references_to_storage(address: int) -> int:
     return ctypes.c_uint32.from_address(address + ctypes.sizeof(ctypes.c_void_p)).value
 
 
-# Builds of torch for CPUs tell it since pull request 155451 of June 2025; before that it is read.
+# Builds of torch for CPUs return the count since pull request 155451 of June 2025; before that it is read.
 _use_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", references_to_storage)
 
 

@@ -1,4 +1,5 @@
-"""What a parameter is while its values are elsewhere: of its true shape and dtype, and loud when it is used.
+"""Placeholder of a parameter while its values are elsewhere: it has the true shape and dtype, and raises an
+error when it is used.
 
 A freed parameter keeps its identity. Its data is one NaN that is expanded to its shape, so it costs no
 memory, and its class becomes FreedParameter, which lets its description be asked for and refuses
@@ -103,17 +104,18 @@ _DESCRIPTIONS = _descriptions()
 _PLACEHOLDERS: Any = WeakTensorKeyDictionary()  # parameter -> the last placeholder that was made for it
 _GET_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 _NAMES = frozenset([Tensor.detach, _GET_DATA])
-# Where values lie tells which of them are tied; the last element's place comes by two views.
+# The storage tells which values are tied; the last element's place comes by two views.
 _STORAGES = frozenset([Tensor.storage, Tensor.untyped_storage])
 _VIEWS = _NAMES | {Tensor.view, Tensor.__getitem__}
-_NEVER_BROUGHT = frozenset([Tensor.__reduce_ex__])  # what one rank may do alone: torch.save(), for example
+# calls that one rank may make alone: torch.save(), for example
+_NEVER_BROUGHT = frozenset([Tensor.__reduce_ex__])
 
 
 class FreedValues(Tensor):
     """A name for values of a freed parameter: see "Names of values"."""
 
     _param: nn.Parameter
-    _make: Callable[[Tensor], Tensor]  # from the parameter's values to those that this one names
+    _make: Callable[[Tensor], Tensor]  # maps the parameter's values to those that this name stands for
 
     @classmethod
     def __torch_function__(
@@ -233,16 +235,16 @@ class FreedParameter(nn.Parameter):
 class Owner(Protocol):
     """The zero.Init or the model of an engine that has shared a parameter out."""
 
-    loses_writes: bool  # as with DeepSpeed, for which its program was written
-    has_left_out: bool  # a pickle had an empty tensor, and a warning has said so
+    loses_writes: bool  # writes are lost as with DeepSpeed, for which the program was written
+    has_left_out: bool  # set once a pickle had an empty tensor and a warning has said so
 
 
 class Keeper(Protocol):
-    """What has a freed parameter's values, or this rank's part of them."""
+    """The owner of a freed parameter's values, or of this rank's part of them."""
 
     @property
     def why_away(self) -> str:
-        """Where the values are, and when they can be used: the end of a sentence about the parameter."""
+        """Explain where the values are and when they can be used: the end of a sentence on the parameter."""
 
     def unshard_for(self, leaves: Sequence[Any], *, is_use: bool) -> None:
         """Give the parameter its values, if they can be had now.
@@ -251,21 +253,21 @@ class Keeper(Protocol):
         """
 
     def owner(self) -> Owner | None:
-        """For whom it is kept; None if that is gone."""
+        """Return the owner for whom it is kept; None if that is gone."""
 
     def note_name(self, values: FreedValues) -> None:
-        """A name for the parameter's values has been made."""
+        """Note a new name for the parameter's values."""
 
     @property
     def convert(self) -> Callable[[torch.dtype], None] | None:
-        """What lets the values be of another dtype; None if they stay as they are."""
+        """Return the call that lets the values be of another dtype; None if they stay as they are."""
 
     def note_copy(self, copy: nn.Parameter) -> None:
-        """A plain parameter has been copied from this one."""
+        """Note that a plain parameter has been copied from this one."""
 
 
 class Placeholder:
-    """One parameter's data while it is freed, and whether it has been written to.
+    """Data of one parameter while it is freed, and whether it has been written to.
 
     It keeps neither parameter nor keeper alive.
     """
@@ -430,7 +432,7 @@ def _same(values: Tensor) -> Tensor:
 
 
 def _moved(func: Callable[..., Any], param: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-    """What `module.to()` gets for a freed parameter; None if it cannot be.
+    """Return the result of `module.to()` for a freed parameter; None if it cannot be moved.
 
     Values that are elsewhere lie where the engine wants them, so another device changes nothing. Another
     dtype does, before initialize(), once it is set.
@@ -535,7 +537,7 @@ def _name_of(param: Tensor) -> str:
 
 
 def _keeper_of(param: Tensor) -> Keeper | None:
-    """What has its values; None if that is gone."""
+    """Return the keeper of the parameter's values; None if that is gone."""
     placeholder: Placeholder | None = _PLACEHOLDERS.get(param)
     return None if placeholder is None else placeholder.keeper()
 

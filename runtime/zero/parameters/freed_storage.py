@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class FreedStorage:
-    """What `storage()` and `untyped_storage()` of freed values are: a place and a size, and the rest is
+    """Result of `storage()` and `untyped_storage()` of freed values: a place and a size; all other calls are
     refused by name.
     """
 

@@ -1,4 +1,4 @@
-"""Where each parameter lies in a flat buffer, and what of it a shard holds.
+"""Layout of parameters in a flat buffer, and the parts of it that a shard holds.
 
 Arithmetic only: no tensors, no ranks.
 

@@ -63,11 +63,9 @@ class ParamShard:
         self.values = FlatBuffer(plan.layout, dtype=plan.dtype, device=plan.device)
         self._placeholders: tuple[Placeholder, ...] = ()
         self.is_covered = False  # the parameters are placeholders
-        self.kept = (
-            self.values.flat
-        )  # what this rank holds of the parameters between their uses; `own` is a part of it
+        self.kept = self.values.flat  # memory of the parameters between their uses; `own` is a part of it
         self.writes = Writes(plan.params)
-        # by index: how often what a graph may have saved of it was replaced, where parameters are sharded
+        # by index: how often a tensor that a graph may have saved was replaced, where parameters are sharded
         self.num_changes = [0] * len(plan.members)
         starts = sorted((slot.offset, index) for index, slot in enumerate(plan.layout.slots) if slot.numel)
         self._offsets = [offset for offset, _ in starts]
@@ -79,7 +77,7 @@ class ParamShard:
         self.owner: Callable[[], ShardOwner | None] = _no_owner  # the model
         # called when another one takes a parameter over
         self.on_taken: Callable[[], None] = _nothing
-        self._is_giving = False  # all values are here for another one
+        self._is_giving = False  # True while all values are here for another engine
         self._given: set[int] = set()  # indices
 
     @torch.no_grad()
@@ -166,7 +164,7 @@ class ParamShard:
         if self._plan.is_sharded:
             pinned, goes = self.residence.pins_parameters, self.residence.params_on_host
             self.kept = to_host(self.own_values(), pin_memory=pinned) if goes else self.own_values().clone()
-            self.hide()  # with no other name for any of the values, or their memory would stay
+            self.hide()  # without other names for the values, or their memory would stay
         elif self._plan.has_separate_master:
             self.writes.note()
         self.spill = offload.make_spill(
@@ -200,7 +198,7 @@ class ParamShard:
         """Have what this rank keeps in memory meanwhile; `is_written`: it is another afterwards."""
         return nullcontext() if self.spill is None else self.spill.here(is_written=is_written)
 
-    # What follows is for parameters that are not always here: sharded or offloaded.
+    # Calls for parameters that are not always here: sharded or offloaded.
 
     def start_unshard(self) -> Pending:
         """Begin to gather all values; `show` when that is done.
@@ -267,7 +265,7 @@ class ParamShard:
 
     @property
     def why_away(self) -> str:
-        """Where the values of placeholders are, and when they can be used."""
+        """Explain where the values of placeholders are, and when they can be used."""
         if self.is_parked:
             return (
                 "its values are in host memory, where engine.offload_states() has put them; call "
@@ -296,7 +294,7 @@ class ParamShard:
         with self.here():
             return first_difference(self.own_values().to(self.kept.device), self.kept) is not None
 
-    # What a program writes to the parameters, and what replaces them:
+    # Writes of a program to the parameters, and replacements of them:
 
     def note_change(self, indices: Iterable[int] | None = None) -> None:
         """Other values have replaced the parameters', all or those at `indices`,
@@ -339,7 +337,7 @@ class ParamShard:
     def load(self, index: int, whole: Tensor) -> None:
         """Set the member at `index` to values of its shape, wherever they lie."""
         if not self._plan.is_sharded:
-            self.values.views[index].copy_(whole)  # not the parameter, whose writes are the program's
+            self.values.views[index].copy_(whole)  # writes to parameters themselves are the program's
             return
         axis = self._plan.mesh.shard
         with self.here(is_written=True):
@@ -354,8 +352,8 @@ class ParamShard:
 
 
 def _no_owner() -> None:
-    """Of what is neither trained nor sharded."""
+    """Return None: parameters that are neither trained nor sharded have no owner."""
 
 
 def _nothing() -> None:
-    """Nothing is done when a placeholder is used."""
+    """Do nothing when a placeholder is used."""

@@ -14,7 +14,7 @@ class ZeroParamStatus(Enum):
 
     AVAILABLE = 1
     NOT_AVAILABLE = 2
-    INFLIGHT = 3  # of DeepSpeed; values that are on their way count as not available here
+    INFLIGHT = 3  # DeepSpeed's; values that are on their way count as not available here
 
 
 def detach(param: nn.Parameter) -> None:
@@ -38,5 +38,5 @@ NAMES = (
     "partition",
     "partition_numel",
     "ds_summary",
-    "__getstate__",  # what pickle asks
+    "__getstate__",  # pickle asks for it
 )

@@ -19,7 +19,7 @@ def is_expanded(tensor: Tensor) -> bool:
 
 def first_sharing(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
     """Return the places of two that have elements in common; columns of a matrix have none."""
-    runs: dict[int, list[tuple[int, int, int]]] = {}  # by storage: first and last element, and the place
+    runs: dict[int, list[tuple[int, int, int]]] = {}  # storage -> first and last element, and the place
     for place, tensor in enumerate(tensors):
         if tensor.numel():
             first = int(tensor.storage_offset())
@@ -63,7 +63,7 @@ def _kept_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _have_common_elements(one: Tensor, other: Tensor) -> bool:
-    """Of two in one storage."""
+    """True if two tensors in one storage overlap."""
     elements = torch.arange(one.untyped_storage().nbytes() // one.itemsize, device="cpu")
     places = [elements.as_strided(each.shape, each.stride(), each.storage_offset()) for each in (one, other)]
     return bool(torch.isin(*[each.reshape(-1) for each in places]).any())

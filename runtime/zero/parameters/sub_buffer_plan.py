@@ -1,4 +1,4 @@
-"""What is fixed about a sub-buffer: its parameters, and where their values lie."""
+"""Fixed facts of a sub-buffer: its parameters, and where their values lie."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Member:
 class SubBufferPlan:
     """A flat buffer has one dtype, and only trained parameters need gradients and optimizer states."""
 
-    label: str  # for messages
+    label: str  # name in messages
     members: tuple[Member, ...]
     layout: FlatLayout
     dtype: torch.dtype
     device: torch.device
-    is_trained: bool  # when the model was cut
+    is_trained: bool  # as it was when the model was cut
     residence: SubBufferResidence
-    mesh: Mesh  # where this rank is among those that share it
+    mesh: Mesh  # the ranks that share it, and this rank's place among them
     policy: Policy
     precision: Precision
 
@@ -65,7 +65,7 @@ class SubBufferPlan:
 
     @property
     def shard_index(self) -> int:
-        """Which shard of gradients, masters and states this rank has; of sharded parameters
+        """Index of this rank's shard of gradients, masters and states; of sharded parameters
         there may be fewer.
         """
         return self.mesh.state_index

@@ -1,5 +1,5 @@
-"""What a program writes to parameters by itself: a module in its forward, as `nn.Embedding(max_norm=...)`
-does, or a loop between two steps.
+"""Writes of a program to parameters: by a module in its forward, as `nn.Embedding(max_norm=...)` does, or by
+a loop between two steps.
 
 Shards and float32 masters are copies, so such a write has to be found and taken over. torch counts the writes
 to every tensor, and the sum of these counters tells in one pass. What is written through `p.data` is not
@@ -36,28 +36,28 @@ class Lying(NamedTuple):
 
 
 class Writes:
-    """To the parameters of one sub-buffer, while they can be written to."""
+    """Writes to the parameters of one sub-buffer, while they can be written to."""
 
     def __init__(self, params: Iterable[nn.Parameter]) -> None:
         self._params = tuple(params)
         self._noted = (0, 0)
         self._is_through_data = False  # a write that was not counted has been found
-        self.is_watched = False  # between `note` and `forget`
+        self.is_watched = False  # True between `note` and `forget`
         self.must_compare = True
-        self.is_known = False  # they have been compared once
+        self.is_known = False  # True once values have been compared
         self._late: ReadBack | None = None  # an answer on its way to the host
 
     def note(self) -> None:
-        """What is there now is known."""
+        """Note the present values as known."""
         self._noted = self._counters()
         self.is_watched = True
 
     def expect(self, num_writes: int) -> None:
-        """So many of the writes that torch has counted are not the program's."""
+        """Do not count so many of the writes that torch has counted: they are not the program's."""
         self._noted = (self._noted[0] + num_writes, self._noted[1])
 
     def forget(self) -> None:
-        """Whatever was written does not count."""
+        """Let all writes not count."""
         self.is_watched = False
 
     def are_due(self) -> bool:
@@ -113,7 +113,7 @@ class Writes:
 
 
 class Turns:
-    """Whose values are compared at which step."""
+    """The order in which sub-buffers compare their values, by step."""
 
     def __init__(self, writes: Sequence[Writes]) -> None:
         self._writes = tuple(writes)
@@ -140,7 +140,7 @@ def collect(lying: Iterable[Lying]) -> None:
                 f"{tuple(view.shape)} at initialize(); give it data of that shape, or change the model's "
                 "shapes before initialize()"
             )
-        view.copy_(param.detach().clone())  # it may be another view of the same memory
+        view.copy_(param.detach().clone())  # `param` may be another view of the same memory
         param.data = view
 
 

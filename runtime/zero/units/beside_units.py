@@ -1,4 +1,4 @@
-"""What of a model lies in no unit: buffers, and parameters of integers."""
+"""Parts of a model that lie in no unit: buffers, and parameters of integers."""
 
 from __future__ import annotations
 

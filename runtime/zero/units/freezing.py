@@ -25,7 +25,7 @@ def requiring_grad(params: Iterable[Tensor]) -> list[bool]:
 
 
 class Freezing:
-    """Of the parameters of these sub-buffers."""
+    """Watch over which parameters of these sub-buffers are frozen for a while."""
 
     def __init__(self, sub_buffers: Sequence[SubBuffer]) -> None:
         self._sub_buffers = tuple(sub_buffers)
@@ -36,7 +36,7 @@ class Freezing:
         ]
         self._params = [sub_buffer.members[index].param for sub_buffer, index in self._indices]
         self._frozen: frozenset[int] | None = (
-            None  # by index in `_indices`; None: no backward since the last step
+            None  # flag at each index of `_indices`; None: no backward since the last step
         )
 
     @property
@@ -54,7 +54,7 @@ class Freezing:
         self._set(now if self._frozen is None else self._frozen & now)
 
     def look_if_new(self) -> None:
-        """As `look`, where the program has run its backwards by itself."""
+        """Look, as `look` does, where the program has run its backwards by itself."""
         if self._frozen is None:
             self.look()
 

@@ -15,7 +15,7 @@ _EXPERTS = tuple(
     f"transformers.models.{family}.modeling_{family}.{name}SparseMoeBlock"
     for family, name in (("mixtral", "Mixtral"), ("qwen2_moe", "Qwen2Moe"), ("qwen3_moe", "Qwen3Moe"))
 )
-"""What is marked where the ds_config's leaf_module leaves `classes` out, as in DeepSpeed."""
+"""Classes that are marked where the ds_config's leaf_module leaves `classes` out, as in DeepSpeed."""
 _MARKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 Class = type[nn.Module] | str  # a class, or its name with or without its module
@@ -68,7 +68,7 @@ def set_z3_leaf_modules_by_suffix(
     modules = dict(model.named_modules())
     missing = [end for end in module_name_suffixes if not any(name.endswith(end) for name in modules)]
     _check_found(missing, "suffix", raise_if_not_found)
-    # In the order of the suffixes, each once.
+    # Keep the order of the suffixes, and each name once.
     names = {name: None for end in module_name_suffixes for name in modules if name.endswith(end)}
     return _mark([modules[name] for name in names], is_leaf=flag), missing
 

@@ -1,4 +1,4 @@
-"""What the optimizer has of one sub-buffer: this rank's shard of the float32 masters and of its states."""
+"""The optimizer's memory for one sub-buffer: this rank's shard of the float32 masters and of the states."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class OptimizerShard:
             self._master.copy_(new)
 
     def held(self) -> tuple[Tensor, ...]:
-        """What has memory of its own, wherever it lies."""
+        """Tensors that have memory of their own, wherever it lies."""
         return tuple(self._stored().values())
 
     def release(self) -> None:

@@ -16,9 +16,9 @@ from ..parameters.shared_memory import first_sharing, is_expanded
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 ROOT = "root"
-# What neighbours are merged up to: 32 MB of float32 uses a wire well, and two of them under way fit into
-# caches and hide each other's waiting. Over gloo, steps of 19 million parameters took 180 ms so, and 270 ms
-# with all of them in one unit.
+# Size up to which neighbours are merged: 32 MB of float32 uses a wire well, and two of them under way fit
+# into caches and hide each other's waiting. Over gloo, steps of 19 million parameters took 180 ms so, and 270
+# ms with all of them in one unit.
 MERGED_NUMEL = 8 << 20
 IsLeaf = Callable[[str, nn.Module], bool]
 
@@ -31,7 +31,7 @@ class UnitPlan:
 
     name: str
     params: tuple[tuple[str, nn.Parameter], ...]
-    modules: tuple[nn.Module, ...]  # whose forward uses them, with all below
+    modules: tuple[nn.Module, ...]  # modules whose forward uses them, with all below
 
     @property
     def numel(self) -> int:

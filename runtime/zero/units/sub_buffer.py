@@ -56,7 +56,7 @@ class SubBuffer:
 
     @property
     def comm(self) -> Collectives:
-        """What the ranks that share it send each other."""
+        """The collectives among the ranks that share it."""
         return self.domain.comm
 
     @property
@@ -68,7 +68,7 @@ class SubBuffer:
         return self.domain.true_name(self.members[index].name)
 
     def true_names(self, index: int) -> tuple[str, ...]:
-        """Return those of what all ranks have at `index`: several for experts."""
+        """Return the names that all ranks have at `index`: several for experts."""
         return self.domain.true_names(self.members[index].name)
 
     def whole_shape(self, index: int) -> tuple[int, ...]:
@@ -88,8 +88,8 @@ class SubBuffer:
         return parts.gather(part, cuts, what=f"parameter '{member.name}'")
 
     def gather_parts_to_first(self, index: int, part: Tensor | None) -> Tensor | None:
-        """As that, on the first of the ranks that have the parts; None on the others, and where this rank
-        gives no part because others do.
+        """Gather as `gather_parts`, to the first of the ranks that have the parts; None on the others, and
+        where this rank gives no part because others do.
         """
         member = self.members[index]
         parts, cuts = self.domain.parts, self.domain.cuts_of(member.param)
@@ -104,7 +104,7 @@ class SubBuffer:
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
+        """Name of the sub-buffer in messages."""
         return self.plan.label
 
     @property
@@ -113,7 +113,7 @@ class SubBuffer:
 
     @property
     def residence(self) -> SubBufferResidence:
-        """Where its values lie between their uses."""
+        """Places of its values between their uses."""
         return self.param_shard.residence
 
     @property
@@ -123,12 +123,12 @@ class SubBuffer:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the parameters are elsewhere between their uses."""
+        """True if the parameters are elsewhere between their uses."""
         return self.plan.is_sharded
 
     @property
     def is_trained(self) -> bool:
-        """Whether it has gradients, a master and states."""
+        """True if it has gradients, a master and states."""
         return self._gradients is not None
 
     @property
@@ -148,7 +148,7 @@ class SubBuffer:
         """Return it, or a copy of it, where collectives can send it."""
         return value.to(self.device)
 
-    # What may lie on a disk between its uses:
+    # Calls for values that may lie on a disk between their uses:
 
     @property
     def _spills(self) -> Iterator[Spill]:
@@ -205,7 +205,7 @@ class SubBuffer:
 
         Errors: ConfigError if a parameter no longer lies in the flat buffer
         """
-        if self.is_sharded:  # to convert or move a freed parameter is an error at once
+        if self.is_sharded:  # converting or moving a freed parameter is an error at once
             self.gradients.adopt()
             return
         self.param_shard.check_in_place()
@@ -265,7 +265,7 @@ class SubBuffer:
             return
         if is_counted:
             self.param_shard.check_in_place()
-        if is_counted or not any(self._spills):  # to read a disk for it costs too much
+        if is_counted or not any(self._spills):  # reading a disk for it costs too much
             changed = self._compare(first_difference)
             if changed is not None:
                 if not is_counted:

@@ -17,8 +17,8 @@ from .sub_buffer import SubBuffer
 
 
 class UnitState(Enum):
-    """Where a unit's parameters are, and what that costs this rank. n = the unit's elements,
-    N = ranks per shard axis.
+    """Place of a unit's parameters, and its cost for this rank. n = the unit's elements, N = ranks per shard
+    axis.
     """
 
     FREED = "freed"  # n/N elements: the shard; each parameter is a placeholder of its true shape
@@ -52,7 +52,7 @@ class Unit:
         self._gathers: list[Pending] = []
         self._referred_to: list[SubBuffer] = []  # freed, but for the memory, in which the program has tensors
         self.num_gathers = 0
-        self.num_forwards = 0  # of its modules, under way
+        self.num_forwards = 0  # forwards of its modules that are under way
 
     @property
     def is_sharded(self) -> bool:
@@ -95,7 +95,7 @@ class Unit:
                 self.show()
 
     def wait_for_unshard(self) -> None:
-        """As that, and let the parameters have them.
+        """Unshard the unit: gather the values, wait for them, and let the parameters have them.
 
         Order:  a collective
         Errors: ConfigError if a freed parameter has been written to
@@ -131,7 +131,7 @@ class Unit:
         self._referred_to = []
         with _outside_transforms():
             for sub_buffer in self._sharded:
-                if self.state is UnitState.GATHERING:  # for nothing
+                if self.state is UnitState.GATHERING:  # gathered for nothing
                     sub_buffer.param_shard.values.free()
                 elif not sub_buffer.hide():
                     self._referred_to.append(sub_buffer)

@@ -1,4 +1,4 @@
-"""In which order a forward used units: the order in which every rank gathers them in the backward.
+"""The order in which a forward used units: the order in which every rank gathers them in the backward.
 
 [Note: the order of a backward]
 The forwards of all ranks are the same, but their losses may reach other parts of it: one of several heads, or
@@ -21,7 +21,7 @@ from .unit import Unit
 
 
 class UnitUses:
-    """Of one forward, or of modules that are called one after the other."""
+    """Uses of units by one forward, or by modules that are called one after the other."""
 
     def __init__(self) -> None:
         self._units: list[Unit] = []
@@ -59,4 +59,4 @@ class UnitUses:
         return self._units[index], self._is_output[index], self._stays[index]
 
 
-UnitUse = tuple[UnitUses, int]  # one of them
+UnitUse = tuple[UnitUses, int]  # one use: its list and its index

@@ -1,5 +1,5 @@
-"""Which trained parameters no backward has given a gradient since the last step, where the ds_config asks
-for an error then.
+"""Trained parameters that no backward has given a gradient since the last step, where the ds_config asks for
+an error then.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .sub_buffer import SubBuffer
 
 
 class Unused:
-    """Of the parameters of these sub-buffers. One that is frozen for a while is not missed."""
+    """Unused parameters of these sub-buffers. One that is frozen for a while is not missed."""
 
     def __init__(self, sub_buffers: Sequence[SubBuffer]) -> None:
         members = [member for sub_buffer in sub_buffers for member in sub_buffer.members]
         self._names = [member.name for member in members]
         self._params = [member.param for member in members]
-        self._used: set[int] = set()  # by number in `_params`
+        self._used: set[int] = set()  # numbers in `_params`
         self._hooks = [
             param.register_post_accumulate_grad_hook(partial(self._note, number))  # type: ignore[no-untyped-call]
             for number, param in enumerate(self._params)
