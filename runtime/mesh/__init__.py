@@ -1,4 +1,4 @@
-"""Which ranks share which parameters: the axes of a job, and the domains of a model.
+"""Meshes: the axes of a job, and the domains of a model, whose ranks share parameters.
 
 It may import comm and what stands below it.
 """

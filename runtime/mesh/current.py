@@ -19,7 +19,7 @@ _last: weakref.ref[Domains] | None = None
 
 
 def note(domains: Domains) -> None:
-    """Its answers count from now on, as long as it lives."""
+    """Let the functions below answer from these domains, as long as they live."""
     global _last
     _last = weakref.ref(domains)
 

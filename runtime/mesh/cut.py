@@ -1,4 +1,4 @@
-"""How a tensor that is divided over ranks is made of the whole one: arithmetic, and copies.
+"""Cutting of a tensor that is divided over ranks: arithmetic, and copies.
 
 A part consists of pieces of the whole along one dimension: one of them, as torch's Shard cuts, or one of each
 of several tensors that were put together along it (packed: gate and up, for example, or q, k and v), each cut
@@ -20,8 +20,8 @@ from torch import Tensor
 class Piece:
     """A run of indices along the dimension that is cut."""
 
-    offset: int  # of its first one in the whole
-    at: int  # in the part
+    offset: int  # index of its start in the whole
+    at: int  # index of its start in the part
     size: int
 
 
@@ -29,7 +29,7 @@ class Piece:
 class Cut:
     """One rank's part of a tensor: its pieces, in the part's order."""
 
-    shape: tuple[int, ...]  # of the whole
+    shape: tuple[int, ...]  # shape of the whole
     dim: int
     pieces: tuple[Piece, ...]
 
@@ -55,8 +55,8 @@ class Cut:
     def boxes(
         self, offsets: Sequence[int], sizes: Sequence[int]
     ) -> Iterator[tuple[tuple[int, ...], int, int]]:
-        """Of a box of the part: the offsets in the whole of each box that it is made of, and the first index
-        along `dim` and the size that this has in the box.
+        """Yield, for a box of the part, the offsets in the whole of each box that it is made of, and the
+        first index
         """
         dim, start = self.dim, offsets[self.dim]
         for piece in self.pieces:

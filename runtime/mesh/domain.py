@@ -24,14 +24,14 @@ DENSE = "dense"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Domain:
-    """One for each kind of parameter of a model; a sub-buffer holds parameters of one domain."""
+    """Ranks and parts of one kind of parameter of a model; a sub-buffer holds parameters of one domain."""
 
     name: str
-    comm: Collectives  # of the ranks that share its parameters and buffers
-    sharers: Lines  # of all ranks: those that share such parameters are in one line
-    shard_size: int | None = None  # of a shard axis; None: the whole line
-    parts: Parts | None = None  # of its parameters, each of which is divided over other ranks
-    names: NamesByRank | None = None  # of its parameters, where others elsewhere are called the same
+    comm: Collectives  # among the ranks that share its parameters and buffers
+    sharers: Lines  # all ranks: those that share such parameters are in one line
+    shard_size: int | None = None  # ranks of a shard axis; None: the whole line
+    parts: Parts | None = None  # set if each of its parameters is divided over other ranks
+    names: NamesByRank | None = None  # set if other parameters elsewhere have the same names
 
     def cuts_of(self, param: nn.Parameter) -> Cuts | None:
         """Return how all parts of a parameter are cut, by rank; None if it is here as a whole."""
@@ -55,7 +55,7 @@ class Domain:
 
 
 class Domains:
-    """Those of one engine, and all ranks of its job."""
+    """Domains of one engine, and all ranks of its job."""
 
     def __init__(
         self, axes: Axes, *, shard_size: int, states_by_chunk: bool = False, divisor: int = 0
@@ -71,13 +71,13 @@ class Domains:
         self.job = Job(self.wire, leaders=axes.leaders, places=axes.places)
         self._all: list[Domain] = []
         self._groups: list[RankGroup] = []
-        # by the name of an axis, all ranks in lines, along which they send each other activations
+        # axis -> all ranks in lines, along which they send each other activations
         self.data_lines: dict[str, Lines] = {
             name: axes.lines((name,)) for name in ("sp", "tp") if getattr(axes, name) > 1
         }
-        # by DeepSpeed's name: the ranks that hold all experts together, and those that hold the same ones
+        # DeepSpeed's name -> the ranks that hold all experts together, and those that hold the same ones
         self.of_experts: dict[str, tuple[Axis, Axis]] = {}
-        self._of: dict[int, Domain] = {}  # by id of a parameter or buffer; the others are dense
+        self._of: dict[int, Domain] = {}  # id of a parameter or buffer -> domain; the others are dense
         # the ranks that hold equal copies of parameters which are not divided over tp
         self.copies: Lines | None = None if axes.tp == 1 else axes.lines(("tp",))
         self.dense = self.add(
@@ -88,7 +88,7 @@ class Domains:
             states_by_chunk=states_by_chunk,
             divisor=divisor,
         )
-        self._stage: RankGroup | None = None  # all ranks of this one's stage, where there are several
+        self._stage: RankGroup | None = None  # all ranks of this rank's stage, where there are several stages
         if axes.pp > 1:
             self._stage = self.dense.comm.sharers
             if axes.tp > 1:
@@ -170,7 +170,7 @@ class Domains:
         Order: every rank must call this in the same order: it may create process groups
         """
         places = [self.axes.coordinates(line[0])["pp"] for line in self.dense.sharers]
-        shared: dict[int, tuple[int, ...]] = {}  # by the place in the stage
+        shared: dict[int, tuple[int, ...]] = {}  # place in the stage -> ranks
         apart = []
         per_stage = len(places) // self.axes.pp
         for index, (place, line) in enumerate(zip(places, self.dense.sharers, strict=True)):

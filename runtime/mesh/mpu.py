@@ -17,14 +17,14 @@ import torch.distributed as dist
 from ...shared.axes import Axes
 from ..errors import ConfigError
 
-# By axis: what stands between get_ and _world_size, _rank or _group; the first one that is there counts.
+# Axis -> the word between get_ and _world_size, _rank or _group; the first one that is there counts.
 _NAMES = {
     "pp": ("pipeline_model_parallel", "pipe_parallel"),
     "dp": ("data_parallel",),
     "sp": ("sequence_parallel",),
     "tp": ("tensor_model_parallel", "slice_parallel", "model_parallel"),
 }
-_SHARE = {  # in the order in which they are compared: the number of the last one follows from the others
+_SHARE = {  # in the order of comparison: the number of the last one follows from the others
     "tp": "divide layers",
     "pp": "hold the stages of a model",
     "sp": "share a sequence",
@@ -59,7 +59,7 @@ class MpuSizes:
 
 
 def read_mpu(mpu: Any, *, call: str = "initialize") -> MpuSizes:
-    """Return its sizes; `call` names in messages what was given it.
+    """Return the sizes in the mpu; `call` names the function that got it, for messages.
 
     Errors: ConfigError for an object that is no mpu, one whose data-parallel ranks are not made yet, or sizes
             that are not those of the job
@@ -108,7 +108,7 @@ def check_mpu(mpu: Any, axes: Axes) -> None:
 
 
 def _misfit(mpu: Any, axes: Axes) -> str:
-    """How this rank's place in the mpu differs from the one along the axes, "" if it does not."""
+    """Return how this rank's place in the mpu differs from the one along the axes, "" if it does not."""
     rank, order = dist.get_rank(), ", ".join(axes.order)
     place = axes.coordinates(rank)
     for axis, share in _SHARE.items():
@@ -163,7 +163,7 @@ def _method(mpu: Any, axis: str, what: str) -> str:
 
 
 def _size(mpu: Any, name: str) -> tuple[int | None, str]:
-    """What the method returns, None if there is no number; and why, where it raises."""
+    """Return the method's result, None if there is no number; and the reason, where it raises."""
     if not name:
         return None, ""
     try:

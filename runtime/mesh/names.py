@@ -14,7 +14,7 @@ from ..comm.rank_group import RankGroup
 
 
 class NamesByRank:
-    """What such parameters are called in the whole model, and the ranks that hold them."""
+    """Names of such parameters in the whole model, and the ranks that hold them."""
 
     def __init__(self, group: RankGroup, names: Mapping[str, Sequence[str]]) -> None:
         """`names` are, by the name here, those in the whole model, one for each rank of the group."""

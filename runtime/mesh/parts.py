@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..comm.rank_group import RankGroup
 from .cut import Cut, are_whole
 
-Cuts = tuple[Cut, ...]  # of one tensor, by rank along the axis
+Cuts = tuple[Cut, ...]  # cuts of one tensor, by rank along the axis
 
 
 class Parts:

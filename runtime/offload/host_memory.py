@@ -1,4 +1,4 @@
-"""What becomes of host memory that was freed: by default glibc gives much of it back to the
+"""Host memory that was freed: by default glibc gives much of it back to the
 system, page by page.
 
 Training on CPUs frees what it needs again at once: gradients after a step, gathered parameters, buffers of
@@ -12,7 +12,7 @@ import ctypes
 import os
 from collections.abc import Mapping
 
-# Of mallopt(3). To set one ends glibc's own adjustment of both, so both are set.
+# Parameters of mallopt(3). To set one ends glibc's own adjustment of both, so both are set.
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _LARGEST_TRIM_THRESHOLD = 2**31 - 1  # bytes, an int

@@ -1,4 +1,4 @@
-"""What of one model leaves the device that computes, and the files that take it."""
+"""The parts of one model that leave the device that computes, and the files that take them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .outbox import Outbox
 from .spill import Spill
 from .spill_folder import SpillFolder
 
-_SHARE_STEPS = 16  # how finely a model is cut for a share of it to leave the device
+_SHARE_STEPS = 16  # number of slices of a model in which its share leaves the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubBufferResidence:
-    """Where one sub-buffer's values lie between their uses."""
+    """Places of one sub-buffer's values between their uses."""
 
     steps_on_host: bool = False  # the optimizer has its master and states in host memory, or on a disk
     states: Residence = ON_DEVICE
@@ -36,7 +36,7 @@ class SubBufferResidence:
 
     @property
     def pins_parameters(self) -> bool:
-        """As that, of the parameters."""
+        """True if memory for offloaded parameters is pinned."""
         away = self.parameters
         return self.params_on_host and away.kind is MemoryKind.CPU and away.pin_memory
 
@@ -52,7 +52,7 @@ class SubBufferResidence:
 
 
 class Offload:
-    """Of one model; asked for sub-buffer after sub-buffer, in the same order on every rank."""
+    """Offload of one model; asked for sub-buffer after sub-buffer, in the same order on every rank."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Offload:
         self._plan = plan or OffloadPlan()
         self._folders = folders or {}
         self._num_left = self._plan.share * num_trained
-        self.max_unit_numel = max_unit_numel  # how large units may be made by merging
+        self.max_unit_numel = max_unit_numel  # size up to which units may be merged
         self._num_spills = 0
-        self.outbox = Outbox()  # of gradients
+        self.outbox = Outbox()  # gradients on their way to files
 
     @property
     def step_at(self) -> StepAt:
@@ -77,7 +77,7 @@ class Offload:
 
     @property
     def warmup_steps(self) -> int:
-        """How many steps come before those that are delayed."""
+        """Number of steps before those that are delayed."""
         return self._plan.warmup_steps
 
     @property
@@ -110,13 +110,13 @@ class Offload:
     def make_disk_spill(
         self, residence: Residence, tensors: Callable[[], Mapping[str, Tensor]], *, what: str
     ) -> Spill:
-        """As that, of a residence on a disk."""
+        """Return the spill of a residence that is on a disk."""
         self._num_spills += 1
         return Spill(self._folders[residence], f"{self._num_spills}", tensors, what=what)
 
     def begin(self) -> None:
-        """All states are made: what the parameters lay in before, and what was in memory on the way to a
-        disk, goes back to the system, whatever is kept later.
+        """Give memory back to the system once all states are made: the previous memory of parameters, and the
+        memory of values on the way to a disk, whatever is kept later.
         """
         give_back_freed_memory()
 

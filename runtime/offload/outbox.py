@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-AT_ONCE = 2  # one is written while the next is averaged and lands in host memory
+AT_ONCE = 2  # one value is written while the next is averaged and lands in host memory
 
 
 class Leaving(Protocol):
-    """What goes to a file, in two steps."""
+    """A value that goes to a file, in two steps."""
 
     def go_on(self) -> None:
         """Have it in host memory, and begin to write it."""
@@ -34,11 +34,11 @@ class Outbox:
             one.go_on()
 
     def enter(self, one: Leaving) -> None:
-        """It has its memory."""
+        """Take in a value that has its memory."""
         self._leaving.append(one)
 
     def leave(self, one: Leaving) -> None:
-        """It is written, or wanted again."""
+        """Drop a value that is written, or wanted again."""
         if one in self._leaving:
             self._leaving.remove(one)
 

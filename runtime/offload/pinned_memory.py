@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 _log = logging.getLogger("dslaunch")
-_LOOSE = 9 / 8  # how many times what is wanted memory may be that is used again
-_KEPT = 1 / 8  # what is kept for later requests, as a part of what is in use,
-_KEPT_BYTES = 256 * 2**20  # or so much if that is more
+_LOOSE = 9 / 8  # largest ratio of a reused block to the wanted size
+_KEPT = 1 / 8  # memory kept for later requests, as a part of the memory in use,
+_KEPT_BYTES = 256 * 2**20  # or so many bytes if that is more
 
 
 class _Block:
@@ -38,10 +38,10 @@ class _Block:
         """Errors: OSError if there is no memory, or if it cannot be locked"""
         self.num_bytes = num_bytes
         self.pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # After a fork the first write would give this process another page than the one that is locked.
+        # Without this the first write after a fork would give this process another page than the locked one.
         self.pages.madvise(mmap.MADV_DONTFORK)
         self.address = torch.frombuffer(self.pages, dtype=torch.uint8).data_ptr()
-        self.uses: dict[int, torch.cuda.Event] = {}  # by stream: the latest copy
+        self.uses: dict[int, torch.cuda.Event] = {}  # stream -> the latest copy
         self.lent: weakref.ref[memoryview] | None = None
         error = int(_cudart().cudaHostRegister(self.address, num_bytes, 0))
         if error != 0:
@@ -63,11 +63,11 @@ class _Block:
 
 
 class PinnedMemory:
-    """Of this process; any thread may use it."""
+    """Pinned memory of this process; any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._in_use: dict[int, _Block] = {}  # by address
+        self._in_use: dict[int, _Block] = {}  # address -> block
         self._free: list[_Block] = []  # the smallest first; a copy may still use one
         # A tensor may end in any thread, while that one holds the lock: it waits here.
         self._returned: deque[_Block] = deque()
@@ -75,7 +75,7 @@ class PinnedMemory:
 
     @property
     def num_bytes(self) -> int:
-        """All that is locked."""
+        """Number of bytes that are locked."""
         with self._lock:
             self._collect()
             return sum(block.num_bytes for block in (*self._in_use.values(), *self._free))
@@ -148,7 +148,7 @@ def host_empty(shape: torch.Size | tuple[int, ...], dtype: torch.dtype, *, pin_m
 
 
 def host_zeros(shape: torch.Size | tuple[int, ...], dtype: torch.dtype, *, pin_memory: bool) -> Tensor:
-    """As that, of zeros."""
+    """Return zeros in host memory, from the pinned memory if `pin_memory`."""
     if not pin_memory:
         return torch.zeros(shape, dtype=dtype, device="cpu")
     return host_empty(shape, dtype, pin_memory=True).zero_()

@@ -29,8 +29,8 @@ class Spill:
     ) -> None:
         """`what` they are, for a trace."""
         self._folder, self._name, self._tensors, self._what = folder, name, tensors, what
-        self._begun: tuple[str, int] = ("", 0)  # what the requests do, and since when, where that is traced
-        self._files: dict[str, DiskFile] = {}  # by name of state
+        self._begun: tuple[str, int] = ("", 0)  # what the requests do, and since when, for a trace
+        self._files: dict[str, DiskFile] = {}  # name of state -> file
         self._requests: list[DiskRequest] = []
         self._is_here = True
         self._num_users = 0
@@ -141,7 +141,7 @@ class Spill:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """What the disk says, in one line."""
+    """Turn an error of the disk into one line."""
     try:
         yield
     except OSError as error:

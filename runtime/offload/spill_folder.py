@@ -17,7 +17,7 @@ from ..comm.rank_group import Job
 from ..config.offload import AioConfig
 from ..errors import ConfigError
 
-# how many times what is wanted memory may be that is used again: gradients of 16 bits where states were
+# Largest ratio of reused memory to the wanted size: gradients of 16 bits where states were
 _LOOSE = 2
 
 
@@ -43,7 +43,8 @@ class SpillFolder:
             raise ConfigError(f"aio: {error}") from error
         self._free: list[Tensor] = []  # memory that is not in use, [nbytes] uint8, the smallest first
         self._num_readers: Counter[int] = Counter()  # address -> how often `keep_memory` was called for it
-        self.memory: dict[int, int] = {}  # of all that was made here and is not given up: address and bytes
+        # address -> bytes, of all memory that was made here and is not given up
+        self.memory: dict[int, int] = {}
 
     def create(self, name: str, nbytes: int) -> DiskFile:
         """Make a file.

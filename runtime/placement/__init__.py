@@ -1,4 +1,4 @@
-"""Where every value lies: the stage table, the offload plan, dtypes, and the memory that follows.
+"""Places of all values: the stage table, the offload plan, dtypes, and the memory that follows.
 
 Arithmetic only.
 """

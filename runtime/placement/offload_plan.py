@@ -1,4 +1,4 @@
-"""Where parameters and optimizer states lie between their uses, as a ds_config and a device have it."""
+"""Places of parameters and optimizer states between their uses, from a ds_config and a device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECTION = "zero_optimization"
 
 
 class MemoryKind(Enum):
-    """Which memory holds a value between its uses."""
+    """The memory that holds a value between its uses."""
 
     GPU = "gpu"  # the memory of the device that computes, host memory where there is no accelerator
     CPU = "cpu"  # pinned host memory
@@ -31,7 +31,7 @@ _MEMORY_KINDS = {"none": MemoryKind.GPU, "cpu": MemoryKind.CPU, "nvme": MemoryKi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residence:
-    """Where one kind of value lies between its uses."""
+    """The place of one kind of value between its uses."""
 
     kind: MemoryKind = MemoryKind.GPU
     pin_memory: bool = False
@@ -50,23 +50,24 @@ class StepAt(Enum):
     """When states in host memory are updated."""
 
     STEP = "step"  # the device waits
-    BACKWARD = "backward"  # of the last micro batch: a second set of them is in host memory
-    NEXT = "next"  # beside the forward and backward after it: a second set of gradients
+    # beside the backward of the last micro batch: a second set of states is in host memory
+    BACKWARD = "backward"
+    NEXT = "next"  # beside the next forward and backward: a second set of gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadPlan:
-    """What a ds_config and a device come to."""
+    """Plan that follows from a ds_config and a device."""
 
-    # of the optimizer, and the float32 masters where parameters have another dtype or lie elsewhere
+    # states of the optimizer, and float32 masters where parameters have another dtype or lie elsewhere
     states: Residence = ON_DEVICE
     parameters: Residence = ON_DEVICE
-    share: float = 1.0  # of the trained elements whose states are away; the rest stays on the device
+    share: float = 1.0  # part of the trained elements whose states are away; the rest stays on the device
     has_host: bool = (
-        False  # the device that computes has memory of its own, and what is away is in the host's
+        False  # the device that computes has memory of its own; offloaded values are in the host's
     )
     step_at: StepAt = StepAt.STEP
-    warmup_steps: int = 0  # of StepAt.NEXT, that are as those of StepAt.STEP
+    warmup_steps: int = 0  # first steps of StepAt.NEXT, which run as StepAt.STEP
 
     @property
     def uses_disk(self) -> bool:
@@ -83,7 +84,7 @@ def plan_offload(
     steps_by_sub_buffer: bool,
     is_lenient: bool = False,
 ) -> OffloadPlan:
-    """Return what `offload_optimizer` and `offload_param` say, for an optimizer of this name.
+    """Return the plan of `offload_optimizer` and `offload_param`, for an optimizer of this name.
 
     `is_lenient`: at a stage that does not shard them these have no effect, as with DeepSpeed,
     and a warning says so.

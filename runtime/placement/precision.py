@@ -1,4 +1,4 @@
-"""In which dtypes a model is held and trained."""
+"""Dtypes in which a model is held and trained."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """None: as they are; for `sums`, float32 where gradients are sharded, which costs little,
-    else as the parameters are.
+    """Dtypes of a model's values. None keeps a dtype as it is; for `sums`, None means float32 where gradients
+    are sharded, which costs little, else the parameters' dtype.
     """
 
     parameters: torch.dtype | None = None
     buffers: torch.dtype | None = None
-    sums: torch.dtype | None = None  # of gradients over micro batches
+    sums: torch.dtype | None = None  # gradients over micro batches
     sent: torch.dtype | None = None  # gradients, as the ranks average them
     kept: tuple[str, ...] | None = None  # patterns of buffers that stay float32; None: those the model lists
 

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 
 
 class Placement(Enum):
-    """How many ranks of the shard axis hold a value."""
+    """Number of ranks of the shard axis that hold a value."""
 
     REPLICATED = "replicated"  # every rank holds all of it
     SHARDED = "sharded"  # every rank holds its own 1/N of it
@@ -32,12 +32,12 @@ class MeshShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSizes:
-    """How large the units are into which a model is cut, in elements."""
+    """Sizes of the units into which a model is cut, in elements."""
 
-    max_numel: int  # of one that neighbours are merged to
-    max_whole_numel: int = 0  # of one that neighbours of small parameters are merged to
-    whole_param_numel: int = 0  # of the largest small parameter; 0: none is small
-    whole_model_numel: int = sys.maxsize  # of all small parameters that stay whole
+    max_numel: int  # largest unit that neighbours are merged to
+    max_whole_numel: int = 0  # the same for neighbours of small parameters
+    whole_param_numel: int = 0  # largest small parameter; 0: none is small
+    whole_model_numel: int = sys.maxsize  # all small parameters that stay whole
 
     def are_small(self, numels: Iterable[int]) -> bool:
         """Whether all these parameters are small, so that they may stay whole where others are sharded."""

@@ -1,4 +1,4 @@
-"""Which optimizer: the ds_config's, or the one that the user brings."""
+"""The choice of the optimizer: the ds_config's, or the one that the user brings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ClientOptimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer]
 _log = logging.getLogger("dslaunch")
 
 _FLAGS_OURS_LACK = ("amsgrad", "maximize", "capturable", "differentiable")
-# What treats every element alone. Others say so with a class attribute `is_elementwise`.
+# Optimizers that treat every element alone. Others say so with a class attribute `is_elementwise`.
 _ELEMENTWISE = (
     torch.optim.Adadelta,
     torch.optim.Adagrad,
@@ -194,7 +194,8 @@ def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> _Choice:
             ]
             if chosen:
                 halves.append({**defaults, **own, "params": chosen, "use_muon": is_muon})
-    shape = [nn.Parameter(torch.zeros(1, 1, device="cpu"))]  # they want one, and get others
+    # their constructors need a parameter; they get others below
+    shape = [nn.Parameter(torch.zeros(1, 1, device="cpu"))]
     muon, adam = torch.optim.Muon(shape), torch.optim.AdamW(shape)
     by_kind = {
         kind: [index for index, half in enumerate(halves) if half["use_muon"] is kind]
@@ -241,7 +242,7 @@ def _rule_of(client: torch.optim.Optimizer) -> Rule:
     _check_can_step(client, name)
     fused = _fused_rule(client)
     if fused is not None:
-        client.state.clear()  # nothing is lost: it has not stepped
+        client.state.clear()  # the optimizer has not stepped: no state is lost
         return fused
     is_elementwise = kind in _ELEMENTWISE or getattr(kind, "is_elementwise", False) is True
     if not is_elementwise:

@@ -26,7 +26,7 @@ _WHAT = "gradients of whole parameters"
 
 
 class CopiedGradients:
-    """Of one engine."""
+    """Comparison of copied gradients, for one engine."""
 
     def __init__(self, trained: Sequence[SubBuffer], domains: Domains) -> None:
         self._domains = domains
@@ -88,7 +88,7 @@ class CopiedGradients:
 
 
 class _Sums:
-    """Of squares, of a parameter's gradients here and on the first rank."""
+    """Sums of squares of a parameter's gradients here and on the first rank."""
 
     def __init__(self) -> None:
         self._own = self._first = self._difference = 0.0

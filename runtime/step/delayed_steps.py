@@ -22,9 +22,9 @@ from .step_schedule import StepSchedule
 
 
 class DelayedSteps(StepSchedule):
-    """Of sub-buffers that all have their gradients and states in host memory.
+    """Delayed steps of sub-buffers that all have their gradients and states in host memory.
 
-    What reads or changes parameters, masters or states from outside has to `drain` first.
+    A call that reads or changes parameters, masters or states from outside has to `drain` first.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class DelayedSteps(StepSchedule):
                 gather.wait()
 
     def drain(self) -> None:
-        """As `finish`, for who needs all of it between two steps; the next forward has new parameters then.
+        """Finish, for a caller that needs all of it between two steps; the next forward has new parameters
+        then.
 
         Order:  a collective, if a step is under way
         Errors: ConfigError in a forward or backward, in whose middle parameters must not change
@@ -108,7 +109,9 @@ class DelayedSteps(StepSchedule):
             self._num_forwards -= 1
 
     def before_gather(self) -> None:
-        """As `drain`; but who only reads parameters in a forward or backward gets those that it runs with."""
+        """Drain; a caller that only reads parameters in a forward or backward gets those that it runs
+        with.
+        """
         if not self._num_forwards and not in_backward():
             self.drain()
 

@@ -23,7 +23,7 @@ from .step_schedule import StepSchedule
 
 
 class EarlySteps(StepSchedule):
-    """Of the sub-buffers that have their gradients and states in host memory."""
+    """Early steps of the sub-buffers that have their gradients and states in host memory."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class EarlySteps(StepSchedule):
                 sub_buffer.before_use = partial(self._before_use, sub_buffer)
 
     def begin(self, update: Update) -> bool:
-        """Leave the right guesses to the step."""
+        """Keep the guesses that came true for the step."""
         for sub_buffer, (guess, host_update) in list(self._guesses.items()):
             if guess == update:
                 del self._guesses[sub_buffer]
@@ -79,7 +79,7 @@ class EarlySteps(StepSchedule):
 
     def _drop(self, sub_buffer: SubBuffer) -> None:
         left, sub_buffer.optimizer_shard.pending_update = sub_buffer.optimizer_shard.pending_update, None
-        if left is not None:  # by a step that failed half-way
+        if left is not None:  # left by a step that failed half-way
             left.drop()
         guess = self._guesses.pop(sub_buffer, None)
         if guess is not None:
@@ -87,5 +87,5 @@ class EarlySteps(StepSchedule):
             self.num_wrong += 1
 
     def _before_use(self, sub_buffer: SubBuffer, is_written: bool) -> None:
-        if is_written:  # who reads sees what was before the step
+        if is_written:  # a reader sees the values from before the step
             self._drop(sub_buffer)

@@ -119,7 +119,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         return self.rule.sub_buffer_update(groups, step=update.step, grad_scale=update.grad_scale)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
+        """Set all gradients to zero; their memory is kept for any value of `set_to_none`."""
         if self._zero_gradients is not None:
             self._zero_gradients()
 
@@ -146,8 +146,8 @@ class FlatOptimizer(torch.optim.Optimizer):
 
 
 class _ShardedStates(Mapping[Any, Any]):
-    """In the place of states. A program that gathers or saves state_dicts without need goes on; one that
-    reads this one is told so.
+    """Stand-in for states. A program that gathers or saves state_dicts without need goes on; one that reads
+    them gets an error.
     """
 
     def __getitem__(self, key: object) -> NoReturn:
@@ -160,8 +160,8 @@ class _ShardedStates(Mapping[Any, Any]):
         self._refuse()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        """In a pickle it is what it is here: a program may save all that it has, and what was loaded
-        refuses to be read.
+        """Pickle as the same stand-in: a program may save all that it has, and what was loaded refuses to be
+        read.
         """
         return type(self), ()
 

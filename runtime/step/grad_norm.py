@@ -33,7 +33,8 @@ _CLIP_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ and DeepSpeed add it to the n
 _FAST_FLOAT64 = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}  # compute capabilities: half the speed of float32
 _BLOCK_NUMEL = 2**25
 _MOST_ROUNDINGS = 64
-_SMALLEST = 2.0**-60  # of a sum of squares in float32: 2**40 of them below its smallest number do not count
+# smallest sum of squares in float32: 2**40 of them below its smallest number do not count
+_SMALLEST = 2.0**-60
 
 
 def global_grad_norm(
@@ -81,7 +82,7 @@ def _of_all_ranks(
     """Return the sum of the ranks' totals, whether any of them is of float32, and their notes."""
     own = _as_float64(total, device)
     if is_float32:
-        own = own.neg()  # so that all ranks know it, whose GPUs may differ
+        own = own.neg()  # tells all ranks, whose GPUs may differ
     own = torch.cat([own, *(_as_float64(one, device) for one in note)])
     gathered = domains.job.all_gather_float64(own, what="the gradient norm")
     with domains.wire.recorder.waiting_for_device():  # NCCL's wait() does not
@@ -118,10 +119,10 @@ def clip_factor(norm: float, *, max_norm: float) -> float:
 def _total(
     squares: Sequence[Sequence[float] | None], chunks: Sequence[Tensor], *, in_float32: bool
 ) -> float | Tensor:
-    """Of those that are known and of these; a model has all of one kind."""
+    """Return the sum of the known squares and the chunks' own; a model has all of one kind."""
     total = 0.0
     for square in (one for known in squares if known is not None for one in known):
-        total += square  # one after the other, as squared_norm adds its arrays
+        total += square  # one square after the other, as squared_norm adds its arrays
     return total + _sum_of_squares(chunks, in_float32=in_float32) if chunks else total
 
 
@@ -139,6 +140,6 @@ def _sum_on_gpu(chunks: Sequence[Tensor], *, in_float32: bool) -> Tensor:
     total = squared_norm_on_device(chunks, device=chunks[0].device)
     if total is not None:
         return total
-    # One launch for all, which converts as it reads: vector_norm() would make a float64 copy of each.
+    # One launch for all chunks converts as it reads: vector_norm() would make a float64 copy of each.
     norms = torch._foreach_norm(list(chunks), 2.0, dtype=torch.float64)
     return torch.stack(list(norms)).square().sum()

@@ -1,9 +1,9 @@
 """Updates of sub-buffers in a thread of their own, beside what the device computes.
 
-[Note: host update] Such an update leaves the parameters as they are until it is published: what it computes
-of them waits in host memory. Where it may come to nothing, it works on copies of master and states, too, so
-that nothing has to be put back: to take it over, the copies and the originals change places, and to drop it,
-the copies are not read.
+[Note: host update] Such an update leaves the parameters as they are until it is published: the computed
+parameters wait in host memory. An update that may be dropped works on copies of master and states, too: to
+take it over, the copies and the originals change places, and to drop it, the copies are not read. So nothing
+has to be put back.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ UpdateSubBuffer = Callable[[Ready], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one optimizer step does to every sub-buffer. Equal ones do the same."""
+    """Arguments of one optimizer step, for every sub-buffer. Equal ones do the same."""
 
     groups: tuple[Mapping[str, Any], ...]  # the optimizer's, without parameters; they do not change
-    step: int  # from 1
+    step: int  # counted from 1
     grad_scale: float  # gradients are multiplied by it
 
 
@@ -71,7 +71,7 @@ class Room:
 
 
 class HostUpdate:
-    """Of one sub-buffer, which has its states in host memory. See [Note: host update].
+    """Update of one sub-buffer, which has its states in host memory. See [Note: host update].
 
     Without a `room`, master and states are updated in place, but for a master that is the parameter.
     """

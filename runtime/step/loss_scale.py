@@ -31,7 +31,7 @@ class LossScaler:
         else:
             self.scale = 2.0**config.initial_scale_power if self.is_dynamic else config.loss_scale
         self._num_steps = 0
-        self._last_overflow = -1  # which step it was
+        self._last_overflow = -1  # step of the last overflow
         self._num_left = config.hysteresis  # overflows, this one included, until the scale is halved
 
     @property
@@ -109,7 +109,7 @@ class LossScaler:
             self._grow(step)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the values that a checkpoint keeps."""
         return {
             "scale": self.scale,
             "num_steps": self._num_steps,

@@ -39,7 +39,7 @@ _log = logging.getLogger("dslaunch")
 
 
 class Scheduler(Protocol):
-    """What the engine asks of a scheduler; those of torch fit too."""
+    """Methods that the engine calls on a scheduler; those of torch fit too."""
 
     def step(self, last_batch_iteration: int | None = None, /) -> None: ...
     def get_lr(self) -> list[float]: ...
@@ -133,7 +133,7 @@ class _Schedule:
                 group["lr"] = lr
 
     def _per_group(self, name: str, value: float | tuple[float, ...]) -> list[float]:
-        """One rate for each group, from one for all or from a list."""
+        """Return one rate for each group, from one for all or from a list."""
         num_groups = len(self.optimizer.param_groups)
         if not isinstance(value, tuple):
             return [value] * num_groups
@@ -177,7 +177,7 @@ def _known_warmup_type(given: object, name: str) -> str:
 
 
 def _warmup_progress(t: int, *, num_steps: int, warmup_type: str) -> float:
-    """How far the warm-up is at t, from 0 to 1; 0 <= t < num_steps."""
+    """Return the progress of the warm-up at t, from 0 to 1; 0 <= t < num_steps."""
     return math.log(t + 1) / math.log(num_steps) if warmup_type == "log" else t / num_steps
 
 
@@ -303,7 +303,7 @@ class OneCycle(_Schedule):
         return self.first_size / (self.first_size + self.second_size)
 
     def _height(self, b: int) -> float:
-        """Where in the cycle step b is: 0 at its ends, 1 at its top.
+        """Return the place of step b in the cycle: 0 at its ends, 1 at its top.
 
         Stairs hold a height for several steps.
         """

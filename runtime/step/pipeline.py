@@ -1,4 +1,4 @@
-"""One optimizer step over many shards, of which some have their states in host memory or on a disk.
+"""One optimizer step over many shards, some of which have their states in host memory or on a disk.
 
 While one shard is updated, the next one's states and gradients are read, or its gradients copied to the host,
 and the last one's states are written. So the states of three shards at most are in host memory, the gradients
@@ -18,22 +18,22 @@ from ..offload.pinned_memory import host_empty
 from ..tracing.spans import SPANS
 from ..zero.units.sub_buffer import SubBuffer
 
-Pieces = tuple[tuple[int, Tensor], ...]  # where each begins in the shard, and [k] elements
+Pieces = tuple[tuple[int, Tensor], ...]  # where each piece begins in the shard, and [k] elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """What an optimizer needs of one sub-buffer, in the memory where it steps."""
+    """Inputs of an optimizer for one sub-buffer, in the memory where it steps."""
 
     sub_buffer: SubBuffer
     master: Tensor  # [n] float32; its own, or what is to take that one's place, as the next
     states: dict[str, Tensor]  # [n] float32 by name
-    grads: Pieces  # of the parameters' dtype, or float32; may be overwritten where they are on a GPU
+    grads: Pieces  # in the parameters' dtype, or float32; may be overwritten on a GPU
     param_out: Tensor | None  # [n] to be written with the rounded copy; None: the master is the parameter
 
 
 class StepPipeline:
-    """Of the sub-buffers of one optimizer."""
+    """Pipeline of the sub-buffers of one optimizer."""
 
     def __init__(self, sub_buffers: Sequence[SubBuffer]) -> None:
         self._sub_buffers = tuple(sub_buffers)

@@ -1,4 +1,4 @@
-"""What an optimizer does to this rank's shards."""
+"""Rules: an optimizer's updates of this rank's shards."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ByName = dict[str, dict[str, Any]]  # parameter name -> state name -> value
 class Rule(Protocol):
     """One update formula and its states.
 
-    A state that has one number for each element lies in `SubBuffer.states`, sharded like the master. What
-    else an optimizer remembers of a parameter is beside it.
+    A state that has one number for each element lies in `SubBuffer.states`, sharded like the master. All else
+    that an optimizer remembers of a parameter is beside it.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Rule(Protocol):
         """Forget everything, as before the first step, and have the states of these names, too."""
 
     def beside(self) -> ByName:
-        """What is remembered beside the states, of the parameters of this rank."""
+        """Return the values remembered beside the states, for the parameters of this rank."""
 
     def load_beside(self, saved: ByName) -> None:
         """Take that over, of all parameters, when the states are there."""
@@ -51,7 +51,7 @@ class Rule(Protocol):
 
 @runtime_checkable
 class SubBufferRule(Rule, Protocol):
-    """One that steps by part."""
+    """A rule that steps one sub-buffer at a time."""
 
     def sub_buffer_update(self, groups: Groups, *, step: int, grad_scale: float) -> Callable[[Ready], None]:
         """Return what such a step does to one sub-buffer; any thread may call it."""

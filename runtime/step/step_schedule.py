@@ -10,7 +10,7 @@ from .host_update import Update
 
 
 class StepSchedule:
-    """In the step."""
+    """Updates that run in the step."""
 
     def finish(self) -> None:
         """Have all parameters as all steps so far have made them.
@@ -36,7 +36,7 @@ class StepSchedule:
         """
 
     def close(self) -> None:
-        """No more steps.
+        """End all steps.
 
         Order: a collective
         """

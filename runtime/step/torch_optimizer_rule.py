@@ -36,20 +36,20 @@ class StandInOptimizer:
     optimizer: torch.optim.Optimizer
     states: MutableMapping[
         Tensor, Any
-    ]  # by the model's parameters, what it remembers already; taken over, and emptied
+    ]  # states that it remembers already, by the model's parameters; taken over, and emptied
     groups: tuple[int, ...]
-    is_elementwise: bool  # it treats every element alone
-    as_matrices: bool = False  # it takes two dimensions only: the first one, and the others as one
+    is_elementwise: bool  # the optimizer treats every element alone
+    as_matrices: bool = False  # the optimizer takes two dimensions only: the first one, and the others as one
 
 
 class _StandIn(NamedTuple):
-    """What the optimizer has in place of the parameter at `member_index` of `sub_buffer`."""
+    """Stand-in of the optimizer for the parameter at `member_index` of `sub_buffer`."""
 
     wrapped: StandInOptimizer
     sub_buffer: SubBuffer
     member_index: int
     param: nn.Parameter
-    run: slice | None  # of the shard's elements; None: the values are here for the step only
+    run: slice | None  # elements of the shard; None: the values are here for the step only
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class _StandIn(NamedTuple):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the optimizer remembers of it, once it has stepped."""
+        """State of the parameter in the optimizer, once it has stepped."""
         found: dict[str, Any] = self.wrapped.optimizer.state.get(self.param, {})
         return found
 
@@ -71,7 +71,7 @@ class TorchOptimizerRule:
         self._optimizers = tuple(optimizers)
         self._sub_buffers: tuple[SubBuffer, ...] = ()
         self._stand_ins: list[_StandIn] = []
-        self._shared: list[_StandIn | None] = []  # by number in `_whole`; None: another rank owns it
+        self._shared: list[_StandIn | None] = []  # number in `_whole` -> stand-in; None: another rank owns it
         self._whole: WholeTensors | None = None
 
     def attach(self, sub_buffers: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
@@ -150,8 +150,8 @@ class TorchOptimizerRule:
     def _empty(
         self, sub_buffer: SubBuffer, optimizer_of: Mapping[int, StandInOptimizer]
     ) -> Iterator[_StandIn]:
-        """One without elements for each group of which the shard has none:
-        so all ranks have the same states.
+        """Yield a stand-in without elements for each group that is absent from the shard, so that all ranks
+        have the same states.
         """
         present = {
             one.sub_buffer.members[one.member_index].group
@@ -243,7 +243,7 @@ class TorchOptimizerRule:
             sub_buffer.allocate_states(names)
 
     def beside(self) -> ByName:
-        """Whatever is no state of each element: numbers, and all of whole parameters."""
+        """Return all state that is not per element: numbers, and the states of whole parameters."""
         found: ByName = {}
         for one in self._stand_ins:
             kept = set(one.sub_buffer.optimizer_shard.states) if one.wrapped.is_elementwise else set()
@@ -255,7 +255,7 @@ class TorchOptimizerRule:
         return found
 
     def load_beside(self, saved: ByName) -> None:
-        """Of parameters of which nothing was saved, the optimizer makes its states at the first step."""
+        """Take saved state over. The optimizer makes the other parameters' states at the first step."""
         for one in self._stand_ins:
             state = dict(saved.get(one.name, {}))
             if one.wrapped.is_elementwise and one.run is not None:
@@ -275,7 +275,7 @@ class _Grads:
         self._pieces = [piece for _, piece in pieces]
 
     def at(self, run: slice) -> Tensor:
-        """Those of a run of elements, which no piece ends in."""
+        """Return the gradients of a run of elements, in which no piece ends."""
         index = bisect_right(self._offsets, run.start) - 1
         start = self._offsets[index]
         return self._pieces[index][run.start - start : run.stop - start]
@@ -303,7 +303,7 @@ def _step(wrapped: StandInOptimizer, groups: Groups) -> None:
     ]
     for own, users in pairs:
         own.update(hyper_parameters(users))
-    with torch.enable_grad():  # as a training loop has it; an optimizer switches it off by itself
+    with torch.enable_grad():  # as in a training loop; an optimizer switches it off by itself
         wrapped.optimizer.step()
     for own, users in pairs:
         users.update(hyper_parameters(own))

@@ -40,7 +40,7 @@ class WholeTensors:
         self._comm = comm
         self._indices = tuple(indices)
         self._device = indices[0][0].optimizer_shard.master.device
-        shards, rank = comm.mesh.state_peers, comm.mesh.states_axis.index  # by rank, which shard it holds
+        shards, rank = comm.mesh.state_peers, comm.mesh.states_axis.index  # rank -> the shard that it holds
         ranks = range(len(shards))
         self._numels = [sub_buffer.layout.slots[index].numel for sub_buffer, index in indices]
         owners = choose_owners(self._numels, len(ranks))
@@ -58,7 +58,7 @@ class WholeTensors:
             return found
 
         everything = range(len(indices))
-        # by the other rank: what of this shard belongs to it, and what this rank owns of its shard
+        # other rank -> the part of this shard that it owns, and the part of its shard that this rank owns
         self._theirs = [
             pieces([number for number in everything if owners[number] == owner], shards[rank])
             for owner in ranks
@@ -67,7 +67,7 @@ class WholeTensors:
 
     @property
     def held(self) -> tuple[tuple[int, Fragment], ...]:
-        """What this rank's shard holds: number and fragment, in the order in which it is sent."""
+        """Number and fragment of each value in this rank's shard, in the order in which they are sent."""
         return tuple(piece for peer in self._theirs for piece in peer)
 
     def index(self, number: int) -> tuple[SubBuffer, int]:

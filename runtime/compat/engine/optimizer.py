@@ -52,7 +52,7 @@ _ABSENT = {
 
 
 class BaseOptimizer(torch.optim.Optimizer):
-    """What `optimizer.optimizer` is where the ds_config names the optimizer: the same groups,
+    """Value of `optimizer.optimizer` where the ds_config names the optimizer: the same groups,
     and no step of its own.
     """
 
@@ -110,7 +110,7 @@ class DeepSpeedOptimizer(FlatOptimizer):
 
     @property
     def loss_scaler(self) -> LossScaler | None:
-        """What decides the loss scale; None before initialize() has returned."""
+        """The object that decides the loss scale; None before initialize() has returned."""
         return self._scaler
 
     @property
@@ -120,7 +120,7 @@ class DeepSpeedOptimizer(FlatOptimizer):
 
     @property
     def loss_scale(self) -> float:
-        """What losses are multiplied with before backward; 1 without fp16."""
+        """Factor of losses before backward; 1 without fp16."""
         return 1.0 if self._scaler is None else self._scaler.scale
 
     @loss_scale.setter

@@ -1,4 +1,4 @@
-"""What TRL wants of DeepSpeed's hooks while a model generates."""
+"""Stand-in for DeepSpeed's hooks, which TRL handles while a model generates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import nn
 
 
 class Hooks:
-    """Takes part in TRL's removing and adding of hooks around a generation,
+    """Takes part when TRL removes and adds hooks around a generation,
     inside GatheredParameters of all parameters.
 
     DeepSpeed's would gather and free parameters there. Ours (zero/access.py) have nothing to do while
-    parameters are held, and notice those that are not: so they stay, and there are none to remove, and no
-    parameters whose users were to be forgotten.
+    parameters are held, and notice those that are not. So they stay: there are no hooks to remove, and no
+    parameters with users to forget.
     Source: trl 1.16.0 models/utils.py, `remove_hooks` and `add_hooks`
     """
 
