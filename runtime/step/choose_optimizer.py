@@ -48,7 +48,7 @@ _ELEMENTWISE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """What a `FlatOptimizer` is made of."""
+    """Arguments of a `FlatOptimizer`."""
 
     param_groups: Groups
     defaults: dict[str, Any]
@@ -212,7 +212,9 @@ def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> _Choice:
 
 
 def _check_params(groups: Groups, module: nn.Module, *, may_be_empty: bool) -> None:
-    """Only the model's parameters lie in flat buffers: others would silently keep their values."""
+    """Refuse parameters outside the model: only the model's lie in flat buffers, others would silently keep
+    their values.
+    """
     ours = {id(param) for param in module.parameters()}
     params = [param for group in groups for param in group["params"]]
     strangers = sum(id(param) not in ours for param in params)

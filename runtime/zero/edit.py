@@ -28,7 +28,7 @@ class _Act(IntEnum):
 
 
 class Edit:
-    """One such context. It may stand inside another, and all ranks enter and leave both.
+    """One such context. It may stand inside another; all ranks enter and leave both.
 
     Order: a collective where it does one of the acts, and at the end
     """

@@ -35,7 +35,7 @@ class HostSums(Protocol):
 class Gradients(ABC):
     """Gradients of the parameters in `params`, in the order of the layout's slots."""
 
-    # in every backward; else in a step's last backward, or in the step
+    # reduced in every backward; else in a step's last backward, or in the step
     is_reduced_in_backward: ClassVar[bool] = False
     is_on_host: ClassVar[bool] = False  # `pieces` returns host memory, whatever device computes
 

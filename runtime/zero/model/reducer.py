@@ -71,8 +71,8 @@ class Reducer(ABC, Generic[G]):
         """Note that a backward has run."""
 
     def coalesced(self) -> AbstractContextManager[None]:
-        """Of all backwards inside, the sum is averaged, once, at the end. If none of them ends a step, it is
-        so in any case.
+        """Average the sum of all backwards inside once, at the end. There is nothing to do if none of them
+        ends a step.
         """
         return nullcontext()
 
@@ -81,8 +81,8 @@ class Reducer(ABC, Generic[G]):
         """End what a failed backward has under way; it does not count either, where that can be."""
 
     def end_failed(self) -> None:
-        """No backward that failed, and did not tell its end, averages what a program may read or set. What
-        each backward averages is in memory of its own.
+        """Keep a backward that failed, and did not tell its end, from averaging values that a program may
+        read or set. There is nothing to do where each backward averages in memory of its own.
         """
 
     # ---- steps
@@ -157,7 +157,7 @@ class Reducer(ABC, Generic[G]):
 
     @property
     def _late(self) -> list[int]:
-        """Between backwards: places that got gradients after they were averaged."""
+        """Places that got gradients after they were averaged, between backwards."""
         return [index for index, gradients in enumerate(self._gradients) if gradients.is_late]
 
     def _ask_finished(self) -> None:
@@ -209,7 +209,7 @@ class Reducer(ABC, Generic[G]):
 
 
 class StepReducer(Reducer[ReplicatedGradients]):
-    """Each sub-buffer once for a step, in the first backward that ends one; see
+    """Reducer that averages each sub-buffer once in a step, in the first backward that ends one; see
     [Note: one order on all ranks].
 
     Sub-buffers left then are asked for when that backward ends, or, on a rank that has run none, before the
@@ -228,8 +228,8 @@ class StepReducer(Reducer[ReplicatedGradients]):
         super().__init__(sub_buffers, ReplicatedGradients, domains)
         if domains.exchanges_tokens:  # see [Note: ranks that wait for each other's tokens]
             self._reductions = Reductions(None)
-        self._ends_step = ends_step  # whether a backward that begins now is the last of a step
-        self._rest: tuple[int, ...] | None = None  # what was on no list, when all is asked for
+        self._ends_step = ends_step  # returns True if a backward that begins now is the last of a step
+        self._rest: tuple[int, ...] | None = None  # places that were on no list, when all is asked for
         self._is_taught = False
         self._misplaced: set[int] = set()  # got gradients in the same backward, after they were asked for
         self._has_finished = False  # the last gradient completed its sub-buffer
@@ -337,7 +337,9 @@ class StepReducer(Reducer[ReplicatedGradients]):
 
 
 class BackwardReducer(Reducer[ShardedGradients]):
-    """Each sub-buffer in every backward, while that goes on; see [Note: one order on all ranks]."""
+    """Reducer that averages each sub-buffer in every backward, while that runs; see [Note: one order on all
+    ranks].
+    """
 
     def __init__(self, sub_buffers: Sequence[SubBuffer], domains: Domains) -> None:
         super().__init__(sub_buffers, ShardedGradients, domains)
@@ -428,7 +430,7 @@ class BackwardReducer(Reducer[ShardedGradients]):
         """
         is_left = False
         if not self.is_coalescing and (self._is_engines or self._is_under_way):
-            self._ask_due()  # so that all ranks that failed here have asked for the same
+            self._ask_due()  # for all ranks that failed here have asked for the same
             kept = self._reductions.abandon()
             for gradients in self._gradients:
                 gradients.forget()
@@ -498,8 +500,8 @@ def is_reached(param: nn.Parameter) -> bool:
 def make_reducer(
     sub_buffers: Sequence[SubBuffer], domains: Domains, *, ends_step: Callable[[], bool]
 ) -> Reducer[Any]:
-    """What suits the gradients' placement: shards can only be filled in every backward,
-    and who is alone has nothing to do.
+    """Return the reducer for the gradients' placement: shards can only be filled in every backward, and a
+    rank without peers has nothing to do.
 
     `ends_step` returns True if a backward that begins now is the last one of a step.
     """

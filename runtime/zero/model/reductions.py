@@ -19,7 +19,7 @@ class Reductions(Generic[G]):
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
         self._under_way: deque[tuple[G, Pending]] = deque()
-        self._kept: list[G] = []  # since the last drain
+        self._kept: list[G] = []  # gradients kept since the last drain
         self._comms: set[Collectives] = set()
 
     def begin(self, sub_buffer: SubBuffer, gradients: G) -> None:
