@@ -60,7 +60,7 @@ def wrapped(text: str, num_columns: int, *, first: int = 0) -> str:
     lines = text.split("\n")
     if all(len(line) + first <= num_columns for line in lines):
         return text
-    from textwrap import TextWrapper  # here: most messages are short
+    from textwrap import TextWrapper
 
     wrapper = TextWrapper(
         width=num_columns,

@@ -1,9 +1,9 @@
-"""How the agent gets onto a node: a constant command line, and the agent's source as the first
-bytes of the stream.
+"""How the agent gets onto a node: a constant command line, and the agent's source as the first bytes of the
+stream.
 
-The command line is the same for every job, so `ps` on a node shows nothing of the user's. It must survive
-any login shell (sh, bash, zsh, fish, csh), hence one line without quotes or backslashes inside the
-single-quoted parts.
+The command line is the same for every job, so `ps` on a node shows nothing of the user's. It must survive any
+login shell (sh, bash, zsh, fish, csh), hence one line without quotes or backslashes inside the single-quoted
+parts.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ _LAUNCHER = __package__.rpartition(".")[0]
 _FACADE = _LAUNCHER.rpartition(".")[0]
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+-]+")  # the same word in every login shell
 
-# Words of a prefix, or of an `ssh`, that is not what it must be; they stand on a command line.
+# Errors of a prefix, or of an `ssh`, that is not usable; they stand on a command line.
 NO_INPUT = "no input comes through it: podman exec and docker exec need the option -i"
 HAS_TERMINAL = "its input is a terminal, which changes bytes: leave out the option -t"
 NO_STDIN = "no input comes through ssh: leave out StdinNull, ForkAfterAuthentication, -n or -f for this host"
 OTHER_PROC = "/proc there is not that of its processes: mount it, as unshare does with --mount-proc"
 NO_FORK = "what it starts is in another PID namespace than itself: let it fork, as unshare does with -f"
 
-# Runs the Python text that is the first line of stdin. Unbuffered, so that not a byte of
-# what follows is taken.
+# Runs the Python text that is the first line of stdin. Unbuffered, so that no byte after it is taken.
 READ_LOADER = 'exec(eval(open(0,"rb",0,closefd=False).readline()))'
 
 # The same for a host that is reached through a gateway: its first word tells that the login there worked.
@@ -51,8 +50,8 @@ _READ_IF_ANY = (
 )
 _READ_INSIDE = _READ_IF_ANY.format(NO_INPUT)
 
-# The same for an `ssh` of this machine's: sshd's word for who came follows, up to FROM_END, so that the
-# address on the way to the host is known.
+# The same for an `ssh` of this machine: sshd's variable with the client's address follows, up to FROM_END, so
+# that the address on the way to the host is known.
 FROM_END = b";"
 _ANNOUNCE_FROM_AND_READ = (
     f'import os;os.write(1,b"{ANNOUNCED.decode()}"+os.environb.get(b"SSH_CONNECTION",b"")'
@@ -65,27 +64,27 @@ _FIND_PYTHON = (
     "echo no python on this host: tried $0, python3 and python >&2; exit 127"
 )
 
-# Behind a prefix. A terminal would change the bytes, and in a wrong /proc the agent would take the
-# processes of others for its own.
+# After a prefix. A terminal would change the bytes, and in a wrong /proc the agent would take the processes
+# of others for its own.
 _LOOK_INSIDE = (
     f"if [ -t 0 ]; then echo {HAS_TERMINAL} >&2; exit 126; fi; p=; read p r </proc/self/stat; "
     f'if [ "$p" != "$$" ]; then echo {OTHER_PROC} >&2; exit 126; fi; '
-    # That of children has no inode before there is one. Kernels before 4.12 do not tell it.
+    # The namespace of children has no inode before there is one. Kernels before 4.12 do not show it.
     'n="/proc/$$/ns/pid"; c="${n}_for_children"; if [ -e "$n" ] && [ -h "$c" ] && ! [ "$n" -ef "$c" ]; then '
     f"echo {NO_FORK} >&2; exit 126; fi; "
 )
 
-# Container tools pass on no variables, and this one says how others reach the host. The word before tells a
-# login that came so far from one that ended in a login script.
+# Container tools pass on no variables, and this one gives the address that other hosts reach. The word before
+# tells a login that came so far from one that ended in a login script.
 ENTERING = b"dslaunch-enters;"
 _ENTER = f'printf %s "{ENTERING.decode()}"; exec "$@" "$SSH_CONNECTION"'
 _KEEP_CONNECTION = 'if [ -n "$2" ]; then SSH_CONNECTION="$2"; export SSH_CONNECTION; fi; '
 
-# What a node asks for if its Python is another one than the launcher's.
+# A node writes this if its Python is another one than the launcher's.
 WANTS_TEXT = b"\0dslaunch wants text\n"
 _SIZE_DIGITS = 10
 
-# How a node's Python says that no agent can run with it: on stderr, and the launcher shows it as it is.
+# A node's Python that is too old for an agent says so on stderr, and the launcher shows that line.
 OLDEST_PYTHON = (3, 8)
 NO_AGENT_RUNS_WITH = "no agent runs with "
 
@@ -102,8 +101,8 @@ def read(size):
 exec(read(SIZE))"""
 
 # Compiling the modules takes a host 30 ms of CPU, so they come compiled, for hosts with the launcher's own
-# Python. Nothing is searched for garbage before all is loaded: that would take 1 ms here, and 1 ms in each
-# process of an agent.
+# Python. The garbage collector waits until all is loaded: it would take 1 ms here, and 1 ms in each process
+# of an agent.
 _LOAD = f"""
 import gc, marshal, sys, zlib
 if sys.version_info < {OLDEST_PYTHON}:  # this must be readable for Python 3.4
@@ -125,12 +124,12 @@ gc.enable()
 module.main()
 """
 
-# What travels to a node stands in these folders, and nothing of it imports anything from outside them but
-# the standard library and one file of names.
+# The modules that travel to a node stand in these folders. They import nothing from outside them but the
+# standard library and one file of names.
 _FOLDERS = ("wire", "node.system", "node.observe", "node.workers", "node.files", "node.agent")
 _PACKAGES = ("", ".shared", ".launcher", ".launcher.node", *(f".launcher.{folder}" for folder in _FOLDERS))
 
-# Makes modules of their source or code, and has the others made when they are imported.
+# Makes modules of their source or code, and makes the others when they are imported.
 _INSTALL = (
     f"""
 packages = {_PACKAGES!r}
@@ -211,7 +210,7 @@ _NO_AGENT_LOADS = frozenset(
 )
 
 
-# What only a job needs that moves files: a quarter of all.
+# Only jobs that move files need these: a quarter of all.
 _FOR_FILES = ("wire.manifest", "node.files.")
 
 _BUILDING = threading.Lock()
@@ -219,17 +218,17 @@ COMPRESSION = 1  # 3 ms once, and half of the bytes for every host
 
 
 def agent_python(host: Host) -> str:
-    """What to try first for the agent: it needs some Python, and a host's own may be the only one there."""
+    """Return the Python to try first for the agent: any will do, and a host may have only its own."""
     return host.python if host.python and _PLAIN_PATH.fullmatch(host.python) else sys.executable
 
 
 def remote_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) -> str:
-    """The command for a login shell on a node; it prefers `python`, then whatever python is on PATH."""
+    """Return the command for a login shell on a node; it prefers `python`, then any python on PATH."""
     return _command(_entered(_ENTER, python, prefix) if prefix else node_python(READ_LOADER, python))
 
 
 def relayed_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) -> str:
-    """The same for a host behind a gateway: it prints ANNOUNCED before it reads anything, and before it
+    """Do the same for a host behind a gateway: it prints ANNOUNCED before it reads anything, and before it
     enters a container, which may take its time.
     """
     if prefix:
@@ -238,8 +237,8 @@ def relayed_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) 
 
 
 def inside(python: str, prefix: tuple[str, ...]) -> tuple[str, ...]:
-    """The command that starts a bootstrap in the container that the prefix leads into: it prints ANNOUNCED
-    before it reads anything.
+    """Return the command that starts a bootstrap in the container that the prefix leads into: it prints
+    ANNOUNCED before it reads anything.
     """
     return (
         *prefix,
@@ -256,7 +255,7 @@ def _entered(shell: str, python: str, prefix: tuple[str, ...]) -> tuple[str, ...
 
 
 def announced_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) -> str:
-    """The same for an `ssh` of this machine: it prints ANNOUNCED, SSH_CONNECTION and FROM_END first."""
+    """Do the same for an `ssh` of this machine: it prints ANNOUNCED, SSH_CONNECTION and FROM_END first."""
     if prefix:
         words = f'"{ANNOUNCED.decode()}" "$SSH_CONNECTION" "{FROM_END.decode()}"'
         return _command(_entered(f"printf %s {words}; {_ENTER}", python, prefix))
@@ -264,15 +263,14 @@ def announced_command(python: str = sys.executable, prefix: tuple[str, ...] = ()
 
 
 def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:
-    """The command that runs `code` with `python`, or with whatever python is on PATH there;
-    it needs no login shell.
+    """Return the command that runs `code` with `python`, or with any python on PATH there; it needs no login
+    shell.
     """
     return "/bin/sh", "-c", _FIND_PYTHON, python, code
 
 
 def agent_source(*, moves_files: bool = False) -> bytes:
-    """What goes down the stream before any frame: a loader, and the agent's modules as this
-    Python compiles them.
+    """Return the bytes before any frame: a loader, and the agent's modules as this Python compiles them.
 
     A node with another Python writes WANTS_TEXT before anything else; `agent_text` is the answer. Any thread
     may call: the first one puts it together, which takes 8 ms.
@@ -287,29 +285,29 @@ def _agent_source(moves_files: bool) -> bytes:
 
 
 def agent_text(*, moves_files: bool = False) -> bytes:
-    """The agent's modules as text."""
+    """Return the agent's modules as text."""
     return _text(_AGENT, _later(moves_files))
 
 
 def relay_source() -> bytes:
-    """As `agent_source`, for a relay on a gateway."""
+    """Return the same as `agent_source` for a relay on a gateway."""
     with _own_files():
         return _compiled(_RELAY)
 
 
 def relay_text() -> bytes:
-    """As `agent_text`, for a relay on a gateway."""
+    """Return the same as `agent_text` for a relay on a gateway."""
     return _text(_RELAY)
 
 
 def shim_source() -> str:
-    """Python text that is the worker shim with all it needs, for processes that MPI or Slurm starts."""
+    """Return the worker shim and its modules as Python text, for processes that MPI or Slurm starts."""
     return f"modules, later = {_sources(_SHIM)!r}, {{}}\n{_INSTALL}module.main()\n"
 
 
 @contextlib.contextmanager
 def _own_files() -> Iterator[None]:
-    """An installation that was changed or damaged under the launcher is named as the cause."""
+    """Name an installation that was changed or damaged under the launcher as the cause of an error."""
     try:
         yield
     except (OSError, ImportError) as error:
@@ -319,7 +317,7 @@ def _own_files() -> Iterator[None]:
 
 
 def _later(moves_files: bool) -> tuple[str, ...]:
-    """What most agents never import: each is sent, and loaded by the agent that does."""
+    """List modules that most agents never import: each is sent, and loaded by the agent that does."""
     found = (
         f"{folder}.{info.name}"
         for folder in _FOLDERS
@@ -345,7 +343,7 @@ def _compiled(names: tuple[str, ...], later: tuple[str, ...] = ()) -> bytes:
 
 
 def _text(names: tuple[str, ...], later: tuple[str, ...] = ()) -> bytes:
-    import json  # here: hardly any job needs it
+    import json
 
     text = _packed(json.dumps((_INSTALL, _sources(names), dict(_sources(later)))).encode())
     return b"%0*d" % (_SIZE_DIGITS, len(text)) + text
@@ -360,7 +358,7 @@ def _sources(names: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _code(name: str) -> CodeType:
-    """The module as this Python compiles it, or has compiled it when it was installed."""
+    """Return the module as this Python compiles it, or has compiled it when it was installed."""
     code: CodeType = _loader_of(name).get_code(f"{_FACADE}.{_place(name)}")
     return code
 

@@ -1,4 +1,4 @@
-"""One byte stream to one host: what every back end gives and the controller uses."""
+"""One byte stream to one host: every back end makes such streams, and the controller uses them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..job.plan import NodePlan
 
 
 class WayLost(LaunchError):
-    """The host on the way to this one is lost, so nothing more is heard of this one: it is not at fault."""
+    """The host on the way to this one is lost, so this one is not heard either: it is not at fault."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, exit_code=EXIT_HOST)
@@ -36,28 +36,24 @@ class Channel(Protocol):
         ...
 
     def error_text(self) -> str:
-        """The end of what the host wrote beside the stream (its stderr): why an agent did not start."""
+        """Return the end of the host's output beside the stream (its stderr): why an agent did not start."""
         ...
 
     def exit_status(self) -> int | None:
-        """What the started bootstrap ended with, after the end of the stream;
-        None where that is not known.
-        """
+        """Exit status of the bootstrap, after the end of the stream; None if it is not known."""
         ...
 
     def close(self) -> None:
-        """End the stream, which ends the agent and all its workers; then leave nothing
-        behind on this machine.
-        """
+        """End the stream, which ends the agent and all its workers; leave nothing on this machine."""
         ...
 
 
 @runtime_checkable
 class RelayedStream(Protocol):
-    """What a channel that leads through another host has besides."""
+    """The rest of a channel that leads through another host."""
 
     def way_silent_s(self) -> float:
-        """For how long nothing came through that host: so much silence is, for a while, not this host's."""
+        """Seconds of silence of that host: so much silence is, for a while, not this host's."""
         ...
 
 
@@ -65,20 +61,20 @@ class LoginStream(Channel, Protocol):
     """A channel that a login gave; such a login may give others."""
 
     def hang_up(self) -> None:
-        """End the stream only, which ends what was started; the rest stays until `close`."""
+        """End the stream only, which ends the bootstrap; the rest stays until `close`."""
         ...
 
     @property
     def is_connected(self) -> bool:
-        """Whether the host could still be reached when the stream ended, as far as that is known."""
+        """Tell whether the host could still be reached at the end of the stream, as far as known."""
         ...
 
 
 class Login(Protocol):
-    """Starts bootstraps on one host. It ends with the last stream on it, or who holds it."""
+    """Starts bootstraps on one host. It ends with the last stream on it, or with its holder."""
 
     def open(self, python: str, prefix: tuple[str, ...] = ()) -> LoginStream:
-        """Start one with this Python, behind the words of a prefix.
+        """Start one with this Python, after the words of a prefix.
 
         Errors: LaunchError if nothing more may be started there.
         """
@@ -90,7 +86,7 @@ class Login(Protocol):
 
 
 class Ways(NamedTuple):
-    """How hosts are reached from here: each once, by one of these, or in another way, which is told."""
+    """Ways to reach hosts from here; `is_reached` is told of hosts that are reached in another way."""
 
     connect: Callable[[NodePlan], Channel]
     log_in: Callable[[NodePlan], Login]

@@ -1,7 +1,7 @@
 """Programs that end with this process, however it ends.
 
-The kernel counts the thread that started a program as its parent: what is to end with its parent ends with
-that thread. So one thread starts them all, and ends with the process only.
+The kernel takes the thread that started a program for its parent: a program that ends with its parent ends
+with that thread. So one thread starts them all, and ends with the process only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..node.system.process_tree import die_with_parent
 
 
 class ChildStarter:
-    """Any thread may call `start`."""
+    """Starts programs. Any thread may call `start`."""
 
     def __init__(self) -> None:
         self._requests: queue.SimpleQueue[_Request] = queue.SimpleQueue()
@@ -28,10 +28,10 @@ class ChildStarter:
         threading.Thread(target=self._run, name="starts programs", daemon=True).start()
 
     def start(self, argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """With three pipes, and in a session of its own, where no Ctrl-C of the terminal reaches it. It gets
-        SIGTERM when this process ends.
+        """Start a program with three pipes, in a session of its own, where no Ctrl-C of the terminal reaches
+        it. It gets SIGTERM when this process ends.
 
-        Errors: OSError as subprocess.Popen
+        Errors: OSError as from subprocess.Popen
         """
         request = _Request(tuple(argv), dict(env))
         self._requests.put(request)
@@ -54,7 +54,7 @@ class ChildStarter:
 
 @functools.cache
 def child_starter() -> ChildStarter:
-    """The one of this process."""
+    """Return the starter of this process."""
     return ChildStarter()
 
 

@@ -1,4 +1,4 @@
-"""How each host of a plan is reached."""
+"""Chooses how each host of a plan is reached."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:  # a local job loads none of these
 class Access(NamedTuple):
     """How a job reaches its hosts.
 
-    `window`: how many may be on their way at the same time; `summary` is for --timings.
+    `window`: the most connections that may be begun at the same time; `summary` is for --timings.
     """
 
     connect: Callable[[NodePlan], Channel]
     window: int
     summary: Callable[[], str] = lambda: ""
-    close: Callable[[], None] = lambda: None  # ends what was begun for hosts that were not connected
+    close: Callable[[], None] = lambda: None  # ends connections that were begun, but not used
 
 
 def choose_access(
@@ -42,9 +42,9 @@ def choose_access(
     say: Callable[[str], None],
     refused: RefusedBefore | None = None,
 ) -> Access:
-    """All hosts from here, or, with groups, most of them through gateways.
+    """Reach all hosts from here, or, with groups, most of them through gateways.
 
-    `refused`: by which other starts of this command know which hosts need the system's ssh.
+    `refused`: the memory that tells the starts of this command which hosts need the system's ssh.
     """
     window = options.start.window
     if not groups:
@@ -79,8 +79,8 @@ def direct_connect(
     say: Callable[[str], None],
     refused: RefusedBefore | None = None,
 ) -> Callable[[NodePlan], Channel]:
-    """How to reach each host. SSH settings are resolved before anything is connected,
-    so mistakes there come first. `refused`: as of choose_access.
+    """Reach each host directly. SSH settings are resolved before anything is connected, so mistakes there
+    come first. `refused`: as for choose_access.
     """
     return _direct_access(options, nodes, window=len(nodes), num_early=0, say=say, refused=refused).connect
 
@@ -94,7 +94,7 @@ def _direct_access(
     say: Callable[[str], None],
     refused: RefusedBefore | None,
 ) -> Access:
-    """The same; `num_early` connections are begun here already, and `close` must be called then."""
+    """Do the same; `num_early` connections are begun here already, and `close` must be called then."""
     others = [node for node in nodes if not node.is_local]
     ensure_open_files(len(others), num_per_host=_files_per_host(options))
     access = Access(connect=_connect_nobody, window=window)
@@ -124,15 +124,15 @@ def _connect_nobody(node: NodePlan) -> Channel:
 
 
 def _targets(nodes: Sequence[NodePlan], options: Options) -> dict[int, Target]:
-    """By node_rank."""
-    from .ssh_config import Configuration  # here and below: a local job does not load paramiko (50 ms)
+    """Return the targets by node_rank."""
+    from .ssh_config import Configuration
 
     configuration = Configuration(options.ssh)
     return {node.node_rank: configuration.resolve(node.host) for node in nodes}
 
 
 def _by_openssh(options: Options) -> Ways:
-    """Each host by an `ssh` of its own."""
+    """Reach each host by an `ssh` of its own."""
     from .openssh import NO_SSH, OpenSsh, OpenSshLogin, ssh_program
 
     program = ssh_program()
@@ -162,7 +162,7 @@ def _by_ssh(
     say: Callable[[str], None],
     refused: RefusedBefore | None,
 ) -> tuple[Ways, Callable[[], None]]:
-    """By our own SSH, and what gives up those that were begun early and are not needed."""
+    """Reach hosts by our own SSH; the second value gives up begun connections that were not used."""
     is_loaded = f"{__package__}.ssh" in sys.modules
     early = EarlyDials({} if is_loaded else dict(list(targets.items())[:num_early]))
     with lean_paramiko():

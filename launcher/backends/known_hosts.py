@@ -1,4 +1,4 @@
-"""What known_hosts files say of a host's key, as OpenSSH decides it. Each file is read once for a job.
+"""Keys of hosts in known_hosts files, judged as OpenSSH does. Each file is read once for a job.
 
 paramiko would read every file again for every connection, and compare each line with all before it: with N
 hosts in the file and N connections that is N cubed, most of what a start on many hosts took. It also knows
@@ -6,10 +6,10 @@ no patterns and no markers.
 
 [Note: As OpenSSH decides]
 A line counts for a name as OpenSSH's match_hostname() says: patterns, `!`, letters of any case, or one hashed
-name. A key that one of these lines has is known; one that they do not have is changed, of whatever kind it
-and they are; without a line it is unknown. A key in a line of `@revoked` is refused before all that. A line
-that OpenSSH cannot read counts for nothing. Where this is stricter: a line counts also if its key is of a
-kind that is new to this program, and a marker may be followed by a tab.
+name. A key in one of these lines is known; if the lines have only other keys, it is changed, whatever kinds
+the keys are of; without a line it is unknown. A key in a line of `@revoked` is refused before all that. A
+line that OpenSSH cannot read counts for nothing. Where this is stricter: a line counts also if its key is of
+a kind that is new to this program, and a marker may be followed by a tab.
 
 Source: OpenSSH 9.2p1 hostfile.c (hostkeys_foreach_file, check_hostkeys_by_key_or_type) and sshconnect.c
 (check_host_key)
@@ -33,14 +33,14 @@ from ..errors import LaunchError
 from ..inputs.named_file import read_named
 from .openssh_patterns import fits_list, has_signs
 
-NO_FILE = "none"  # the word of a configuration
+NO_FILE = "none"  # a configuration's word for it
 _HASHED = "|1|"  # then salt|HMAC-SHA1 of the name, both in base64
 _MAX_NAME = 1023  # letters; OpenSSH passes over a line with a longer one
-_UNWRITABLE = frozenset(" \t\r\n,!@?*#[]|'\"\\")  # in a name, which would mean another host or none in a file
+_UNWRITABLE = frozenset(" \t\r\n,!@?*#[]|'\"\\")  # in a name they would mean another host or none
 
 
 class Marker(Enum):
-    """What the first word of a line says of its key."""
+    """First word of a line: the kind of its key."""
 
     NONE = ""
     REVOKED = "@revoked"
@@ -48,7 +48,7 @@ class Marker(Enum):
 
 
 class Standing(Enum):
-    """What the files say of the key that a host shows."""
+    """The verdict of the files on the key that a host shows."""
 
     KNOWN = auto()
     UNKNOWN = auto()  # they have no key of this host
@@ -57,7 +57,7 @@ class Standing(Enum):
 
 
 class HostKey(NamedTuple):
-    """A public key. `place` is where it stands, for people."""
+    """A public key. `place` is its file and line, for messages."""
 
     kind: str
     blob: bytes
@@ -69,14 +69,14 @@ class HostKey(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The keys that some files have for one name, in the order of their lines."""
+    """The keys of some files for one name, in the order of their lines."""
 
     keys: tuple[HostKey, ...] = ()
     revoked: tuple[HostKey, ...] = ()
     authorities: tuple[HostKey, ...] = ()
 
     def standing(self, key: HostKey) -> Standing:
-        """See [Note: As OpenSSH decides]."""
+        """Judge the key: see [Note: As OpenSSH decides]."""
         if any(one.blob == key.blob for one in self.revoked):
             return Standing.REVOKED
         if any(one.blob == key.blob for one in self.keys):
@@ -85,11 +85,11 @@ class Known(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Under which names a host may stand in the files."""
+    """The names of a host in the files."""
 
     name: str  # [host]:port where the port is not 22
-    portless: str = ""  # the host alone, where `name` has a port: a key that is known so is known
-    address: str = ""  # with CheckHostIP: what the files have for it must not be another key
+    portless: str = ""  # the host alone, where `name` has a port: a key of it is known, too
+    address: str = ""  # with CheckHostIP: the files must not have another key for it
 
 
 class Finding(NamedTuple):
@@ -101,27 +101,27 @@ class Finding(NamedTuple):
 
 
 class KnownHosts:
-    """What the files say, and what is added to them. Any thread may call."""
+    """The keys in the files, and those added to them. Any thread may call."""
 
     def __init__(self) -> None:
         self._files: dict[str, _File] = {}
         self._lock = threading.Lock()
 
     def known(self, name: str, paths: Iterable[str]) -> Known:
-        """What the files have for the host that is called `name` there. Errors: LaunchError as `judge`"""
+        """Return the files' keys for the host of this name. Errors: LaunchError as `judge`"""
         with self._lock:
             return self._known(name, paths)
 
     def judge(self, key: HostKey, names: Names, paths: Sequence[str], *, adds: bool) -> Finding:
-        """What the files say of the key; an unknown one is added to the first file if `adds`, and is UNKNOWN.
+        """Judge the key; an unknown one is added to the first file if `adds`, and is UNKNOWN.
 
-        Errors: LaunchError if a file is there and can be no list of hosts
+        Errors: LaunchError if an existing file can be no list of hosts
         """
         with self._lock:
             finding = self._judge(key, names, paths)
             if finding.standing is not Standing.UNKNOWN or not adds or not paths:
                 return finding
-            # Another process may have written to it since it was read: what is there now decides.
+            # Another process may have written to it since it was read: its present content decides.
             if self._file(paths[0]).is_out_of_date():
                 del self._files[paths[0]]
                 finding = self._judge(key, names, paths)
@@ -157,12 +157,12 @@ class KnownHosts:
 
 
 def can_be_written(name: str) -> bool:
-    """Whether a line for this host, without its port, means it and no other one."""
+    """Tell whether a line for this host, without its port, means it and no other one."""
     return bool(name) and not _UNWRITABLE & set(name)
 
 
 class _File:
-    """The lines of one file by host name; one that is not there, or is not ours to read, has none."""
+    """The lines of one file by host name; a missing or unreadable file has none."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -248,7 +248,7 @@ _Line = tuple[Marker, HostKey]
 
 
 def _read_key(text: str, place: str) -> HostKey | None:
-    """The key of `KIND BASE64 COMMENT`; None for what OpenSSH could not read either."""
+    """Return the key of `KIND BASE64 COMMENT`; None for a text that OpenSSH could not read either."""
     kind, *rest = text.split(maxsplit=2)
     if not rest or kind.startswith("#"):
         return None
@@ -263,9 +263,10 @@ def _read_key(text: str, place: str) -> HostKey | None:
 
 
 def _strings_of(blob: bytes) -> list[bytes]:
-    """Its strings with their lengths in front, of which every kind of key is made; none if it is cut off.
+    """Return the strings with their lengths in front, of which every kind of key is made; none if it is cut
+    off.
 
-    A certificate holds other values besides: of it the first string.
+    A certificate holds other values besides: of it only the first string.
     """
     parts: list[bytes] = []
     at = 0
@@ -279,7 +280,7 @@ def _strings_of(blob: bytes) -> list[bytes]:
 
 
 def _lower(name: str) -> str:
-    """In lower case, letters of ASCII only, as OpenSSH does it."""
+    """Return it in lower case, letters of ASCII only, as OpenSSH does it."""
     return name.encode("utf-8", "surrogateescape").lower().decode("utf-8", "surrogateescape")
 
 

@@ -16,7 +16,7 @@ from ..errors import EXIT_HOST, LaunchError
 from ..job.plan import NodePlan
 from .bootstrap import READ_LOADER, agent_python, inside
 
-LOCAL_STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agent to end
+LOCAL_STOP_MARGIN_S = 10.0  # time for the agent to end, after the workers' grace
 READ_BYTES = 1 << 18
 ERROR_TEXT_BYTES = 4096
 STATUS_WITHIN_S = 2.0  # after the end of the stream
@@ -24,7 +24,7 @@ KILLED_WITHIN_S = 10.0
 
 
 def local_channel(node: NodePlan, *, kill_grace_s: float) -> LocalChannel:
-    """The agent of a node that is this machine."""
+    """Start the agent of a node that is this machine."""
     return LocalChannel(
         end_within_s=kill_grace_s + LOCAL_STOP_MARGIN_S,
         takes_stdin=node.stdin_rank is not None,
@@ -42,8 +42,8 @@ class LocalChannel:
     def __init__(
         self, *, end_within_s: float, takes_stdin: bool = False, prefixed: tuple[str, ...] = ()
     ) -> None:
-        """`takes_stdin`: a worker may read this process's input; its descriptor's number is the
-        agent's first argument. `prefixed`: the whole command of a bootstrap behind a prefix.
+        """`takes_stdin`: a worker may read this process's input; its descriptor's number is the agent's first
+        argument. `prefixed`: the whole command of a bootstrap after a prefix.
         """
         self._end_within_s = end_within_s
         self._is_prefixed = bool(prefixed)
@@ -59,7 +59,7 @@ class LocalChannel:
         self._in, self._out = self._process.stdin, self._process.stdout
 
     def _start(self, stdin: list[int], prefixed: tuple[str, ...]) -> subprocess.Popen[bytes]:
-        """Errors: LaunchError if a limit of this machine does not allow it"""
+        """Start the bootstrap. Errors: LaunchError if a limit of this machine does not allow it"""
         words = prefixed or (sys.executable, "-I", "-S", "-u", "-c", READ_LOADER, *map(str, stdin))
         try:
             return subprocess.Popen(
@@ -73,7 +73,7 @@ class LocalChannel:
                 start_new_session=True,
             )
         except OSError as error:
-            from ..node.system.limits import why_not_started  # here: few starts fail
+            from ..node.system.limits import why_not_started
 
             why = why_not_started("the agent", error)
             if prefixed and not why:
@@ -86,7 +86,8 @@ class LocalChannel:
             return b""
         data = os.read(self._out.fileno(), READ_BYTES)
         if not data:
-            # here, for closed by another thread its number could be another file's while this one reads
+            # Closed by this thread: another thread could close it while this one reads, and its number could
+            # become another file's.
             self._out.close()
         return data
 
@@ -128,29 +129,30 @@ class LocalChannel:
             self._errors.close()
 
     def _kill_tree(self) -> None:
-        """The agent does not end by itself: take everything below it along."""
+        """Kill the agent, which does not end by itself, with every process below it."""
         with contextlib.suppress(psutil.NoSuchProcess):
             keeper = psutil.Process(self._process.pid)
             for process in (keeper, *keeper.children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel has it, in a file system that hangs
+        # the kernel keeps it, in a file system that hangs
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(KILLED_WITHIN_S)
 
 
 def _has_input() -> bool:
-    """Whether there is input that is ours: not a terminal that another job of the shell has now."""
+    """Tell whether there is input for us: not from a terminal that another job of the shell has now."""
     if sys.stdin is None:
         return False
     try:
         return not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:  # a terminal that is not the one of our session: no shell shares it out
+    except OSError:  # a terminal, but not that of our session: no shell shares it out
         return True
 
 
 def _environment_we_got() -> dict[bytes, bytes]:
-    """os.environ without the LC_CTYPE that Python sets for itself in the C locale:
-    the workers inherit this.
+    """Return os.environ without the LC_CTYPE that Python sets for itself in the C locale: the workers inherit
+    it.
     """
     env = dict(os.environb)
     with open("/proc/self/environ", "rb") as file:

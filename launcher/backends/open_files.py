@@ -1,5 +1,5 @@
-"""How many files a job's connections take, asked before any is made:
-without one left nothing can be said properly.
+"""Open files that a job's connections need, asked before any is made: without a free one no error can be
+reported properly.
 """
 
 from __future__ import annotations
@@ -8,16 +8,15 @@ import resource
 
 from ..errors import LaunchError
 
-NUM_OWN = 48  # of this process: Python, its modules while they are loaded, streams, files that are read
+NUM_OWN = 48  # files of this process: Python, its modules while they are loaded, streams, files that are read
 WITH_TREE = ", or reach most hosts through others with --tree_above"
 NUM_PER_HOST = 2  # a connection, and while it is made another one
 NUM_PER_PROCESS = 3  # the pipes of an ssh; two more while it is started, one after the other
 
 
 def ensure_open_files(num_hosts: int, *, num_per_host: int = NUM_PER_HOST, hint: str = WITH_TREE) -> None:
-    """Raise this process's limit if that is needed. `num_hosts` counts those that are connected from here;
-    what the workers of this machine take is their agent's, see node/system/limits.py. `hint`: what else may
-    be done.
+    """Raise this process's limit if that is needed. `num_hosts` counts the hosts connected from here; the
+    agent counts the files of this machine's workers, see node/system/limits.py. `hint`: another remedy.
 
     Errors: LaunchError if that is not allowed
     """

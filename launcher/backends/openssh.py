@@ -1,8 +1,8 @@
 """The agents of other machines, reached by the system's own `ssh`: one process of it for each host.
 
-It reads its configuration by itself, so whatever OpenSSH can do to log in is done: Kerberos, host-based
-logins, keys on tokens, connections that are open already. It asks no person for anything, and never becomes
-the connection that others share (ControlMaster): it would have to stay for them when the job has ended.
+It reads its configuration by itself, so every login of OpenSSH works: Kerberos, host-based logins, keys on
+tokens, connections that are open already. It asks no questions, and never becomes the connection that others
+share (ControlMaster): it would have to stay for them when the job has ended.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from .ssh_config import CONNECT_TIMEOUT_S, given_identity
 
 READ_BYTES = 1 << 18
 ERROR_TEXT_BYTES = 1 << 14
-MAX_NOISE_BYTES = 1 << 20  # of login scripts; who reads the stream tells of more
+MAX_NOISE_BYTES = 1 << 20  # bytes of login scripts; the reader of the stream reports more
 START_MARGIN_S = 20.0  # from a connection to the first word of a Python: a login, and its shell
 STATUS_WITHIN_S = 2.0  # after the end of the stream
-END_WITHIN_S = 2.0  # after SIGTERM; an ssh that is still there then is killed
-SAME_MOMENT_S = 0.5  # in which all logins of a host that is lost end
-LOOK_EVERY_S = 0.005  # whether it has ended
-FIRST_PAUSE_S = 0.3  # as of backends/ssh.py: before a login that sshd dropped is tried again
+END_WITHIN_S = 2.0  # after SIGTERM; then the ssh is killed
+SAME_MOMENT_S = 0.5  # all logins of a lost host end within it
+LOOK_EVERY_S = 0.005  # looks whether it has ended
+FIRST_PAUSE_S = 0.3  # before a login that sshd dropped is tried again; the same in ssh.py
 NO_SSH = "there is no program ssh on PATH; install OpenSSH's client (apt-get install openssh-client)"
 
 
 def settings(*, connect_timeout_s: float, heartbeat_s: float) -> dict[str, str]:
-    """What each ssh of a job is told: it asks no questions, and shares and forwards nothing.
+    """Return the options of each ssh of a job: it asks no questions, and shares and forwards nothing.
 
     It ends a while after the agent does if it hears nothing.
     """
@@ -60,12 +60,12 @@ def settings(*, connect_timeout_s: float, heartbeat_s: float) -> dict[str, str]:
 
 
 def ssh_program() -> str | None:
-    """Where the system's ssh is, if there is one."""
+    """Return the path of the system's ssh, if there is one."""
     return shutil.which("ssh")
 
 
 class _Told(NamedTuple):
-    """What ssh made of its configuration for a host. `words` name the host, and win over that."""
+    """ssh's own configuration for a host. `words` name the host, and win over that."""
 
     facts: Facts
     words: tuple[str, ...]
@@ -82,7 +82,7 @@ class OpenSsh:
     def __init__(
         self, program: str, options: SshOptions, *, launcher_args: tuple[str, ...] = (), heartbeat_s: float
     ) -> None:
-        """Errors: LaunchError if a file that was named is not there"""
+        """Errors: LaunchError if a given file is missing"""
         self._program = program
         self._options = options
         self._identity = given_identity(options)
@@ -95,7 +95,7 @@ class OpenSsh:
     def connect(
         self, node: NodePlan, connect_timeout_s: float | None, prefix: tuple[str, ...] = ()
     ) -> OpenSshChannel:
-        """Start an agent there, again and again if sshd drops the login, until the time for that is used.
+        """Start an agent there; if sshd drops the login, try again until the time for that is used.
 
         Without a time its configuration's counts, or a default of ours.
         Errors: LaunchError with what to do about it
@@ -134,7 +134,7 @@ class OpenSsh:
         raise why_not(said, timeout_s=timeout_s, facts=self._ask(where).facts)
 
     def _where(self, host: Host) -> tuple[str, ...]:
-        """The words that name a host: what was given for it, and nothing that its configuration says."""
+        """Return the words that name a host: those given for it, without those of its configuration."""
         options = self._options
         port, user = host.port or options.port, host.user or options.user
         words: list[str] = []
@@ -144,7 +144,7 @@ class OpenSsh:
         return (*words, *self._launcher_args, "--", host.name)
 
     def _ask(self, where: tuple[str, ...]) -> _Told:
-        """Errors: LaunchError as strict_words"""
+        """Return these words with strict checks of keys. Errors: LaunchError as strict_words"""
         if where not in self._told:
             facts = asked(self._program, where)
             words = strict_words(facts, self._program, where, self._options.config)
@@ -175,7 +175,7 @@ class OpenSshLogin:
         return self._ssh.connect(self._node, self._connect_timeout_s, prefix)
 
     def hold(self) -> None:
-        """There is nothing that others share."""
+        """Do nothing: these streams share no connection."""
 
     def release(self) -> None:
         with self._lock:
@@ -200,7 +200,7 @@ class OpenSshChannel:
         try:
             self._process = child_starter().start(argv, environment)
         except (OSError, subprocess.SubprocessError) as error:
-            from ..node.system.limits import why_not_started  # here: few starts fail
+            from ..node.system.limits import why_not_started
 
             why = why_not_started("ssh", error) or f"cannot start {argv[0]}: {error}"
             raise LaunchError(why, exit_code=EXIT_HOST) from None
@@ -222,10 +222,10 @@ class OpenSshChannel:
         self._reaping = threading.Lock()
 
     def wait_until_announced(self, timeout_s: float) -> bool:
-        """Until a Python there says that it runs; what login scripts print before is dropped.
+        """Wait until a Python there says that it runs; the output of login scripts before that is dropped.
 
-        False if ssh could not connect. Where a login ended without that word True: who reads the stream finds
-        out why.
+        False if ssh could not connect. True also where a login ended without that word: the reader of the
+        stream finds out why.
 
         Errors: LaunchError if nothing happens in this time
         """
@@ -264,15 +264,15 @@ class OpenSshChannel:
                 view = view[self._in.write(view) or 0 :]
 
     def error_text(self) -> str:
-        """What the host said; ssh's own words tell only that the connection ended."""
+        """Return the host's words; ssh's own words tell only that the connection ended."""
         return "\n".join(line for line in self.own_words().splitlines() if not is_of_ssh(line))
 
     def own_words(self) -> str:
-        """All of it."""
+        """Return all of the text, with ssh's own words."""
         return self._errors.decode("utf-8", "replace").replace("\r", "")
 
     def exit_status(self) -> int | None:
-        """Of what was started there; ssh ends with a status of its own if that is not known."""
+        """Exit status of the bootstrap; ssh ends with a status of its own if that is not known."""
         if not self._has_ended(STATUS_WITHIN_S):
             return None
         status = self._process.returncode
@@ -295,7 +295,7 @@ class OpenSshChannel:
 
     @property
     def is_connected(self) -> bool:
-        """Whether `hang_up` ended the stream."""
+        """Tell whether `hang_up` ended the stream."""
         return self._is_hung_up
 
     def hang_up(self) -> None:
@@ -305,7 +305,7 @@ class OpenSshChannel:
             self._signal(signal.SIGTERM)
 
     def _read(self, deadline: float | None) -> bytes | None:
-        """What comes first of bytes and the end of the stream (empty); None at the deadline."""
+        """Return bytes, or empty at the end of the stream; None at the deadline."""
         with self._reading:
             while not self._out.closed:
                 left_s = None if deadline is None else deadline - time.monotonic()
@@ -323,7 +323,7 @@ class OpenSshChannel:
             return b""
 
     def _read_errors(self) -> None:
-        """What is there now."""
+        """Read the error text that is there now."""
         if self._is_err_over:
             return
         with contextlib.suppress(BlockingIOError):
@@ -338,12 +338,12 @@ class OpenSshChannel:
                 self._process.send_signal(number)
 
     def _has_ended(self, within_s: float) -> bool:
-        """Whether it has; then nothing is left of what it started on this machine, such as a ProxyCommand."""
+        """Tell whether it has ended; then end the processes that it started, such as a ProxyCommand."""
         deadline = time.monotonic() + within_s
         with self._reaping:
             pid = self._process.pid
             while self._process.returncode is None:
-                # Not reaped before its process group, which has the same number, was dealt with.
+                # Reaped only after its process group, which has the same number, was ended.
                 if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(pid, signal.SIGKILL)
@@ -356,8 +356,8 @@ class OpenSshChannel:
 
 
 def _ours(connection: str) -> str:
-    """The address in sshd's SSH_CONNECTION from which we came, if it is one of this machine:
-    behind a jump host, or a router that changes addresses, it is another's.
+    """Return our address in sshd's SSH_CONNECTION, if it is one of this machine: after a jump host, or a
+    router that changes addresses, it is another's.
     """
     address = connection.partition(" ")[0].removeprefix("::ffff:")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,7 +1,7 @@
-"""OpenSSH's client configuration: which settings its files hold for one host, as `ssh -G HOST` would say.
+"""OpenSSH's client configuration: the settings in its files for one host, as `ssh -G HOST` shows them.
 
-A keyword that makes no difference to `dslaunch` is passed over, whatever its value;
-so is one that OpenSSH does not know.
+A keyword that makes no difference to `dslaunch` is passed over, whatever its value; so is one that OpenSSH
+does not know.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ..inputs.named_file import read_named
 from .openssh_patterns import fits_list
 from .secure_file import why_insecure
 
-MAX_DEPTH = 16  # of files that include files
-EXEC_TIMEOUT_S = 30.0  # of the command of a `Match exec`
+MAX_DEPTH = 16  # depth of files that include files
+EXEC_TIMEOUT_S = 30.0  # for the command of a `Match exec`
 
-# What is used here: the keywords with one value, those that take the rest of the line, and those with a list.
+# Keywords that are used here: those with one value, those that take the rest of the line, those with a list.
 _REST_OF_LINE = frozenset(("proxycommand", "proxyjump", "knownhostscommand"))
 _LISTS = frozenset(("userknownhostsfile", "globalknownhostsfile", "canonicaldomains"))
 _USED = _REST_OF_LINE | _LISTS | frozenset((
@@ -31,7 +31,7 @@ _USED = _REST_OF_LINE | _LISTS | frozenset((
     *("stricthostkeychecking", "checkhostip", "connecttimeout", "addressfamily", "canonicalizehostname",
       "canonicalizemaxdots"),
     *("canonicalizefallbacklocal", "canonicalizepermittedcnames"),
-    # What OpenSSH alone can do, see openssh_only.py.
+    # Only OpenSSH can do these, see openssh_only.py.
     *("kexalgorithms", "hostkeyalgorithms", "ciphers", "macs", "controlpath", "proxyusefdpass"),
     *("certificatefile", "pkcs11provider", "securitykeyprovider", "verifyhostkeydns", "revokedhostkeys"),
 ))  # fmt: skip
@@ -48,16 +48,16 @@ Values = dict[str, tuple[str, ...]]
 
 
 class Line(NamedTuple):
-    """One line that says something. `files` are those that an Include leads to."""
+    """One line with a keyword. `files` are those that an Include leads to."""
 
     keyword: str
     rest: str
-    place: str  # for people
+    place: str  # for messages
     files: tuple[tuple[Line, ...], ...] = ()
 
 
 class Me(NamedTuple):
-    """Who asks, and where."""
+    """The user and the machine that connect."""
 
     user: str
     home: str
@@ -65,12 +65,12 @@ class Me(NamedTuple):
 
 
 def read_file(path: Path, *, include_from: Path, must_be_secure: bool, depth: int = 0) -> tuple[Line, ...]:
-    """The lines of a configuration file; a relative Include is looked for in the folder `include_from`.
+    """Read the lines of a configuration file; a relative Include is looked for in the folder `include_from`.
 
-    What it says may run commands (ProxyCommand). So a file that must be secure, and each one that is
-    included, is refused where another user owns it or may write to it, as OpenSSH does.
+    Its lines may run commands (ProxyCommand). So a file that must be secure, and each one that is included,
+    is refused where another user owns it or may write to it, as OpenSSH does.
 
-    Only a line feed ends a line, as for OpenSSH. What is not used here need not be UTF-8.
+    Only a line feed ends a line, as for OpenSSH. Lines that are not used here need not be UTF-8.
 
     Errors: OSError; UnicodeDecodeError; LaunchError for a line that says nothing,
             or files that include each other
@@ -103,12 +103,12 @@ def read_file(path: Path, *, include_from: Path, must_be_secure: bool, depth: in
 
 
 def settings_of(name: str, given: Values, files: tuple[tuple[Line, ...], ...], me: Me) -> Values:
-    """What holds for the host that is called `name`, keywords in lower case; `hostname` is always there.
+    """Return the settings of the host that is called `name`, keywords in lower case, always with `hostname`.
 
-    `given` was said already, as by the command line. The files are read a second time with the name that they
+    `given` comes first, as from the command line. The files are read a second time with the name that they
     gave where they ask for that (CanonicalizeHostname, `Match final`).
 
-    Errors: LaunchError for what cannot be understood, or is not supported
+    Errors: LaunchError for settings that cannot be understood, or are not supported
     Source: ssh_config(5)
     """
     first = _Reading(name, name, given, me, is_final=False)
@@ -131,7 +131,7 @@ def settings_of(name: str, given: Values, files: tuple[tuple[Line, ...], ...], m
 
 
 def expand(text: str, tokens: Mapping[str, str], *, has_variables: bool = False) -> str:
-    """With `%h` and the like replaced, and `${NAME}` where these are allowed.
+    """Replace `%h` and the like, and `${NAME}` where these are allowed.
 
     Errors: LaunchError for one that means nothing here
     """
@@ -150,7 +150,7 @@ def expand(text: str, tokens: Mapping[str, str], *, has_variables: bool = False)
             raise LaunchError(f"ssh configuration: {text!r}: there is no variable {match[1]}; set it")
         return os.environ[match[1]]
 
-    # In one pass: what a token stands for is not looked at again.
+    # In one pass: the value of a token is not looked at again.
     pattern = re.compile(f"{_TOKEN.pattern}|{_VARIABLE.pattern}" if has_variables else _TOKEN.pattern)
     return pattern.sub(
         lambda one: token(one) if one[0][0] == "%" else variable(_VARIABLE.match(one[0]) or one), text
@@ -158,7 +158,7 @@ def expand(text: str, tokens: Mapping[str, str], *, has_variables: bool = False)
 
 
 def tokens_of(name: str, values: Values, me: Me) -> dict[str, str]:
-    """What `%h` and the like stand for once the settings are known (%C and %j are not supported)."""
+    """Return the values of `%h` and the like once the settings are known (%C and %j are not supported)."""
     return {
         "h": values["hostname"][0],
         "n": name,
@@ -217,7 +217,7 @@ class _Reading:
         self.values[key] = values
 
     def _is_said(self, key: str) -> bool:
-        """Whether a line before this one counts. ProxyJump and ProxyCommand exclude each other."""
+        """Tell whether a line before this one counts. ProxyJump and ProxyCommand exclude each other."""
         if key == "proxycommand" and self.values.get("proxyjump", ("none",))[0].lower() != "none":
             return True
         if key == "proxyjump" and "proxycommand" in self.values:
@@ -228,7 +228,7 @@ class _Reading:
         return fits_list(patterns, self._host)
 
     def _matches(self, line: Line, *, is_active: bool) -> bool:
-        """Whether all criteria hold; the command of one that comes after a failed one is not run.
+        """Tell whether all criteria hold; the command of one that comes after a failed one is not run.
 
         A `final` counts for the whole file, wherever it stands.
         """
@@ -273,7 +273,9 @@ class _Reading:
 
 
 def _words(line: Line) -> tuple[str, ...]:
-    """The values of a line: quotes hold words together, and `#` at the beginning of one starts a comment."""
+    """Return the values of a line: quotes hold words together, and `#` at the beginning of one starts a
+    comment.
+    """
     words: list[str] = []
     text, at = line.rest, 0
     while at < len(text):
@@ -303,7 +305,7 @@ def _words(line: Line) -> tuple[str, ...]:
 
 
 def _match_words(line: Line) -> Iterator[str]:
-    """The criteria of a Match and their values; only these are quoted in another way than the rest."""
+    """Yield the criteria of a Match and their values; these are quoted in another way than all the rest."""
     at = 0
     while at < len(line.rest) and not line.rest[at:].lstrip().startswith("#"):
         match = _MATCH_WORD.match(line.rest, at)
@@ -318,8 +320,8 @@ def _included(word: str, folder: Path) -> list[Path]:
 
 
 def _succeeds(command: str) -> bool:
-    """Errors: LaunchError if it does not end"""
-    import subprocess  # here: hardly any configuration needs it
+    """Tell whether the command succeeds. Errors: LaunchError if it does not end"""
+    import subprocess
 
     try:
         ran = subprocess.run(
@@ -335,7 +337,7 @@ def _succeeds(command: str) -> bool:
 
 
 def family_of(values: Values) -> socket.AddressFamily:
-    """What AddressFamily says. Errors: LaunchError if that is none"""
+    """Return the address family of AddressFamily. Errors: LaunchError for another word"""
     value = values.get("addressfamily", ("any",))[0]
     if value.lower() not in _FAMILIES:
         raise LaunchError(f"ssh configuration: addressfamily {value!r} is none of {', '.join(_FAMILIES)}")
@@ -343,7 +345,7 @@ def family_of(values: Values) -> socket.AddressFamily:
 
 
 def _numeric(host: str, family: socket.AddressFamily = socket.AF_UNSPEC) -> str | None:
-    """The usual form of an address of this family; None for anything else."""
+    """Return the usual form of an address of this family; None for anything else."""
     with contextlib.suppress(OSError, UnicodeError):
         found = socket.getaddrinfo(host, None, family, socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         return str(socket.getnameinfo(found[0][4], socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0])
@@ -351,7 +353,7 @@ def _numeric(host: str, family: socket.AddressFamily = socket.AF_UNSPEC) -> str 
 
 
 def _canonical(host: str, found: Values, family: socket.AddressFamily, *, is_always: bool) -> str:
-    """The name with the first of the domains in which it is known, as CanonicalizeHostname wants it."""
+    """Return the name with the first domain in which it is known, as CanonicalizeHostname wants it."""
     if found.get("canonicalizepermittedcnames", ("none",))[0].lower() != "none":
         raise LaunchError(
             f"ssh configuration: what it says of {host} cannot be used: CanonicalizePermittedCNAMEs is not "

@@ -1,8 +1,8 @@
 """The system's `ssh` for those hosts of a job where our own SSH does not get in, or may not be used.
 
-Our own comes first: it is one process and has errors with a type, see docs/design/wire.md. So what a
-distribution writes into everybody's ssh configuration, such as GSSAPIAuthentication, changes nothing where a
-key is enough.
+Our own comes first: it is one process and has errors with a type, see docs/design/wire.md. So settings that a
+distribution writes into every ssh configuration, such as GSSAPIAuthentication, change nothing where a key is
+enough.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ from .ssh_login import OpenSshMay
 
 
 class OpenSshInstead:
-    """Any thread may call. Once all hosts are settled `say` gets what was done: one line for a reason."""
+    """Chooses between the two. Once all hosts are settled `say` gets one line for each reason. Any thread may
+    call.
+    """
 
     def __init__(
         self, options: Options, *, num_hosts: int, say: Callable[[str], None], refused: RefusedBefore
     ) -> None:
-        """`refused` is asked, and told: of those hosts nothing is said again."""
+        """`refused` is the memory of such hosts: those that it knows are not reported again."""
         self._options = options
         self._refused = refused
         self._say = say
         self._num_unsettled = num_hosts
-        self._hosts: dict[str, list[NodePlan]] = {}  # by why they are reached so
+        self._hosts: dict[str, list[NodePlan]] = {}  # by the reason for the system's ssh
         self._ssh: OpenSsh | None = None
         self._lock = threading.Lock()
 
     def reach(
         self, node: NodePlan, target: Target, *, ours: Callable[[], Login], theirs: Callable[[OpenSsh], Login]
     ) -> Login:
-        """By `ours` or, where that does not do, by `theirs`.
+        """Log in by `ours` or, where that fails, by `theirs`.
 
         Errors: LaunchError with the reasons of both
         """
-        said = ""  # why it is reached by an ssh, if that is new
+        said = ""  # the reason for an ssh, if it is new
         known = self._refused.why(node.host.name)
         try:
             hints = _hints(target)
@@ -67,7 +69,7 @@ class OpenSshInstead:
             self.settle(node, said)
 
     def settle(self, node: NodePlan, because: str = "") -> None:
-        """The host is reached, or will not be; `because`: why by an ssh."""
+        """Take note that the host is reached, or never will be; `because`: the reason for an ssh."""
         with self._lock:
             self._num_unsettled -= 1
             if because:
@@ -106,5 +108,5 @@ class OpenSshInstead:
 
 
 def _hints(target: Target) -> OpenSshHints:
-    """Of the first host on the way that has some."""
+    """Return the hints of the first host on the way that has some."""
     return next((hop.openssh for hop in (*target.jumps, target) if hop.openssh.only), target.openssh)

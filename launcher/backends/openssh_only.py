@@ -1,4 +1,4 @@
-"""What an ssh configuration asks for, host by host, that dslaunch's own SSH cannot do and OpenSSH can."""
+"""Settings of an ssh configuration, host by host, that OpenSSH can follow and dslaunch's own SSH cannot."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _LISTS = {
     "ciphers": ("Ciphers", "ciphers"),
     "macs": ("MACs", "digests"),
 }
-# What these say of a host's key, it may be that it is revoked, only OpenSSH reads.
+# Verdicts on a host's key, maybe that it is revoked, that only OpenSSH reads.
 _HOST_KEYS = {"revokedhostkeys": "RevokedHostKeys", "knownhostscommand": "KnownHostsCommand"}
 _PROBE_S = 0.2  # for a socket of this machine
-_CHANGES = "+-^"  # with these a list adds to what there is, takes from it, or puts first
+_CHANGES = "+-^"  # with these a list adds to the default, takes from it, or puts first
 
 
 class OpenSshHints(NamedTuple):
-    """`only`: why nothing but OpenSSH will do, in words that follow `because`; empty if our own SSH comes
-    first. `is_wish`: our own would do as well. `has_keys`, `has_host_keys`: OpenSSH may have a key for the
-    login, or know the host, where our own SSH does not.
+    """`only`: why only OpenSSH will do, in words that follow `because`; empty if our own SSH comes first.
+    `is_wish`: our own would do as well. `has_keys`, `has_host_keys`: OpenSSH may have a key for the login, or
+    know the host, where our own SSH does not.
     """
 
     only: str = ""
@@ -42,7 +42,9 @@ class OpenSshHints(NamedTuple):
 
 
 def hints_of(found: Values, tokens: Mapping[str, str], identities: tuple[str, ...]) -> OpenSshHints:
-    """From the settings of one host. `tokens`: what %h and the like stand for; `identities`: key files."""
+    """Return the hints from the settings of one host. `tokens`: values of %h and the like; `identities`: key
+    files.
+    """
     hints = OpenSshHints(
         has_keys=_has_keys(found, identities),
         has_host_keys=_first(found, "verifyhostkeydns") in ("yes", "true"),
@@ -79,7 +81,7 @@ def _has_keys(found: Values, identities: tuple[str, ...]) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_on_token(path: Path) -> bool:
-    """Whether this key is one of a token, of which the file holds a handle only."""
+    """Tell whether this key is one of a token, of which the file holds a handle only."""
     try:
         with Path(f"{path}.pub").open("rb") as file:
             return file.read(3) == b"sk-"
@@ -88,13 +90,13 @@ def _is_on_token(path: Path) -> bool:
 
 
 def algorithms_of(found: Values) -> tuple[tuple[str, str], ...]:
-    """The lists of the configuration, each with the name of paramiko's option of that kind."""
+    """Return the lists of the configuration, each with the name of paramiko's option of that kind."""
     return tuple((ours, _first(found, key)) for key, (_, ours) in _LISTS.items() if _first(found, key))
 
 
 @functools.lru_cache(maxsize=1024)
 def kept(names: tuple[str, ...], wanted: str) -> tuple[str, ...]:
-    """Those of these names that a list of the configuration leaves, in its order.
+    """Return those of these names that a list of the configuration leaves, in its order.
 
     Source: ssh_config(5), Ciphers; OpenSSH's kex_assemble_names()
     """
@@ -110,7 +112,7 @@ def kept(names: tuple[str, ...], wanted: str) -> tuple[str, ...]:
 
 @functools.cache
 def _known(ours: str) -> tuple[str, ...]:
-    """What paramiko knows of this kind."""
+    """Return the algorithms of this kind that paramiko knows."""
     with lean_paramiko():
         import paramiko
 
@@ -120,11 +122,11 @@ def _known(ours: str) -> tuple[str, ...]:
 
 
 def _is_open(text: str, tokens: Mapping[str, str], jump: str) -> bool:
-    """Whether OpenSSH listens at this ControlPath, and not what a killed ssh has left there."""
+    """Tell whether OpenSSH listens at this ControlPath: a killed ssh may have left the socket there."""
     for jumps in dict.fromkeys(("", jump)):  # newer versions count it as well
         names = "".join((*(tokens[one] for one in "lhpr"), jumps))
         known = {**tokens, "C": hashlib.sha1(names.encode()).hexdigest(), "j": jump}
-        with contextlib.suppress(LaunchError, OSError):  # a token or a variable that is not known, no file
+        with contextlib.suppress(LaunchError, OSError):  # an unknown token or variable, no file
             path = Path(expand(text, known, has_variables=True)).expanduser()
             if stat.S_ISSOCK(path.stat().st_mode) and not _is_refused(path):
                 return True
@@ -132,13 +134,13 @@ def _is_open(text: str, tokens: Mapping[str, str], jump: str) -> bool:
 
 
 def _is_refused(path: Path) -> bool:
-    """Whether nothing listens at this socket any more."""
+    """Tell whether no process listens at this socket any more."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_PROBE_S)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
             return True
-        except OSError:  # it is busy, or has another problem that ssh will tell
+        except OSError:  # it is busy, or has another problem that ssh will report
             return False
     return False

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 
 def fits(pattern: str, text: str) -> bool:
-    """Whether one pattern, without `!`, means this text; letters count as they are written."""
+    """Tell whether one pattern, without `!`, matches this text; upper and lower case differ."""
     return pattern == text or (has_signs(pattern) and _regex(pattern).fullmatch(text) is not None)
 
 
 def fits_list(patterns: Sequence[str], text: str) -> bool:
-    """Whether one pattern means this text, and none that begins with `!` does."""
+    """Tell whether one pattern matches this text, and none that begins with `!` does."""
     if any(one.startswith("!") and fits(one[1:], text) for one in patterns):
         return False
     return any(fits(one, text) for one in patterns if not one.startswith("!"))
@@ -26,5 +26,5 @@ def has_signs(pattern: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _regex(pattern: str) -> re.Pattern[str]:
     signs = {"*": ".*", "?": "."}
-    shortest = re.sub(r"\*+", "*", pattern)  # or the time to match grows with a power of them
+    shortest = re.sub(r"\*+", "*", pattern)  # otherwise the time to match grows with a power of them
     return re.compile("".join(signs.get(one) or re.escape(one) for one in shortest), re.DOTALL)

@@ -1,10 +1,9 @@
-"""What an `ssh` of the system is told so that it refuses a host key that has changed, whatever its
-configuration says.
+"""Options for an `ssh` of the system, so that it refuses a changed host key, whatever its configuration says.
 
-`StrictHostKeyChecking no` takes a changed key. Where the configuration says that of a host it is told
-`accept-new` instead, which takes an unknown key only; what else it says of unknown keys stays. The ssh that
-OpenSSH starts for a ProxyJump gets none of our words, so for a way with such a host we write the
-ProxyCommand that OpenSSH would make of it, with these words.
+`StrictHostKeyChecking no` takes a changed key. Where the configuration has that for a host it gets
+`accept-new` instead, which takes an unknown key only; other settings for unknown keys stay. The ssh that
+OpenSSH starts for a ProxyJump gets none of our options, so for a way with such a host we write the
+ProxyCommand that OpenSSH would make of it, with these options.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import NamedTuple
 from ..errors import EXIT_HOST, LaunchError
 
 ASK_WITHIN_S = 30.0  # `ssh -G` takes 10 ms, and the time of each `Match exec`
-MAX_DEPTH = 8  # of jumps through jumps
+MAX_DEPTH = 8  # depth of jumps through jumps
 STRICT = {"NoHostAuthenticationForLocalhost": "no"}  # for each ssh that is started
 _TAKES_CHANGED = ("no", "off", "false")
 _TAKES_NEW = ("-o", "StrictHostKeyChecking=accept-new")
@@ -38,7 +37,7 @@ def strict_words(known: Facts, program: str, where: tuple[str, ...], config: str
     """`where`, of which `known` was told, with the words before it that win over it; `config` is the file of
     -F, if one was given.
 
-    Errors: LaunchError if ssh does not say what it would do
+    Errors: LaunchError if ssh does not print its configuration
     """
     words = _TAKES_NEW if _takes_changed(known) else ()
     way = _way(program, known.get("proxyjump", "none"), config, depth=1)
@@ -48,7 +47,7 @@ def strict_words(known: Facts, program: str, where: tuple[str, ...], config: str
 
 
 def _without_jump(where: tuple[str, ...]) -> tuple[str, ...]:
-    """Without -J, which ssh refuses beside a ProxyCommand."""
+    """Return the words without -J, which ssh refuses beside a ProxyCommand."""
     kept: list[str] = []
     words = iter(where)
     for word in words:
@@ -60,11 +59,11 @@ def _without_jump(where: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _way(program: str, jumps: str, config: str | None, *, depth: int) -> _Way | None:
-    """The last host of `jumps`, through those before it, or through the jumps of its own.
+    """Return the way to the last host of `jumps`, through those before it, or through the jumps of its own.
 
     Source: OpenSSH 9.2p1 ssh.c, where options.jump_host becomes options.proxy_command
     """
-    if jumps.lower() == "none" or depth > MAX_DEPTH:  # a circle: ssh itself will say so
+    if jumps.lower() == "none" or depth > MAX_DEPTH:  # a circle: ssh itself will report it
         return None
     before, _, last = jumps.rpartition(",")
     match = _JUMP.fullmatch(last.strip())
@@ -84,13 +83,13 @@ def _way(program: str, jumps: str, config: str | None, *, depth: int) -> _Way | 
     if way is not None:
         told += ["-o", f"ProxyCommand={way.command}"]
     argv = [program, *told, *words, "-W", "[%h]:%p", *where]
-    # What is inside goes through one more expansion of %h and the like, which %% survives.
+    # The inner command goes through one more expansion of %h and the like, which %% survives.
     quoted = [shlex.quote(word if word == "[%h]:%p" else word.replace("%", "%%")) for word in argv]
     return _Way(" ".join(quoted), is_needed)
 
 
 def asked(program: str, where: tuple[str, ...]) -> Facts:
-    """What ssh makes of its configuration for a host; empty if it refuses that.
+    """Return ssh's own configuration for a host; empty if it refuses that.
 
     `where`: the words that name it. Errors: LaunchError if ssh does not answer
     """

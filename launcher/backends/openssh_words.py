@@ -1,4 +1,4 @@
-"""What the `ssh` program says when it could not connect, in our words: why, and what to do."""
+"""Errors of an `ssh` program that could not connect, in our words: why, and what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CONNECTION_FAILED = 255  # the exit status of an ssh that could not connect, or 
 
 
 class Dropped(LaunchError):
-    """The connection ended before the login did, as sshd does that has too many logins at the same time."""
+    """The connection ended before the login did; sshd does that at too many logins at the same time."""
 
 
 _CHANGED = re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED")
@@ -50,7 +50,7 @@ _OF_SSH = re.compile(
     r"|Control socket).*"
 )
 
-# What may let a login succeed, by the method that the host takes.
+# Remedies for a refused login, by the method that the host takes.
 _HELP = {
     "gssapi-with-mic": "renew the Kerberos ticket (kinit)",
     "publickey": "allow a key there, or load it with ssh-add",
@@ -69,13 +69,13 @@ _SETTINGS = {
 
 
 def is_of_ssh(line: str) -> bool:
-    """Whether ssh itself says with this line that the connection ended."""
+    """Tell whether this line is ssh's own word for the end of the connection."""
     return _OF_SSH.fullmatch(line.strip()) is not None
 
 
 def why_not(said: str, *, timeout_s: float, facts: Facts) -> LaunchError:
-    """Why it did not come to a login. `said` is what ssh printed, also one that leads there through another
-    host; `facts`: what its configuration says of the host.
+    """Return the reason why there was no login. `said` is the output of ssh, also of one that leads there
+    through another host; `facts` are its configuration for the host.
     """
     if _REVOKED.search(said):
         return _host_error(
@@ -124,7 +124,7 @@ def why_not(said: str, *, timeout_s: float, facts: Facts) -> LaunchError:
 
 
 def _other(said: str, facts: Facts) -> LaunchError:
-    """A connection that ended, or words that are not known."""
+    """Return the error for a connection that ended, or for unknown words."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     drops = [found for found in map(_DROPPED.fullmatch, lines) if found]
     others = [line for line in lines if not _DROPPED.fullmatch(line)]
@@ -178,7 +178,7 @@ def _unknown(facts: Facts) -> str:
 
 
 def where_to_add(scan: str, file: str) -> str:
-    """What to do with the key that a command prints, and the first UserKnownHostsFile."""
+    """Return what to do with the key that a command prints, and the first UserKnownHostsFile."""
     if file not in ("/dev/null", "none"):
         return f"{scan} >> {file}"
     return f"{scan} >> ~/.ssh/known_hosts, and take UserKnownHostsFile={file} out, which keeps no keys"

@@ -1,9 +1,9 @@
 """The agents of hosts behind a gateway: many streams over the one to the relay there.
 
 [Note: Who is to blame]
-When a gateway is lost, its children are lost with it, and it must be the one that is named. So the end of a
-relay is held back from the children's readers until the gateway itself was given up, and the silence of a
-relay does not count as theirs until it has lasted longer than the gateway's own may.
+When a gateway is lost, its children are lost with it, and the gateway must be named as the culprit. So the
+end of a relay is held back from the children's readers until the gateway itself was given up, and the silence
+of a relay does not count as theirs until it has lasted longer than the gateway's own may.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from ..wire.mux import MAGIC, MAX_DATA_BYTES, WINDOW_BYTES, Kind, Parcel, Unpack
 from .bootstrap import ANNOUNCED, WANTS_TEXT, relay_source, relay_text
 from .channel import Channel, WayLost
 
-HELD_BACK_S = 5.0  # at most, if the gateway itself lives on
-SILENT_S = 3.0  # after which a relay whose gateway was given up is lost; it gives a sign of life every second
-MAX_SILENCE_S = 20.0  # of a relay that may still be starting, for a host that is being connected
-MAX_EXCUSE_S = 6.0  # more than lies between two pings
+HELD_BACK_S = 5.0  # limit, if the gateway itself lives on
+# silence after which a relay of a gateway that was given up is lost; it gives a sign of life every second
+SILENT_S = 3.0
+MAX_SILENCE_S = 20.0  # silence of a relay that may still be starting, for a host that is being connected
+MAX_EXCUSE_S = 6.0  # longer than the time between two pings
 LOOK_EVERY_S = 0.2
 CLOSE_TIMEOUT_S = 2.0
 
@@ -32,8 +33,8 @@ class RelayStreams:
     """The launcher's end of a relay."""
 
     def __init__(self, stream: Channel, *, gateway: str, on_end: Callable[[], None] = lambda: None) -> None:
-        """`stream` leads to a bootstrap on the gateway; `on_end` is called if it ends while
-        hosts are connected.
+        """`stream` leads to a bootstrap on the gateway; `on_end` is called if it ends while hosts are
+        connected.
         """
         self.gateway = gateway
         self._stream = stream
@@ -58,9 +59,9 @@ class RelayStreams:
     ) -> RelayedChannel:
         """Start a command on the gateway that starts a bootstrap, and wait until that says that it is there.
 
-        `on_close` is called when the channel was closed, or here if it does not come to one.
+        `on_close` is called when the channel was closed, or at once if none is made.
 
-        Errors: LaunchError with what the command said instead.
+        Errors: LaunchError with the command's output instead.
         """
         with self._lock:
             self._num_opened += 1
@@ -81,7 +82,7 @@ class RelayStreams:
         return channel
 
     def send(self, data: bytes) -> None:
-        """Errors: OSError if the relay ended."""
+        """Send bytes to the relay. Errors: OSError if the relay ended."""
         with self._send_lock:
             self._stream.write(data)
 
@@ -90,7 +91,7 @@ class RelayStreams:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it is to be looked at again and again, because it may be lost."""
+        """Tell whether it must be looked at again and again, because it may be lost."""
         return self._ended_at is not None or self._is_given_up
 
     @property
@@ -98,18 +99,18 @@ class RelayStreams:
         return self._ended_at is not None
 
     def is_lost(self) -> bool:
-        """[Note: Who is to blame]"""
+        """Tell whether it is lost: [Note: Who is to blame]"""
         if self._ended_at is not None:
             return self._is_given_up or time.monotonic() - self._ended_at > HELD_BACK_S
         return self._is_given_up and self.silent_s() > SILENT_S
 
     def give_up(self) -> None:
-        """The gateway itself is waited for no more."""
+        """Take note that the gateway itself was given up."""
         self._is_given_up = True
         self._wake_all()
 
     def forget(self, number: int) -> None:
-        """A channel was closed."""
+        """Forget a channel that was closed."""
         with self._lock:
             self._channels.pop(number, None)
 
@@ -174,7 +175,7 @@ class RelayedChannel:
         self._number = number
         self._changed = threading.Condition()
         self._received = bytearray()
-        self._num_read = 0  # not granted again yet
+        self._num_read = 0  # bytes for which no credit was granted yet
         self._credit = WINDOW_BYTES
         self._has_ended = False  # the command on the gateway
         self._is_closed = False
@@ -182,7 +183,7 @@ class RelayedChannel:
         self._exit_status: int | None = None
 
     def read(self) -> bytes:
-        """Errors: WayLost if the gateway is lost."""
+        """Read as a Channel does. Errors: WayLost if the gateway is lost."""
         with self._changed:
             while not self._received and not self._has_ended and not self._is_closed:
                 if self._relay.is_lost():
@@ -233,10 +234,9 @@ class RelayedChannel:
         self._on_close()
 
     def wait_until_announced(self, timeout_s: float) -> None:
-        """Skip what login scripts print.
+        """Skip the output of login scripts.
 
-        Errors: LaunchError if the command, its time or the relay ended before the bootstrap
-                said that it is there.
+        Errors: LaunchError if the command, its time or the relay ended before the bootstrap announced itself.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -253,7 +253,7 @@ class RelayedChannel:
                 return
 
     def take(self, parcel: Parcel) -> None:
-        """Something came from the relay. Never blocks."""
+        """Take a parcel from the relay. Never blocks."""
         with self._changed:
             if parcel.kind is Kind.DATA:
                 self._received += parcel.payload
@@ -300,7 +300,7 @@ class RelayedChannel:
 
 
 def _ending_of(payload: bytes) -> tuple[int, str]:
-    """The exit status of a command and its last words. Errors: ProtocolError if that is something else"""
+    """Return the exit status of a command and its last words. Errors: ProtocolError for another payload"""
     try:
         code, text = json.loads(payload.decode())
     except (ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Whether a file of OpenSSH's may be obeyed: nobody but this user and root can have written it."""
+"""Whether a file of OpenSSH's may be obeyed: only this user and root can have written it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import stat
 
 
 def why_insecure(found: os.stat_result) -> str:
-    """Why not, with what to do; empty if it may be obeyed.
+    """Return the reason against it, with what to do; empty if it may be obeyed.
 
-    Source: OpenSSH 9.2p1 readconf.c (read_config_file_depth), with the leave of Debian and its kin: the group
-    may write where it has this user alone
+    Source: OpenSSH 9.2p1 readconf.c (read_config_file_depth), with Debian's exception: the group may write if
+    this user is its only member
     """
     if found.st_uid not in (0, os.getuid()):
         return (
@@ -27,7 +27,7 @@ def why_insecure(found: os.stat_result) -> str:
 
 
 def _is_of_this_user_alone(gid: int) -> bool:
-    import grp  # here: hardly any file asks for it
+    import grp
     import pwd
 
     us = os.getuid()

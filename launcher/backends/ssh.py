@@ -18,22 +18,21 @@ from .ssh_login import Dropped, SshFiles, log_in
 from .ssh_proxy import NOT_RUN, Proxy
 
 READ_BYTES = 1 << 18
-FIRST_PAUSE_S = (
-    0.3  # before a connection that sshd dropped is tried again; each pause is twice as long, and random
-)
+# Before a connection that sshd dropped is tried again; each pause is twice as long, and random.
+FIRST_PAUSE_S = 0.3
 WAKE_UP_S = 60.0  # the longest wait for bytes; nothing depends on it
-ERROR_TEXT_BYTES = 1 << 16  # of what a host writes beside the stream: the end
+ERROR_TEXT_BYTES = 1 << 16  # the end of a host's stderr
 STATUS_WITHIN_S = 2.0  # after the end of a stream
 
 
-# What paramiko raises, beside OSError, when a message cannot be sent.
+# Errors of paramiko, beside OSError, when a message cannot be sent.
 _BROKEN = (paramiko.SSHException, EOFError)
 
 
 class SshConnection:
     """A login on another machine, made through all jumps.
 
-    It ends with the last channel on it, or who holds it.
+    It ends with the last channel on it, or with its holder.
     """
 
     def __init__(self, target: Target, files: SshFiles, begun: Dial | None = None) -> None:
@@ -43,7 +42,7 @@ class SshConnection:
         """
         self._files = files
         self._transports: list[paramiko.Transport] = []
-        self._socket: socket.socket | None = None  # of the first connection
+        self._socket: socket.socket | None = None  # the first connection's
         self._proxy: Proxy | None = None
         self._lock = threading.Lock()
         self._num_holders = 0
@@ -99,9 +98,7 @@ class SshConnection:
             self._proxy = None
 
     def _connect_again_and_again(self, target: Target, begun: Dial | None) -> str:
-        """Until the time for a connection is used: a jump host drops some when a whole
-        cluster comes at once.
-        """
+        """Connect until the time for that is used: a jump host drops some connections of a whole cluster."""
         give_up_at = time.monotonic() + target.connect_timeout_s
         pause_s = FIRST_PAUSE_S
         while True:
@@ -111,7 +108,7 @@ class SshConnection:
                 problem = self._why_dropped(dropped)
                 self._close()
                 begun = None
-                import random  # here: it takes 1 ms, and most connections are made at once
+                import random
 
                 time.sleep(random.uniform(0.5, 1.0) * pause_s)
                 pause_s *= 2
@@ -121,8 +118,8 @@ class SshConnection:
                 target = target._replace(connect_timeout_s=left_s)
 
     def _why_dropped(self, dropped: LaunchError) -> LaunchError:
-        """What is to be said of it. Errors: LaunchError if a ProxyCommand is the reason,
-        and always will be
+        """Return the error to report. Errors: LaunchError if a ProxyCommand is the reason, and
+        always will be
         """
         ended = self._proxy.why_ended() if self._proxy is not None and not self._transports else None
         if self._proxy is None or ended is None:
@@ -138,7 +135,7 @@ class SshConnection:
         return problem
 
     def _connect(self, target: Target, begun: Dial | None) -> str:
-        """Through all jumps to the target; returns our own address on the way, if it is a direct one."""
+        """Connect through all jumps to the target; return our address on the way, if it is a direct one."""
         sock: socket.socket | paramiko.Channel
         local_address = ""
         for hop in (*target.jumps, target):
@@ -161,11 +158,11 @@ class SshConnection:
 class _Bell(threading.Event):
     """Rung by both streams of a channel.
 
-    Each of them would silence it when it is empty, whatever the other has.
+    Each stream would silence it when it is empty itself, even if the other one has bytes.
     """
 
     def clear(self) -> None:
-        """Only `silence` does that."""
+        """Do nothing: only `silence` clears it."""
 
     def silence(self) -> None:
         super().clear()
@@ -177,14 +174,13 @@ class SshChannel:
     def __init__(
         self, connection: SshConnection, *, python: str = sys.executable, prefix: tuple[str, ...] = ()
     ) -> None:
-        """`python` is tried first for the agent there, behind the prefix; both go through the login shell
-        of that host.
+        """`python` is tried first for the agent there, after the prefix; both go through the login shell of
+        that host.
         """
         self.local_address = connection.local_address
         self._connection = connection
         self._channel = connection.run(remote_command(python, prefix))
-        # Both streams are read by one thread: what a host writes beside its stream would fill
-        # the window of both.
+        # Both streams are read by one thread: unread stderr of a host would fill the window of both.
         self._bell = _Bell()
         self._channel.in_buffer.set_event(self._bell)
         self._channel.in_stderr_buffer.set_event(self._bell)
@@ -203,7 +199,7 @@ class SshChannel:
     def write(self, data: bytes) -> None:
         try:
             self._channel.sendall(data)
-        except _BROKEN as error:  # of a ProxyCommand that was killed
+        except _BROKEN as error:  # its ProxyCommand was killed
             raise OSError(f"the connection is broken: {error}") from None
 
     def error_text(self) -> str:
@@ -227,12 +223,12 @@ class SshChannel:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the connection still stands, whatever became of the stream."""
+        """Tell whether the connection still stands, even if the stream has ended."""
         transport = self._channel.get_transport()
         return transport is not None and transport.is_active()
 
     def hang_up(self) -> None:
-        """End the stream only, which ends what was started; the connection stays until `close`."""
+        """End the stream only, which ends the bootstrap; the connection stays until `close`."""
         with contextlib.suppress(OSError, *_BROKEN):
             self._channel.close()
 

@@ -1,4 +1,4 @@
-"""Where and as whom to connect: the hostfile, the command line and OpenSSH's configuration put together."""
+"""SSH targets: host, user, port and keys, from the hostfile, the command line and OpenSSH's configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 USUAL_IDENTITIES = tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519"))  # if none is named
 CONNECT_TIMEOUT_S = 10.0
-MAX_DEPTH = 8  # of jumps through jumps
+MAX_DEPTH = 8  # depth of jumps through jumps
 _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:]+)(?::(?P<port>\d+))?")
 _SECONDS = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -33,33 +33,33 @@ class Target(NamedTuple):
     address: str
     port: int
     user: str
-    identities: tuple[str, ...]  # private key files, those that are there and those that are not
+    identities: tuple[str, ...]  # private key files, existing or not
     has_only_these_identities: bool
-    host_key_name: str  # how known_hosts names it
+    host_key_name: str  # its name in known_hosts
     known_hosts: tuple[str, ...]
     unknown_host_keys: str  # "refuse", or "add" (StrictHostKeyChecking accept-new and no)
     proxy_command: str | None
     jumps: tuple[Target, ...]
     connect_timeout_s: float
-    family: socket.AddressFamily = socket.AF_UNSPEC  # of its address
+    family: socket.AddressFamily = socket.AF_UNSPEC
     agent: str | None = None  # the socket of the ssh-agent; empty: none
-    openssh: OpenSshHints = OpenSshHints()  # what the system's ssh could do besides
-    portless_key_name: str = ""  # as host_key_name, where that has a port
-    checks_address: bool = False  # also what known_hosts says of its address (CheckHostIP)
+    openssh: OpenSshHints = OpenSshHints()  # further abilities of the system's ssh
+    portless_key_name: str = ""  # the host alone, where host_key_name has a port
+    checks_address: bool = False  # the keys of its address count too (CheckHostIP)
     algorithms: tuple[tuple[str, str], ...] = ()  # lists of the configuration, by paramiko's options
 
 
 class Configuration:
-    """What OpenSSH's files and the options say, for all hosts of a job; each file is read once."""
+    """OpenSSH's files and the options, for all hosts of a job; each file is read once."""
 
     def __init__(self, options: SshOptions) -> None:
-        """Errors: LaunchError if a file cannot be read."""
+        """Read the files. Errors: LaunchError if a file cannot be read."""
         self.options = options
         self.me = Me(getpass.getuser(), str(Path.home()), socket.gethostname())
         self._files = _read_files(options)
 
     def resolve(self, host: Host) -> Target:
-        """How to reach a host.
+        """Return the target of a host.
 
         Errors: LaunchError if a configuration file cannot be understood.
         Source: ssh_config(5); the first value found wins: hostfile, command line, configuration, default.
@@ -68,9 +68,9 @@ class Configuration:
         return _resolve(host.name, host.user or options.user, host.port or options.port, self, depth=0)
 
     def lookup(self, name: str, user: str | None, port: int | None) -> Values:
-        """What the files say of `name`, keys in lower case.
+        """Return the files' settings for `name`, keys in lower case.
 
-        Errors: LaunchError if that cannot be understood.
+        Errors: LaunchError if they cannot be understood.
         """
         given: Values = {key: (str(value),) for key, value in (("user", user), ("port", port)) if value}
         found = settings_of(name, given, self._files, self.me)
@@ -78,7 +78,7 @@ class Configuration:
 
 
 def given_identity(options: SshOptions) -> str | None:
-    """The file of --ssh_identity, if it was given. Errors: LaunchError if there is none"""
+    """Return the file of --ssh_identity, if it was given. Errors: LaunchError if it is missing"""
     if not options.identity:
         return None
     path = Path(options.identity).expanduser()
@@ -142,7 +142,9 @@ def _resolve(
 
 
 def _resolve_jumps(text: str, configuration: Configuration, *, depth: int) -> tuple[Target, ...]:
-    """All hosts on the way. The first one may have a way of its own; the others are reached through it."""
+    """Return all hosts on the way. The first one may have a way of its own; the others are reached through
+    it.
+    """
     jumps = tuple(_resolve_jump(one, configuration, depth=depth) for one in text.split(",") if one.strip())
     return (*jumps[0].jumps, *jumps) if jumps else ()
 
@@ -156,7 +158,7 @@ def _resolve_jump(text: str, configuration: Configuration, *, depth: int) -> Tar
 
 
 def _identities(options: SshOptions, found: Values, tokens: dict[str, str]) -> tuple[str, ...]:
-    """The option's key first. Without any that is named, those that ssh looks for."""
+    """Return the option's key first; if no key is named, those that ssh looks for."""
     option = given_identity(options)
     given = [] if option is None else [option]
     named = found.get("identityfile", () if given else USUAL_IDENTITIES)
@@ -181,7 +183,7 @@ def _known_hosts(text: str, tokens: dict[str, str]) -> str:
 
 
 def _read_files(options: SshOptions) -> tuple[tuple[Line, ...], ...]:
-    """The configuration files that are there, the first one counting most."""
+    """Return the lines of the existing configuration files, the first one counting most."""
     own = Path("~/.ssh").expanduser()
     given = [(own / "config", own, True), (SYSTEM_CONFIG, SYSTEM_CONFIG.parent, False)]
     if options.config:
@@ -211,7 +213,7 @@ def _port(value: str) -> int:
 
 
 def _seconds(value: str) -> float:
-    """As ssh takes them: `10`, `1m30s`; `none` is the time of ours."""
+    """Read seconds as ssh takes them: `10`, `1m30s`; `none` is our default."""
     if value.lower() == "none":
         return CONNECT_TIMEOUT_S
     parts = _SECONDS.findall(value)

@@ -1,9 +1,9 @@
 """TCP connections to sshd, of which the first are begun early.
 
-A host's sshd starts a process for a connection, reads its keys and says hello: 10 ms of a CPU that is not
-ours. What a job over SSH has yet to load, paramiko most of all, takes us as long as that for several hosts,
-so it is loaded after the connections are begun. No byte is sent before that, and a host that cannot be
-reached is told of in its own turn.
+A host's sshd starts a process for a connection, reads its keys and says hello: 10 ms of another CPU. The
+modules that a job over SSH has yet to load, paramiko most of all, take us as long as that for several hosts,
+so they are loaded after the connections are begun. No byte is sent before that, and an unreachable host is
+reported in its own turn.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from typing import Any
 from ..errors import EXIT_HOST, LaunchError
 from .ssh_config import Target
 
-_QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)  # of Linux; holds until something is received
+_QUICKACK: int | None = getattr(
+    socket, "TCP_QUICKACK", None
+)  # exists on Linux; holds until something is received
 NEXT_AFTER_S = 0.25  # from one address of a host to the next, as most programs do
 Address = tuple[Any, ...]
-HEAD_START_S = 0.02  # what is waited for the connections to be begun: names that DNS knows may take longer
+HEAD_START_S = 0.02  # wait for the connections to begin: names that DNS knows may take longer
 
 
 class PromptSocket(socket.socket):
-    """Says at once that it has received something, where the system lets it.
+    """Acknowledges received bytes at once, where the system lets it.
 
     sshd's first small packets each wait for that (Nagle's algorithm), and the kernel would take 40 ms for it.
     """
@@ -43,7 +45,7 @@ class PromptSocket(socket.socket):
 
 
 class Dial:
-    """One connection that is being made, to whichever address of the host answers first.
+    """One connection that is being made, to the address of the host that answers first.
 
     The next address is tried when one has failed, or has not answered for NEXT_AFTER_S;
     those before it go on meanwhile.
@@ -54,27 +56,28 @@ class Dial:
     def __init__(self, hop: Target) -> None:
         """Find the addresses.
 
-        Errors: OSError if the name is not known; UnicodeError if it is none
+        Errors: OSError if the name is not known; UnicodeError if it is no name
         """
         self._timeout_s = hop.connect_timeout_s
-        # Bytes, because a `str` is encoded as an international name, and what that needs takes 5 ms to load.
+        # Bytes, because a `str` is encoded as an international name, which needs modules that take 5 ms to
+        # load.
         name = hop.address.encode() if hop.address.isascii() else hop.address
         found = socket.getaddrinfo(name, hop.port, hop.family, socket.SOCK_STREAM)
         self._addresses = _alternating([(family, address) for family, _, _, _, address in found])
         self._sockets: list[PromptSocket] = []  # those that are connecting
-        self._error: OSError | None = None  # of the last one that failed
+        self._error: OSError | None = None  # the last failure
         self._give_up_at = 0.0
         self._next_at = 0.0
 
     def begin(self) -> None:
-        """Begin to connect to the first address; does not wait."""
+        """Begin to connect to the first address; do not wait."""
         self._give_up_at = time.monotonic() + self._timeout_s
         self._begin_next()
 
     def finish(self) -> socket.socket:
         """Wait for the connection.
 
-        Errors: OSError with what the last address said; TimeoutError if it said nothing
+        Errors: OSError of the last address; TimeoutError if it did not answer
         """
         if not self._give_up_at:
             self.begin()
@@ -87,8 +90,8 @@ class Dial:
                     raise self._error or TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
                 else:
                     until = min(self._give_up_at, self._next_at) if self._addresses else self._give_up_at
-                    # Also when the time is over: we may have been stopped or busy,
-                    # long after the host had answered.
+                    # Look also when the time is over: we may have been stopped or busy, long after the host
+                    # had answered.
                     connected = self._wait(until - now)
                     if connected is not None:
                         return connected
@@ -98,7 +101,7 @@ class Dial:
             self.close()
 
     def close(self) -> None:
-        """Give up what is not finished."""
+        """Give up connections that are not finished."""
         for one in self._sockets:
             one.close()
         self._sockets.clear()
@@ -117,7 +120,7 @@ class Dial:
             self._error = failure
 
     def _wait(self, timeout_s: float) -> socket.socket | None:
-        """The first that is connected within this time."""
+        """Return the first that is connected within this time."""
         poll = select.poll()
         for one in self._sockets:
             poll.register(one, select.POLLOUT)
@@ -140,7 +143,7 @@ class Dial:
 
 
 def _alternating(found: list[tuple[int, Address]]) -> list[tuple[int, Address]]:
-    """The same, no kind of address waiting for all of the other kind; the first stays the first."""
+    """Alternate the kinds of addresses, so that none waits for all of the other; keep the first."""
     first = [one for one in found if one[0] == found[0][0]]
     others = [one for one in found if one[0] != found[0][0]]
     pairs = itertools.zip_longest(first, others)
@@ -151,7 +154,7 @@ class EarlyDials:
     """Connections that are begun before they are asked for. Any thread may call."""
 
     def __init__(self, targets: Mapping[int, Target]) -> None:
-        """By node_rank; those that are reached through another host, a command or an ssh are left out."""
+        """Begin by node_rank; hosts reached through another host, a command or an ssh are left out."""
         self._targets = {
             rank: target
             for rank, target in targets.items()
@@ -161,20 +164,18 @@ class EarlyDials:
         self._lock = threading.Lock()
         thread = threading.Thread(target=self._begin_all, name="early dials", daemon=True)
         thread.start()
-        # Not in this thread, because of slow DNS; and waited for, because a thread beside one that
-        # imports hardly runs.
+        # In another thread, because of slow DNS; this thread waits, because a thread beside one that imports
+        # hardly runs.
         thread.join(HEAD_START_S)
 
     def take(self, node_rank: int) -> Dial | None:
-        """The connection to this host, which belongs to the caller then;
-        None if it was not begun, and will not be.
-        """
+        """Return the connection to this host, which then belongs to the caller; None if it was not begun."""
         with self._lock:
             self._targets.pop(node_rank, None)
             return self._begun.pop(node_rank, None)
 
     def close(self) -> None:
-        """Give up what was not taken."""
+        """Give up connections that were not taken."""
         with self._lock:
             self._targets.clear()
             for one in self._begun.values():
@@ -183,7 +184,7 @@ class EarlyDials:
 
     def _begin_all(self) -> None:
         for node_rank, target in tuple(self._targets.items()):
-            # A caller that needs a host that failed here tries again, and says why it cannot be.
+            # A caller that needs a host that failed here tries again, and reports the reason.
             with contextlib.suppress(OSError, UnicodeError):
                 dial = Dial(target)
                 with self._lock:
@@ -193,14 +194,14 @@ class EarlyDials:
 
 
 def dial(hop: Target, begun: Dial | None = None) -> socket.socket:
-    """A TCP connection to the host, the one that was `begun` if there is one.
+    """Return a TCP connection to the host, the one that was `begun` if there is one.
 
     Errors: LaunchError with what to do about it
     """
     where = f"{hop.address} port {hop.port}"
     try:
         return (begun or Dial(hop)).finish()
-    except (socket.gaierror, UnicodeError):  # the latter of what is no name: two dots in a row
+    except (socket.gaierror, UnicodeError):  # UnicodeError: a text that is no name, such as two dots in a row
         raise _host_error(
             f"the name {hop.address} is not known; correct the hostfile, DNS or /etc/hosts"
         ) from None

@@ -1,7 +1,4 @@
-"""One login over SSH: the key exchange, the host's key, and the user's keys.
-
-It never asks a person for anything.
-"""
+"""One login over SSH: the key exchange, the host's key, and the user's keys. It never asks a question."""
 
 from __future__ import annotations
 
@@ -29,20 +26,20 @@ from .openssh_only import kept
 from .openssh_words import where_to_add
 from .ssh_config import Target
 
-logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # what it would print we report ourselves, once
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # we report its errors ourselves, once
 
 
-_OF_OPENSSH = ("gssapi-with-mic", "gssapi-keyex", "hostbased")  # methods that ask no person
+_OF_OPENSSH = ("gssapi-with-mic", "gssapi-keyex", "hostbased")  # methods without a question
 _SHARE = "open a connection that OpenSSH shares (ssh -fNM HOST, with ControlPath in the ssh configuration)"
 
 
 class Dropped(LaunchError):
-    """The connection ended before the login did, as sshd does that has too many logins at the same time."""
+    """The connection ended before the login did; sshd does that at too many logins at the same time."""
 
 
 class OpenSshMay(LaunchError):
-    """Our own SSH does not get in there, and OpenSSH may: `because` says why, in words that follow a
-    host's name.
+    """Our own SSH fails there, and OpenSSH may succeed: `because` says why, in words that follow a host's
+    name.
     """
 
     def __init__(self, message: str, *, because: str) -> None:
@@ -55,11 +52,11 @@ class UnusableKey(Exception):
 
 
 class _AgentKey(AgentKey):
-    """A key of an ssh-agent that may refuse to sign with it: one that asks a person before, or whose token
-    is not there.
+    """A key of an ssh-agent that may refuse to sign with it: the agent asks its user first, or the token is
+    not there.
 
-    paramiko would end the connection then. So the host gets a signature that it refuses, and is asked with
-    the next key.
+    paramiko would end the connection then. So the host gets a signature that it refuses, and the next key is
+    tried.
     """
 
     has_refused = False
@@ -76,10 +73,10 @@ class _AgentKey(AgentKey):
 
 
 class SshFiles:
-    """What all connections of a job need from files, each read once. Any thread may use it."""
+    """Files that all connections of a job need, each read once. Any thread may use it."""
 
     def __init__(self, say: Callable[[str], None] = lambda line: None) -> None:
-        """`say` gets what a person should know of a login that went well."""
+        """`say` gets notes for the user about a login that went well."""
         self.known_hosts = KnownHosts()
         self._say = say
         self._said: set[str] = set()
@@ -87,7 +84,7 @@ class SshFiles:
         self._lock = threading.Lock()
 
     def say_once(self, line: str, host: str) -> None:
-        """Say it of the first host that it holds for."""
+        """Print the line for the first host that it holds for."""
         with self._lock:
             is_new = line not in self._said
             self._said.add(line)
@@ -95,7 +92,7 @@ class SshFiles:
             self._say(f"{host}: {line}")
 
     def private_key(self, path: str) -> paramiko.PKey:
-        """To read and check one takes up to 0.1 s. Errors: UnusableKey with the reason, to each who asks"""
+        """Read and check a key, which takes up to 0.1 s. Errors: UnusableKey with the reason"""
         with self._lock:
             if path not in self._keys:
                 try:
@@ -128,7 +125,7 @@ def _read_key(path: str) -> paramiko.PKey:
 
 
 class _Transport(paramiko.Transport):
-    """Knows what the other side offered, for the case that the two have nothing in common."""
+    """Knows the other side's offer, for the case that the two have nothing in common."""
 
     offered: dict[str, list[str]] = {}  # noqa: RUF012 - replaced, never changed
 
@@ -139,18 +136,19 @@ class _Transport(paramiko.Transport):
 
 
 def new_transport(sock: Any) -> paramiko.Transport:
-    """As paramiko would make it, with a cipher first that checks what it decrypts by itself.
+    """Make a transport with a cipher first that checks by itself the bytes it decrypts.
 
-    The other ones need a MAC, which paramiko compares byte by byte: a sixth of the CPU time of a login.
+    The others need a MAC, which paramiko compares byte by byte: a sixth of the CPU time of a login.
     """
     transport = _Transport(sock)
     wanted = transport.get_security_options()
-    wanted.ciphers = sorted(wanted.ciphers, key=lambda name: "-gcm@" not in name)  # stable: else as it was
+    # stable: keeps the order otherwise
+    wanted.ciphers = sorted(wanted.ciphers, key=lambda name: "-gcm@" not in name)
     return transport
 
 
 def log_in(hop: Target, sock: socket.socket | paramiko.Channel, files: SshFiles) -> paramiko.Transport:
-    """The connection after the login.
+    """Return the connection after the login.
 
     Errors: Dropped if another attempt may help; LaunchError with what to do about it
     """
@@ -162,7 +160,8 @@ def log_in(hop: Target, sock: socket.socket | paramiko.Channel, files: SshFiles)
     transport.banner_timeout = transport.auth_timeout = hop.connect_timeout_s
     try:
         _keep_to(transport, hop.algorithms)
-        if dict(hop.algorithms).get("key_types", "+")[0] in "+-":  # else OpenSSH keeps to the list's order
+        # otherwise OpenSSH keeps to the list's order
+        if dict(hop.algorithms).get("key_types", "+")[0] in "+-":
             _prefer(transport, files.known_hosts.known(hop.host_key_name, hop.known_hosts).keys)
         transport.start_client(timeout=hop.connect_timeout_s)
         _check_host_key(hop, transport, sock, files)
@@ -194,7 +193,7 @@ def _why_not(hop: Target, transport: paramiko.Transport, error: Exception, *, wa
 
 
 def _keep_to(transport: paramiko.Transport, algorithms: tuple[tuple[str, str], ...]) -> None:
-    """Use only what the configuration allows, and what it names first first."""
+    """Use only algorithms that the configuration allows, in its order."""
     wanted = transport.get_security_options()
     for ours, names in algorithms:
         setattr(wanted, ours, kept(tuple(getattr(wanted, ours)), names))
@@ -212,7 +211,7 @@ def _algorithms(key: HostKey) -> tuple[str, ...]:
 
 
 def _check_host_key(hop: Target, transport: paramiko.Transport, sock: Any, files: SshFiles) -> None:
-    """Errors: LaunchError if it may not be trusted"""
+    """Check the host's key. Errors: LaunchError if it may not be trusted"""
     shown = transport.get_remote_server_key()
     key = HostKey(shown.get_name(), shown.asbytes())
     names = Names(hop.host_key_name, hop.portless_key_name, _address_name(hop, sock))
@@ -245,7 +244,7 @@ def _check_host_key(hop: Target, transport: paramiko.Transport, sock: Any, files
 
 
 def _address_name(hop: Target, sock: Any) -> str:
-    """How known_hosts calls the address, where ssh looks for that, too."""
+    """Return the address's name in known_hosts, where ssh looks for that, too."""
     if not hop.checks_address or not isinstance(sock, socket.socket) or sock.family == socket.AF_UNIX:
         return ""
     address = str(sock.getpeername()[0])
@@ -255,7 +254,7 @@ def _address_name(hop: Target, sock: Any) -> str:
 
 
 def _may_have_certificate(transport: paramiko.Transport) -> bool:
-    """Whether the host offers a certificate of its key, which only OpenSSH reads."""
+    """Tell whether the host offers a certificate of its key, which only OpenSSH reads."""
     offered = getattr(transport, "offered", {}).get("server_key_algo_list")
     return offered is None or any("-cert-v" in name for name in offered)
 
@@ -302,7 +301,7 @@ def _authenticate(hop: Target, transport: paramiko.Transport, files: SshFiles) -
             else:
                 num_tried += 1
     methods = _methods(hop, transport)
-    if transport.is_authenticated():  # by none
+    if transport.is_authenticated():  # without a key
         return
     if methods and "publickey" not in methods:
         raise _takes_no_key(hop, methods)
@@ -316,7 +315,7 @@ def _authenticate(hop: Target, transport: paramiko.Transport, files: SshFiles) -
 
 
 def _is_enough(hop: Target, transport: paramiko.Transport, key: paramiko.PKey) -> bool:
-    """Whether the login is done with this key. Errors: as _authenticate"""
+    """Tell whether the login is done with this key. Errors: as _authenticate"""
     try:
         further = transport.auth_publickey(hop.user, key)
     except paramiko.BadAuthenticationType as error:
@@ -351,12 +350,12 @@ def _why_no_key(hop: Target, unusable: list[str], num_tried: int) -> str:
 
 
 def _methods(hop: Target, transport: paramiko.Transport) -> list[str]:
-    """What the host takes, as it says when it is asked for nothing; empty if it does not say that."""
+    """Return the methods that the host takes, which it tells a login without a key; empty if it does not."""
     try:
         transport.auth_none(hop.user)
     except paramiko.BadAuthenticationType as error:
         return error.allowed_types
-    except (paramiko.SSHException, EOFError, OSError):  # it has heard too much already
+    except (paramiko.SSHException, EOFError, OSError):  # the host refuses further questions
         pass
     return []
 
@@ -373,10 +372,9 @@ def _takes_no_key(hop: Target, methods: list[str]) -> LaunchError:
 def _candidates(
     hop: Target, agent_keys: tuple[paramiko.PKey, ...], files: SshFiles, unusable: list[str]
 ) -> Iterator[paramiko.PKey]:
-    """Keys to try, each once: those of the agent that are named, files that are named,
-    all others of the agent.
+    """Yield keys to try, each once: named ones of the agent, named files, all others of the agent.
 
-    Why a file is not tried is added to `unusable`.
+    The reason why a file is not tried is added to `unusable`.
     """
     seen: set[bytes] = set()
 
@@ -402,7 +400,7 @@ def _candidates(
 
 
 def _public_half(path: str) -> list[bytes]:
-    """What stands beside a private key, by which an agent's key is known to be the same."""
+    """Return the public key beside a private one: an agent's key with the same value is the same."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         import base64
 
@@ -412,7 +410,9 @@ def _public_half(path: str) -> list[bytes]:
 
 @contextlib.contextmanager
 def _agent_keys(hop: Target, unusable: list[str]) -> Iterator[tuple[paramiko.PKey, ...]]:
-    """What the ssh-agent holds; nothing if there is none. That it does not answer is added to `unusable`."""
+    """Yield the keys of the ssh-agent; none without an agent. If it does not answer, that is added to
+    `unusable`.
+    """
     path = os.environ.get("SSH_AUTH_SOCK", "") if hop.agent is None else hop.agent
     if not path:
         yield ()
@@ -436,7 +436,7 @@ def _agent_keys(hop: Target, unusable: list[str]) -> Iterator[tuple[paramiko.PKe
 
 
 def _nothing_in_common(hop: Target, transport: paramiko.Transport, error: Exception) -> LaunchError:
-    """Which kind of algorithm, and both sides' lists."""
+    """Name the kind of algorithm, and both sides' lists."""
     ours = transport.get_security_options()
     offered = getattr(transport, "offered", {})
     for what, setting, mine, theirs in (

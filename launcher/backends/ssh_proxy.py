@@ -8,13 +8,13 @@ import socket
 import subprocess
 import tempfile
 
-END_WITHIN_S = 1.0  # from the end of its connection; a program that is still there then is killed
+END_WITHIN_S = 1.0  # after the end of its connection; then the program is killed
 ERROR_TEXT_BYTES = 4096
-NOT_RUN = (126, 127)  # exit statuses with which a shell says that there is no such program
+NOT_RUN = (126, 127)  # exit statuses with which a shell reports that there is no such program
 
 
 class Proxy:
-    """The running program. `sock` is our end: a real socket, so nothing has to be passed on."""
+    """The running program. `sock` is our end: a real socket, so no byte has to be passed on."""
 
     def __init__(self, command: str) -> None:
         """Run it as ssh does, by the user's shell; a terminal's Ctrl-C does not reach it.
@@ -40,7 +40,7 @@ class Proxy:
             theirs.close()
 
     def why_ended(self) -> tuple[int, str] | None:
-        """Its exit status, 128 + n after signal n, and its last words; None if it runs."""
+        """Return its exit status, 128 + n after signal n, and its last words; None if it runs."""
         try:
             status = self._process.wait(END_WITHIN_S)
         except subprocess.TimeoutExpired:
@@ -51,7 +51,7 @@ class Proxy:
         return (status if status >= 0 else 128 - status), lines[-1].strip() if lines else ""
 
     def close(self) -> None:
-        """End it, and leave nothing behind."""
+        """End the program with its descendants, and close its files."""
         self.sock.close()
         try:
             self._process.wait(END_WITHIN_S)
@@ -59,6 +59,6 @@ class Proxy:
             self._process.kill()
             with contextlib.suppress(
                 subprocess.TimeoutExpired
-            ):  # the kernel has it, in a file system that hangs
+            ):  # the kernel keeps it, in a file system that hangs
                 self._process.wait(END_WITHIN_S)
         self._errors.close()

@@ -2,8 +2,8 @@
 relay that runs on it.
 
 The relay is a second channel of the connection to the gateway, and starts the gateway's own `ssh` for each
-host: its keys, its known_hosts and its configuration decide. A host that is not reached so is connected from
-here, as without a tree.
+host: its keys, its known_hosts and its configuration decide. A host that cannot be reached in this way is
+connected from here, as without a tree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ START_MARGIN_S = 20.0  # from a login to the first word of a Python: a login she
 class SshTree:
     """Connects the hosts of one job.
 
-    What could not be reached as planned is told to `say`, in one line for a group.
+    Hosts that could not be reached as planned are reported to `say`, in one line for a group.
     """
 
     def __init__(
@@ -40,9 +40,7 @@ class SshTree:
         heartbeat_s: float,
         say: Callable[[str], None],
     ) -> None:
-        """`targets` by node_rank. `window` counts the connections that are being made from
-        here at the same time.
-        """
+        """`targets` by node_rank. `window` counts the connections from here that are being made."""
         self._heartbeat_s = heartbeat_s
         self._targets = targets
         self._ways = ways
@@ -54,7 +52,7 @@ class SshTree:
                 self._gateways[node.node_rank] = gateway
 
     def connect(self, node: NodePlan) -> Channel:
-        """Errors: LaunchError if the host cannot be reached, from here either."""
+        """Connect to a host. Errors: LaunchError if it cannot be reached, from here either."""
         gateway = self._gateways.get(node.node_rank)
         if gateway is not None and gateway.node.node_rank == node.node_rank:
             return gateway.connect()
@@ -78,7 +76,7 @@ class SshTree:
             return self._ways.connect(node)
 
     def summary(self) -> str:
-        """How many hosts were reached in which way."""
+        """Return how many hosts were reached in which way."""
         gateways = {id(one): one for one in self._gateways.values()}.values()
         num_through = sum(one.num_through for one in gateways)
         num_used = sum(one.num_through > 0 for one in gateways)
@@ -101,7 +99,7 @@ class _Gateway:
         self._log_in = log_in
         self._window = window
         self._say = say
-        self._making = threading.Lock()  # held while something is made
+        self._making = threading.Lock()  # held while a connection is made
         self._login: Login | None = None
         self._relay: RelayStreams | None = None
         self._error = ""  # why there is no connection, or no relay
@@ -113,7 +111,7 @@ class _Gateway:
         self._failed: list[tuple[str, str]] = []  # children that are not behind it, and why
 
     def connect(self) -> Channel:
-        """The stream to its own agent."""
+        """Return the stream to its own agent."""
         try:
             with self._making:
                 login = self._logged_in()
@@ -125,7 +123,7 @@ class _Gateway:
         return self._agent
 
     def connect_child(self, target: Target, command: tuple[str, ...]) -> RelayedChannel:
-        """Errors: LaunchError if it is not reached from the gateway."""
+        """Connect to a child. Errors: LaunchError if it is not reached from the gateway."""
         with self._lock:
             self._num_open += 1
         try:
@@ -139,7 +137,7 @@ class _Gateway:
         return relay.open(command, timeout_s=timeout_s, on_close=self.child_is_done)
 
     def settle(self, node: NodePlan, problem: str) -> None:
-        """It is known whether that child is behind us; after the last one, say which are not."""
+        """Note whether that child is behind us; after the last one, report those that are not."""
         with self._lock:
             self._num_unsettled -= 1
             if problem:
@@ -151,7 +149,7 @@ class _Gateway:
             self._say(describe_failed(self.node.host.name, self._failed, is_gateway_lost=bool(self._error)))
 
     def agent_is_done(self) -> None:
-        """The connection stays while there are children."""
+        """Give up the gateway's own agent; the connection stays while there are children."""
         with self._lock:
             was_done, self._is_agent_done = self._is_agent_done, True
         if was_done:
@@ -168,7 +166,7 @@ class _Gateway:
         self._close_if_done()
 
     def why_relay_ended(self) -> str:
-        """Empty while the relay goes on, and where no host was reached through it."""
+        """Return the reason; empty while the relay goes on, and if no host was reached through it."""
         return self._relay.why_ended if self._relay is not None and self.num_through else ""
 
     def _close_if_done(self) -> None:
@@ -210,7 +208,7 @@ class _Gateway:
             return self._relay
 
     def _relay_ended(self) -> None:
-        """With hosts behind it: then this host has failed."""
+        """Take the gateway for failed if hosts are behind the relay."""
         if self._agent is not None and self.num_through:
             self._agent.hang_up()
 
@@ -242,7 +240,7 @@ class _AgentChannel:
 
 
 def _why_no_relay(stream: LoginStream) -> str:
-    """Of a login that ended before a relay could be sent, as by a login script."""
+    """Return why a login ended before a relay could be sent, as by a login script."""
     status = stream.exit_status()
     said = [line.strip() for line in stream.error_text().splitlines() if line.strip()]
     how = "the connection ended" if status is None else f"the login ended with status {status}"
@@ -252,8 +250,8 @@ def _why_no_relay(stream: LoginStream) -> str:
 def ssh_command(
     target: Target, *, python: str, heartbeat_s: float, prefix: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """What a gateway runs to start an agent on another host: an ssh that uses no connection that is open
-    there already, and would not stay on a gateway that is cut off.
+    """Return the gateway's command to start an agent on another host: an ssh that uses no open connection
+    there, and that ends on a gateway that is cut off.
     """
     told = {
         **settings(connect_timeout_s=target.connect_timeout_s, heartbeat_s=heartbeat_s),
@@ -266,8 +264,8 @@ def ssh_command(
 
 
 def describe_failed(gateway: str, failed: Sequence[tuple[str, str]], *, is_gateway_lost: bool) -> str:
-    """One line for the hosts of a group that are not reached through their gateway;
-    the reason is that of the first.
+    """Return one line for the hosts of a group that are not reached through their gateway, with the reason of
+    the first.
     """
     (first, reason), more = failed[0], len(failed) - 1
     what = "cannot be a gateway"

@@ -56,7 +56,7 @@ def _place(context: click.Context, parameter: click.Parameter, value: str | None
 
 
 def _run(action: str, given: dict[str, Any]) -> int:
-    from .runtime_program import run_program  # here, so that --help does not load it
+    from .runtime_program import run_program
 
     return run_program("checkpoint.inspect", {"action": action, **given}, what="dslaunch checkpoint")
 

@@ -26,7 +26,7 @@ class JobCommand(PrefixCommand):
     """Its --help is one screen; `dslaunch help TOPIC` has the rest."""
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from .job_help import write_first_page  # here: few runs show it
+        from .job_help import write_first_page
 
         write_first_page(formatter, ctx, self)
 
@@ -57,10 +57,10 @@ def dslaunch(**given: Any) -> int:
         raise click.UsageError("which script? Write: dslaunch [options] script.py [its arguments]")
     options = job_options(given)
     if options.detach.is_watched and not options.dry_run:
-        from .watch import watch  # here: few jobs are
+        from .watch import watch
 
         return watch(options)
-    from ..run.run_job import run  # here, so that --help does not load what only a job needs
+    from ..run.run_job import run
 
     return run(options)
 
@@ -113,7 +113,7 @@ def _command(words: list[str]) -> tuple[click.Command, str, list[str]]:
         command: click.Command = module.command
         return command, f"dslaunch {words[0]}", words[1:]
     if words and _is_word(words[0]) and not os.path.exists(words[0]):
-        import difflib  # here: it takes 1 ms
+        import difflib
 
         near = difflib.get_close_matches(words[0].lower(), COMMANDS, n=1, cutoff=0.7)
         if near:
@@ -133,7 +133,7 @@ def _for_terminal(message: str) -> str:
     """With line breaks between words if stderr is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         return message
-    from shutil import get_terminal_size  # here: few runs end with a mistake
+    from shutil import get_terminal_size
 
     from ..wording import wrapped
 
@@ -159,7 +159,7 @@ def _takes_output() -> bool:
 
 def _limit_met(error: OSError | RuntimeError) -> str:
     """The sentence for an error that says that a limit of this machine was met; empty for another one."""
-    from ..node.system.limits import why_not_started  # here: few runs end so
+    from ..node.system.limits import why_not_started
 
     return why_not_started("the threads and processes of dslaunch itself", error)
 
@@ -182,13 +182,13 @@ def main(argv: list[str] | None = None) -> None:
         code = error.exit_code
     except (LaunchError, click.ClickException) as error:
         if is_debugging and isinstance(error, LaunchError) and sys.stderr is not None:
-            import traceback  # here: most runs end without, and it takes 2 ms
+            import traceback
 
             with contextlib.suppress(OSError):
                 traceback.print_exc()
         message = str(error)
         if isinstance(error, click.ClickException):
-            from .mistakes import in_our_words  # here: few runs end with a mistake
+            from .mistakes import in_our_words
 
             message = in_our_words(error)
         _tell(_for_terminal(cleaned(message)))

@@ -25,7 +25,7 @@ class CommandGroup(click.Group):
 
     def get_help(self, ctx: click.Context) -> str:
         """As wide as the terminal."""
-        from .help_screen import help_of  # here: few runs show it
+        from .help_screen import help_of
 
         return help_of(self, ctx)
 
@@ -33,7 +33,7 @@ class CommandGroup(click.Group):
         found = super().get_command(ctx, cmd_name)
         if found is None and not ctx.resilient_parsing:
             names = ", ".join(self.commands)
-            import difflib  # here: it takes 1 ms
+            import difflib
 
             near = difflib.get_close_matches(cmd_name.lower(), self.commands, n=1)
             hint = f"did you mean {near[0]}? There are {names}" if near else f"write {names}"

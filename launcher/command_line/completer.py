@@ -166,7 +166,7 @@ def _values(parameter: click.Parameter, context: click.Context, start: str, host
     if metavar == "HOSTS":
         return [CompletionItem(one) for one in _hosts(start, hostfile)]
     if metavar == "JOB":
-        from ..registry.known_jobs import exact_names, known_jobs  # here: few lines need them
+        from ..registry.known_jobs import exact_names, known_jobs
 
         names = exact_names(known_jobs()).values()
         return [CompletionItem(one) for one in reversed([*names]) if one.startswith(start)]
@@ -175,7 +175,7 @@ def _values(parameter: click.Parameter, context: click.Context, start: str, host
 
 def _hosts(start: str, hostfile: str | None) -> Iterator[str]:
     """The hosts of the hostfile, else of the default one. Slots behind a host are not offered."""
-    from ..run.host_pool import named_hosts  # here: few lines need it
+    from ..run.host_pool import named_hosts
 
     before, at, last = start.rpartition("@")
     path = hostfile and os.path.expandvars(os.path.expanduser(hostfile))

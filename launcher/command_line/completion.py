@@ -26,7 +26,7 @@ def command(**given: Any) -> int:
     """Print what makes SHELL complete the options, commands, values, hosts and jobs of dslaunch: bash, zsh
     or fish.
     """
-    from .completer import lines_for  # here: --help needs none of it
+    from .completer import lines_for
 
     click.echo(lines_for(given["shell"]), nl=False)
     return 0

@@ -48,7 +48,7 @@ def _show(lines: Iterator[str]) -> int:
 @click.option("--dry_run", is_flag=True, help="Only show what would be written.")
 def _install(**given: Any) -> int:
     """Write what makes programs find dslaunch by `import deepspeed`, and DeepSpeed's commands."""
-    from ...drop_in.installation import install, place_of_this_python  # here, so that --help does not load it
+    from ...drop_in.installation import install, place_of_this_python
 
     return _show(install(place_of_this_python(), is_dry_run=given["dry_run"]))
 
@@ -57,7 +57,7 @@ def _install(**given: Any) -> int:
 @click.option("--dry_run", is_flag=True, help="Only show what would be removed.")
 def _uninstall(**given: Any) -> int:
     """Remove what `install` has written, where it is unchanged; what was changed is named, and stays."""
-    from ...drop_in.installation import place_of_this_python, uninstall  # here, as above
+    from ...drop_in.installation import place_of_this_python, uninstall
 
     return _show(uninstall(place_of_this_python(), is_dry_run=given["dry_run"]))
 
@@ -65,6 +65,6 @@ def _uninstall(**given: Any) -> int:
 @command.command("status", cls=PrefixCommand, short_help="Show what is installed.", context_settings=SETTINGS)
 def _status(**given: Any) -> int:
     """Show what is installed, from where, and which deepspeed programs and shells get."""
-    from ...drop_in.installation import place_of_this_python, status  # here, as above
+    from ...drop_in.installation import place_of_this_python, status
 
     return _show(status(place_of_this_python()))

@@ -83,7 +83,7 @@ def _topic_help(name: str) -> str:
 
 
 def _refusal(words: tuple[str, ...]) -> str:
-    import difflib  # here: it takes 1 ms
+    import difflib
 
     if words[0] in topic_names():
         return f"one topic at a time; write: dslaunch help {words[0]}"

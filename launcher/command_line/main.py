@@ -50,12 +50,12 @@ def run() -> NoReturn:
             sys.exit(
                 f"dslaunch: it runs on Linux, and this is {sys.platform}; start jobs from a Linux machine"
             )
-        from .cli import VARIABLE, main  # here: it loads much
+        from .cli import VARIABLE, main
 
         if _signal.getsignal(_signal.SIGINT) is _end_at_once:
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         if VARIABLE in os.environ:
-            from .completer import answer  # here: it is the key of a shell that asks
+            from .completer import answer
 
             answer(os.environ[VARIABLE])
             sys.exit(0)

@@ -134,7 +134,7 @@ class PrefixCommand(click.Command):
 
     def get_help(self, ctx: click.Context) -> str:
         """As wide as the terminal."""
-        from .help_screen import help_of  # here: few runs show it
+        from .help_screen import help_of
 
         return help_of(self, ctx)
 
@@ -182,7 +182,7 @@ class PrefixCommand(click.Command):
             raise click.UsageError(
                 f"{PROFILE} takes one file, and stands once; write e.g. {PROFILE} job.yaml"
             )
-        from ..inputs.profile import read_profile  # here: most jobs have none
+        from ..inputs.profile import read_profile
 
         names = frozenset(options[one.name].name or "" for one in typed if one.name in options)
         added = read_profile(Path(files[0].value), options, typed=names)
@@ -191,7 +191,7 @@ class PrefixCommand(click.Command):
         try:
             return super().parse_args(ctx, words + (rest if rest not in ([], ["--"]) else [*added.script]))
         except click.UsageError as error:
-            from .mistakes import in_our_words  # here: few runs end with a mistake
+            from .mistakes import in_our_words
 
             message = f"{in_our_words(error)} (with the options of {files[0].value})"
             raise click.UsageError(message, ctx=ctx) from None
@@ -250,7 +250,7 @@ class PrefixCommand(click.Command):
             return click.UsageError(f"{word[:80]!r} is no option; see --help for the list")
         if (flag := options.get(name)) is not None and flag.is_flag:
             return click.UsageError(f"{name} takes no value, and {word[:80]!r} gives it one; write {name}")
-        import difflib  # here: it takes 1 ms
+        import difflib
 
         names = [one for one in options if one.startswith("--")]
         close = difflib.get_close_matches("-" + name.replace("-", "_").replace("_", "-", 1), names, n=2)
@@ -274,7 +274,7 @@ class PrefixCommand(click.Command):
         for name in self._absent:
             if name.startswith(word):
                 raise click.UsageError(f"there is no option {name}: {self._absent[name]}")
-        import difflib  # here: it takes 1 ms
+        import difflib
 
         close = difflib.get_close_matches(word, [name for name in options if name.startswith("--")], n=3) or [
             "--help for the list"

@@ -71,7 +71,7 @@ def command(**given: Any) -> int:
     """
     if given["disk_test"] and given["nvme_path"] is None:
         raise click.UsageError("--disk_test has no effect without --nvme_path, the folder to test")
-    from ..fleet.env_report import as_text, find_out  # here, so that --help does not load it
+    from ..fleet.env_report import as_text, find_out
 
     nvme_path = given["nvme_path"] and os.path.abspath(os.path.expanduser(given["nvme_path"]))
     found = find_out(

@@ -20,7 +20,7 @@ def run_program(module: str, request: dict[str, Any], *, what: str) -> int:
 
     Errors: LaunchError if a package that the runtime needs is not installed
     """
-    import subprocess  # here: it takes 5 ms, and --help does without
+    import subprocess
 
     missing = next((name for name in NEEDED if find_spec(name) is None), None)
     if missing is not None:

@@ -40,7 +40,7 @@ def command(**given: Any) -> int:
         watched.close()
         return 0
     require_package("dslaunch top", instead=f"; `dslaunch top --once {job.record.id}` does without it")
-    from ..top.screen import show  # here: the package may not be installed, and takes 0.3 s
+    from ..top.screen import show
 
     outcome = show(job, glyphs=glyphs_for(sys.stdout.encoding))
     return 128 + outcome.signal if outcome.signal else 0

@@ -40,7 +40,7 @@ def command(**given: Any) -> int:
     """Print where the time of the steps in FILE went, which --trace has written: of each rank, and by unit
     and operator.
     """
-    from ..trace.shown import lines_of_file  # here, so that --help does not load it
+    from ..trace.shown import lines_of_file
 
     text = screen_text(lines_of_file(given["file"], ranks=given["trace_ranks"]))
     click.echo(text.encode("utf-8", "backslashreplace"), nl=False)

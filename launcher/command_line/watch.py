@@ -33,7 +33,7 @@ def watch(options: Options) -> int:
     started = start_detached(options, run_with)
     if not started.name:
         return started.code
-    from ..top.screen import show  # here: it takes 0.3 s, in which the job starts
+    from ..top.screen import show
 
     job = find_job(started.id)
     outcome = show(job, is_watch=True, glyphs=glyphs_for(sys.stdout.encoding))

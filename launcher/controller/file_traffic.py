@@ -60,7 +60,7 @@ class FileTraffic:
         self._manifest = job.manifest
         self._sender: Sender | None = None
         if job.manifest is not None:
-            from ..sync.sender import Sender  # here: most jobs send none
+            from ..sync.sender import Sender
 
             self._sender = Sender(
                 job.manifest,

@@ -262,7 +262,7 @@ def _why_no_agent(channel: Channel, noise: bytes) -> str:
     said = _last_line(errors) or _last_line(noise.decode("utf-8", "replace"))
     if why := _why_python_is_old(errors, said):
         return why
-    from ..node.system.limits import CANNOT_START  # here: most hosts have an agent
+    from ..node.system.limits import CANNOT_START
 
     if said.startswith(CANNOT_START):
         return said

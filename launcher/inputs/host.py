@@ -164,7 +164,7 @@ def device_id(text: str) -> str | None:
 def unknown_key(key: str, *, given: Mapping[str, str], place: Place) -> LaunchError:
     """The refusal of a key that does not exist, with the one that was perhaps meant."""
     left = [known for known in (*KEYS, "env.NAME") if known not in given]
-    import difflib  # here: it takes 1 ms
+    import difflib
 
     near = difflib.get_close_matches(key.lower(), left, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""

@@ -71,7 +71,7 @@ def read_hostfile(path: Path, *, warn: Callable[[str], object] = lambda text: No
             "a hostfile is UTF-8 text with one host per line; write e.g. 'worker-1 slots=8'"
         ) from error
     if path.suffix.lower() in YAML_SUFFIXES:
-        from .hostfile_yaml import parse_yaml_hostfile  # here: most hostfiles do without PyYAML (15 ms)
+        from .hostfile_yaml import parse_yaml_hostfile
 
         return parse_yaml_hostfile(text, source=str(path), warn=warn)
     return parse_hostfile(text, source=str(path), warn=warn)
@@ -226,7 +226,7 @@ def _is_ours(option: str) -> bool:
         return True
     if not equals or key in ("max_slots", "max-slots"):  # the latter are Open MPI's
         return False
-    import difflib  # here: it takes 1 ms
+    import difflib
 
     return bool(difflib.get_close_matches(key.lower(), KEYS, n=1))
 

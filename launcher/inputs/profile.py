@@ -69,7 +69,7 @@ def parse_profile(
 
     Errors: LaunchError with `source` and the key: no option of the command, or a value that no option takes
     """
-    from .yaml_file import parse_yaml  # here: a command without a profile does without PyYAML (15 ms)
+    from .yaml_file import parse_yaml
 
     document = parse_yaml(text, source=source, example=EXAMPLE)
     if not isinstance(document, dict):
@@ -137,7 +137,7 @@ def _text(value: Node, where: str, *, may_be_empty: bool = False) -> str:
 def _unknown(key: str, options: Mapping[str, click.Option], source: str) -> LaunchError:
     known = [name[2:] for name in options if name.startswith("--") and name[2:] not in _NOT_IN_A_FILE]
     is_reserved = key in _NOT_IN_A_FILE
-    import difflib  # here: it takes 1 ms
+    import difflib
 
     near = difflib.get_close_matches(
         key.lower().lstrip("-").replace("-", "_"), [*known, "script", "args"], n=1

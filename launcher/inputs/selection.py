@@ -288,7 +288,7 @@ def _unknown_host(name: str, item: str, hosts: Sequence[Host], *, option: str) -
             f"{option} {item!r}: {_AT}, and ',' between the slots of one; write e.g. "
             f"{option} '{'@'.join(words)}'"
         )
-    import difflib  # here: it takes 1 ms
+    import difflib
 
     near = difflib.get_close_matches(host_key(name), [host_key(host.name) for host in hosts], n=1)
     hint = next((f"; did you mean {_shown(host)!r}?" for host in hosts if [host_key(host.name)] == near), "")

@@ -89,7 +89,7 @@ def _level(items: Sequence[tuple[str, Any]], depth: int) -> str:
 
 def as_value(value: Any) -> str:
     """As JSON has it."""
-    import json  # here: few pages have a configuration
+    import json
 
     try:
         return json.dumps(value, ensure_ascii=False)

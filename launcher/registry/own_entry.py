@@ -130,7 +130,7 @@ class OwnEntry:
             self.change(problem=problem)
 
     def remove(self) -> None:
-        import shutil  # here: a dry run loads this file, too
+        import shutil
 
         self._is_over.set()
         shutil.rmtree(self.folder, ignore_errors=True)

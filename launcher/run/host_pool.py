@@ -133,7 +133,7 @@ def _with_known_slots(hosts: tuple[Host, ...], options: Options, console: Consol
     )
 
     def look(unknown: tuple[Host, ...]) -> tuple[Hello | str, ...]:
-        from ..fleet.probe import ANSWER_TIMEOUT_S, probe  # here: most jobs do not look
+        from ..fleet.probe import ANSWER_TIMEOUT_S, probe
 
         console.say(f"slots=auto: looking at {count(len(unknown), 'host')}")
         nodes = nodes_of(tuple((Selected(host, ()), None) for host in unknown), options)

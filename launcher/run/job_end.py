@@ -171,7 +171,7 @@ class _Webhook:
 
 def _post(url: str, data: bytes) -> tuple[str, bool]:
     """One try: what went wrong, if something did, and whether another one may help."""
-    import urllib.error  # here and below: most jobs need none of it
+    import urllib.error
     import urllib.request
     from http.client import HTTPException
 

@@ -45,7 +45,7 @@ def trace_files_of(options: Options) -> TraceFiles:
 
     Errors: LaunchError if it could not be kept
     """
-    from ..sync.trace_files import TraceFiles  # here and below: few jobs trace
+    from ..sync.trace_files import TraceFiles
     from ..trace.write import refuse_place
 
     refuse_place(options.trace)

@@ -35,7 +35,7 @@ def run_part_of_job(options: Options, console: Console) -> int:
     begun = BegunAttempt(hosts=part.plan.host_names)
     files = None
     if options.trace.is_on and traced_ranks(part.node):
-        from .job_files import trace_files_of  # here: few jobs trace
+        from .job_files import trace_files_of
 
         files = SyncJob(trace=trace_files_of(options))
     try:

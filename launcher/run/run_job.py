@@ -44,7 +44,7 @@ def run(options: Options) -> int:
     Errors: LaunchError for a mistake in what was given.
     """
     if options.detach.is_on and not options.dry_run:
-        from .run_detached import run_detached  # here: few jobs are
+        from .run_detached import run_detached
 
         return run_detached(options, run_with)
     watch = watch_foreground(options)
@@ -96,7 +96,7 @@ def _run_and_tell(options: Options, console: Console) -> int:
 
 def _tell_end(options: Options, console: Console, code: int, *, duration_s: float, error: str) -> None:
     """To whom --on_end and --webhook name."""
-    from .job_end import tell_end  # here: few jobs tell of it
+    from .job_end import tell_end
 
     at = round(time.time(), 3)
     state = console.telemetry.state
@@ -118,7 +118,7 @@ def _begin_events(options: Options, console: Console) -> None:
         _refuse_one_file_for_both(options.metrics.events, options.report)
         write_events(console.telemetry, Path(options.metrics.events), on_problem=console.warn)
     if any(name.startswith("OTEL_EXPORTER_OTLP_") for name in os.environ):
-        from ..output.spans import send_spans  # here: few jobs send any
+        from ..output.spans import send_spans
 
         send_spans(console.telemetry, os.environ, say=console.say, warn=console.warn)
     if options.metrics.endpoint is not None:
@@ -144,7 +144,7 @@ def _refuse_one_file_for_both(events: str, report: str | None) -> None:
 
 def _open_endpoint(options: Options, console: Console, address: str, port: int) -> None:
     """Errors: LaunchError if there can be none"""
-    from ..output.prometheus import open_endpoint  # here: few jobs have one
+    from ..output.prometheus import open_endpoint
 
     url = open_endpoint(console.telemetry, address, port, interval_s=options.metrics.interval_s)
     console.say(f"numbers for Prometheus: {url}")
@@ -158,7 +158,7 @@ def _run(options: Options, console: Console) -> int:
     if options.report:
         check_place(Path(options.report), option="--report")
     if options.rendezvous.no_ssh:
-        from .part_of_job import run_part_of_job  # here and below: few jobs need it
+        from .part_of_job import run_part_of_job
 
         return run_part_of_job(options, console)
     with no_workers_yet(is_first=True, last_act=console.abandoned):
@@ -216,7 +216,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
                     if names and is_here and not options.restart.is_on:
                         console.warn(f"no effect, for all ranks run on this machine: {', '.join(names)}")
                 if options.moves_files:
-                    from .job_files import files_of  # here: most jobs move no files
+                    from .job_files import files_of
 
                     files = files_of(options, plan, console, before=files)
             begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
@@ -248,7 +248,7 @@ def _checked(
     options: Options, attempt: Attempt, console: Console, hosts: Hosts | None, refused: RefusedBefore
 ) -> Attempt:
     """The attempt with hosts that are fit. Errors: LaunchError if too few of them are"""
-    from .check_first import check_first  # here: most jobs do not look
+    from .check_first import check_first
 
     fit_attempt = check_first(options, attempt, console, refused)
     if hosts is not None:

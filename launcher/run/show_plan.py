@@ -22,7 +22,7 @@ def show_job(options: Options, first: Attempt, console: Console) -> int:
     """What --dry_run prints of a job whose processes we start ourselves."""
     plan = make_plan(options, first)
     gateways = gateways_of(plan_groups(plan.nodes, options.tree))
-    from ..job.plan_text import describe  # here and below: jobs do not show their plan
+    from ..job.plan_text import describe
 
     text = describe(plan, gateways=gateways)
     if options.sync.folder is not None:
@@ -55,7 +55,7 @@ def _why_no_script(plan: Plan) -> str:
     is_here = len(hosts) == len(plan.nodes) and not any(one.cwd or one.exec_prefix for one in hosts)
     if script is None or not is_here or plan.cwd != os.getcwd():
         return ""
-    from ..node.workers.preparation import why_no_script  # here: only --dry_run asks before the start
+    from ..node.workers.preparation import why_no_script
 
     return why_no_script(script)
 

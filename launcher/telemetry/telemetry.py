@@ -201,7 +201,7 @@ def describe_job(*, name: str, launcher: str) -> dict[str, Any]:
 
 
 def _user() -> str:
-    import pwd  # here: it asks the system's directory
+    import pwd
 
     try:
         return pwd.getpwuid(os.getuid()).pw_name
