@@ -34,7 +34,7 @@ def agree(client_state: Mapping[str, Any] | None, job: Job) -> bytes | None:
     """
     rank = job.index
     plain: dict[str, Any] = {}
-    mark = ""  # of a rank that gives none
+    mark = ""  # mark of a rank that gives none
     problem: str | None = None
     cause: Exception | None = None
     try:
@@ -94,7 +94,7 @@ def of_rank(saved: Mapping[str, Any], *, rank: int, num_ranks: int) -> dict[str,
 
 
 def fingerprint(value: object) -> str:
-    """Return what is equal for equal values, on whatever device and in whatever order of keys."""
+    """Return a string that is equal for equal values, on whatever device and in whatever order of keys."""
     buffer = io.BytesIO()
     pickler = _Canonical(buffer, protocol=5)
     pickler.fast = True  # whether two strings are one object makes no difference

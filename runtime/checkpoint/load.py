@@ -5,11 +5,11 @@ Only parameters that are whole here are gathered.
 All or nothing
 --------------
 A failed load leaves the engine as it was, on all ranks. Before the first value is written every rank has read
-all that it needs once and compared it with its digests, has taken over what is no tensor of the model (which
-can be taken back), and knows that all others have. Then it reads again and writes in place: no second copy of
-a shard is in memory, and what is read again comes from the page cache. A read that fails then is tried again.
-If it goes on failing, no copy of the values from before is left: the engine is barred on all ranks, so
-whatever would use or save its values says so by name, until another load has succeeded.
+all that it needs once and compared it with its digests, has taken over all values but the model's tensors
+(these can be taken back), and knows that all others have. Then it reads again and writes in place: no second
+copy of a shard is in memory, and what is read again comes from the page cache. A read that fails then is
+tried again. If it goes on failing, no copy of the values from before is left: the engine is barred on all
+ranks, so whatever would use or save its values says so by name, until another load has succeeded.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .storage.store import LATEST, Store, is_tag
 from .training_state import Training
 
 _LISTED = 5  # names in one message
-_PAUSES_S = (0.1, 1.0)  # before a read that failed is tried again
+_PAUSES_S = (0.1, 1.0)  # pauses before a failed read is tried again
 
 T = TypeVar("T")
 _log = logging.getLogger("dslaunch")
@@ -57,7 +57,7 @@ _log = logging.getLogger("dslaunch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """What of a checkpoint to take."""
+    """Parts of a checkpoint to take."""
 
     strict: bool
     with_optimizer: bool
@@ -169,11 +169,11 @@ def _look(store: Store, plan: LoadPlan) -> list[str]:
     return [latest, *reversed(older)]
 
 
-_Problem = tuple[str, bool]  # what is wrong, and whether another checkpoint may be better
+_Problem = tuple[str, bool]  # the problem, and whether another checkpoint may be better
 
 
 class _Load:
-    """Of one checkpoint, in the steps of "All or nothing"."""
+    """Load of one checkpoint, in the steps of "All or nothing"."""
 
     reader: OpenCheckpoint
     saved: dict[str, Any]
@@ -192,7 +192,7 @@ class _Load:
         self._names = names
         self._take_module = take_module
         self._module_state: dict[str, Any] = {}
-        self.cause: Exception | None = None  # on the rank where it was raised
+        self.cause: Exception | None = None  # set on the rank where it was raised
 
     def run(self) -> _Problem | None:
         """Return what went wrong on any rank; None if all have loaded it.
@@ -274,7 +274,7 @@ class _Load:
         """From the first value that is written to the knowledge that all ranks have all of them."""
         offloaded = self._training.model.parked_states
         was = offloaded.barred
-        offloaded.barred = None  # of a load before; this one replaces all that it has left
+        offloaded.barred = None  # bar of an earlier load, whose remains this one replaces
         why = (
             f"load_checkpoint() of {self._store.where}/{self._tag} has failed in the middle, so parameters "
             "and optimizer states are of no one state; load a checkpoint, or make a new engine"
@@ -284,11 +284,11 @@ class _Load:
         except BaseException:
             offloaded.barred = was or why
             raise
-        offloaded.barred = why  # until `run` knows better
+        offloaded.barred = why  # barred until `run` succeeds
 
 
 class _Unfit(CheckpointError):
-    """It is not what this run can load: another checkpoint of the same training will not be, either."""
+    """The checkpoint does not fit this run: another checkpoint of the same training will not fit, either."""
 
 
 def _members(training: Training) -> Iterator[tuple[SubBuffer, int, Member]]:
@@ -299,7 +299,7 @@ def _members(training: Training) -> Iterator[tuple[SubBuffer, int, Member]]:
 
 
 class _Names(NamedTuple):
-    """Of a whole model, whatever stages it is in."""
+    """Names of a whole model, whatever stages it is in."""
 
     parameters: set[str]
     buffers: set[str]
@@ -428,7 +428,7 @@ def _verify(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], p
     if plan.with_optimizer and training.optimizer is not None:
         kept = set(saved["optimizer"]["state_names"])
         job = training.job
-        # What ranks read of these is the optimizer's to say: together they read all.
+        # The optimizer decides which of these each rank reads: together they read all.
         beside = [full for full, _, kind in _states_of(reader) if kind != MASTER and kind not in kept]
         names += beside[job.index :: job.size]
     if not plan.with_module:
@@ -462,7 +462,7 @@ def _read(training: Training, reader: OpenCheckpoint, saved: dict[str, Any], pla
 def _all_runs(
     training: Training, reader: OpenCheckpoint, plan: LoadPlan, more_kinds: Iterable[str]
 ) -> Iterator[TensorRuns]:
-    """What this rank's sub-buffers take; `more_kinds`: states that will be made."""
+    """Return the runs that this rank's sub-buffers take; `more_kinds`: states that will be made."""
     source_of = _Sources(reader)
     sources = source_of if plan.with_module else source_of.states_only
     for unit in training.model.units:
@@ -524,7 +524,7 @@ class _Sources:
 
 
 class _Beside(dict[str, dict[str, Any]]):
-    """What an optimizer remembers beside its states, whose tensors are read when the
+    """States of an optimizer that are not per element, whose tensors are read when the
     parameter is asked for.
     """
 

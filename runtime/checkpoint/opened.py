@@ -1,4 +1,4 @@
-"""What loading asks of a checkpoint, whatever its format."""
+"""Calls of loading to a checkpoint of any format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class OpenCheckpoint(Protocol):
     """
 
     tag: str
-    place: str  # its folder or URL
+    place: str  # folder or URL
     where: str  # the same for messages
 
     def training(self) -> dict[str, Any]:
@@ -84,7 +84,8 @@ def open_checkpoint(store: Store, tag: str, *, groups: Sequence[Sequence[str]] =
 def _open_deepspeed(path: Path, groups: Sequence[Sequence[str]]) -> DeepSpeedReader:
     try:
         return DeepSpeedReader(path, groups=groups)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:  # its files say other than 0.19.8's
+    # a file of another version than 0.19.8
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise CheckpointError(
             f"{path} is not as DeepSpeed 0.19 writes checkpoints: {type(error).__name__}: {error}; load it "
             "with the DeepSpeed that wrote it, and save it with that of today"

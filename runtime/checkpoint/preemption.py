@@ -35,7 +35,7 @@ class Preemption:
         self._file = resize_file
         self._job = job
         self._is_asked = False
-        self.agreed_code = 0  # with which all ranks are to end; 0: none was asked to
+        self.agreed_code = 0  # exit code with which all ranks are to end; 0: none was asked to
         self._before: Any = None
         self._is_listening = save_dir is not None and threading.current_thread() is threading.main_thread()
         if self._is_listening:
@@ -56,7 +56,7 @@ class Preemption:
         return EXIT_CODE if self._is_asked else CHANGE_CODE if is_change else 0
 
     def settle(self, codes: Sequence[float]) -> None:
-        """These are the codes of all ranks. Where SIGTERM and the file ask, the signal counts: what sent it
+        """Take the codes of all ranks. Where SIGTERM and the file ask, the signal counts: its sender
         does not start the job again.
         """
         self.agreed_code = int(max(codes))

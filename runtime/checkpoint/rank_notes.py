@@ -1,5 +1,5 @@
-"""How the ranks of one save find out about each other without a collective:
-notes in the store of the process group.
+"""Notes of the ranks of one save to each other, without a collective:
+they lie in the store of the process group.
 
 A save beside training must not send anything between the collectives of training, and has to end well when
 the program destroys its process groups meanwhile. The store lives as long as one rank holds it.
@@ -18,13 +18,15 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from ..errors import CheckpointError
 
-_FIRST_S, _LONGEST_S = 0.0005, 0.05  # between two looks for a note
-BEAT_S = 1.0  # between two signs of life
-PATIENCE_S = 30.0  # with a rank that gives none
+_FIRST_S, _LONGEST_S = 0.0005, 0.05  # pause between two looks for a note
+BEAT_S = 1.0  # pause between two signs of life
+PATIENCE_S = 30.0  # patience with a rank that gives no sign of life
 
 
 class RankNotes:
-    """One of many, each with a number of its own. Inside the `with` block this rank gives signs of life."""
+    """Notes of one save, which has a number of its own. Inside the `with` block this rank gives signs of
+    life.
+    """
 
     def __init__(self, number: int, *, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
@@ -60,7 +62,7 @@ class RankNotes:
         key = f"{what}/{rank}"
         pause_s, last_beat, patience_ends = _FIRST_S, b"", time.monotonic() + PATIENCE_S
         try:
-            # No get() before it is there: it would keep other threads from the store.
+            # get() waits until a note is there: it would keep other threads from the store.
             while not store.check([key]):
                 time.sleep(pause_s)
                 pause_s = min(1.5 * pause_s, _LONGEST_S)

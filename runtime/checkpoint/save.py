@@ -38,7 +38,7 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOptions:
-    """How to save."""
+    """Options of a save."""
 
     save_latest: bool = True
     exclude_frozen_parameters: bool = False
@@ -54,7 +54,7 @@ class Prepared:
     all_runs: tuple[TensorRuns, ...]
     rank: int
     world_size: int
-    manifest: Manifest  # without files
+    manifest: Manifest  # manifest without files
     small_files: Mapping[str, bytes] = field(default_factory=dict)
     save_latest: bool = True
     keep_last: int | None = None
@@ -171,7 +171,7 @@ class Prepared:
 
 
 def _read_written(found: Sequence[Any]) -> Written:
-    """As it was before it was JSON."""
+    """Undo the conversion to JSON."""
     name, shape, dtype, offsets, sizes, file, span = found
     return Written(name, tuple(shape), dtype, tuple(offsets), tuple(sizes), file, Span(*span))
 
@@ -216,7 +216,7 @@ def prepare(
     sub_buffers = [sub_buffer for unit in training.model.units for sub_buffer in unit.sub_buffers]
     all_runs = [SubBufferRuns(sub_buffer).to_write(left_out=left_out) for sub_buffer in sub_buffers]
     problem: str | None = None
-    cause: Exception | None = None  # on the rank that has the problem
+    cause: Exception | None = None  # set on the rank that has the problem
     outline: _Outline | None = None
     small_files: dict[str, bytes] = {}
     try:
@@ -330,14 +330,14 @@ class _Begun(NamedTuple):
 
 
 class _Outline(NamedTuple):
-    """What one of those that hold the same layers knows of them."""
+    """Outline of the layers that several ranks hold, as one of them knows it."""
 
     buffers: list[str]
     left_out: list[str]
     frozen: list[str]
     aliases: dict[str, str]
     extra_state: dict[str, Any]
-    state_names: list[str]  # of the optimizer
+    state_names: list[str]  # states of the optimizer
 
 
 def _outline(training: Training, others: Mapping[str, Any], left_out: frozenset[str]) -> _Outline:
@@ -394,7 +394,7 @@ def _describe_optimizer(training: Training, outlines: Sequence[_Outline]) -> dic
 
 
 def _merged(ranks: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """What the ranks remember, each of its own parameters."""
+    """Merge the values that ranks remember of their own parameters."""
     merged: dict[str, dict[str, Any]] = {}
     for own in ranks:
         merged |= {name: values for name, values in own.items() if values}

@@ -25,7 +25,8 @@ from .files.snapshot import Memory, Snapshot
 if TYPE_CHECKING:  # see runtime/engine/checkpoints.py
     from .save import Prepared
 
-_NICENESS = 19  # of what writes files: a seventieth of a core where others want it, and all of it where not
+# while files are written: a seventieth of a core where others want it, all of it otherwise
+_NICENESS = 19
 _log = logging.getLogger("dslaunch")
 
 
@@ -33,7 +34,7 @@ _log = logging.getLogger("dslaunch")
 class _UnderWay:
     """A save beside training."""
 
-    prepared: Prepared  # from copies
+    prepared: Prepared  # made from copies
     snapshots: tuple[Snapshot, ...]
     thread: threading.Thread = field(default_factory=threading.Thread)
     is_copied: threading.Event = field(default_factory=threading.Event)
@@ -54,7 +55,7 @@ class _Current:
 
 
 class Saver:
-    """Of one engine."""
+    """Saver of one engine."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -81,7 +82,7 @@ class Saver:
         for snapshot in snapshots:
             snapshot.take_exposed()
             snapshot.note_moment()
-        # no daemon: an interpreter that ends waits for it
+        # No daemon: an interpreter that ends waits for it.
         under_way.thread = threading.Thread(target=self._run, args=(under_way,), name="dslaunch-checkpoint")
         self._current.save = under_way
         under_way.thread.start()
@@ -142,7 +143,7 @@ class Saver:
         try:
             for snapshot in under_way.snapshots:
                 snapshot.take_rest()
-            self._memory.clear()  # of what is no longer like what is saved
+            self._memory.clear()  # frees copies that no longer match the saved tensors
             under_way.is_copied.set()
             _yield_to_training()
             under_way.prepared.write()

@@ -1,6 +1,6 @@
-"""What a load takes over beside tensors of the model and the optimizer.
+"""Small state that a load takes over beside tensors of the model and the optimizer.
 
-All of it is small, and can be taken back.
+All of it can be taken back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def take_rest(
     with_scheduler: bool,
     with_progress: bool,
 ) -> None:
-    """Take what is in a checkpoint's training.pt; `undo` gets what takes it back.
+    """Take the values of a checkpoint's training.pt; `undo` gets calls that take them back.
 
     Errors: whatever the module's, the scheduler's or the data loader's own methods raise
     """

@@ -21,14 +21,14 @@ from ..zero.model.sharded_model import ShardedModel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """One engine's parts."""
+    """Parts of one engine."""
 
     module: nn.Module
     model: ShardedModel
     optimizer: FlatOptimizer | None
     scheduler: Any  # has step(), and state_dict() and load_state_dict() if it has a state
     progress: Progress
-    loader: Loader | None  # of the training data, where that is ours
+    loader: Loader | None  # loader of the training data, where that is ours
     scaler: LossScaler
     config: Config
     domains: Domains
@@ -124,7 +124,7 @@ class Progress:
 
 def rng_state() -> dict[str, Any]:
     """Return the states of torch's, the GPU's, Python's and numpy's generators as plain data."""
-    numpy = sys.modules.get("numpy")  # not imported: the program draws nothing from it
+    numpy = sys.modules.get("numpy")  # not imported: the program draws no numbers from it
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,

@@ -1,4 +1,4 @@
-"""What all ranks must have alike, or none may go on with, before they wait for each other."""
+"""Agreement of all ranks, by value or by failure, before they wait for each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this rank has sent so far, and a fingerprint of the order in which it did."""
+"""Count of the bytes that this rank has sent so far, and a fingerprint of their order."""
 
 from __future__ import annotations
 

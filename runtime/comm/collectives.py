@@ -131,7 +131,9 @@ class Collectives:
         return self._gather_along(own if mesh.replicate.index == 0 else None, mesh.shard, shard.nbytes, what)
 
     def _gather_along(self, own: Tensor | None, axis: Axis, nbytes: int, what: str) -> Tensor | None:
-        """None: others do it, and this rank only counts it, so that all have the same order."""
+        """Gather along an axis; with `own` None others do it, and this rank only counts it, so that all have
+        the same order.
+        """
         if axis.is_alone:
             return own
         sent_bytes = 0 if own is None or axis.index == 0 else nbytes
@@ -215,7 +217,7 @@ class Collectives:
         received = self._scratch.take(flat.numel() - own.numel(), like=flat)
         yield flight.start(partial(send_chunks, flat, received, axis, lane=flight.label.lane))
         first, *rest = _in_rank_order(own, received, axis)
-        total = first.float()  # if that is fp32 a view, of what is needed no more
+        total = first.float()  # a view if that is fp32, of memory that is needed no more
         for chunk in rest:
             total.add_(chunk)
         own.copy_(total.mul_(rescale / axis.size))

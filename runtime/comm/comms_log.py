@@ -1,4 +1,4 @@
-"""What the collectives took, by operation and size, for `comms_logger`.
+"""Times of the collectives, by operation and size, for `comms_logger`.
 
 How they are timed
 ------------------
@@ -38,14 +38,14 @@ _GBIT = 1e9 / 8  # bytes
 
 @dataclass(slots=True)
 class _Row:
-    """One operation on one size; None is what is unknown."""
+    """One operation on one size; None is unknown."""
 
-    nbytes: int | None  # of the whole buffer
+    nbytes: int | None  # bytes of the whole buffer
     bus_bytes: int | None = 0  # sent, in all messages
     times_s: array[float] = field(default_factory=lambda: array("d"))
 
     def describe(self) -> dict[str, Any]:
-        """In DeepSpeed's words and units: gigabits of 1e9 bits."""
+        """Return the row in DeepSpeed's words and units: gigabits of 1e9 bits."""
         count, total_s = len(self.times_s), sum(self.times_s)
         return {
             "count": count,
@@ -117,7 +117,7 @@ class CommsLog:
         self._rows.clear()
 
     def rows(self) -> list[tuple[str, _Row]]:
-        """By operation and size."""
+        """Rows by operation and size."""
         return [
             (key[0], self._rows[key]) for key in sorted(self._rows, key=lambda key: (key[0], key[1] or 0))
         ]
@@ -232,7 +232,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
 
 
 def _stragglers(rows: list[tuple[str, _Row]], world_size: int) -> dict[str, dict[int | None, dict[str, Any]]]:
-    """Only what all ranks have timed equally often can be compared. A collective."""
+    """Compare the ranks where all have timed equally often. A collective."""
     own = {(name, row.nbytes): row.times_s for name, row in rows}
     everywhere: list[Any] = [own]
     if world_size > 1:
@@ -297,7 +297,7 @@ def _shown(number: float | None) -> str:
 
 
 def _size(nbytes: int | None) -> str:
-    """In powers of 1024."""
+    """Return the size in powers of 1024."""
     if nbytes is None:
         return "-"
     size, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB"]

@@ -20,11 +20,12 @@ from torch import Tensor
 from .mesh import Axis
 from .messages import Messages
 
-# Of an int of 32 bits; the lower ones are left to programs. A tag tells kind, number and size of a message:
-# gloo ends the process where one of another size arrives. One that nothing waits for stays where it
-# is, and the watchdog finds ranks that do not send each other the same.
+# Bits of an int of 32 bits; the lower ones are left to programs. A tag tells kind, number and size of a
+# message: gloo ends the process where one of another size arrives. A message that has no receiver stays where
+# it is, and the watchdog finds ranks that do not send each other the same.
 _FIRST_TAG, _NUM_KINDS, _NUM_TAGS, _NUM_SIZES = 2**30, 2**4, 2**12, 2**14
-_counts: WeakKeyDictionary[Any, Counter[int]] = WeakKeyDictionary()  # by group: how many of each kind so far
+# group -> number of messages of each kind so far
+_counts: WeakKeyDictionary[Any, Counter[int]] = WeakKeyDictionary()
 
 
 class Scratch:
@@ -45,7 +46,7 @@ class Scratch:
         place = next(fitting, len(self._free) - 1)
         buffer = self._free.pop(place) if self._free else None
         if buffer is None or buffer.numel() < nbytes:
-            del buffer  # before there is a larger one
+            del buffer  # free it before there is a larger one
             buffer = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         return buffer[:nbytes].view(like.dtype)
 
@@ -98,7 +99,7 @@ def _next_tag(axis: Axis, kind: int, nbytes: int) -> int:
 def _start(
     sent: Callable[[int], Tensor], received: Sequence[tuple[int, Tensor]], axis: Axis, *, tag: int
 ) -> Messages:
-    """Each rank begins with the next one, so that not all send to the same one first."""
+    """Start the sends; each rank begins with the next one, so that not all send to the same one first."""
     turned = sorted(received, key=lambda one: (axis.index - one[0]) % axis.size)
     group = axis.group
     receives = [
@@ -112,5 +113,5 @@ def _start(
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """Its bytes: gloo knows fewer types than torch."""
+    """Return the tensor's bytes: gloo knows fewer types than torch."""
     return tensor.detach().view(torch.uint8)

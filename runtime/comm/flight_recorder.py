@@ -25,10 +25,11 @@ T = TypeVar("T")
 NUM_LANES = 6  # a lane is a communicator of its own: what two of them send may pass each other in any way
 PARAMETER_LANE = 1
 JOB_LANE = (
-    2  # of all ranks, where not all hold the same model: its numbers alone are then those of every rank
+    2  # lane of all ranks, where not all hold the same model: its numbers alone are then those of every rank
 )
-SEND_LANE = 3  # from this rank to another one, in a pipeline; and what comes from others, which begins
-RECEIVE_LANE = 4  # before or after a send, as the shapes of this rank's samples are known or not
+SEND_LANE = 3  # messages from this rank to another one, in a pipeline
+# messages to this rank: they begin before or after a send, as the shapes of its samples are known or not
+RECEIVE_LANE = 4
 MESSAGE_LANES = (SEND_LANE, RECEIVE_LANE)
 # Activations, along tp, sp or ep: what the samples of a few ranks make them send each other. Ranks with other
 # samples may send more or less, and more or less often. Each collective has the `ranks` that do it.
@@ -42,14 +43,14 @@ class Collective(NamedTuple):
     """
 
     lane: int
-    number: int  # in its lane, from 1
+    number: int  # number in its lane, counted from 1
     step: int  # optimizer step, from 1
     op: str
     what: str
     nbytes: int
     axis: str = ""  # along which the ranks hold other parts of one layer, and
-    ranks: tuple[int, ...] = ()  # who they are; none: those that have the same model
-    turn: int = 0  # its number among those of these ranks, from 1; 0 where there are no `ranks`
+    ranks: tuple[int, ...] = ()  # ranks that take part; empty: those that have the same model
+    turn: int = 0  # number among the collectives of `ranks`, counted from 1; 0 where `ranks` is empty
 
     def __str__(self) -> str:
         return f"{self.op} of {self.what}" + (f" over {self.axis}" if self.axis else "")
@@ -77,7 +78,7 @@ class Stream(NamedTuple):
     """
 
     lane: int
-    axis: str  # in DATA_LANE
+    axis: str  # axis of a DATA_LANE
     ranks: tuple[int, ...]
 
 
@@ -86,12 +87,12 @@ class Line(NamedTuple):
     are two: the one that sends it, and the one that receives it.
     """
 
-    axis: str = ""  # none: what is done says it
+    axis: str = ""  # empty: the operation's name tells it
     ranks: tuple[int, ...] = ()
 
 
 class Turns(NamedTuple):
-    """How many collectives, or messages, there were so far among the ranks of a line."""
+    """Number of collectives, or messages, so far among the ranks of a line."""
 
     axis: str
     ranks: tuple[int, ...]
@@ -140,7 +141,7 @@ class Flight:
             self._work = self._block(partial(self._stopwatch.time, send))
             return self
         try:
-            if SPANS.is_on and SPANS.has_gpu:  # so that NCCL's kernels have its name
+            if SPANS.is_on and SPANS.has_gpu:  # gives NCCL's kernels its name
                 with record_function(f"{marks.SPAN}{self.label}"):
                     self._work = send()
             else:
@@ -160,7 +161,7 @@ class Flight:
         else:  # NCCL has made the stream wait, and not the host
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
-        self._work = None  # which keeps tensors alive
+        self._work = None  # the work keeps tensors alive
 
     def begin_with(self, call: Callable[[], T]) -> T:
         """Return `call()`, which blocks, before start(): what is to be started is not known without it."""
@@ -228,7 +229,7 @@ def _is_captured() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-_RECORDERS: list[weakref.ref[FlightRecorder]] = []  # of this process, one for each engine
+_RECORDERS: list[weakref.ref[FlightRecorder]] = []  # recorders of this process, one for each engine
 
 
 class FlightRecorder:
@@ -237,8 +238,8 @@ class FlightRecorder:
     def __init__(self) -> None:
         self.step = 1  # the optimizer step that is being made
         self.quiet_since = time.monotonic()  # when a collective last began or was waited for
-        self.phases: Phases | None = None  # whose time it is to wait for a collective
-        self.tell_hang: Callable[[str], None] | None = None  # who is told, too, what is said of one
+        self.phases: Phases | None = None  # these count the time to wait for a collective
+        self.tell_hang: Callable[[str], None] | None = None  # gets the report of a hang, too
         self._issued = [0] * NUM_LANES
         self._turns: dict[Line, int] = {}
         self._recent: deque[Collective] = deque(maxlen=_NUM_RECENT)
@@ -293,12 +294,12 @@ class FlightRecorder:
 
     @property
     def issued(self) -> tuple[int, ...]:
-        """How many there were so far, by lane."""
+        """Number of collectives so far, by lane."""
         return tuple(self._issued)
 
     @property
     def turns(self) -> tuple[Turns, ...]:
-        """How many there were so far, by the line of ranks."""
+        """Number of collectives so far, by the line of ranks."""
         return tuple(Turns(*line, number) for line, number in tuple(self._turns.items()))
 
     def remember(self, num_recent: int) -> None:
@@ -310,8 +311,8 @@ class FlightRecorder:
         return tuple(self._recent)
 
     def under_way(self) -> tuple[Flight, ...]:
-        """Those that have not come to their end, the oldest first. Of one that does not tell, that is known
-        when the program stands still for it.
+        """Collectives that have not come to their end, the oldest first. Where a backend does not tell the
+        end, it is known when the program stands still for it.
         """
         return tuple(
             flight
@@ -320,7 +321,7 @@ class FlightRecorder:
         )
 
     def awaited_elsewhere(self) -> Collective | None:
-        """What another engine of this process waits for, if one does."""
+        """The collective that another engine of this process waits for, if one does."""
         others = (one() for one in tuple(_RECORDERS))
         flights = (one for other in others if other and other is not self for one in other.under_way())
         return next((one.label for one in flights if one.is_awaited), None)

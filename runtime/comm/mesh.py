@@ -28,7 +28,7 @@ class Axis:
     """This rank's line through the job: itself and the ranks it talks with along one axis."""
 
     size: int
-    index: int  # of this rank
+    index: int  # this rank's index
     group: dist.ProcessGroup | None  # None: the default group, see below
 
     # The default group is never held. gloo's threads end with the last reference to it, and one that is
@@ -118,7 +118,7 @@ class Mesh:
 
     @property
     def rescale(self) -> float:
-        """What an average over the sharers is multiplied with to be the sum over `divisor`."""
+        """Factor that makes an average over the sharers the sum over `divisor`."""
         return self.sharers.size / self.divisor if self.divisor else 1.0
 
     @property

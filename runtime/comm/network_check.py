@@ -1,8 +1,9 @@
-"""How fast the network between hosts is: what `dslaunch check --bandwidth` starts, one rank on each host.
+"""Speed of the network between hosts: `dslaunch check --bandwidth` starts this program, one rank on each
+host.
 
 Every step has process groups of its own, so that one that fails leaves the next steps as they are: every
-pair, in rounds of pairs that share no rank, and then all ranks together. What was measured goes to rank 0
-through torch's store, which is not what is measured. Rank 0 prints all of it as one line of JSON.
+pair, in rounds of pairs that share no rank, and then all ranks together. The results go to rank 0 through
+torch's store, which is not measured. Rank 0 prints all of it as one line of JSON.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ GROWTH = 4
 ENOUGH_S = 0.1  # a message that takes this long says how fast the link is
 NUM_PINGS = 50
 NUM_MESSAGES = 3
-NONE, ANOTHER, LARGER = 0.0, 1.0, 2.0  # which message follows
+NONE, ANOTHER, LARGER = 0.0, 1.0, 2.0  # the message that follows
 STORE_TIMEOUT = timedelta(minutes=5)  # some hosts import torch much later than others
 END = b"end"
-WAIT_FACTOR = 2  # how much longer than a step may take its ranks are waited for
+WAIT_FACTOR = 2  # ranks are waited for so many times longer than a step may take
 
 
 def main(text: str) -> NoReturn:
@@ -41,7 +42,7 @@ def main(text: str) -> NoReturn:
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"  # NCCL says that it waited too long, as gloo does
     timeout = timedelta(seconds=float(text))
     where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    uses_libuv = os.environ.get("USE_LIBUV", "1") == "1"  # as torch reads it, for builds without libuv
+    uses_libuv = os.environ.get("USE_LIBUV", "1") == "1"  # torch's own rule, for builds without libuv
     store = TCPStore(*where, world_size, is_master=rank == 0, timeout=STORE_TIMEOUT, use_libuv=uses_libuv)
     told = _Probe(store, rank, world_size, timeout).run()
     if rank == 0:
@@ -49,7 +50,7 @@ def main(text: str) -> NoReturn:
         if told["silent"]:
             os._exit(1)  # the launcher ends the others
         others = [f"over/{other}" for other in range(1, world_size)]
-        store.wait(others, timeout * WAIT_FACTOR)  # it holds their store
+        store.wait(others, timeout * WAIT_FACTOR)  # they need the store of this rank
     else:
         store.set(f"over/{rank}", "")
     os._exit(0)  # a group that failed may have threads that wait for ever
@@ -67,7 +68,7 @@ def _reduce_scatter(whole: torch.Tensor, part: torch.Tensor) -> None:
     reduce_scatter_single(part, whole)
 
 
-# With how often (N-1)/N of the whole buffer crosses each link.
+# With the number of times that (N-1)/N of the whole buffer crosses each link.
 COLLECTIVES = {
     "all_reduce": (_all_reduce, 2),
     "all_gather": (_all_gather, 1),
@@ -76,7 +77,7 @@ COLLECTIVES = {
 
 
 class _Probe:
-    """What one rank does."""
+    """The measurements of one rank."""
 
     def __init__(self, store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
         self._store = store
@@ -125,7 +126,9 @@ class _Probe:
     def _in_group(
         self, name: str, ranks: tuple[int, ...], measure: Callable[[], dict[str, Any]]
     ) -> dict[str, Any]:
-        """What `measure` returns in a process group of these ranks, or the reason why there is nothing."""
+        """Return the result of `measure` in a process group of these ranks, or the reason why there is
+        none.
+        """
         try:
             dist.init_process_group(
                 self._backend,

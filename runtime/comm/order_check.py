@@ -39,7 +39,7 @@ _SHORTEST_WAIT_S = 0.01
 
 
 class OrderCheck:
-    """Of one engine."""
+    """Order check of one engine."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class OrderCheck:
         """
         self._job, self._holders, self._recorder = job, holders or job, job.wire.recorder
         self._grace = grace
-        # By fingerprint and rank: whose is to be the same.
+        # By fingerprint and rank: the rank whose fingerprint is to be the same.
         self._firsts = [job.leaders]
         self._own_lines: list[Line] = []
         for axis, lines in (data_lines or {}).items():
@@ -70,7 +70,7 @@ class OrderCheck:
         number = 0 if is_fake else store.add(f"dslaunch/orders/{job.index}", 1)
 
         def talk_of(ranks: Sequence[int]) -> _Talk:
-            prefix = f"dslaunch/order/{number}/{len(ranks)}"  # those of one size have no rank in common
+            prefix = f"dslaunch/order/{number}/{len(ranks)}"  # ranks in groups of one size are disjoint
             return _Talk(store, prefix, ranks, job=job, timeout=timeout)
 
         self._of_job = talk_of(range(job.size))
@@ -157,7 +157,7 @@ class OrderCheck:
 
 
 class _Talk:
-    """What some ranks tell each other through the job's store."""
+    """Messages of some ranks to each other through the job's store."""
 
     def __init__(
         self,
@@ -254,7 +254,7 @@ def _first_difference(
                         f"{_who_did_as(rank, theirs, first, ours, did, names)}: {_advice(stream, leaders)}"
                     )
     silent = next((rank for rank, order in orders.items() if order is None), None)
-    talker = next(iter(orders))  # who compares
+    talker = next(iter(orders))  # the talker compares
     if silent is not None:
         known = leaders[silent] if orders[leaders[silent]] is not None else talker
         last = ", ".join(map(str, (orders[known] or [])[-_NUM_NAMED:])) or "none at all"

@@ -18,7 +18,7 @@ class Pending:
 
     @classmethod
     def done(cls) -> Pending:
-        """One that has nothing to do."""
+        """Return a pending collective that has nothing to do."""
         return cls(_no_steps())
 
     def wait(self) -> None:
@@ -29,5 +29,5 @@ class Pending:
 
 
 def _no_steps() -> Steps:
-    """No step at all."""
+    """Yield no step."""
     yield from ()

@@ -1,4 +1,4 @@
-"""What a rank does from one optimizer step to the next: how long it computes, waits for others, and waits for
+"""Phases of a rank from one optimizer step to the next: how long it computes, waits for others, and waits for
 data.
 
 A rank is in one phase at any time. A change of the phase leaves a mark: what begins, and when. On a CPU
@@ -32,29 +32,29 @@ from typing import Any
 import torch
 
 FORWARD, BACKWARD, OPTIMIZER, COMM, DATA = "forward", "backward", "optimizer", "comm", "data"
-PAUSED = "paused"  # it saves or loads
+PAUSED = "paused"  # saving or loading
 EVALUATING = "evaluating"  # a forward that is part of no step
-SHORT_S = 0.005  # of steps that are shorter, few are timed
+SHORT_S = 0.005  # mean of steps that are all timed, at least; few of the shorter ones are timed
 _EVALUATED = "evaluated"  # an evaluation between two steps, whose call has ended
 _UNTIMED = "untimed"
 # Gaps: before the first call of a micro batch, and after a forward or a backward in it.
 _BETWEEN, _INSIDE = "between", "inside"
 _GAPS = (_BETWEEN, _INSIDE)
 _PARTS = (FORWARD, BACKWARD, OPTIMIZER, COMM, DATA)
-_WHOLE = (PAUSED, EVALUATING, _EVALUATED)  # to wait for others is part of it
+_WHOLE = (PAUSED, EVALUATING, _EVALUATED)  # phases that include waits for others
 _HAS_NO_WAITS = (*_WHOLE, COMM, _UNTIMED)
 _COMPUTES = (FORWARD, BACKWARD, OPTIMIZER)
-_RUNS_BACKWARD = (BACKWARD, _INSIDE)  # on a GPU that is a thread of autograd's
+_RUNS_BACKWARD = (BACKWARD, _INSIDE)  # phases whose backward may run in another thread: autograd's, on a GPU
 _MEANT = {
     FORWARD: DATA,
     DATA: DATA,
     EVALUATING: DATA,
     BACKWARD: FORWARD,
     OPTIMIZER: BACKWARD,
-}  # by what follows
+}  # by the call that follows
 _ONE_IN = 8
 _NOTHING: AbstractContextManager[None] = nullcontext()
-_MOST_MARKS = 4096  # then times are read before the step ends
+_MOST_MARKS = 4096  # above so many, times are read before the step ends
 
 
 class _Mark:
@@ -63,7 +63,7 @@ class _Mark:
     __slots__ = ("at", "phase")
 
     def __init__(self, phase: str, at: Any) -> None:
-        self.phase = phase  # of a gap, the kind of gap until its meaning is known
+        self.phase = phase  # in a gap, the kind of gap until its meaning is known
         self.at = at  # seconds, or an event of a GPU
 
 
@@ -81,13 +81,13 @@ class Phases:
 
     def __init__(self, device: torch.device) -> None:
         self.is_timed = True  # the step that is being made
-        self._times_all = True  # until it is known how long steps are
+        self._times_all = True  # True until it is known how long steps are
         self._events = _Events(device) if device.type == "cuda" else None
         self._now: Callable[[], Any] = self._events.now if self._events else clock_s
         self._marks: list[_Mark] = []  # the oldest first
-        self._gap: list[_Mark] = []  # those of them whose phase the next call of the engine says
+        self._gap: list[_Mark] = []  # marks among them whose phase the next call of the engine tells
         self._phase = _BETWEEN
-        self._thread = get_ident()  # that calls the engine
+        self._thread = get_ident()  # the thread that calls the engine
         self._sums = _Sums()
 
     # ---- marks
@@ -106,7 +106,7 @@ class Phases:
         return before
 
     def end_wait(self, before: str) -> None:
-        """What `begin_wait` has begun has ended."""
+        """End the wait that `begin_wait` has begun."""
         self._mark(before)
 
     def during(self, phase: str) -> AbstractContextManager[None]:
@@ -134,7 +134,7 @@ class Phases:
         return _BETWEEN if before == _EVALUATED and phase not in _WHOLE else before
 
     def end_call(self, phase: str, before: str) -> None:
-        """What `begin_call` has begun has ended."""
+        """End the call that `begin_call` has begun."""
         if before == phase:
             return
         if before == _BETWEEN and phase == EVALUATING:
@@ -194,7 +194,7 @@ class Phases:
         return told
 
     def _read_early(self) -> None:
-        """There are many marks. Those of a GPU that are far behind the last one are read."""
+        """Read marks of a GPU that are far behind the last one, since there are many."""
         count = len(self._marks)
         if self._events is not None:
             count = self._num_known(count // 2)
@@ -248,12 +248,13 @@ class _Sums:
     """Times by phase: of steps that have ended, and of the one that has not."""
 
     def __init__(self) -> None:
-        self._step: dict[str, float] = dict.fromkeys((*_PARTS, *_WHOLE, _UNTIMED), 0.0)  # that has not ended
+        # times of the step under way
+        self._step: dict[str, float] = dict.fromkeys((*_PARTS, *_WHOLE, _UNTIMED), 0.0)
         self._steps, self._step_s, self._paused_s = 0, 0.0, 0.0  # since they were taken
-        self._parts_s = dict.fromkeys(_PARTS, 0.0)  # as far as they were timed
-        self._short_s = dict.fromkeys(_PARTS, 0.0)  # those of short steps alone
+        self._parts_s = dict.fromkeys(_PARTS, 0.0)  # timed steps
+        self._short_s = dict.fromkeys(_PARTS, 0.0)  # short timed steps alone
         self._like_s = dict.fromkeys(_PARTS, 0.0)  # the same, the last time that there were some
-        self._untimed_s = 0.0  # of short steps, to be divided
+        self._untimed_s = 0.0  # short untimed steps, to be divided
 
     def add(self, marks: Sequence[_Mark], between: Callable[[Any, Any], float]) -> None:
         """Add what is between these."""
@@ -298,11 +299,11 @@ class _Sums:
 
 
 class _Events:
-    """Where the GPU is."""
+    """Marks of the GPU's place in its stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.current_stream(device)  # that computes
+        self._stream = torch.cuda.current_stream(device)  # the stream that computes
         self._spare: list[torch.cuda.Event] = []
 
     def now(self) -> torch.cuda.Event:
@@ -322,7 +323,7 @@ class _Events:
         return bool(stamp.query())  # type: ignore[no-untyped-call]
 
     def give_back(self, stamps: list[torch.cuda.Event]) -> None:
-        """They will be recorded again."""
+        """Take events back, to be recorded again."""
         self._spare += stamps
 
 
@@ -331,4 +332,4 @@ def _between_clocks(since: float, until: float) -> float:
 
 
 def _between_events(since: torch.cuda.Event, until: torch.cuda.Event) -> float:
-    return max(0.0, float(since.elapsed_time(until)) / 1e3)  # of two streams it may be less
+    return max(0.0, float(since.elapsed_time(until)) / 1e3)  # below 0 for events of two streams

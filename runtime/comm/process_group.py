@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# before there is a group: its default arguments would hold it for ever
+# import before there is a group: its default arguments would hold it for ever
 import torch.distributed.nn.functional
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
@@ -30,7 +30,7 @@ _log = logging.getLogger("dslaunch")
 # the lock to let go of the tensors of a finished collective: 5 of 30 jobs of two ranks, whose last act was a
 # step, never ended. 2.13.0 does not; those between were not tried.
 _THREADS_NEED_LOCK = torch.__version__ < "2.13"
-_LET_GO_S = 0.02  # without the lock: a thread waits at most 5 ms for it
+_LET_GO_S = 0.02  # without Python's lock: a thread waits at most 5 ms for it
 
 
 def start_process_group(
@@ -63,7 +63,7 @@ def start_process_group(
         return
     backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     device = choose_device(env, backend=backend, index=device_index)
-    if torch.__version__ < "2.8":  # whose NCCL keeps every buffer that is freed from its next user else
+    if torch.__version__ < "2.8":  # NCCL there would otherwise keep every freed buffer from its next user
         os.environ.setdefault("TORCH_NCCL_AVOID_RECORD_STREAMS", "1")
     store = None
     if rank < 0 and world_size < 0:
@@ -107,7 +107,7 @@ def _next_store(rank: int, world_size: int, timeout: timedelta) -> tuple[Any, in
 
 
 def group_timeout() -> timedelta | None:
-    """How long a collective of the default group may take, whichever program made that;
+    """Return how long a collective of the default group may take, whichever program made that;
     None if the backend does not tell.
 
     torch gives groups made by new_group() its own default instead, unless told.

@@ -1,4 +1,4 @@
-"""What ranks tell each other: small values, in rank order."""
+"""Groups of ranks that tell each other small values, in rank order."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RankGroup:
         sent_bytes: int | None = None,
         counted_as: str | None = None,
     ) -> Flight:
-        """As Wire.begin, of these ranks."""
+        """Begin a collective of these ranks; see Wire.begin."""
         return self.wire.begin(
             op, tensor, what, sent_bytes=sent_bytes, counted_as=counted_as, lane=self.lane, line=self._line
         )
@@ -91,7 +91,7 @@ class RankGroup:
         return gathered
 
     def start_all_gather_float64(self, value: Tensor, *, what: str) -> tuple[Tensor, Pending]:
-        """As that; the numbers are there when the pending one has ended."""
+        """Gather, as all_gather_float64; the numbers are there when the pending one has ended."""
         if self.axis.is_alone:
             return value.unsqueeze(0), Pending.done()
         gathered = value.new_empty(self.axis.size, *value.shape)
@@ -106,9 +106,9 @@ class RankGroup:
     def start_all_gather_numbers(
         self, numbers: Sequence[float], *, device: torch.device, what: str
     ) -> Callable[[], list[list[float]]]:
-        """As that; the function that is returned waits for them. On a GPU they are sent in a stream of their
-        own: the host waits for the other ranks, and for what they have sent each other before, but not
-        for what the GPU computes.
+        """Gather, as all_gather_numbers; the returned function waits for the numbers. On a GPU they are sent
+        in a stream of their own: the host waits for the other ranks, and for what they have sent each
+        other before, but not for what the GPU computes.
         """
         if self.is_alone:
             own = [float(one) for one in numbers]
@@ -161,7 +161,7 @@ class RankGroup:
 
 
 class Job(RankGroup):
-    """All ranks of the job, whatever each of them holds: what fails on one fails on all, by name.
+    """All ranks of the job, whatever each of them holds: an error on one rank fails all, by name.
 
     Ranks that train the same parameters with other data have the same leader, the first of them: they do the
     same collectives in the same order, and hold the same model.

@@ -1,14 +1,14 @@
-"""What ranks are called in messages: their numbers, and where they are along the axes of the job."""
+"""Names of ranks in messages: their numbers, and where they are along the axes of the job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-_BETWEEN = ", "  # what a place says of several axes
+_BETWEEN = ", "  # stands between several axes of a place
 
 
 class RankNames:
-    """Of the ranks of one job."""
+    """Names of the ranks of one job."""
 
     def __init__(self, places: Sequence[str] = ()) -> None:
         """`places` are by rank, as "stage 1 of 2, dp 0"; none, or "", where there is nothing to say."""

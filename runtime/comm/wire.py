@@ -1,4 +1,6 @@
-"""What one engine sends, over however many groups of ranks: counted, numbered and remembered in one order."""
+"""The messages of one engine, over however many groups of ranks: counted, numbered and remembered in one
+order.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from .flight_recorder import Flight, FlightRecorder, Line
 
 
 class Wire:
-    """Of one engine."""
+    """Wire of one engine."""
 
     def __init__(self) -> None:
         self.meter = Meter()
@@ -32,7 +34,9 @@ class Wire:
         lane: int = 0,
         line: Line = Line(),  # noqa: B008  (it cannot change)
     ) -> Flight:
-        """Every collective passes here before it is sent; objects that torch pickles are no `tensor`."""
+        """Count and note a collective; all pass here before they are sent. Objects that torch pickles are no
+        `tensor`.
+        """
         nbytes = 0 if tensor is None else tensor.nbytes
         self.meter.record(counted_as or op, what, nbytes=nbytes, sent_bytes=sent_bytes, lane=lane, line=line)
         stopwatch = None
@@ -43,4 +47,4 @@ class Wire:
 
 
 def nothing_before(what: str) -> None:
-    """Nothing has to happen before something is gathered."""
+    """Do nothing before a gather."""

@@ -26,7 +26,7 @@ _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim
 _UNIVERSAL = "zero"
 _COMMON = "optimizer_state.pt"
 
-# What other kinds of checkpoints have in their folders.
+# Files and folders in other kinds of checkpoints.
 _REFUSED = (
     (re.compile(r".*expert_\d+.*_model_states\.pt|expp_rank_.*"), "experts in files of their own (MoE)"),
     (re.compile(r"layer_\d+.*"), "layers in files of their own (pipeline parallelism)"),
@@ -65,7 +65,7 @@ class DeepSpeedFolder:
                     f"{path} has no *_{what}.pt of rank {missing}: the checkpoint is "
                     "damaged; load another one"
                 )
-        self.model = cache(self._model)  # of a rank: what is in its file
+        self.model = cache(self._model)  # rank -> content of its file
         self.optimizer = cache(self._optimizer)
 
     @property

@@ -18,11 +18,11 @@ import torch
 from ...errors import CheckpointError
 from ..storage.regular_file import open_regular
 
-_ZIP = b"PK\x03\x04"  # what torch.save has written since 1.6; only that can be mapped
+_ZIP = b"PK\x03\x04"  # start of the files of torch.save since 1.6; only these can be mapped
 
 
 class Attributes:
-    """In place of an object of DeepSpeed's: what it held, and nothing that it could do."""
+    """Stand-in for an object of DeepSpeed's: its attributes, without its methods."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -32,7 +32,7 @@ class Attributes:
 
 
 def _number(value: int = 0) -> int:
-    """In place of an enumeration whose members are numbers."""
+    """Stand-in for an enumeration whose members are numbers."""
     return int(value)
 
 
@@ -40,7 +40,7 @@ def _path(*parts: str) -> str:
     return str(Path(*parts))
 
 
-# All that a file may name beside what torch.load(weights_only=True) takes anyway, and what is made of it.
+# All classes that a file may name beside those of torch.load(weights_only=True), and their stand-ins.
 _STAND_INS: dict[str, Callable[..., Any]] = {
     "deepspeed.runtime.fp16.loss_scaler.LossScaler": Attributes,
     "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler": Attributes,
@@ -52,14 +52,14 @@ _STAND_INS: dict[str, Callable[..., Any]] = {
     "collections.OrderedDict": OrderedDict,
     "collections.defaultdict": defaultdict,
     "pathlib.PosixPath": _path,
-    "pathlib._local.PosixPath": _path,  # as Python 3.13 calls it
+    "pathlib._local.PosixPath": _path,  # its name in Python 3.13
     "torch.torch_version.TorchVersion": str,
 }
 _NAMED = re.compile(r"GLOBAL (\S+)")
 
 
 def load_file(path: Path) -> Any:
-    """Return what torch.save wrote; tensors are read when they are used.
+    """Return the content of a file of torch.save; tensors are read when they are used.
 
     Errors: CheckpointError that names the file if it cannot be read, and the class if it holds one
             that is not known here
@@ -87,12 +87,12 @@ def load_file(path: Path) -> Any:
 
 
 def _allowed() -> list[Any]:
-    """Each as torch wants it: with the name that files have for it."""
+    """Return each as torch wants it: with the name that files have for it."""
     return [*((stand_in, name) for name, stand_in in _STAND_INS.items()), *_numpy_numbers()]
 
 
 def _numpy_numbers() -> list[Any]:
-    """What numpy's arrays and numbers are made of, which client_state may hold; nothing without numpy."""
+    """Return the classes of numpy's arrays and numbers, which client_state may hold; none without numpy."""
     if find_spec("numpy") is None:
         return []
     import numpy

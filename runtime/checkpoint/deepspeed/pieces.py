@@ -1,4 +1,4 @@
-"""Where the elements of each tensor are in a DeepSpeed checkpoint. Arithmetic, and one tensor at a time."""
+"""Places of each tensor's elements in a DeepSpeed checkpoint. Arithmetic, and one tensor at a time."""
 
 from __future__ import annotations
 
@@ -349,5 +349,5 @@ def _offsets(names: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Ite
 
 
 def _states(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Those with a number for each element."""
+    """Return the states with a number for each element."""
     return {kind: value for kind, value in values.items() if isinstance(value, Tensor) and kind != "step"}

@@ -104,7 +104,7 @@ class DeepSpeedReader:
             IndexError,
             TypeError,
             AttributeError,
-        ) as error:  # its files say other than 0.19.8's
+        ) as error:  # a file of another version than 0.19.8
             raise CheckpointError(
                 f"{self.where} is not as DeepSpeed 0.19 writes checkpoints: {type(error).__name__}: {error}; "
                 "load it with the DeepSpeed that wrote it, and save it with that of today"
@@ -196,7 +196,7 @@ class DeepSpeedReader:
             if trained
             else frozenset()
         )
-        # In the module's own order, as far as it is known.
+        # Keep the module's own order, as far as it is known.
         order = {name: number for number, name in enumerate(self._model["module"])}
         return dict(sorted(found.items(), key=lambda one: order.get(one[0], len(order))))
 

@@ -44,4 +44,4 @@ def put_scripts(store: Store) -> None:
         if isinstance(store, FolderStore):
             path = store.root / name
             mode = path.stat().st_mode
-            path.chmod(mode | (mode & 0o444) >> 2)  # who may read it may run it
+            path.chmod(mode | (mode & 0o444) >> 2)  # every reader may run it

@@ -1,4 +1,4 @@
-"""What a DeepSpeed checkpoint says beside its tensors, in the words of our training.pt; see format.py."""
+"""Values of a DeepSpeed checkpoint beside its tensors, in the words of our training.pt; see format.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...optimizers.registry import ELEMENTWISE, Row
 from .folder import DeepSpeedFolder
 from .pieces import base_optimizer
 
-# What DeepSpeed has in a file of the model; all else is client_state.
+# DeepSpeed's own keys in a file of the model; all else is client_state.
 _OWN_KEYS = frozenset(
     (
         "module",
@@ -39,7 +39,7 @@ _OWN_KEYS = frozenset(
         "ds_version",
     )
 )
-# How torch's optimizers compute, not what.
+# Options of torch's optimizers for how they compute; they do not change the result.
 _SWITCHES = frozenset(
     (
         "params",
@@ -54,7 +54,7 @@ _SWITCHES = frozenset(
     )
 ) | {"decoupled_weight_decay"}
 _KNOWN = tuple(row for row in ELEMENTWISE if row.is_deepspeeds or row.torch_classes)
-# Of the ds_config, whose states are what their names say.
+# Optimizers of the ds_config, whose states have the names of their meaning.
 _TYPES = frozenset(name.lower() for row in _KNOWN for name in row.names)
 
 
@@ -62,7 +62,7 @@ def optimizer_of(folder: DeepSpeedFolder, model: Mapping[str, Any]) -> Mapping[s
     """Return what rank 0 wrote of the optimizer, None if there was none."""
     if folder.is_universal:
         common = folder.universal_common()
-        if "optimizer_state_dict" in common:  # of stage 3: all that rank 0 had
+        if "optimizer_state_dict" in common:  # stage 3: all of rank 0's values
             return common
         return {**common, "base_optimizer_state": {"state": {}}}
     if folder.num_optimizer_files:
@@ -109,7 +109,9 @@ def client_state_of(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class ClientStates(Sequence[dict[str, Any]]):
-    """What each rank gave at stage 3, where each has a file of the model, which is opened when asked for."""
+    """Client states of all ranks at stage 3, where each has a file of the model, which is opened when asked
+    for.
+    """
 
     def __init__(self, folder: DeepSpeedFolder) -> None:
         self._folder = folder

@@ -25,10 +25,10 @@ _log = logging.getLogger("dslaunch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """How to export. Tensors that hold no floating-point numbers keep their dtype."""
+    """Options of an export. Tensors without floating-point numbers keep their dtype."""
 
     dtype: torch.dtype = torch.float32
-    file_name: str = FILE_NAMES["safetensors"]  # its ending says which format
+    file_name: str = FILE_NAMES["safetensors"]  # its ending tells the format
     max_shard_size: int | str | None = DEFAULT_SHARD_SIZE
     exclude_frozen_parameters: bool = False
 

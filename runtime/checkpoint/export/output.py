@@ -57,11 +57,11 @@ class Output:
         self._files = iter(plan.files)
         self._file: OutputFile | None = None
         self._waiting: list[str] = []  # names that the file still has to get, last one first
-        self._held: dict[str, Tensor] = {}  # of a file that torch.save writes
+        self._held: dict[str, Tensor] = {}  # tensors of a file that torch.save writes
         self._stack = ExitStack()
         self._stream: Stream | None = None
         self._done: list[str] = []
-        self._prefix: str | None = None  # of names before they are published
+        self._prefix: str | None = None  # prefix of names before they are published
         self.where = f"{store.where}/{plan.index_name or plan.files[0].name}"
         for name, spec in ((name, spec) for file in plan.files for name, spec in file.specs.items()):
             if plan.is_safetensors and spec.dtype not in _DTYPES:
@@ -179,12 +179,12 @@ def _header(file: OutputFile, aliases: Mapping[str, str]) -> bytes:
         entries[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors begin at a multiple of 8
+    text += b" " * (-len(text) % 8)  # aligns the tensors to a multiple of 8
     return len(text).to_bytes(8, "little") + text
 
 
 class _Sink(io.RawIOBase):
-    """What torch.save writes to."""
+    """File object that torch.save writes to."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""Which tensor goes into which file of a folder of weights, in the layout that Hugging Face's loaders read.
+"""Distribution of tensors to files of a folder of weights, in the layout that Hugging Face's loaders read.
 
 Arithmetic only.
 """
@@ -30,12 +30,12 @@ class Spec(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Of all its elements."""
+        """Number of elements."""
         return torch.Size(self.shape).numel()
 
     @property
     def num_bytes(self) -> int:
-        """In host memory."""
+        """Number of bytes in host memory."""
         return self.numel * self.dtype.itemsize
 
 
@@ -71,26 +71,26 @@ class OutputFile:
     """One file of the folder."""
 
     name: str
-    specs: Mapping[str, Spec]  # what it holds, in the order in which it is written
+    specs: Mapping[str, Spec]  # its tensors, in the order in which they are written
 
     @property
     def num_bytes(self) -> int:
-        """Of its tensors."""
+        """Number of bytes of its tensors."""
         return sum(spec.num_bytes for spec in self.specs.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPlan:
-    """All files. `kept` in place of an alias: a loader that ties the names itself finds the tensor there."""
+    """All files. `kept` stands for an alias: a loader that ties the names itself finds the tensor there."""
 
-    stem: str  # of the names: model, pytorch_model
+    stem: str  # stem of the names: model, pytorch_model
     suffix: str  # SAFETENSORS, or another for what torch.save writes
     files: tuple[OutputFile, ...]
     aliases: Mapping[str, str]  # other name -> the name that the files have
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors."""
+        """Number of bytes of all tensors."""
         return sum(file.num_bytes for file in self.files)
 
     @property

@@ -1,6 +1,4 @@
-"""How far a long piece of work is: a bar on a terminal, plain lines elsewhere,
-nothing for what is done soon.
-"""
+"""Progress of a long piece of work: a bar on a terminal, plain lines elsewhere, nothing for short work."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ _BAR_WIDTH = 30
 
 
 class Meter:
-    """Of one piece of work of known bytes; `advance` as it goes on.
+    """Progress of one piece of work of known bytes; call `advance` as it goes on.
 
     Also a context, which ends the line of a bar.
     """
@@ -35,10 +33,10 @@ class Meter:
         self._begun_at = clock()
         self._next_at = self._begun_at + _PATIENCE_S
         self._done_bytes = 0
-        self._width = 0  # of the bar that is shown
+        self._width = 0  # width of the bar that is shown
 
     def advance(self, num_bytes: int) -> None:
-        """So many bytes more are done."""
+        """Count so many bytes more as done."""
         self._done_bytes += num_bytes
         now = self._clock()
         if now >= self._next_at:

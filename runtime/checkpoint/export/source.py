@@ -21,7 +21,7 @@ from .output_plan import Spec
 class Source(ABC):
     """One checkpoint, of whatever format, by the names of the module's state_dict."""
 
-    where: str  # for messages: its folder or URL
+    where: str  # folder or URL, for messages
     tag: str
 
     @abstractmethod

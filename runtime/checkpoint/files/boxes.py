@@ -16,7 +16,7 @@ class Box:
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    start: int  # its first element, counted in the whole tensor
+    start: int  # index of its first element in the whole tensor
 
     @property
     def numel(self) -> int:
@@ -39,7 +39,9 @@ def boxes_of(shape: tuple[int, ...], start: int, stop: int, *, max_numel: int) -
 def _cut(
     prefix: tuple[int, ...], shape: tuple[int, ...], start: int, stop: int, base: int, max_numel: int
 ) -> Iterator[Box]:
-    """Of the part of the tensor at `prefix`, which begins at element `base`: its elements [start, stop)."""
+    """Yield the boxes of elements [start, stop) of the part of the tensor at `prefix`, which begins at
+    element `base`.
+    """
     row = prod(shape[1:])
     whole_rows = range(0) if row > max_numel else range(-(-start // row), stop // row)
     if len(whole_rows) == 0:  # less than a row, or more than a box can hold

@@ -1,13 +1,13 @@
-"""What a checkpoint is made of.
+"""The files of a checkpoint.
 
 One checkpoint
 --------------
 `<dir>/<tag>/` holds the whole training state by parameter name, every tensor with its true shape, so any
 stage and any number of ranks can read it; `<dir>/latest` holds the newest tag.
 
-    __<rank>_0.distcp   what that rank holds of parameters, masters and optimizer states:
+    __<rank>_0.distcp   that rank's part of parameters, masters and optimizer states:
                         1/world of each; see writer.py
-    .metadata           of torch.distributed.checkpoint: which box of which tensor is where;
+    .metadata           torch.distributed.checkpoint's index: which box of which tensor is where;
                         for names see shelf.py
     training.pt         all else; plain data and small tensors, which torch.load(weights_only=True) reads
     manifest.json       all files with their bytes and digests; written last
@@ -28,7 +28,7 @@ training.pt:
     data            epoch, num_samples given in it to all ranks, length of the training data;
                     None without a loader
     rng             per rank: torch, cuda, python, numpy
-    client_state    what the first rank gave that gave one; {} if none did
+    client_state    that of the first rank which gave one; {} if none did
     client_states   what each rank gets at a load by as many ranks; only there if ranks gave different ones
     config          the ds_config in effect
 """

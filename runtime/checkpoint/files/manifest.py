@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: every file with its bytes and digests. The last file that is written."""
+"""The manifest of a checkpoint: every file with its bytes and digests. It is written last."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...errors import CheckpointError, NoCheckpointError
 from ..storage.store import MANIFEST, Store
 
 FORMAT = 2
-_DIGEST = "digest"  # of the manifest without it
+_DIGEST = "digest"  # digest of the manifest without this key
 _ADVICE = "load another one (`dslaunch checkpoint ls` shows which are good), or copy this one here once more"
 
 
@@ -32,10 +32,10 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Of one checkpoint. The spans of a file cover it from its beginning to its end."""
+    """Manifest of one checkpoint. The spans of a file cover it from its beginning to its end."""
 
     tag: str
-    version: str  # of dslaunch
+    version: str  # dslaunch's version
     torch_version: str
     written_at: str  # UTC, ISO 8601
     world_size: int
@@ -46,7 +46,7 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files but the manifest itself."""
+        """Number of bytes of all files but the manifest itself."""
         return sum(span.num_bytes for spans in self.files.values() for span in spans)
 
     def with_files(self, files: Mapping[str, tuple[Span, ...]]) -> Manifest:

@@ -31,7 +31,7 @@ from .manifest import check_bytes, read_manifest
 from .tensor_runs import MODEL, PlacedBox, Run, TensorRuns
 from .writer import METADATA
 
-# All that `.metadata` may name; what a pickle names is run.
+# All classes that `.metadata` may name; a pickle runs whatever it names.
 _CLASSES = {
     "torch.distributed.checkpoint.metadata": (
         "BytesStorageMetadata",
@@ -180,7 +180,7 @@ class CheckpointReader:
                         place.copy_(_part(box, item))
 
     def _items(self, run: Run, flat: Tensor) -> Iterable[tuple[ReadItem, Tensor]]:
-        """What has to be read for a run, and the tensor that each of it goes to."""
+        """Yield the items to read for a run, each with the tensor that it goes to."""
         boxes = list(_boxes_of(run))
         places = {box.offsets: box.of(flat) for box in boxes}
         for item in self._read_items(run, boxes):
@@ -213,7 +213,7 @@ class CheckpointReader:
 
 
 class _Told:
-    """What the file system says, in one line that names the file."""
+    """Turns an error of the file system into one line that names the file."""
 
     def __init__(self, where: str) -> None:
         self._where = where

@@ -14,7 +14,7 @@ from .tensor_runs import Run, TensorRuns
 
 
 class Memory:
-    """What copies were made in, for the next ones: to get it from the system takes longer than to copy.
+    """Memory of earlier copies, kept for the next ones: to get it from the system takes longer than to copy.
 
     One thread at a time.
     """
@@ -39,9 +39,7 @@ class Memory:
 
 
 class Snapshot:
-    """Of one shelf. A copy that fails is told by who writes it: a rank may not stay away
-    from a collective.
-    """
+    """Copies of one shelf. The writer reports a failed copy: a rank may not stay away from a collective."""
 
     def __init__(self, tensor_runs: TensorRuns, memory: Memory) -> None:
         """Copy nothing yet."""

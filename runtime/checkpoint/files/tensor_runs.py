@@ -1,4 +1,4 @@
-"""What of a model and its optimizer this rank writes to a checkpoint, and where what it reads has to go.
+"""Elements of a model and its optimizer that this rank writes to a checkpoint, and places for those it reads.
 
 Every tensor has its name, its true shape and its own dtype in a checkpoint, however it is sharded here:
 
@@ -27,7 +27,7 @@ from .boxes import boxes_of
 
 MODEL, STATE = "model.", "optimizer.state."
 MASTER = "master"
-PARAMETERS = "parameters"  # not the name of a state
+PARAMETERS = "parameters"  # differs from the name of every state
 
 
 def model_name(name: str) -> str:
@@ -43,15 +43,15 @@ def state_name(name: str, state: str) -> str:
 class PlacedBox(NamedTuple):
     """A box of a tensor, and where it lies in a flat one: in a box of this rank's part, or a part of that."""
 
-    offsets: tuple[int, ...]  # in the tensor
+    offsets: tuple[int, ...]  # offsets in the tensor
     sizes: tuple[int, ...]
-    first: int  # of the box of this rank's part, in the flat tensor
-    part_sizes: tuple[int, ...]  # of that box
+    first: int  # index of the first element of this rank's box, in the flat tensor
+    part_sizes: tuple[int, ...]  # sizes of that box
     narrowed: tuple[int, int, int] | None  # dimension, first index and size there of what counts; None: all
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """Number of its elements."""
         return prod(self.sizes)
 
     def of(self, flat: Tensor) -> Tensor:
@@ -64,13 +64,13 @@ class PlacedBox(NamedTuple):
 class Run:
     """Elements of one tensor that follow each other in C order, and where they lie here."""
 
-    name: str  # in the checkpoint
-    shape: tuple[int, ...]  # of the tensor
+    name: str  # name in the checkpoint
+    shape: tuple[int, ...]  # shape of the tensor
     start: int  # the first of them, counted in the tensor, or in this rank's part of it
     numel: int
-    flat: str  # which of the shelf's flat tensors they lie in
-    offset: int  # of the first one there
-    cut: Cut | None = None  # what this rank's part of the tensor is; None: the whole
+    flat: str  # the shelf's flat tensor that holds them
+    offset: int  # index of the first one there
+    cut: Cut | None = None  # this rank's part of the tensor; None: the whole
 
     def boxes(self, *, max_numel: int) -> Iterator[PlacedBox]:
         """Return the boxes of the whole tensor that the run is, and where each lies in `flat`."""
@@ -91,8 +91,8 @@ class TensorRuns:
     """Runs that lie in a few flat tensors, which may be on a disk between their uses."""
 
     runs: tuple[Run, ...]
-    dtypes: Mapping[str, torch.dtype]  # of the flat tensors, by name
-    flats: Callable[[], Mapping[str, Tensor]]  # while they are here
+    dtypes: Mapping[str, torch.dtype]  # flat tensor's name -> dtype
+    flats: Callable[[], Mapping[str, Tensor]]  # the flat tensors, while they are here
     here: Callable[[bool], AbstractContextManager[object]]  # have them here; whether they are to be changed
     exposed: frozenset[str] = frozenset()  # flat tensors that the program may change by itself, at any time
 
@@ -112,13 +112,13 @@ def runs_of_tensors(tensors: Mapping[str, Tensor]) -> TensorRuns:
     )
 
 
-# Of a parameter, a kind of value and the dtype that it has here: under which name to read it,
-# None if not at all.
+# Return the name under which to read a value, from the parameter's name, the kind of value and its dtype
+# here; None if it is not read.
 SourceOf = Callable[[str, str, torch.dtype], str | None]
 
 
 class SubBufferRuns:
-    """Of one sub-buffer: which elements this rank has, of each kind of value."""
+    """Runs of one sub-buffer: the elements that this rank has, for each kind of value."""
 
     def __init__(self, sub_buffer: SubBuffer) -> None:
         self.sub_buffer = sub_buffer

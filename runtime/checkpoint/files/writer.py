@@ -1,4 +1,4 @@
-"""One rank's file, and what torch.distributed.checkpoint has to know of all of them.
+"""One rank's file, and the records that torch.distributed.checkpoint needs of all files.
 
 A file holds one `torch.save` after another, one for each box of a tensor, and `.metadata` says which is
 where: the format of torch's FileSystemWriter. So whatever reads such folders reads these: FSDP2, torchtitan,
@@ -35,18 +35,18 @@ from .manifest import Span
 from .tensor_runs import PlacedBox, Run, TensorRuns
 
 METADATA = ".metadata"
-_BOX_BYTES = 32 << 20  # who needs any of a box reads all of it
-_NUM_BUFFERS = 2  # for what comes from a GPU: one is written to the file while a copy fills the other
+_BOX_BYTES = 32 << 20  # a reader of any part of a box reads all of it
+_NUM_BUFFERS = 2  # buffers for boxes from a GPU: one is written to the file while a copy fills the other
 _CRC32 = threading.Lock()  # torch's choice of checksums is one for all threads
 _AROUND_BOX = 4096  # more than torch.save puts around a tensor, with its name at its longest
 
 
 class Written(NamedTuple):
-    """One box, where it is."""
+    """One box and its place."""
 
-    name: str  # of the tensor
+    name: str  # name of the tensor
     shape: tuple[int, ...]
-    dtype: str  # as torch calls it: "bfloat16"
+    dtype: str  # torch's name: "bfloat16"
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str
@@ -133,9 +133,9 @@ class _Coming(NamedTuple):
 
 
 def _on_host(tensor_runs: TensorRuns, flats: Mapping[str, Tensor]) -> Iterator[tuple[Run, PlacedBox, Tensor]]:
-    """Each box with its elements in host memory, which are another's when the next one is asked for.
+    """Yield each box with its elements in host memory, which is reused when the next one is asked for.
 
-    What is on a GPU comes through two page-locked buffers: while the caller has one, the next box is on its
+    Boxes on a GPU come through two page-locked buffers: while the caller has one, the next box is on its
     way into the other.
     """
     buffers = _Buffers(tensor_runs, flats)
@@ -177,7 +177,7 @@ class _Buffers:
 
 
 def _arrived(coming: _Coming) -> tuple[Run, PlacedBox, Tensor]:
-    """As a tensor without others behind it: torch.save writes all of a storage."""
+    """Return the box as a tensor with a storage of its own: torch.save writes all of a storage."""
     if coming.arrival is not None:
         coming.arrival.wait()
     values = coming.values.cpu()
@@ -201,7 +201,7 @@ def _save_box(values: Tensor, sink: _Sink) -> None:
 
 
 class _Sink(io.RawIOBase):
-    """What torch.save writes one box to."""
+    """File object that torch.save writes one box to."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self._hash = stream, xxhash.xxh3_64()

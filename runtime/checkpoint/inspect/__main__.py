@@ -12,12 +12,12 @@ from .last_line import tell
 
 
 def run(request: str) -> int:
-    """As command.main()."""
+    """Run command.main()."""
     try:
         import torch  # noqa: F401  # here: it alone depends on what else the machine has
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # an incomplete installation raises whatever it does
+    except Exception as error:  # an incomplete installation raises any error
         reason = str(error).strip().partition("\n")[0]
         tell(
             f"dslaunch checkpoint needs torch, and {sys.executable} cannot import it: "
@@ -25,7 +25,7 @@ def run(request: str) -> int:
             f"{sys.executable} -c 'import torch'"
         )
         return UserError.exit_code
-    from .command import main  # here: it imports torch
+    from .command import main  # imported late: it imports torch
 
     return main(request)
 

@@ -1,6 +1,6 @@
-"""What `dslaunch checkpoint` does, in a process of its own (`__main__.py`), because it needs torch.
+"""The work of `dslaunch checkpoint`, in a process of its own (`__main__.py`), because it needs torch.
 
-The exit code is 0; 1 for damage that was found, or a difference; 2 for a mistake in what was given.
+The exit code is 0; 1 for damage that was found, or a difference; 2 for a mistake in the arguments.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ _ACTIONS: dict[str, Callable[[dict[str, Any]], int]] = {
 
 
 def _culprit(given: dict[str, Any]) -> str:
-    """What could not be read, or be written to."""
+    """Return the name of the file that could not be read or written."""
     try:
         os.write(1, b"\n")
     except OSError:

@@ -1,4 +1,4 @@
-"""In what two checkpoints differ: their tensors, what else they hold, and, if asked for, every number."""
+"""Differences of two checkpoints: their tensors, their other values, and, if asked for, every number."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Of checkpoints A and B. Tensors go by their names in a checkpoint: model.<name>,
+    """Differences of checkpoints A and B. Tensors have their names in a checkpoint: model.<name>,
     optimizer.state.<name>.<state>.
     """
 
@@ -134,7 +134,7 @@ def _values(a: CheckpointReader, b: CheckpointReader, names: list[str]) -> Itera
 
 
 def _compare(left: Tensor, right: Tensor) -> tuple[int, float]:
-    """How many elements have other bits, and by how much they differ at most."""
+    """Return how many elements have other bits, and the largest difference."""
     num_differing, greatest = 0, 0.0
     for one, other in zip(torch.split(left, _CHUNK_NUMEL), torch.split(right, _CHUNK_NUMEL), strict=True):
         itemsize = min(one.dtype.itemsize, 8)  # complex128 as two numbers of 8 bytes

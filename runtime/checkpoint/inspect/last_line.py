@@ -1,4 +1,4 @@
-"""What this process says at its end when it has nothing else to show."""
+"""The last line of a process that has nothing else to show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def tell(message: str) -> None:
     if sys.stderr is None:
         return
     line = f"dslaunch: {message}"
-    if sys.stderr.isatty():  # as the launcher does: the terminal would break words
+    if sys.stderr.isatty():  # like the launcher: the terminal would break words
         width = get_terminal_size().columns
         line = textwrap.fill(
             line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False

@@ -1,5 +1,5 @@
-"""What a folder of checkpoints holds, one row for each: read from manifests alone,
-and of DeepSpeed's from one file's head.
+"""Listing of a folder of checkpoints, one row for each: from manifests alone, for DeepSpeed's from the head
+of one file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEEPSPEED = "DeepSpeed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One checkpoint. What is not known of one that is no good is None."""
+    """One checkpoint. None stands for values that a damaged one does not tell."""
 
     tag: str
     # good: all files with all their bytes; partial: a save that is under way, or was cut off;
@@ -35,7 +35,7 @@ class Row:
     num_bytes: int | None = None
     world_size: int | None = None
     zero_stage: int | None = None
-    version: str | None = None  # of dslaunch, or of DeepSpeed
+    version: str | None = None  # dslaunch's version, or DeepSpeed's
     problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _deepspeed_paths(store: Store) -> list[Path]:
 
 def _deepspeed_row(path: Path, is_latest: bool) -> Row:
     try:
-        model = DeepSpeedFolder(path).model(0)  # its tensors stay on the disk
+        model = DeepSpeedFolder(path).model(0)  # the file's tensors stay on the disk
         stage = model["ds_config"].get("zero_optimization", {}).get("stage", 0)
         return Row(
             tag=path.name,

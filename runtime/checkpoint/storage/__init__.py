@@ -1,1 +1,1 @@
-"""Where checkpoints lie: a folder, or what a URL names."""
+"""Places of checkpoints: a folder, or a URL."""

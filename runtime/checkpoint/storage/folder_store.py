@@ -16,7 +16,7 @@ from .store import LATEST, MANIFEST, PARTIAL, REMOVED, REPLACED, Store, hidden, 
 from .stream import DirectStream, Stream, naming
 
 _OUTPUT = "export-"
-_MARK = ".begun-"  # and a random number: a file by which ranks see that they have one folder
+_MARK = ".begun-"  # start of a file's name, before a random number: by it ranks see that they have one folder
 _REPLACED_FILES = "replaced"
 
 
@@ -40,7 +40,7 @@ class FolderStore(Store):
         return sorted(tag_of(name, PARTIAL) for name in found if not name.startswith(f".{_OUTPUT}"))
 
     def folder_of(self, tag: str) -> str:
-        # Between the two renames of `publish` the old one has no other name.
+        # The old one has no other name between the two renames of `publish`.
         replaced = self.root / hidden(tag, REPLACED)
         return replaced.name if replaced.is_dir() and not (self.root / tag).is_dir() else tag
 
@@ -81,7 +81,7 @@ class FolderStore(Store):
         """Make a folder that no sweep removes."""
         folder.mkdir()
         self._claim = _claimed(folder)
-        if not folder.exists():  # between the two lines a sweep came to it
+        if not folder.exists():  # a sweep came to it between the two lines
             self._let_go()
             self._own(folder)
 
@@ -118,7 +118,7 @@ class FolderStore(Store):
             if is_latest:
                 self.put(LATEST, tag.encode())
             undo.pop_all()
-        with suppress(OSError):  # what stays of it counts for nothing, and goes with the next save
+        with suppress(OSError):  # remains count for nothing, and go with the next save
             _remove(replaced)
         self._let_go()
 
@@ -151,7 +151,7 @@ class FolderStore(Store):
                 raise
             with suppress(
                 OSError
-            ):  # it is there: a power cut may bring back the one before, which is whole, too
+            ):  # the checkpoint is there: a power cut may bring back the one before, which is whole, too
                 _sync(path.parent)
 
     def open(self, name: str) -> IO[bytes]:
@@ -172,7 +172,7 @@ class FolderStore(Store):
         for folder in (self.root / tag, self.root / hidden(tag, REPLACED)):
             _remove(doomed)
             if os.path.lexists(folder):
-                folder.rename(doomed)  # at once: half of a checkpoint is none
+                folder.rename(doomed)  # all at once: half of a checkpoint is none
                 _remove(doomed)
 
     def begin_output(self) -> str:
@@ -194,7 +194,7 @@ class FolderStore(Store):
                 source.rename(target)
                 undo.callback(target.rename, source)
 
-            # All old ones go before a new one comes, so that what ends this never leaves some of each.
+            # All old ones go before a new one comes, so that an interruption never leaves some of each.
             for name in (*stale, *others):
                 with suppress(FileNotFoundError):
                     move(self.root / name, replaced / name)
@@ -211,7 +211,7 @@ class FolderStore(Store):
 
     def abandon_output(self, prefix: str, names: Sequence[str]) -> None:
         replaced = self.root / prefix / _REPLACED_FILES
-        if not any(path.is_file() for path in replaced.rglob("*")):  # those that could not be put back stay
+        if not any(path.is_file() for path in replaced.rglob("*")):  # files that could not be put back stay
             shutil.rmtree(self.root / prefix, ignore_errors=True)
         self._let_go()
 

@@ -1,7 +1,7 @@
 """The folder that holds checkpoints: on a file system, or at a URL that fsspec opens (s3://,
 gs://, memory://, ...).
 
-A checkpoint is there when its manifest is, and whatever ends a save leaves what was there before.
+A checkpoint is there when its manifest is. An interrupted save leaves the earlier checkpoints as they were.
 
 On a file system
 ----------------

@@ -17,13 +17,13 @@ import numpy as np
 from ....kernels.disk import DiskEngine, DiskFile, DiskRequest, aligned_empty
 
 _BUFFER_BYTES = 8 << 20  # enough for the disk, and little to get from the system for each file
-_NUM_BUFFERS = 3  # one that is filled, while two are on their way
+_NUM_BUFFERS = 3  # one buffer is filled, while two are on their way
 _PAGE = 4096
-_MODE = 0o666  # which the umask narrows
+_MODE = 0o666  # the umask narrows it
 
 
 class Stream(Protocol):
-    """What takes bytes, front to back."""
+    """Receiver of bytes, front to back."""
 
     def write(self, data: bytes | memoryview) -> int:
         """Take all of it."""
@@ -87,7 +87,7 @@ class DirectStream:
         """Bytes are on their way when a buffer is full."""
 
     def _send(self) -> None:
-        size = -(-self._filled // _PAGE) * _PAGE  # behind the end it is cut off later
+        size = -(-self._filled // _PAGE) * _PAGE  # the padding behind the end is cut off later
         self._under_way.append((self._file.write(self._buffer[:size], self._written), self._buffer))
         self._written += self._filled
         if not self._free:

@@ -66,7 +66,7 @@ class UrlStore(Store):
         partial = self.partial_of(tag)
         self._remove(partial)
         self._fs.makedirs(self._path(partial), exist_ok=True)
-        return ""  # what is there is seen by all
+        return ""  # all ranks see the same objects
 
     def publish(self, folder: str, tag: str, *, is_latest: bool) -> None:
         if folder != tag:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # all three are there
 
 T = TypeVar("T")
-_CALL_S = 10.0  # one answer of a store that works takes less than a millisecond
+_CALL_S = 10.0  # limit of one answer; a store that works takes less than a millisecond
 
 
 class BoardLost(Exception):
@@ -54,7 +54,7 @@ class Board:
             self.place = f"{store.host}:{store.port}"
             before = _connections_to(store.port)
             uses_libuv = store.libuvBackend  # type: ignore[attr-defined]  # torch forgot to list it
-            # as the job's: some builds of torch have no libuv, and their users set USE_LIBUV=0
+            # like the job's store: some builds of torch have no libuv, and their users set USE_LIBUV=0
             self._store: Any = TCPStore(store.host, store.port, is_master=False, use_libuv=uses_libuv)
             made = _connections_to(store.port) - before
             if made:
@@ -107,7 +107,7 @@ class Board:
 
     def _is_open(self) -> bool:
         if self._file is not None:
-            # one that is gone torch would try to open for minutes, a hundred times a second
+            # torch would try to open a missing file for minutes, a hundred times a second
             return self._file.exists()
         if self._socket is None:
             return True

@@ -1,4 +1,4 @@
-"""What a hang looks like to who has to find its cause: text made of the ranks' positions."""
+"""Report of a hang for the person who looks for its cause: text made of the ranks' positions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Stuck:
     """The first collective, or message, that does not come to its end."""
 
     label: Collective
-    s: float  # that it has been waited for
+    s: float  # seconds of waiting
     came: tuple[int, ...]  # ranks
     missing: tuple[int, ...]  # ranks that answer, but have not begun it
     silent: tuple[int, ...]  # ranks that do not answer
@@ -65,9 +65,9 @@ def describe_hang(
 
 
 def _without_idle_messages(positions: Mapping[int, Position]) -> Mapping[int, Position]:
-    """Messages that no program stands still for: a receive that was begun ahead of its use, or a send, of
-    which gloo does not tell whether it has come to its end. They count only where nothing else is waited for:
-    NCCL makes a stream wait, and not the program.
+    """Drop messages that no program stands still for: a receive that was begun ahead of its use, or a send,
+    of which gloo does not tell whether it has come to its end. They count only where nothing else is
+    waited for: NCCL makes a stream wait, and not the program.
     """
     kept = {
         rank: replace(
@@ -85,7 +85,7 @@ def _find_stuck(positions: Mapping[int, Position], leaders: Sequence[int]) -> _S
     stuck = _longest(positions, leaders, among=positions.keys())
     seen: set[Collective] = set()
     while stuck is not None and stuck.label not in seen:
-        # Who has not come may wait in turn, among other ranks: that is nearer to the cause.
+        # A missing rank may wait in turn, among other ranks: that is nearer to the cause.
         seen.add(stuck.label)
         held_up = [rank for rank in stuck.missing if _waits_elsewhere(positions[rank], stuck.label)]
         stuck = _longest(positions, leaders, among=held_up) or stuck
@@ -166,7 +166,7 @@ def _cause(stuck: _Stuck, positions: Mapping[int, Position], leaders: Sequence[i
         for wait in positions[rank].waits
         if wait.label == label and wait.s < stuck.s / 10
     }
-    # Those came after they were asked, as out of code that kept Python's lock.
+    # These came after they were asked, as out of code that kept Python's lock.
     if just_came and not (is_send or is_receive):
         others = [rank for rank in stuck.came if rank not in just_came]
         return (
@@ -204,7 +204,7 @@ def different_paths(positions: Mapping[int, Position], leaders: Sequence[int], n
 
 
 def _excuses(stuck: _Stuck, positions: Mapping[int, Position], names: RankNames) -> str:
-    """What those do instead who have not come."""
+    """Describe what the missing ranks do instead."""
     doing: dict[str, list[int]] = defaultdict(list)
     for rank in stuck.missing:
         doing[_doing(positions[rank])].append(rank)
@@ -213,7 +213,7 @@ def _excuses(stuck: _Stuck, positions: Mapping[int, Position], names: RankNames)
         clauses.append(_unanswered(stuck.silent, names))
     elif all(
         _awaited(positions[rank]) or positions[rank].elsewhere for rank in stuck.missing
-    ):  # else they may wait for the others
+    ):  # otherwise they may wait for the others
         clauses.append("the ranks took different paths")
     return "; ".join(clauses)
 
@@ -255,7 +255,7 @@ def _rows(positions: Mapping[int, Position], stuck: _Stuck) -> list[_Row]:
 
 
 def _state(position: Position) -> tuple[str, str]:
-    """What it does, and the number of the collective."""
+    """Describe what the rank does, and the number of its collective."""
     awaited = _awaited(position)
     if awaited:
         return f"waits for {awaited[0].label}", str(awaited[0].label.number)

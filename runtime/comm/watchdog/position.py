@@ -1,4 +1,4 @@
-"""Where a rank stands: what it waits for, what it did last, and where its program is."""
+"""Position of a rank: the collective that it waits for, its last one, and the place of its program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEFT_OUT = (
     "torch._tensor",
     "torch.autograd",
     "torch.utils.checkpoint",
-)  # modules; it is others who went wrong
+)  # modules that are not to blame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,13 @@ class Wait:
     """A collective that has not come to its end."""
 
     label: Collective
-    s: float  # since it began
+    s: float  # seconds since it began
     is_awaited: bool  # the program stands still for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Of one rank at one moment."""
+    """Position of one rank at one moment."""
 
     rank: int
     host: str
@@ -48,9 +48,9 @@ class Position:
     waits: tuple[Wait, ...]  # the oldest first
     recent: tuple[Collective, ...]  # the oldest first
     quiet_s: float  # since the last collective began or was waited for
-    stack: tuple[str, ...]  # of the main thread, the innermost last
+    stack: tuple[str, ...]  # stack of the main thread, the innermost last
     turns: tuple[Turns, ...] = ()  # number of the last one of each line of ranks
-    elsewhere: str = ""  # what another engine of its program waits for
+    elsewhere: str = ""  # the wait of another engine of its program
 
     def has_begun(self, label: Collective) -> bool:
         """Whether this rank, one of those that do it together, has come to it."""

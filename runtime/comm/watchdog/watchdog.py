@@ -3,10 +3,10 @@ and has all ranks say where they stand.
 
 A round
 -------
-Who has waited too long rings: it leaves a note on the board. The others look for it every few seconds, and
-then every rank leaves its position. The lowest rank that did so reads all of them and prints one report. The
-ranks do not touch the board otherwise, and each number of a round is used once. The program is not disturbed:
-it goes on waiting until torch ends it.
+A rank that has waited too long rings: it leaves a note on the board. The others look for it every few
+seconds, and then every rank leaves its position. The lowest rank that did so reads all of them and prints one
+report. The ranks do not touch the board otherwise, and each number of a round is used once. The program is
+not disturbed: it goes on waiting until torch ends it.
 
 Other paths
 -----------
@@ -38,16 +38,16 @@ from .board import Board, BoardLost
 from .hang_report import describe_hang, different_paths
 from .position import Position, take_position
 
-_DEFAULT_PART = 6  # of the timeout: 5 minutes of 30
+_DEFAULT_PART = 6  # part of the timeout: 5 minutes of 30
 _LONGEST_POLL_S = 5.0
 _SHORTEST_GRACE_S = 2.0
-_END_S = 2.0  # for the thread to end, when the program does
+_END_S = 2.0  # time for the thread to end, when the program does
 _APART = "apart"  # the note of what ranks have done differently
 _log = logging.getLogger("dslaunch")
 
 
 class Watchdog:
-    """Of one engine. Costs one look at the board every few seconds."""
+    """Watchdog of one engine. It costs one look at the board every few seconds."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Watchdog:
         self._board = board
         self._limit_s, self._timeout = limit_s, timeout
         self._poll_s = min(_LONGEST_POLL_S, limit_s / 4)
-        self._grace_s = max(_SHORTEST_GRACE_S, 3 * self._poll_s)  # for others to notice, and to answer
+        self._grace_s = max(_SHORTEST_GRACE_S, 3 * self._poll_s)  # time for others to notice, and to answer
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._leaders = tuple(leaders or (0,) * self._world_size)
         self._names = names or RankNames()
@@ -150,7 +150,7 @@ class Watchdog:
         """The program's own thread stands still in torch, where no exception reaches it."""
         self._say(f"dslaunch: {text}; every rank must use the same units of the model, in the same order\n")
         sys.stdout.flush()
-        # Not before all have said it: who ends takes connections of others away, and rank 0 the board.
+        # Wait until all have said it: an ending rank takes connections of others away, and rank 0 the board.
         try:
             self._board.set(f"{_APART}/{self._rank}", "")
             self._wait_for(*(f"{_APART}/{rank}" for rank in range(self._world_size)))
@@ -209,7 +209,7 @@ class Watchdog:
         )
 
     def _say(self, text: str) -> None:
-        """In one piece: all ranks may share this stderr."""
+        """Write in one piece: all ranks may share this stderr."""
         sys.stderr.write(text)
         sys.stderr.flush()
         if self._recorder.tell_hang is not None:
