@@ -7,7 +7,9 @@ from .section import Section
 
 
 class ActivationConfig(Section):
-    """For models that call `dslaunch.checkpointing.checkpoint()`; the first three fields have an effect."""
+    """Checkpointing in models that call `dslaunch.checkpointing.checkpoint()`; the first three fields have an
+    effect.
+    """
 
     cpu_checkpointing: Bool = False
     """inputs of functions that go through dslaunch.checkpointing.checkpoint() wait in host memory for the

@@ -27,7 +27,7 @@ def _not_a_multiple(train: int, what: str, unit: int) -> ValueError:
 
 
 def resolve_batch(train: int | None, micro: int | None, steps: int | None, *, world_size: int) -> Batch:
-    """The whole triangle from the sides that were given.
+    """Return the whole triangle from the sides that were given.
 
     Errors: ValueError with the whole line, if the sides do not agree, do not divide, or are too few.
     """

@@ -17,7 +17,7 @@ def _text_or_none(value: Any) -> str | None:
 
 
 class CheckpointConfig(Section):
-    """What save_checkpoint() does beside writing."""
+    """Options of save_checkpoint() beside writing."""
 
     tag_validation: Annotated[str, BeforeValidator(_TAG_VALIDATION.read)] = "Warn"
     """rank 0's tag is taken; where another rank gives another one, Warn warns, Fail is an error; Warn if left

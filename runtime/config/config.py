@@ -33,12 +33,12 @@ from .zero import ZeroConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a Config was read, and how. Two that mean the same are equal, wherever they come from."""
+    """Source of a Config, and how it was read. Two that mean the same are equal, wherever they come from."""
 
     name: str = field(compare=False)
-    """For messages: a path, or "ds_config" for a dict."""
+    """Name in messages: a path, or "ds_config" for a dict."""
     given: dict[str, Any] = field(compare=False, repr=False)
-    """What was read there, as dicts, lists and scalars; without what says "auto" where the
+    """Values of the source, as dicts, lists and scalars; without "auto" values where the
     reader was lenient.
     """
     is_lenient: bool = field(default=False, compare=False)
@@ -95,7 +95,7 @@ class Config(Section):
     activation_checkpointing: ActivationConfig | None = None
     tensor_parallel: TensorParallelConfig | None = None
     mesh: MeshConfig | None = None
-    """What the launcher, the ds_config and the program say of the axes; None: nothing but tp at most."""
+    """Axes that the launcher, the ds_config and the program give; None: nothing but tp at most."""
     pipeline: PipelineConfig | None = None
     expert_parallel: ExpertParallelConfig | None = None
     use_data_before_expert_parallelism: Bool | None = None
@@ -105,7 +105,7 @@ class Config(Section):
     data_parallel_size: Positive | None = None
     """must be the number of ranks without those neighbours; DeepSpeed needs both"""
     sequence: SequenceConfig | None = None
-    """None where no sequence is divided."""
+    """Sequence settings; None where no sequence is divided."""
     tensorboard: TensorBoardConfig | None = None
     csv_monitor: CsvConfig | None = None
     wandb: WandbConfig | None = None
@@ -125,7 +125,7 @@ class Config(Section):
 
     @property
     def loss_scaling(self) -> Fp16Config:
-        """How the loss is scaled, if it is."""
+        """Scale of the loss, if there is one."""
         return self.fp16 if self.fp16.enabled else self.torch_autocast.loss_scaling
 
     @property

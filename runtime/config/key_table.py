@@ -1,6 +1,6 @@
-"""Every key of a ds_config that is known here.
+"""Table of every key of a ds_config that is known here.
 
-A key that is used is a field of a model, by its alias; keys/ has what is without effect or refused.
+A key that is used is a field of a model, by its alias; keys/ has those without effect or refused.
 A section is any path that other paths continue; a section that no path continues is one opaque OBJECT.
 null anywhere means the same as leaving the key out.
 """
@@ -100,7 +100,7 @@ def _by_path() -> dict[str, tuple[Owner, ...]]:
     return fields
 
 
-FIELDS = _by_path()  # those of the keys that are used, by their paths
+FIELDS = _by_path()  # path -> field, of the keys that are used
 
 
 def _used(path: str, owners: Iterable[Owner] = ()) -> Key:

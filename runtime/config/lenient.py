@@ -1,4 +1,6 @@
-"""What DeepSpeed warns of, or says nothing of, and goes on: so it is where a program was written for it."""
+"""Faults of a ds_config that DeepSpeed passes, with or without a warning: programs written for it go on,
+too.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def relax(values: dict[str, Any], sifted: Sifted, *, has_optimizer: bool) -> dic
     if has_optimizer:
         values = _without(values, "optimizer", "max_grad_norm", sifted.unmet)
     scheduler = values.get("scheduler")
-    if not isinstance(scheduler, dict) or scheduler.get("type") not in list(PARAMS_OF):  # it may be a list
+    # a type may be a list
+    if not isinstance(scheduler, dict) or scheduler.get("type") not in list(PARAMS_OF):
         return values
     params = scheduler.get("params")
     kind = params.get("warmup_type") if isinstance(params, dict) else None

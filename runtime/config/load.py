@@ -36,7 +36,7 @@ from .strict import Sifted, rename_old, sift
 _log = logging.getLogger("dslaunch")
 
 DEEPSPEED_CLIPPING = (
-    1.0  # where a ds_config says nothing; here it is off then, but for programs that count on it
+    1.0  # DeepSpeed's default; here clipping is off then, except for programs that count on it
 )
 
 
@@ -82,7 +82,7 @@ def _finish(name: str, sifted: Sifted, *, is_lenient: bool) -> None:
     """Raise what is wrong, one line for each; else say in one line what needs nothing,
     and in one what is not done.
     """
-    autos = {f"{key} is missing" for key in sifted.autos}  # what is left out of the check is not missing
+    autos = {f"{key} is missing" for key in sifted.autos}  # keys left out of the check are not missing
     lines = [] if is_lenient else list(sifted.unknown.values())
     lines += [line for line in sifted.problems.values() if line not in autos]
     if sifted.autos:

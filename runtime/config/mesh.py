@@ -1,4 +1,4 @@
-"""How many ranks work together along each axis of the job's parallelism."""
+"""Number of ranks that work together along each axis of the job's parallelism."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...shared.axes import ORDER, full_order
 from .keys.value import AxesInOrder, Positive
 from .section import Section
 
-FACTORS = ORDER  # of the number of ranks
+FACTORS = ORDER  # factors of the number of ranks
 
 
 class MeshConfig(Section):
@@ -32,7 +32,7 @@ class MeshConfig(Section):
 
     @property
     def given(self) -> dict[str, int]:
-        """Those that were said, by axis."""
+        """Sizes that were given, by axis."""
         sizes = {name: getattr(self, name) for name in type(self).model_fields if name != "order"}
         return {name: size for name, size in sizes.items() if size is not None}
 

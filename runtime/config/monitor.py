@@ -1,4 +1,4 @@
-"""What watches a run: monitors, the log of collectives, the profile of floating-point
+"""Observers of a run: monitors, the log of collectives, the profile of floating-point
 operations, the throughput.
 """
 
@@ -69,7 +69,7 @@ class WandbConfig(Section):
 
 
 class MonitorConfig(Section):
-    """All monitors; None is what a ds_config does not name."""
+    """All monitors; None for those that a ds_config does not name."""
 
     tensorboard: TensorBoardConfig | None = None
     csv_monitor: CsvConfig | None = None
@@ -83,7 +83,7 @@ class MonitorConfig(Section):
 
 
 class CommsLoggerConfig(Section):
-    """Which collectives are timed; see comm/comms_log.py."""
+    """Collectives that are timed; see comm/comms_log.py."""
 
     enabled: Bool = False
     """time the engine's collectives, each of which then blocks; engine.log_comm_summary() prints what they

@@ -47,7 +47,7 @@ class OffloadParamConfig(Section):
         return self.device != "none"
 
     def fault(self, path: str) -> str | None:
-        """What does not go together in the section at `path`; None if all does."""
+        """Return the conflict in the section at `path`; None if there is none."""
         if self.device == "nvme" and not self.nvme_path:
             return f'{path}.device "nvme" needs {path}.nvme_path, a folder on a local disk'
         return None
@@ -79,7 +79,7 @@ class OffloadOptimizerConfig(OffloadParamConfig):
     delayed_update: DelayedUpdateConfig = DelayedUpdateConfig()
 
     def fault(self, path: str) -> str | None:
-        """As that of the parameters."""
+        """Return the conflict in the section at `path`; None if there is none."""
         if self.device == "nvme" and self.ratio != 1.0:
             return f'{path}.ratio {self.ratio:g} is for device "cpu"; leave it out, or write 1'
         delayed = self.delayed_update.enabled
@@ -104,7 +104,7 @@ class OffloadOptimizerConfig(OffloadParamConfig):
 
 
 class AioConfig(Section):
-    """How files on a local disk are read and written."""
+    """Settings for reading and writing files on a local disk."""
 
     block_bytes: Annotated[int, BeforeValidator(_block_bytes)] = Field(
         default=1024 * 1024, alias="block_size"

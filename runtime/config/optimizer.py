@@ -74,7 +74,7 @@ class MuonParams(Section):
     """Muon for matrices, AdamW for all else; the same keys and defaults as DeepSpeed's."""
 
     lr: Size | None = None
-    """Of both; left out: 0.02 for Muon, 0.0003 for AdamW."""
+    """Learning rate of both; left out: 0.02 for Muon, 0.0003 for AdamW."""
     muon_lr: Size | None = None
     """of the matrices, lr if left out"""
     adam_lr: Size | None = None
@@ -119,8 +119,7 @@ PARAMS_OF: dict[str, type[AdamParams] | type[MuonParams]] = {
     "Muon": MuonParams,
 }
 
-# What optimizers of ours take and an engine has no use for: it refuses these,
-# or says that they have no effect.
+# Arguments of our optimizers that an engine cannot use: it refuses these, or says that they have no effect.
 _NOT_FROM_CONFIG = {"amsgrad", "max_grad_norm", "set_grad_none"}
 _REFUSED = {
     "OneBitAdam": _ONE_BIT,

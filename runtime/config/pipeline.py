@@ -14,7 +14,7 @@ _SCHEDULE = choice("1f1b", "gpipe", "interleaved", "zero_bubble", "zbv", "dualpi
 
 
 class PipelineConfig(Section):
-    """For a PipelineModule; nothing of it touches another model."""
+    """Settings of a PipelineModule; they have no effect on another model."""
 
     schedule: Annotated[str | None, BeforeValidator(_SCHEDULE.read)] = None
     """the order of forwards and backwards: "1f1b" or "gpipe"; the others put several stages on a rank, so the

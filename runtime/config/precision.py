@@ -44,7 +44,7 @@ class Fp16Config(Section):
 
 
 class DataTypesConfig(Section):
-    """In which dtype gradients are added up over micro batches, and what buffers become;
+    """Dtype in which gradients are added up over micro batches, and dtype of buffers;
     None: as they are.
     """
 
@@ -81,6 +81,6 @@ class TorchAutocastConfig(Section):
 
     @property
     def loss_scaling(self) -> Fp16Config:
-        """How the loss is scaled: for float16 with the numbers of torch.amp.GradScaler, else not at all."""
+        """Scale of the loss: for float16 with the numbers of torch.amp.GradScaler, else none."""
         is_half = self.enabled and self.dtype == "float16"
         return Fp16Config(enabled=is_half, loss_scale_window=2000, hysteresis=1)

@@ -37,7 +37,7 @@ def read_quoted(values: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
             found = _WORDS.get(str(int(value) if not isinstance(value, str) else value).lower())
         elif (
             kind is float and isinstance(value, str) and "." in path
-        ):  # of the top level DeepSpeed takes none
+        ):  # not at the top level: DeepSpeed takes no such text there
             found = _number(value)
         if found is None:
             return value

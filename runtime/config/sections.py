@@ -17,7 +17,7 @@ from .tensor import TensorParallelConfig
 from .torch_scheduler import torch_scheduler, torch_scheduler_names, torch_scheduler_params
 from .zero import ZeroConfig
 
-# Those that nothing else is asked for; one that is left out has its defaults.
+# Sections that are read by themselves; one that is left out has its defaults.
 SECTIONS: dict[str, type[Section]] = {
     "bf16": Bf16Config,
     "fp16": Fp16Config,
@@ -109,7 +109,7 @@ def read_optimizer(
 
 
 def _check_plain(given: dict[str, Any], path: str, problems: dict[str, str]) -> None:
-    """What no section describes goes to a class as it is."""
+    """Refuse objects that no section describes: such a value goes to a class as it is."""
     for name, value in given.items():
         if not PLAIN.accepts(value):
             problems[f"{path}.{name}"] = f"{path}.{name} {show(value)} is not {PLAIN.words}"
@@ -229,7 +229,7 @@ def read_sequence(
     name, data = "sequence_parallel_size", "data_parallel_size"
     section = raw.get("sequence", {})
     if is_lenient and "gradient" not in section:
-        is_averaged = zero is not None and zero.stage == 3  # by DeepSpeed 0.19.8
+        is_averaged = zero is not None and zero.stage == 3  # DeepSpeed 0.19.8 averages there
         section = {**section, "gradient": "mean" if is_averaged else "sum"}
     found = read_section(SequenceConfig, section, path="sequence", problems=problems)
     given = raw.get(name, 1)

@@ -13,7 +13,7 @@ _GRADIENT = choice("mean", "sum")
 
 
 class SequenceConfig(Section):
-    """For jobs with sequence_parallel_size above 1."""
+    """Settings of jobs with sequence_parallel_size above 1."""
 
     gradient: Annotated[str, BeforeValidator(_GRADIENT.read)] = "mean"
     """"mean": gradients are averaged over all ranks; "sum": added over ranks that share samples, and averaged

@@ -1,11 +1,11 @@
-"""Where a config comes from: a JSON, HJSON or YAML file, a dict, or a base64 text;
+"""Sources of a config: a JSON, HJSON or YAML file, a dict, or a base64 text;
 all become plain dicts and lists.
 
 The scalars of YAML
 -------------------
 Unquoted words mean what JSON's words mean: numbers (1e-5 is one, as in YAML 1.2), true, false, null.
-All other words are texts: what YAML 1.1 guesses from yes, 010, 1:30 and 2026-01-01 is never what was
-meant in a ds_config.
+All other words are texts: YAML 1.1 guesses other values from yes, 010, 1:30 and 2026-01-01, which a ds_config
+never means.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from .keys.value import show_name
 _DICT_NAME = "ds_config"
 _BASE64_NAME = "ds_config (base64)"
 _YAML_SUFFIXES = (".yaml", ".yml")
-_YAML_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")  # those not written
+# tags that no file writes out
+_YAML_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 _MAX_YAML_VALUES = 100_000  # aliases counted as often as they are used: a ds_config has a few hundred
 _YAML_NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _YAML_WORDS = {"true": True, "false": False, "null": None, "~": None, "": None, ".inf": math.inf}
-_STANDARD = str.maketrans(
-    "-_", "+/"
-)  # from the alphabet that is safe in URLs, which DeepSpeed's launcher writes
+_STANDARD = str.maketrans("-_", "+/")  # the alphabet that is safe in URLs, which DeepSpeed's launcher writes
 
 
 class _TwiceGiven:
@@ -71,7 +70,7 @@ def _parse_json(text: str, source: str) -> Any:
 
 
 def _why_not_json(error: hjson.HjsonDecodeError) -> str:
-    """What hjson says, with the character that its message leaves out; a control character stands before
+    """Return hjson's error, with the character that its message leaves out; a control character stands before
     the place it tells.
     """
     before, here = error.doc[max(0, error.pos - 1) : error.pos], error.doc[error.pos : error.pos + 1]
@@ -96,7 +95,9 @@ def _parse_yaml(text: str, source: str) -> Any:
 
 
 def _yaml_value(node: yaml.Node, counted: Iterator[int]) -> Any:
-    """What a node says. See "The scalars of YAML"; an alias is a copy, and `counted` counts all values."""
+    """Return the value of a node. See "The scalars of YAML"; an alias is a copy, and `counted` counts all
+    values.
+    """
     if next(counted) > _MAX_YAML_VALUES:
         raise yaml.MarkedYAMLError(
             problem=(
@@ -133,7 +134,7 @@ def _parse(text: str, source: str, parse: Callable[[str, str], Any]) -> dict[str
         raise
     except RecursionError as error:
         raise ConfigError(f"{source}: objects or lists stand too deep inside each other") from error
-    except (ValueError, OverflowError) as error:  # of int(): 5,000 digits, or JSON's 1e400
+    except (ValueError, OverflowError) as error:  # from int(): 5,000 digits, or JSON's 1e400
         raise ConfigError(f"{source}: a number is too large to be read") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{source}: a config must be one object: {{ ... }}")
@@ -192,7 +193,7 @@ def _not_text(value: Any) -> object | None:
 
 
 def read_source(source: str | os.PathLike[str] | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The name of `source` for messages, and what it says as dicts, lists and scalars.
+    """Return the name of `source` for messages, and its content as dicts, lists and scalars.
 
     Errors: ConfigError if it cannot be read, is not one object, or has a key twice or one that is no text.
     """

@@ -111,7 +111,7 @@ def leave_out_autos(values: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
 
 
 class _Sieve:
-    """One pass over a config."""
+    """Check of the keys in one pass over a config."""
 
     def __init__(self, keys: dict[str, Key], sifted: Sifted) -> None:
         self._keys = keys
@@ -126,7 +126,7 @@ class _Sieve:
         """Sort the keys of the section at `path`; what is used goes into `used`."""
         for name, value in values.items():
             inner = f"{path}.{name}" if path else name
-            if not name or "." in name:  # else the key "bf16.enabled" would pass for enabled inside bf16
+            if not name or "." in name:  # otherwise the key "bf16.enabled" would pass for enabled inside bf16
                 self._sifted.unknown[inner] = self._unknown(path, name)
             elif inner in self._sections:
                 if isinstance(value, dict):
@@ -173,7 +173,7 @@ class _Sieve:
         elsewhere += [
             section for section in sorted(self._sections) if section and section.rpartition(".")[2] == name
         ]
-        if near and path:  # what has this name in a section about something else is not what was meant
+        if near and path:  # a key of this name in a section about something else is not meant
             top = path.partition(".")[0]
             elsewhere = [known for known in elsewhere if known.partition(".")[0] in (top, name)]
         parts = [f"{f'{path}.' if path else ''}{show_name(name)} is not a known key"]

@@ -43,7 +43,7 @@ def _are_sizes(value: Any) -> bool:
 
 
 class LayerRule(Section):
-    """How the layers with these names are divided."""
+    """Division of the layers with these names."""
 
     patterns: Annotated[tuple[str, ...], BeforeValidator(_patterns)]
     """Regular expressions that the name of a weight begins with, ".*o_proj.weight$" for example."""
@@ -55,7 +55,7 @@ class LayerRule(Section):
     grad_allreduce: Bool = False
     """With skip: each rank uses the whole weight for its own part, so its gradients are added."""
     model_types: Texts | None = None
-    """Only for models whose config has one of these as model_type."""
+    """Restrict the rule to models whose config has one of these as model_type."""
 
     @property
     def packs(self) -> int | tuple[int, ...]:

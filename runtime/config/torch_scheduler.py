@@ -6,7 +6,7 @@ import inspect
 
 from torch.optim import lr_scheduler
 
-# Each needs something a config cannot hold.
+# Schedulers that need something a config cannot hold.
 _NOT_FROM_A_CONFIG = {
     "ChainedScheduler": "other schedulers",
     "LambdaLR": "a function",

@@ -60,7 +60,7 @@ class EpochSampler(DistributedSampler[T]):
 
     @property
     def num_left(self) -> int:
-        """How many samples this rank's next iteration has."""
+        """Number of samples in this rank's next iteration."""
         return -(-(self._length - self.begin.num_samples) // self.num_replicas)
 
     @property
@@ -92,7 +92,7 @@ class Loader(DataLoader[Any]):
         # The seeds of workers: each rank's and each epoch's own, and the same in every run.
         self.generator.manual_seed(sampler.seed + begin.epoch * sampler.num_replicas + sampler.rank)
         num_moves = self._num_moves
-        with torch.device("cpu"):  # else torch would draw a number on the program's default device
+        with torch.device("cpu"):  # otherwise torch would draw a number on the program's default device
             batches = super().__iter__()
         for count, batch in enumerate(batches, start=1):
             given = begin.num_samples + count * size * sampler.num_replicas

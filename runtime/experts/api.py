@@ -1,4 +1,4 @@
-"""What a program says to layers of experts: `dslaunch.moe`."""
+"""`dslaunch.moe`: the calls with which a program uses layers of experts."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..comm.rank_group import RankGroup
 
-RESULTS = "results"  # what experts have made, on its way back
+RESULTS = "results"  # results of experts, on their way back
 
 
 class ExpertAxis:
@@ -90,7 +90,7 @@ class ExpertAxis:
         return result
 
     def send(self, rows: Tensor, sent: Sequence[int], received: Sequence[int], what: str) -> Tensor:
-        """As `exchange`, without a gradient."""
+        """Exchange rows as `exchange` does, without a gradient."""
         rows = rows.contiguous()
         row_bytes = rows[:1].nbytes if len(rows) else 0
         sent_bytes = (len(rows) - sent[self.index]) * row_bytes
@@ -148,7 +148,7 @@ def through_rows(
             experts and [E / ranks] int64, how many rows each has, and returns [n, h]; the result is [S, k, h]
     """
     num_tokens, k = chosen.shape
-    order = chosen.reshape(-1).argsort(stable=True)  # by expert, hence by rank
+    order = chosen.reshape(-1).argsort(stable=True)  # sorted by expert, hence by rank
     rows = tokens[order // k]
     counts = torch.zeros(num_experts, dtype=torch.int64, device=chosen.device)
     # bincount() would wait for the smallest and the largest of them
@@ -169,7 +169,7 @@ def _on_ranks(
     with axis.group.wire.recorder.waiting_for_device():
         sent, received = both.tolist()
     arrived = axis.exchange(rows, sent=sent, received=received, what="tokens")
-    # What arrived is in order of ranks, and of experts within a rank; the experts want it by expert.
+    # Rows arrive in order of ranks, and of experts within a rank; the experts want them by expert.
     number = torch.arange(num_local, device=rows.device).repeat(axis.size)
     numbers = number.repeat_interleave(theirs.reshape(-1), output_size=len(arrived))
     by_expert = numbers.argsort(stable=True)

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and with what weight: DeepSpeed's gating, to the bit.
+"""Routes of tokens to experts, with their weights: DeepSpeed's gating, to the bit.
 
 All of it is computed in float32, and random numbers are drawn in DeepSpeed's order, so that the same seed
 gives the same routes.
@@ -23,7 +23,7 @@ _JITTER = 1e-2
 
 
 class Routes(NamedTuple):
-    """Where the tokens of one rank go; a route that an expert has no room for has expert -1."""
+    """Routes of the tokens of one rank; a route that an expert has no room for has expert -1."""
 
     l_aux: Tensor  # [] float32: the loss that evens the load out
     capacity: int | Tensor  # [] int64 where all tokens are taken: it depends on what they chose

@@ -136,17 +136,17 @@ def _take(param: nn.Parameter, index: int, size: int, device: torch.device) -> C
 
 
 class LocalExperts:
-    """What a module's forward is, where each rank has its part of the experts."""
+    """Replacement of a module's forward where each rank has its part of the experts."""
 
     def __init__(self, module: Any, axis: ExpertAxis, cuts: list[tuple[nn.Parameter, Cut]]) -> None:
         self.axis, self.cuts = axis, cuts
         self._forward: Callable[..., Tensor] = module.forward
         self.module = module
         self._num_experts: int = module.num_experts
-        module.num_experts = self._num_experts // axis.size  # as the module's own forward counts
+        module.num_experts = self._num_experts // axis.size  # the count in the module's own forward
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """As the module's own forward, for tokens of this rank.
+        """Run the experts as the module's own forward does, for tokens of this rank.
 
         Shapes: hidden_states [S, h], the others [S, k]; the result is [S, h]
         """

@@ -57,7 +57,7 @@ FORMULAS = (AdamFormula(adam_w_mode=True), AdamFormula(adam_w_mode=False))
 
 
 class _Adam(FusedOptimizer):
-    """What both have in common. The constructor's mode is every group's `decoupled_weight_decay`, which
+    """Common part of Adam and AdamW. The constructor's mode is every group's `decoupled_weight_decay`, which
     torch reads there.
     """
 

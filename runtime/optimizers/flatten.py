@@ -16,9 +16,9 @@ from torch import Tensor
 
 from .formula import FlatArrays, Formula, Run
 
-# What one call copies: 2^20 elements, 4 MiB each of parameters and of states that the kernel does not take as
-# they are; of LAMB's directions, too. An element-wise formula takes large parameters in parts of this size;
-# LAMB takes one at least.
+# Number of elements that one call copies: 2^20, 4 MiB each of parameters and of states that the kernel does
+# not take as they are; of LAMB's directions, too. An element-wise formula takes large parameters in parts of
+# this size; LAMB takes one at least.
 SCRATCH_NUMEL = 2**20
 
 _OUT = (torch.bfloat16, torch.float16)
@@ -32,13 +32,13 @@ class Update:
     grad: Tensor  # the same shape, strided
     states: Mapping[str, Tensor]  # the same shape
     group: Mapping[str, Any]
-    step: int  # from 1
+    step: int  # counted from 1
 
 
 @dataclass(slots=True)
 class _Flat:
-    """One update's arrays in one order of elements, [n] each; those of `copied` are not the
-    memory of the update.
+    """One update's arrays in one order of elements, [n] each; those of `copied` lie outside the update's
+    memory.
     """
 
     param: Tensor
@@ -78,7 +78,7 @@ def step_flat(formula: Formula, updates: Sequence[Update], *, scratch_numel: int
         flat = _flatten(update)
         if (
             flat.grad.data_ptr() in grads
-        ):  # of another parameter, too; a kernel wants memory of its own for each
+        ):  # the memory is another parameter's, too; a kernel wants memory of its own for each
             flat.grad = flat.grad.clone()
         grads.add(flat.grad.data_ptr())
         copied += flat.copied
@@ -156,7 +156,7 @@ def _parts(flat: _Flat, limit: int | None) -> Iterator[_Flat]:
 
 
 def _arrays(flat: _Flat, update: Update, rounded: list[tuple[Tensor, Tensor]]) -> FlatArrays:
-    """What the formula takes; `rounded` gets the 16-bit states that it does not write itself."""
+    """Return the formula's arguments; `rounded` gets the 16-bit states that it does not write itself."""
     states = {
         name: state if state.dtype is torch.bfloat16 and state.is_cpu else state.float()
         for name, state in flat.states.items()

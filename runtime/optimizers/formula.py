@@ -21,7 +21,7 @@ from .on_device import as_float, scaled_grad, step_on_device
 Group = Mapping[str, Any]  # hyper-parameters
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen, as the next: thousands are made in each step
+@dataclass(slots=True, kw_only=True)  # not frozen, like the next class: thousands are made in each step
 class Run:
     """The elements [offset, offset + numel) and what they are updated with; `step` counts from 1."""
 
@@ -36,15 +36,15 @@ class FlatArrays:
     """A shard, or one parameter. Elements in no run, or without a gradient, stay as they are."""
 
     param: Tensor  # [n] float32, contiguous, updated in place
-    grads: tuple[tuple[int, Tensor], ...]  # where each piece begins, [k] float32, bfloat16 or float16
-    states: Mapping[str, Tensor]  # by name: [n] float32, in host memory or all bfloat16, updated in place
+    grads: tuple[tuple[int, Tensor], ...]  # where each piece begins, and [k] float32, bfloat16 or float16
+    states: Mapping[str, Tensor]  # name -> [n] float32, in host memory or all bfloat16, updated in place
     runs: tuple[Run, ...]
     param_out: Tensor | None = None  # [n] bfloat16 or float16: the result, rounded to nearest even
 
 
 @dataclass(slots=True)
 class Pieces:
-    """What has one group and one step, as lists for torch's foreach functions: runs,
+    """Arrays with one group and one step, as lists for torch's foreach functions: runs,
     each under one piece of gradient.
     """
 
@@ -58,17 +58,18 @@ class Pieces:
 class Formula(ABC):
     """A formula: a kernel in one of its modes. It remembers nothing: all that changes lies in the arrays."""
 
-    name: str  # one of its row in registry.py
+    name: str  # a name of its row in registry.py
     kernel: ClassVar[Kernel[Any]]
     mode: int = 0
     initial: ClassVar[
         Mapping[str, str]
     ] = {}  # state -> the key of a group with what it begins with, not zero
-    is_elementwise: ClassVar[bool] = True  # else a run is one whole parameter, with its gradient in one piece
+    # False: a run is one whole parameter, with its gradient in one piece
+    is_elementwise: ClassVar[bool] = True
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """What it remembers of each element."""
+        """Names of the states of each element."""
         return self.kernel.states
 
     @property

@@ -1,4 +1,4 @@
-"""What the fused optimizers have in common: torch's interface in front of one kernel call for each device."""
+"""Common part of the fused optimizers: torch's interface in front of one kernel call for each device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .on_device import as_float
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# What torch's optimizers keep in their groups and these do not do.
+# Keys in the groups of torch's optimizers that have no meaning here.
 _REFUSED = {
     "amsgrad": "leave it off, or take torch.optim.AdamW",
     "maximize": "negate the loss",

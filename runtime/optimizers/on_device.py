@@ -53,7 +53,7 @@ def squared_norm_on_device(grads: Sequence[Tensor], *, device: torch.device) -> 
     return out[0] if step_on_device(squared_norm, grads, device=device) else None
 
 
-@functools.cache  # once for each message, however many shards there are
+@functools.cache  # one warning for each message, however many shards there are
 def _warn_once(message: str) -> None:
     _log.warning("torch's own kernels update the parameters: %s", message)
 

@@ -21,12 +21,14 @@ class Row:
     """One optimizer: its file in this folder, which has `FORMULAS`, and the names that others have for it."""
 
     module: str
-    names: tuple[str, ...]  # of its formulas, as checkpoints, messages and DeepSpeed's ds_config have them
-    classes: tuple[str, ...] = ()  # of ours, in its file
-    config_class: str = ""  # of these: what a ds_config's type of this name makes; "": Config has its own way
-    torch_classes: tuple[str, ...] = ()  # of torch.optim: its kernel steps them in an engine
-    group_keys: tuple[str, ...] = ()  # of torch's param_groups, by which it is known where it has no states
-    is_elementwise: bool = True  # else it needs whole parameters: no kernel steps it on an engine's shards
+    names: tuple[str, ...]  # names of its formulas in checkpoints, messages and DeepSpeed's ds_config
+    classes: tuple[str, ...] = ()  # our classes in its file
+    config_class: str = ""  # our class for a ds_config's type of this name; "": Config has its own way
+    torch_classes: tuple[str, ...] = ()  # classes of torch.optim that its kernel steps in an engine
+    # keys of torch's param_groups, by which it is known where it has no states
+    group_keys: tuple[str, ...] = ()
+    # False: it needs whole parameters, so no kernel steps it on an engine's shards
+    is_elementwise: bool = True
     is_deepspeeds: bool = True  # deepspeed.ops has these classes, in a package of the file's name
 
     def load(self, name: str) -> Any:
@@ -83,7 +85,7 @@ OPTIMIZERS = (
 )
 
 ELEMENTWISE = tuple(row for row in OPTIMIZERS if row.is_elementwise)
-FROM_CONFIG = {row.names[0]: row for row in OPTIMIZERS if row.config_class}  # by the ds_config's type
+FROM_CONFIG = {row.names[0]: row for row in OPTIMIZERS if row.config_class}  # the ds_config's type -> row
 DEEPSPEEDS = tuple(row for row in OPTIMIZERS if row.is_deepspeeds)
 DEEPSPEED_CONSTANTS = {
     f"{name.upper()}_OPTIMIZER": name.lower()

@@ -12,7 +12,7 @@ from .on_device import as_float
 
 
 class SgdFormula(Formula):
-    """As torch.optim.SGD without maximize: L2 weight decay, momentum with dampening or after Nesterov.
+    """SGD as in torch.optim.SGD without maximize: L2 weight decay, momentum with dampening or after Nesterov.
 
     The first step leaves the gradient itself in the buffer, without dampening.
     """

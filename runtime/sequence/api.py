@@ -1,4 +1,4 @@
-"""What a program says to sequences that are divided over ranks: `dslaunch.sequence`."""
+"""`dslaunch.sequence`: the calls with which a program divides sequences over ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks along the axis sp send each other: parts of tensors, along one dimension or another.
+"""Messages between the ranks along the axis sp: parts of tensors, along one dimension or another.
 
 Source: Jacobs et al. 2023 (DeepSpeed-Ulysses), section 3
 """
@@ -22,7 +22,7 @@ from ..errors import ConfigError
 from ..mesh.current import current_wire
 from ..zero.parameters.uncompiled import uncompiled
 
-Sizes = tuple[int, ...]  # by rank
+Sizes = tuple[int, ...]  # sizes by rank
 Shape = Sequence[int]
 
 _resolve: Callable[[Any], Any] = vars(distributed_c10d)["_resolve_process_group"]  # torch has no public name
@@ -30,7 +30,7 @@ _resolve: Callable[[Any], Any] = vars(distributed_c10d)["_resolve_process_group"
 
 @dataclass(slots=True)
 class Traffic:
-    """What this process has sent along sequences, whatever engine or attention it was for."""
+    """Amounts that this process has sent along sequences, for any engine or attention."""
 
     num_sent: int = 0
 
@@ -46,11 +46,11 @@ class SequenceRanks:
     Order: all of them call the same methods in the same order, in forward and backward
     """
 
-    name: str  # of the process group; another one may have it after destroy_process_group()
-    made: weakref.ref[Any] = field(repr=False, compare=False)  # that group
+    name: str  # name of the process group; another one may have it after destroy_process_group()
+    made: weakref.ref[Any] = field(repr=False, compare=False)  # the group that was made
     size: int
-    index: int  # of this rank
-    line: Line  # they, as ranks of the job
+    index: int  # this rank's index
+    line: Line  # the line's ranks in the job
 
     @classmethod
     def of(cls, group: Any) -> SequenceRanks:

@@ -1,5 +1,5 @@
-"""Which of transformers' models see a part of a sequence as they would see the whole: those where tokens
-meet in attention only, and that take each token's place from outside.
+"""Models of transformers that see a part of a sequence as they would see the whole: those where tokens meet
+in attention only, and that take each token's place from outside.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import ConfigError
 
-_KNOWN = ("full_attention", "sliding_attention")  # of a config's layer_types
+_KNOWN = ("full_attention", "sliding_attention")  # entries of a config's layer_types
 
 
 def check_layers(module: nn.Module) -> bool:

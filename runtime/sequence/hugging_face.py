@@ -31,14 +31,14 @@ Attention = Callable[..., tuple[Tensor, Any]]
 
 
 class UlyssesSPAttentionHF:
-    """What stands in the place of one of transformers' attention functions."""
+    """Stand-in for one of transformers' attention functions."""
 
     def __init__(
         self, attn: Attention, ranks: SequenceRanks, *, name: str, disable_in_eval: bool = False
     ) -> None:
         self.attn, self._ranks, self.name, self.disable_in_eval = attn, ranks, name, disable_in_eval
         self.was_called = self._has_looked = False
-        self._shape: tuple[int, int] | None = None  # of the parts in the forward before
+        self._shape: tuple[int, int] | None = None  # shape of the parts in the forward before
         self._last: tuple[weakref.ref[Tensor], int, WholePositions, weakref.ref[nn.Module]] | None = None
 
     def check_size(self, size: int) -> None:
@@ -51,7 +51,7 @@ class UlyssesSPAttentionHF:
                 "UlyssesSPAttentionHF.unregister_from_transformers()"
             )
 
-    @_disable_dynamo  # what is sent has other sizes in each forward; the layers around it are compiled
+    @_disable_dynamo  # sizes differ from forward to forward; the layers around it are compiled
     def __call__(
         self,
         module: nn.Module,
@@ -273,7 +273,7 @@ def _registered() -> list[tuple[str, UlyssesSPAttentionHF]]:
 def _config_of(model_name_or_path: Any) -> Any:
     if hasattr(model_name_or_path, "config"):
         return model_name_or_path.config
-    from transformers import AutoConfig  # as above
+    from transformers import AutoConfig  # imported late, as above
 
     return AutoConfig.from_pretrained(model_name_or_path)
 

@@ -21,7 +21,7 @@ from .loss import IGNORED
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Told:
-    """What a rank says of its next batch before any is sent."""
+    """Description of a rank's next batch, sent before any batch."""
 
     tensors: tuple[tuple[str, tuple[int, ...], torch.dtype], ...] = ()  # whole shapes
     others: tuple[tuple[str, Any], ...] = ()

@@ -109,7 +109,7 @@ def get_sequence_data_parallel_rank() -> int:
     return dist.get_rank(get_sequence_data_parallel_group())
 
 
-# as DeepSpeed has it: there is no other model parallelism beside it there
+# DeepSpeed's alias: there is no other model parallelism beside it there
 get_model_parallel_group = get_sequence_parallel_group
 get_model_parallel_world_size = get_sequence_parallel_world_size
 get_model_parallel_rank = get_sequence_parallel_rank

@@ -88,14 +88,14 @@ def _check_attention(module: nn.Module, axes: Axes) -> None:
 
 
 class DividedSequences:
-    """What an engine looks at before and after a forward, where sequences are divided."""
+    """Checks of an engine before and after a forward, where sequences are divided."""
 
     def __init__(self, module: nn.Module, axes: Axes, group: Any) -> None:
         """Errors: ConfigError for attention of another size, and layers that cannot see parts of sequences"""
         self._ranks = SequenceRanks.of(group or dist.group.WORLD)
         self._module = module
         self._num_forwards, self._has_warned = 0, False
-        self._num_sent_before: int | None = None  # while it is to be seen whether a forward sends something
+        self._num_sent_before: int | None = None  # set while a forward is watched for messages
         for one in registered():
             one.check_size(axes.sp)
         _check_attention(module, axes)

@@ -33,8 +33,8 @@ def sequence_tiled_compute(  # noqa: PLR0913  (DeepSpeed's signature)
     output_unshard_dimension: int = 1,
     output_reduction: str | None = "mean",
 ) -> Tensor:
-    """Return what `fn` makes of tiles of `kwargs_to_shard`, put together along `output_unshard_dimension`, or
-    stacked where that is 0, and then reduced.
+    """Apply `fn` to tiles of `kwargs_to_shard`; return the results put together along
+    `output_unshard_dimension`, or stacked where that is 0, and then reduced.
 
     `grad_requiring_tensor_key` and `compute_params` are not needed here: whatever `fn` uses gets its
     gradient.

@@ -7,12 +7,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-HIDDEN = -1  # what a position is that no token may see: HIDDEN - position
+HIDDEN = -1  # position that no token may see: HIDDEN - position
 
 
 class WholePositions:
-    """Those of one forward. What is asked of their values is asked once: on a GPU the host waits for it, and
-    masks are as large as the square of a sequence.
+    """Whole positions of one forward. Questions about their values are asked once: on a GPU the host waits
+    for them, and masks are as large as the square of a sequence.
     """
 
     def __init__(self, positions: Tensor) -> None:
@@ -22,7 +22,7 @@ class WholePositions:
 
     @cached_property
     def seen(self) -> Tensor:
-        """Which of them may be seen. Shapes: [batch, positions] of bool."""
+        """True at each position that may be seen. Shapes: [batch, positions] of bool."""
         return self._positions >= 0
 
     @cached_property

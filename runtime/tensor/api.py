@@ -1,4 +1,4 @@
-"""What a program says to layers that are divided over ranks: `dslaunch.tensor`."""
+"""`dslaunch.tensor`: the calls with which a program divides layers over ranks."""
 
 from __future__ import annotations
 

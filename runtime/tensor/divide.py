@@ -86,7 +86,7 @@ def _divide(
     if has_rules:
         check_heads(module, axes.tp, plan)
     plan = plan if is_divided else _without_ties(module, plan, is_stage=axes.pp > 1)
-    # What may fail comes before the first parameter is another.
+    # Steps that may fail come before the first parameter is replaced.
     if settings.vocab_parallel_lm_head:
         check_head(module, plan)
     if is_divided:
@@ -108,7 +108,7 @@ def _is_of_hugging_face(module: nn.Module) -> bool:
 
 
 def _check_has_no_rules(settings: TensorParallelConfig, *, is_by_torch: bool) -> None:
-    """What was divided before initialize() is not divided by rules of the ds_config."""
+    """Refuse rules of the ds_config for a model that was divided before initialize()."""
     key = None
     if settings.partition_config is not None and settings.partition_config.layer_specs:
         key = "partition_config.layer_specs"
@@ -263,7 +263,7 @@ def _part(param: nn.Parameter, cut: Cut, holders: Axis, device: torch.device) ->
     whole = param.detach().to(device).contiguous()
     dist.broadcast(whole, group=holders.group, group_src=0)
     part = cut.take(whole)
-    param.data = param.data.new_empty(0)  # what was there before is no parameter of the model any more
+    param.data = param.data.new_empty(0)  # the previous tensor is no parameter of the model any more
     return part
 
 

@@ -1,4 +1,4 @@
-"""What the ranks along the axis tp send each other in a forward and a backward.
+"""Messages between the ranks along the axis tp in a forward and a backward.
 
 Activations are either the same on all of them, or each rank has another part of the last dimension. Of a
 value that is the same on all, and that each rank computes its own part from, the gradients are added.
@@ -20,7 +20,7 @@ from ..comm.rank_group import RankGroup
 from ..mesh.cut import cut_evenly
 from ..zero.parameters.uncompiled import uncompiled
 
-_ENTERED = "_dslaunch_entered"  # of a tensor
+_ENTERED = "_dslaunch_entered"  # attribute of a tensor
 _SMALLEST = 1e-20  # norm of a gradient; one below it is taken for 0
 
 
@@ -33,7 +33,7 @@ class TensorAxis:
     def __init__(self, *, size: int, index: int) -> None:
         self.size, self.index = size, index
         self._group: RankGroup | None = None
-        # Whether gradients of what forwards put together now are noted, and the sum of logarithms of norms.
+        # True while gradients of joined forward values are noted, and the sum of logarithms of their norms.
         self.notes_gradients = False
         self.log_norms: Tensor | None = None
 
@@ -129,8 +129,8 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, axis: TensorAxis, what: str) -> Tensor:
         ctx.axis, ctx.what = axis, what
-        # Not view_as(): a view has its base, which has the view as an attribute (see `enter`), and no one
-        # would ever free the two.
+        # Not view_as(): a view has its base, which has the view as an attribute (see `enter`), and the two
+        # would never be freed.
         return value.detach()
 
     @staticmethod

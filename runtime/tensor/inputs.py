@@ -33,10 +33,10 @@ from ..errors import ConfigError
 from ..strided import bytes_of, is_strided
 from .exchange import TensorAxis
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # size in bytes -> dtype
 # Odd numbers that spread bits, as hash functions of 64 bits use them (splitmix64).
 _FACTORS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)
-_MOST = 0.05  # by which norms of gradients may differ, as a part of themselves, all together
+_MOST = 0.05  # limit of the relative difference of norms of gradients, all together
 _EXACT = 2**48 - 1  # a float64 holds such integers exactly
 
 _ADVICE = (
@@ -47,7 +47,7 @@ _ADVICE = (
 
 
 class InputCheck:
-    """Of one divided model."""
+    """Check of the inputs of one divided model."""
 
     def __init__(self, axis: TensorAxis) -> None:
         self._axis = axis
@@ -57,7 +57,7 @@ class InputCheck:
         """Count forwards anew, of another engine on this device."""
         self._device = device
         self._num_forwards = self._num_settled = 0
-        self._shapes = 0.0  # of the forward before, as a number
+        self._shapes = 0.0  # shapes of the forward before, as a number
         # Numbers made of what all forwards since the last step were given, in host memory and on a GPU.
         self._values = 0
         self._values_on_gpu: Tensor | None = None
@@ -85,8 +85,8 @@ class InputCheck:
 
     @property
     def notes(self) -> tuple[float | Tensor, float | Tensor]:
-        """What this rank was given since the last step, as a number, and a number made of the gradients of
-        what its layers have put together; on a GPU, tensors [] there.
+        """Return the inputs of this rank since the last step, as a number, and a number made of the gradients
+        of what its layers have put together; on a GPU, tensors [] there.
 
         That is the sum of logarithms of norms: each counts as much, however small it is beside the others.
         """
@@ -106,7 +106,7 @@ class InputCheck:
         self._axis.log_norms = None
         for line in lines:
             for rank in line:
-                # It is infinite or NaN where a gradient is: such a step is skipped.
+                # The difference is infinite or NaN where a gradient is: such a step is skipped.
                 if _MOST < abs(norms[rank] - norms[line[0]]) < inf:
                     raise ConfigError(
                         f"{self._together(line[0], rank)}, and have different gradients of what these put "
@@ -175,7 +175,7 @@ def _form(value: Tensor) -> tuple[tuple[int, ...], str]:
 
 
 def _difference(forms: dict[int, tuple[Any, ...] | None]) -> str:
-    """What is different of a tensor on two ranks."""
+    """Describe the difference of a tensor on two ranks."""
     if None not in forms.values() and len({form and form[:2] for form in forms.values()}) == 1:
         return "has other values"
     return " and ".join(

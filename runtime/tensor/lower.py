@@ -27,15 +27,16 @@ DTensor = Any  # torch.distributed.tensor is not imported for a model without an
 
 @dataclass(kw_only=True)
 class Division:
-    """What became of a model's parameters."""
+    """Result of a division of a model's parameters."""
 
-    cuts: list[tuple[nn.Parameter, Cut]] = field(default_factory=list)  # of those that are divided
-    successors: dict[int, nn.Parameter] = field(default_factory=dict)  # by id of what was there before
-    kept: list[Any] = field(default_factory=list)  # what was there before, so that no id is used again
+    cuts: list[tuple[nn.Parameter, Cut]] = field(default_factory=list)  # parameters that are divided, and how
+    # id of the previous parameter -> the new one
+    successors: dict[int, nn.Parameter] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)  # previous parameters, so that no id is used again
     # By id: whole parameters whose gradients are added for their uses, and names; see part_gradients.py
     added: dict[int, nn.Parameter] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
-    num_forwards: Counter[str] = field(default_factory=Counter)  # by the name of a layer
+    num_forwards: Counter[str] = field(default_factory=Counter)  # name of a layer -> forwards
 
     def is_whole(self) -> bool:
         """Whether all ranks' parts are together now, as inside of GatheredParameters."""

@@ -17,7 +17,7 @@ _OF_SHAPES = re.compile(
     r"must match|cannot be multiplied|is invalid for input of size|[Ee]xpected size|normalized_shape|"
     r"not broadcastable|shape mismatch|to have size|split_with_sizes|exceeds dimension"
 )
-# What a loss says of logits that are a part, and also of labels that are wrong.
+# Words of a loss about logits that are a part, and also about labels that are wrong.
 _OF_LABELS = re.compile(r"to match target batch_size|Target -?\d+ is out of bounds")
 _LISTED = 6
 

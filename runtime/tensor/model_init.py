@@ -21,7 +21,7 @@ from ..errors import ConfigError
 class _Request:
     tp_size: int
     dtype: torch.dtype | None
-    ranks: tuple[int, ...] | None = field(default=None, compare=False)  # of the group that was given
+    ranks: tuple[int, ...] | None = field(default=None, compare=False)  # ranks of the given group
 
 
 _REQUESTS: WeakKeyDictionary[nn.Module, _Request] = WeakKeyDictionary()
@@ -99,7 +99,7 @@ def check_dtype(model: nn.Module, trained: torch.dtype | None) -> None:
 
 
 def check_group(model: nn.Module, axes: Axes) -> None:
-    """See that the group that tp_model_init() was given is this rank's axis tp, whatever the axes' order.
+    """Check that the group that tp_model_init() was given is this rank's axis tp, whatever the axes' order.
 
     Errors: ConfigError
     """

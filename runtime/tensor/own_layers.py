@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import ConfigError
 
-_PARTS = {  # what a layer says of its part, and what it may call the whole
+_PARTS = {  # a layer's attribute for its part, and possible attributes for the whole
     "output_size_per_partition": ("output_size", "out_features"),
     "input_size_per_partition": ("input_size", "in_features"),
     "num_embeddings_per_partition": ("num_embeddings",),

@@ -1,4 +1,4 @@
-"""Which style each module and each parameter of a model gets."""
+"""Plans: the style of each module and each parameter of a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..log import logger
 from .styles import STYLES, Column, Packs, PartlyRotated, Row, SplitRow, Style
 
-_NUMBER = re.compile(r"\.\d+(?=\.|$)")  # of a layer, which a plan leaves open
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")  # number of a layer, which a plan leaves open
 _NO_PLAN = (
     "tensor_parallel.autotp_size {size}: {kind} does not say how its layers are divided. A Hugging Face "
     "model has a tp_plan; for another one name the layers in tensor_parallel.partition_config, or divide it "
@@ -182,7 +182,7 @@ def text_config(module: nn.Module) -> Any:
 
 
 def check_heads(module: nn.Module, size: int, plan: Plan | None = None) -> None:
-    """Each rank has whole heads of attention; `plan`: of rules, which may leave attention whole.
+    """Check that each rank has whole heads of attention; `plan`: of rules, which may leave attention whole.
 
     Errors: ConfigError naming the number of heads that `size` does not divide
     """

@@ -29,7 +29,8 @@ from .part_gradients import add_over_ranks
 from .views import note_part
 
 Packs = int | tuple[int, ...]  # put together along a dimension: so many equal tensors, or of these sizes
-# Of a parameter's shape: the dimension that is cut, and what was put together along it; None: it stays whole.
+# Maps a parameter's shape to the dimension that is cut, and what was put together along it; None: it stays
+# whole.
 CutRule = Callable[[tuple[int, ...]], tuple[int, Packs] | None]
 
 
@@ -54,7 +55,7 @@ class Divided:
         self.forward: Callable[..., Any] = module.forward
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
-        """Of the copy of the module, which is a plain one where it has whole parameters."""
+        """Return the forward of the copy of the module, which is plain if it has whole parameters."""
         module = memo[id(self.module)]
         forward: Callable[..., Any] = type(module).forward.__get__(module)
         if self.division.is_whole():
@@ -71,7 +72,7 @@ class Divided:
 
 
 class Column(Divided):
-    """Each rank computes another part of the output."""
+    """Style in which each rank computes another part of the output."""
 
     @uncompiled
     def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -86,7 +87,7 @@ class Column(Divided):
 
 
 class GatheredColumn(Column):
-    """As that; the output is put together."""
+    """Column style whose output is put together."""
 
     @uncompiled
     def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +97,9 @@ class GatheredColumn(Column):
 
 
 class Row(Divided):
-    """Each rank has another part of the input, and the outputs are added; the bias comes after that."""
+    """Style in which each rank has another part of the input, and the outputs are added; the bias comes after
+    that.
+    """
 
     @uncompiled
     def __call__(self, input: Tensor) -> Any:
@@ -115,7 +118,7 @@ class Row(Divided):
 
 
 class SplitRow(Row):
-    """As that; each rank takes its part of an input that is the same on all."""
+    """Row style in which each rank takes its part of an input that is the same on all."""
 
     @uncompiled
     def __call__(self, input: Tensor) -> Any:
@@ -153,12 +156,12 @@ class EmbeddingColumns(Divided):
 
 
 class Experts(Divided):
-    """Each rank computes its part of every expert."""
+    """Style in which each rank computes its part of every expert."""
 
     @partial(uncompiled, recursive=False)
     def __call__(self, hidden: Tensor, *routing: Any, **kwargs: Any) -> Any:
         hidden = self.axis.enter(hidden, f"the input of '{self.name}'")
-        if len(routing) >= 2:  # which experts, and their weights
+        if len(routing) >= 2:  # the chosen experts, and their weights
             chosen, weights, *rest = routing
             routing = (chosen, self.axis.enter(weights, f"the weights of '{self.name}'"), *rest)
         output = self.forward(hidden, *routing, **kwargs)
@@ -167,7 +170,7 @@ class Experts(Divided):
 
 
 class IdentityExpert(Divided):
-    """What passes through unchanged is added over the ranks with the rest."""
+    """Style of an unchanged output, which is added over the ranks with the rest."""
 
     @partial(uncompiled, recursive=False)
     def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -215,7 +218,7 @@ class Style:
 
     cut: CutRule = _whole
     forward: type[Divided] | None = None
-    kinds: tuple[type[nn.Module], ...] = (nn.Module,)  # of which the module has to be one
+    kinds: tuple[type[nn.Module], ...] = (nn.Module,)  # classes of which the module must be one
 
 
 STYLES: Mapping[str, Style] = {

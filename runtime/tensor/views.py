@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import ConfigError
 
-_PART = "_dslaunch_part"  # of a tensor
+_PART = "_dslaunch_part"  # attribute of a tensor
 _VIEWS: frozenset[Callable[..., Any]] = frozenset(
     (Tensor.view, Tensor.reshape, Tensor.unflatten, torch.reshape, torch.unflatten)
 )

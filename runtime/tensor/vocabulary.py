@@ -69,15 +69,15 @@ class PartOfLogits(Column):
 
 
 class CausalLoss:
-    """In place of `whole`, transformers' ForCausalLMLoss, of the logits that this rank has."""
+    """Stand-in for `whole`, transformers' ForCausalLMLoss, on the logits that this rank has."""
 
     def __init__(self, axis: TensorAxis, division: Division, whole: Any) -> None:
         self._axis, self._division, self._whole = axis, division, whole
-        self._logits: tuple[int, int] | None = None  # how many there are here, and of how many; no loss yet
+        self._logits: tuple[int, int] | None = None  # number of logits here, and of all; None: no loss yet
         self._has_told = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Of a copy of the model, which is a plain one where it has whole parameters."""
+        """Return the loss of a copy of the model, which is plain if it has whole parameters."""
         return self._whole if self._division.is_whole() else self
 
     def note_logits(self, here: int, size: int) -> None:

@@ -1,4 +1,4 @@
-"""One key of a ds_config, and what becomes of it."""
+"""One key of a ds_config, and its fate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .value import ANY, BOOL, OBJECT, Kind, show
 
 
 class Fate(Enum):
-    """What becomes of a key."""
+    """The fate of a key."""
 
     USED = "used"
     HINT = "accepted, without effect"  # needs nothing: one line of level INFO names all that were given
@@ -29,7 +29,7 @@ class Key:
     kind: Kind = ANY
     is_off: Callable[[Any], bool] = lambda value: (
         False
-    )  # of a value of that kind; used where hinted or refused
+    )  # tells whether a value of that kind turns the key off; used where hinted or refused
     off: str = ""  # is_off in words
     note: str = ""  # refused: why, or what to write instead; else why it has no effect; "" where it is used
     types: tuple[str, ...] = ()
@@ -40,12 +40,12 @@ def _is_one_of(values: tuple[object, ...], kind: Kind) -> Callable[[Any], bool]:
 
 
 def is_empty(value: Any) -> bool:
-    """Nothing is in it."""
+    """True if the value is empty."""
     return not value
 
 
 def nothing_enabled(value: Any) -> bool:
-    """No `"enabled": true` at any depth."""
+    """True if there is no `"enabled": true` at any depth."""
     if isinstance(value, dict):
         return value.get("enabled") in (None, False) and all(map(nothing_enabled, value.values()))
     return all(map(nothing_enabled, value)) if isinstance(value, list) else True
@@ -59,7 +59,7 @@ def hint(
 
 
 def unmet(path: str, kind: Kind, note: str, *, quiet: tuple[object, ...] = ()) -> Key:
-    """As `hint`, of a request that is not met."""
+    """Return a hinted key whose request is not met."""
     return replace(hint(path, kind, note, quiet=quiet), fate=Fate.UNMET)
 
 
@@ -89,5 +89,5 @@ def opaque(path: str, is_off: Callable[[Any], bool], off: str, note: str) -> Key
 
 
 def details(section: str, **kinds: Kind) -> Iterator[Key]:
-    """What else is in a section whose switch is refused when on."""
+    """Yield the other keys of a section whose switch is refused when on."""
     return (Key(path=f"{section}.{name}", fate=Fate.DETAIL, kind=kind) for name, kind in kinds.items())

@@ -1,4 +1,4 @@
-"""Where numbers of a training go."""
+"""Keys of monitors: where a training's numbers go."""
 
 from __future__ import annotations
 

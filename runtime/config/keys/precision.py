@@ -1,4 +1,4 @@
-"""In which dtype what is kept, computed and sent."""
+"""Keys of dtypes: of kept, computed and sent values."""
 
 from __future__ import annotations
 

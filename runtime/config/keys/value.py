@@ -1,4 +1,4 @@
-"""What the value of a key may be, and how a value is shown in a message."""
+"""Kinds of values of a key, and how a value is shown in a message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 _SHOWN_CHARACTERS = 80
-_LARGEST = 2**63 - 1  # of whole numbers: what counts elements, steps or bytes must fit into a machine's
+_LARGEST = 2**63 - 1  # largest whole number: counts of elements, steps or bytes must fit into a machine's
 
 
 def show(value: object) -> str:
@@ -152,7 +152,7 @@ MOMS = Kind(
 
 
 def choice(*names: str) -> Kind:
-    """One of `names`, whatever its case; read as it is spelled here."""
+    """Kind of a value that is one of `names`, whatever its case; read as it is spelled here."""
     spelled = {name.lower(): name for name in names}
     *others, last = (f'"{name}"' for name in names)
     return Kind(
