@@ -52,14 +52,16 @@ def command(**given: Any) -> int:
 
 
 def follow(job: KnownJob, *, tail: int = DEFAULT_TAIL) -> int:
-    """Show what the job shows, from its last lines on, until it ends or a person detaches; the exit code."""
+    """Show what the job shows, from its last lines on, until it ends or the user detaches; return the exit
+    code.
+    """
     replay = Replay(Choice())
     following = Following(job, replay)
     is_begun = has_ended = False
     while not has_ended:
         try:
             if not is_begun:
-                is_begun = True  # also if Ctrl-C comes meanwhile
+                is_begun = True  # set first: Ctrl-C may come at any moment
                 _show_last(following, replay, tail)
             has_ended = not following.step()
             if replay.writer.failure is not None:
@@ -86,7 +88,7 @@ def _end(job: KnownJob) -> int:
 
 
 def _ask(job: KnownJob, replay: Replay) -> int | None:
-    """What to do now; the exit code if this command is to end, and the job is not."""
+    """Ask what to do now; return the exit code if this command ends before the job."""
     is_asked = sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None
     answer = _answer() if is_asked else "d"
     if answer == "d":
@@ -100,7 +102,7 @@ def _ask(job: KnownJob, replay: Replay) -> int | None:
 
 
 def _answer() -> str:
-    """The first letter of what a person types; nothing, and a second Ctrl-C, mean `d`."""
+    """Return the first letter that the user types; no letter, and a second Ctrl-C, mean `d`."""
     letter = ""
     while letter not in ("d", "s", "k", "g"):
         try:

@@ -125,14 +125,14 @@ def command(**given: Any) -> int:
 
 
 def _found_gpus(host: HostFacts) -> tuple[str, ...]:
-    """Of a host whose slots nothing names."""
+    """Return the devices of a host whose slots are not given."""
     return tuple(map(str, range(host.answers.get("gpu", {}).get("num", 0))))
 
 
 def _network(
     options: Options, hosts: Sequence[Selected], console: Console, *, shows: bool
 ) -> tuple[int, dict[str, Any] | None]:
-    """The exit code, and what was measured; None if the measurement failed, which was said then."""
+    """Return the exit code, and the result; None if the measurement failed, which was reported then."""
     from ..fleet.network import faults_of, network_as_dict, network_as_text
     from ..run.measure import Unmeasured, measure_network
 
@@ -147,7 +147,7 @@ def _network(
 def _gpus(
     options: Options, hosts: Sequence[Selected], console: Console, *, shows: bool
 ) -> tuple[int, dict[str, Any] | None]:
-    """The same for GPUs."""
+    """Do the same for GPUs."""
     from ..fleet.gpu_speed import faults_of_speed, gpus_as_dict, gpus_as_text
     from ..run.measure import Unmeasured, measure_gpus
 

@@ -1,6 +1,6 @@
 """`dslaunch checkpoint`: options only.
 
-What it does is in the runtime's checkpoint/inspect/command.py, which runs in a process of its own.
+The work is done by the runtime's checkpoint/inspect/command.py, which runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def command(**given: Any) -> None:
 
 
 def _place(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Paths become absolute: the program that gets them runs elsewhere."""
+    """Make paths absolute: the program that gets them runs elsewhere."""
     if value is None or "://" in value:
         return value
     if not value:

@@ -1,4 +1,4 @@
-"""The `dslaunch` command: options only. What it does with them is in run.py."""
+"""The `dslaunch` command: options only. The work is in run/run_job.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..wording import cleaned
 from .absent_options import ABSENT
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
-VARIABLE = "_DSLAUNCH_COMPLETE"  # set by the shell where a line is to be completed
+VARIABLE = "_DSLAUNCH_COMPLETE"  # the shell sets it to have a line completed
 
 
 class JobCommand(PrefixCommand):
@@ -35,7 +35,7 @@ _PROFILE = JobOption(
     ["--profile"],
     topic="start",
     metavar="FILE",
-    expose_value=False,  # its options stand in front of the others when these are read: see prefix_command.py
+    expose_value=False,  # its options come before the others when these are read: see prefix_command.py
     help="Read options, script and args from a YAML file; what is typed wins.",
 )
 _VERSION = JobOption(["--version"], topic="information", is_flag=True, help="Print the version and stop.")
@@ -70,7 +70,7 @@ dslaunch.params[:0] = [*JOB_OPTIONS[:_place], _PROFILE, *JOB_OPTIONS[_place:], _
 
 
 def job_options(given: dict[str, Any]) -> Options:
-    """What the options of a job mean, by parameter name."""
+    """Return the job's options, which `given` has by parameter name."""
     node_range = click.get_current_context().meta.get(NODE_RANGE)
     if node_range is not None:
         given = {**given, "min_nodes": node_range[0], "max_nodes": node_range[1]}
@@ -80,8 +80,8 @@ def job_options(given: dict[str, Any]) -> Options:
     return read(Options, given, program=given["script"], arguments=arguments)
 
 
-# Other commands than running a job: the module with the click command, loaded when it is called. What
-# each is for is in help_topics.py.
+# Other commands than running a job: the module with the click command, loaded when it is called. Their
+# summaries are in help_topics.py.
 COMMANDS: dict[str, str] = {
     "check": ".check",
     "exec": ".exec",
@@ -104,7 +104,7 @@ COMMANDS: dict[str, str] = {
 
 
 def _command(words: list[str]) -> tuple[click.Command, str, list[str]]:
-    """The command that is meant, its name and its words.
+    """Return the command that is meant, its name and its words.
 
     A script that is called like a command is `./name`.
     """
@@ -125,12 +125,12 @@ def _command(words: list[str]) -> tuple[click.Command, str, list[str]]:
 
 
 def _is_word(word: str) -> bool:
-    """Neither an option nor a path."""
+    """Tell whether it is neither an option nor a path."""
     return word[0:1] != "-" and word.replace("-", "_").isidentifier()
 
 
 def _for_terminal(message: str) -> str:
-    """With line breaks between words if stderr is a terminal."""
+    """Return the message with line breaks between words if stderr is a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         return message
     from shutil import get_terminal_size
@@ -141,14 +141,14 @@ def _for_terminal(message: str) -> str:
 
 
 def _tell(message: str) -> None:
-    """One line on stderr. Where that is closed or full, the exit code alone says how the command ended."""
+    """Print one line on stderr. Where that is closed or full, only the exit code tells the end."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             print(f"dslaunch: {message}", file=sys.stderr)
 
 
 def _takes_output() -> bool:
-    """Whether stdout takes anything; if not, what is printed from now on vanishes."""
+    """Tell whether stdout takes output; if not, it is replaced by a file that drops all."""
     try:
         os.write(1, b"\n")
     except OSError:
@@ -158,7 +158,7 @@ def _takes_output() -> bool:
 
 
 def _limit_met(error: OSError | RuntimeError) -> str:
-    """The sentence for an error that says that a limit of this machine was met; empty for another one."""
+    """Return the sentence for an error that says that this machine met a limit; empty for another one."""
     from ..node.system.limits import why_not_started
 
     return why_not_started("the threads and processes of dslaunch itself", error)

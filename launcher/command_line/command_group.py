@@ -1,4 +1,4 @@
-"""A click command that is several, each with a help of its own."""
+"""A click command of several commands, each with a help of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 class CommandGroup(click.Group):
-    """`example`: how one of its commands is called, for those who name none."""
+    """`example`: how one of its commands is called, shown where none is named."""
 
     def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -24,7 +24,7 @@ class CommandGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def get_help(self, ctx: click.Context) -> str:
-        """As wide as the terminal."""
+        """Return the help, as wide as the terminal."""
         from .help_screen import help_of
 
         return help_of(self, ctx)

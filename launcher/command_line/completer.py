@@ -1,7 +1,7 @@
-"""The answer to the key that completes: what may stand at the end of a line that begins with `dslaunch`.
+"""Answers the key that completes: the words that may stand at the end of a line that begins with `dslaunch`.
 
-click's lines for bash, zsh and fish start `dslaunch` with the words in its environment, and VARIABLE.
-That takes 50 ms, and 80 ms where a hostfile is read.
+click's code for bash, zsh and fish starts `dslaunch` with the words in its environment, and VARIABLE. That
+takes 50 ms, and 80 ms where a hostfile is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .prefix_command import PrefixCommand, Typed
 Items = list[CompletionItem[str]]
 
 _SUMMARIES = {**OF_HELP, "help": "every option, by topic"}
-_BREAKS = "=:@"  # where bash cuts words, beside blanks
+_BREAKS = "=:@"  # bash cuts words at them, beside blanks
 _FILE, _FOLDER = "file", "dir"  # the shell looks for these itself
 _OF_METAVAR = {
     **dict.fromkeys(("FILE", "RUN", "SCRIPT", "PROGRAM"), _FILE),
@@ -39,23 +39,23 @@ _OF_METAVAR = {
 
 
 def lines_for(shell: str) -> str:
-    """The lines that a shell reads at its start."""
+    """Return the code that a shell reads at its start."""
     return _SHELLS[shell](dslaunch, {}, "dslaunch", VARIABLE).source()
 
 
 def answer(instruction: str) -> None:
-    """Print what may stand there; `instruction` is the shell's name and `_complete`."""
+    """Print the possible words; `instruction` is the shell's name and `_complete`."""
     shell = _SHELLS[instruction.partition("_")[0]]
     click.echo(shell(dslaunch, {}, "dslaunch", VARIABLE).complete().encode())
 
 
 class _Answers(ShellComplete):
-    """By our own commands, whose options may be shortened."""
+    """Completes by our own commands, whose options may be shortened."""
 
-    finds_values = False  # the shell looks for files behind --option= itself
+    finds_values = False  # the shell looks for files after --option= itself
 
     def get_completions(self, args: list[str], incomplete: str) -> Items:
-        """Nothing for a line that dslaunch would refuse."""
+        """Return no words for a line that dslaunch would refuse."""
         try:
             found = completions(args, incomplete)
             if found and found[0].of_option and found[0].type != "plain" and not self.finds_values:
@@ -67,7 +67,7 @@ class _Answers(ShellComplete):
 
 
 class _Bash(_Answers, BashComplete):
-    """Words that bash cut apart are one here, and it gets what follows its last cut."""
+    """Joins words that bash cut apart, and returns only the part after its last cut."""
 
     finds_values = True
     _kept = ""
@@ -101,7 +101,7 @@ _SHELLS: dict[str, type[_Answers]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
 
 
 def completions(words: Sequence[str], last: str) -> Items:
-    """What `last` may become behind `dslaunch` and these words.
+    """Return the words that `last` may become after `dslaunch` and these words.
 
     Errors: click.UsageError and LaunchError for words that dslaunch would refuse
     """
@@ -130,7 +130,7 @@ def completions(words: Sequence[str], last: str) -> Items:
 
 
 def _behind(command: PrefixCommand, context: click.Context, words: Sequence[str], last: str) -> Items:
-    """What `last` may become behind these words of a command."""
+    """Return the words that `last` may become after these words of a command."""
     options = command.options(context)
     typed, rest = command.written_out(words, options)
     goes_on = command.context_settings.get("allow_interspersed_args", True)
@@ -159,7 +159,7 @@ def _behind(command: PrefixCommand, context: click.Context, words: Sequence[str]
 
 
 def _values(parameter: click.Parameter, context: click.Context, start: str, hostfile: str | None) -> Items:
-    """What a value that begins so may become."""
+    """Return the values that begin with `start`."""
     metavar = parameter.metavar or (parameter.name or "").upper()
     if metavar in _OF_METAVAR:
         return [CompletionItem(start, type=_OF_METAVAR[metavar])]
@@ -174,7 +174,7 @@ def _values(parameter: click.Parameter, context: click.Context, start: str, host
 
 
 def _hosts(start: str, hostfile: str | None) -> Iterator[str]:
-    """The hosts of the hostfile, else of the default one. Slots behind a host are not offered."""
+    """Yield the hosts of the hostfile, else of the default one. Slots of a host are not offered."""
     from ..run.host_pool import named_hosts
 
     before, at, last = start.rpartition("@")
@@ -190,7 +190,7 @@ def _hosts(start: str, hostfile: str | None) -> Iterator[str]:
 
 
 def _paths(start: str, kind: str) -> Items:
-    """Files and folders, or folders alone, where the shell does not look for them itself."""
+    """Return files and folders, or folders alone, where the shell does not look for them itself."""
     folder, slash, name = start.rpartition("/")
     with os.scandir(os.path.expanduser(folder + slash) or ".") as entries:
         found = [

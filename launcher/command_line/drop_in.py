@@ -1,4 +1,4 @@
-"""`dslaunch drop-in`: options only. What it does is in the drop-in package's installation.py."""
+"""`dslaunch drop-in`: options only. The work is in the drop-in package's installation.py."""
 
 from __future__ import annotations
 

@@ -39,7 +39,6 @@ def command(**given: Any) -> int:
     """Show which variables each rank of a job would get, and where each comes from."""
     if not given["script"]:
         raise click.UsageError("which script? Write: dslaunch env [options] script.py [its arguments]")
-    # Here, so that --help does not load what only a plan needs.
     from ..job.rank_environment import describe
     from ..output.console import Console
     from ..run.make_plan import choose_attempt, make_plan
@@ -57,5 +56,5 @@ def command(**given: Any) -> int:
 
 command.params[:0] = [one for one in dslaunch.params[:-2] if one.name not in NOT_OURS]
 _script = copy(dslaunch.params[-2])
-_script.metavar = "SCRIPT"  # it is needed, as it is not where it stands for a command
+_script.metavar = "SCRIPT"  # here it is required, unlike in a job's usage
 command.params += [_script, dslaunch.params[-1]]

@@ -45,7 +45,6 @@ def command(**given: Any) -> int:
     """Run PROGRAM once on every host."""
     if not given["program"]:
         raise click.UsageError("which command? Write: dslaunch exec [options] -- command [its arguments]")
-    # Here, so that --help does not load what only a command needs.
     from ..backends.choose import direct_connect
     from ..fleet.each_host import CONNECT_TIMEOUT_S, EachHost, describe_failures
     from ..fleet.host_output import HostOutput

@@ -1,6 +1,6 @@
 """The help of a command at the width of the terminal, however narrow that is.
 
-click's has 50 columns at least, and breaks no line of an example.
+click's help has 50 columns at least, and breaks no line of an example.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _LABELLED = re.compile(r"(\s*\S.*?\s{2,})\S")
 
 
 class HelpScreen(click.HelpFormatter):
-    """As click's, with all lines within the terminal."""
+    """click's formatter, with all lines within the terminal."""
 
     def __init__(self, context: click.Context) -> None:
         columns = max(get_terminal_size().columns, MIN_COLUMNS)
         most = context.max_content_width or 80
-        # click keeps two columns free on the right; where there are few, they are needed
+        # click keeps two columns free on the right; in a narrow terminal they are needed
         super().__init__(width=min(columns, most) - 2 if columns > NARROW else columns)
 
     def write_dl(
         self, rows: Iterable[tuple[str, str]], col_max: int | None = None, col_spacing: int = 2
     ) -> None:
-        """Names and what they mean. A name that is longer than the first column stands alone on its line."""
+        """Write names and their meanings. A name longer than the first column stands alone on its line."""
         widest = 30 if self.width > NARROW else self.width // 4
         pieces = [
             (one, does if one is names[-1] else "")
@@ -42,7 +42,7 @@ class HelpScreen(click.HelpFormatter):
         super().write_dl(pieces, col_max=min(col_max or 30, widest), col_spacing=col_spacing)
 
     def write_heading(self, heading: str) -> None:
-        """The title of a list."""
+        """Write the title of a list."""
         self.write("".join(f"{line}\n" for line in self._broken(f"{' ' * self.current_indent}{heading}:")))
 
     def _broken(self, text: str, *, subsequent_indent: str = "") -> list[str]:
@@ -55,7 +55,7 @@ class HelpScreen(click.HelpFormatter):
         )
 
     def write_text(self, text: str) -> None:
-        """Paragraphs; those that begin with \\b keep their lines as far as these fit."""
+        """Write paragraphs; those that begin with \\b keep their lines as far as these fit."""
         width = self.width - self.current_indent
         paragraphs = (one.strip("\n").split("\n") for one in re.split(r"\n\s*\n", text.strip("\n")))
         super().write_text(
@@ -74,9 +74,9 @@ def help_of(command: click.Command, context: click.Context) -> str:
 
 
 def fitted(lines: list[str], width: int) -> Iterator[str]:
-    """Lines that are kept, those that are wider than `width` broken between words.
+    """Yield lines that are kept, those that are wider than `width` broken between words.
 
-    What follows the first break of a command begins behind a backslash, so that it can be copied.
+    After the first break of a command the lines end with a backslash, so that it can be copied.
     """
     if all(len(line) <= width for line in lines):
         yield from lines
@@ -99,7 +99,7 @@ def fitted(lines: list[str], width: int) -> Iterator[str]:
 
 
 def _joined(lines: list[str]) -> Iterator[str]:
-    """Each with the lines below it that go on with it: those that begin where its text does."""
+    """Join each line with the lines below that continue it: those that begin where its text does."""
     pending, column = "", -1
     for line in lines:
         indent = len(line) - len(line.lstrip())

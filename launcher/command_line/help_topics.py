@@ -1,5 +1,5 @@
-"""What can be said of a job's options and of the commands, by topic: `dslaunch --help`,
-`dslaunch help TOPIC` and `dslaunch man` are made of this.
+"""The texts about a job's options and the commands, by topic, of which `dslaunch --help`, `dslaunch help
+TOPIC` and `dslaunch man` are made.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Topic(NamedTuple):
-    """A part of the help; an option of a job says itself in which it stands. `text` is as an epilog of
+    """A part of the help; each option of a job names the topic in which it stands. `text` is as an epilog of
     click: a paragraph that begins with \\b keeps its lines.
     """
 
@@ -126,14 +126,14 @@ TOPICS = (
     Topic("information", "Information"),
 )
 
-# Second names of options that are there for scripts written for DeepSpeed: they stand under that topic.
+# Second names of options for scripts written for DeepSpeed: they stand under that topic.
 DEEPSPEED_NAMES = {
     "--num_accelerators": "--num_gpus",
     "--min_elastic_nodes": "--min_nodes",
     "--max_elastic_nodes": "--max_nodes",
 }
 
-# The first page shows these and no others, so that it fits on a screen.
+# The first page shows only these, so that it fits on a screen.
 FIRST_PAGE = {
     "What most jobs need": (
         *("hostfile", "include", "num_nodes", "num_gpus", "module"),
@@ -141,8 +141,8 @@ FIRST_PAGE = {
     )
 }
 
-# What each command is for, in the order of the first page: one line of 80 columns at most.
-# `help` stands below them.
+# The summary of each command, in the order of the first page: one line of 80 columns at most. `help` stands
+# below them.
 COMMANDS = {
     "check": "what is missing or differs on the hosts, and who reaches whom",
     "exec": "a command once on every host, equal output shown once",

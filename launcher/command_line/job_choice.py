@@ -1,4 +1,4 @@
-"""The job that a command speaks of, found by the word on its command line."""
+"""The job that a command is about, found by the word on its command line."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _chosen_job(word: str) -> KnownJob:
 
 
 def chosen_or_only_job(word: str | None, command: str) -> KnownJob:
-    """The job that `dslaunch COMMAND WORD` means; without a word the one job that runs here. Where there are
-    several, a table on stderr says which.
+    """Return the job that `dslaunch COMMAND WORD` means; without a word the one job that runs here. Where
+    there are several, a table on stderr shows them.
 
     Errors: LaunchError if there is none, or several
     """
@@ -44,7 +44,7 @@ def chosen_or_only_job(word: str | None, command: str) -> KnownJob:
 
 
 def next_of_name(job: KnownJob, command: str) -> str:
-    """What to write for jobs that run by the next names, as train-2, where `job` has ended; else empty."""
+    """Return the advice for running jobs of the next names, as train-2, if `job` has ended; else empty."""
     name = re.compile(re.escape(job.record.name) + "-[0-9]+")
     live = [one.record.name for one in known_jobs() if one.is_live and name.fullmatch(one.record.name)]
     commands = " or ".join(f"dslaunch {command} {one}" for one in live[:3])
@@ -70,12 +70,12 @@ def refuse_elsewhere(job: KnownJob, command: str) -> None:
 
 
 def started(job: KnownJob) -> str:
-    """When, on this machine's clock."""
+    """Return the time of its start, on this machine's clock."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.record.began_at))
 
 
 def how_it_ended(job: KnownJob) -> str:
-    """A sentence on a job that is no more."""
+    """Return a sentence on a job that has ended."""
     record = job.record
     if job.state == LOST:
         return f"{record.name} is lost: {job.why}"

@@ -20,12 +20,12 @@ Examples:
 
 
 def topic_names() -> tuple[str, ...]:
-    """What can stand behind `dslaunch help`, beside the commands."""
+    """Words that `dslaunch help` takes, beside the commands."""
     return (*(one.name for one in TOPICS), "all")
 
 
 def write_first_page(formatter: click.HelpFormatter, ctx: click.Context, job: click.Command) -> None:
-    """At most 40 lines at 80 columns: what most jobs need, the commands, and where the rest is."""
+    """Write at most 40 lines at 80 columns: common options, the commands, and where the rest is."""
     formatter.write_usage("dslaunch", "[OPTIONS] SCRIPT [ARGS]...")
     formatter.write_usage("dslaunch", "COMMAND ...", prefix="       ")
     job.format_help_text(ctx, formatter)
@@ -40,7 +40,7 @@ def write_first_page(formatter: click.HelpFormatter, ctx: click.Context, job: cl
 def write_topics(
     formatter: click.HelpFormatter, ctx: click.Context, job: click.Command, topics: Sequence[Topic]
 ) -> None:
-    """Every option of these topics, and what is said of them."""
+    """Write every option of these topics, and their texts."""
     records = job_records(ctx, job)
     for topic in topics:
         with formatter.section(topic.title):
@@ -53,7 +53,7 @@ def write_topics(
 
 
 def job_records(ctx: click.Context, job: click.Command) -> dict[str, tuple[str, str]]:
-    """As option_records(), without the names that only DeepSpeed's scripts use."""
+    """Return option_records() without the names that only DeepSpeed's scripts use."""
     records = option_records(ctx, job)
     for name, (written, does) in records.items():
         for other in DEEPSPEED_NAMES:
@@ -63,7 +63,7 @@ def job_records(ctx: click.Context, job: click.Command) -> dict[str, tuple[str, 
 
 
 def topic_options(topic: Topic, job: click.Command) -> tuple[str, ...]:
-    """The parameter names of the topic's options, in the order of the job's."""
+    """Parameter names of the topic's options, in the order of the job's."""
     named = [one.name or "" for one in job.params if isinstance(one, JobOption) and one.topic == topic.name]
     return (*named, "help") if topic.name == "information" else tuple(named)
 
@@ -71,7 +71,7 @@ def topic_options(topic: Topic, job: click.Command) -> tuple[str, ...]:
 def topic_records(
     topic: Topic, job: click.Command, records: dict[str, tuple[str, str]]
 ) -> list[tuple[str, str]]:
-    """What is written of each option of the topic, and what it does."""
+    """Return each option of the topic as it is written, with its help."""
     found = [records[name] for name in topic_options(topic, job)]
     if topic.name == "deepspeed":
         found += [(f"{name} N", f"The same as {ours}.") for name, ours in DEEPSPEED_NAMES.items()]
@@ -79,7 +79,7 @@ def topic_records(
 
 
 def absent_records() -> list[tuple[str, str]]:
-    """Options of other launchers, those with the same advice together, and the advice."""
+    """Return options of other launchers, those with the same advice together, and the advice."""
     names_of: dict[str, list[str]] = {}
     for name, advice in ABSENT.items():
         names_of.setdefault(advice, []).append(name)

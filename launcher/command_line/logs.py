@@ -1,4 +1,4 @@
-"""`dslaunch logs`: what a detached job has shown so far."""
+"""`dslaunch logs`: the output of a detached job so far."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _end_if_unread(replay: Replay) -> None:
 
 
 def _ranks(given: str | None, job: KnownJob) -> tuple[range, ...] | None:
-    """Errors: LaunchError for what are no ranks, and for ranks of which nothing is here"""
+    """Read the ranks. Errors: LaunchError for another text, and for ranks without output here"""
     if given is None:
         return None
     try:

@@ -1,6 +1,6 @@
-"""The program `dslaunch`: what only a process of its own may do before and after the command.
+"""The program `dslaunch`: tasks before and after the command that only a process of its own may do.
 
-Importing this is the first thing that the process does with it, so Ctrl-C is answered from here on.
+The process imports this first, so Ctrl-C is answered from here on.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _INTERRUPTED = 130
 
 
 def _end_at_once(number: int = 0, frame: object = None) -> NoReturn:
-    """End the process in its own words: while it loads its modules there is nothing to clean up."""
+    """End the process with a short message: while it loads its modules there is nothing to clean up."""
     try:
         os.write(2, b"dslaunch: interrupted: nothing was started\n")
     finally:
         os._exit(_INTERRUPTED)
 
 
-# Unless it is ignored, as behind `&` in a script.
+# Unless it is ignored, as after `&` in a script.
 if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
     _signal.signal(_signal.SIGINT, _end_at_once)
 
@@ -32,16 +32,15 @@ import contextlib  # noqa: E402
 import gc  # noqa: E402
 import sys  # noqa: E402
 
-# What is loaded stays, and is too much to be searched for garbage again and again meanwhile:
-# that took a tenth of a start.
+# Loaded modules stay, and searching them for garbage again and again took a tenth of a start.
 GARBAGE_THRESHOLD = 50_000
 
 
 def run() -> NoReturn:
-    """Run the command, and then take no slow walk through the interpreter's end.
+    """Run the command, and then skip the slow walk through the interpreter's end.
 
-    A thread of a connection that was given up may be inside a library then,
-    which crashed a job that had ended well.
+    A thread of a connection that was given up may be inside a library then, which crashed a job that had
+    ended well.
     """
     gc.set_threshold(GARBAGE_THRESHOLD)
     code: int | str | None = 1
@@ -64,7 +63,7 @@ def run() -> NoReturn:
         code = end.code
     except KeyboardInterrupt:  # just before `main` deals with them
         _end_at_once()
-    atexit._run_exitfuncs()  # what libraries leave for the end
+    atexit._run_exitfuncs()  # handlers that libraries have left for the end
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never there
             stream.flush()

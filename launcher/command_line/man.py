@@ -1,4 +1,4 @@
-"""`dslaunch man`: the manual page, made of what the help shows."""
+"""`dslaunch man`: the manual page, made of the help texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Examples:
   dslaunch man > ~/.local/share/man/man1/dslaunch.1
       put it where `man dslaunch` finds it
 """
-# Characters with a meaning for roff, or that it prints as others unless they are written so.
+# Characters with a meaning for roff, or that it prints as others unless they are written like this.
 _SIGNS = {"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti"}
 _ROFF = str.maketrans(_SIGNS)
 
@@ -36,9 +36,9 @@ def command(**given: Any) -> int:
 
 
 def _page(version: str) -> Iterator[str]:
-    """The lines of dslaunch(1). They have no date: the same version gives the same page."""
+    """Yield the lines of dslaunch(1). They have no date: the same version gives the same page."""
     yield f'.TH DSLAUNCH 1 "" "dslaunch {version}" "User Commands"'
-    yield from [".nh", ".ad l"]  # no word is cut: an option of two lines cannot be copied
+    yield from [".nh", ".ad l"]  # no hyphens: an option of two lines cannot be copied
     yield from [".SH NAME", "dslaunch \\- start one training job on many machines"]
     yield from [".SH SYNOPSIS", ".B dslaunch", "[OPTIONS] SCRIPT [ARGS]...", ".br"]
     yield from [".B dslaunch", "COMMAND ..."]
@@ -63,7 +63,7 @@ def _page(version: str) -> Iterator[str]:
 
 
 def _command(name: str, command: click.Command) -> Iterator[str]:
-    """A section of its own, and for the commands of a group after it."""
+    """Yield a section of its own, and for the commands of a group after it."""
     with click.Context(command, info_name=name, **command.context_settings) as context:
         usage = " ".join(command.collect_usage_pieces(context))
         records = option_records(context, command)
@@ -88,7 +88,7 @@ def _records(records: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def _text(text: str) -> Iterator[str]:
-    """Paragraphs as click reads them: one that begins with \\b keeps its lines."""
+    """Yield paragraphs as click reads them: one that begins with \\b keeps its lines."""
     for paragraph in text.strip("\n").split("\n\n"):
         lines = [line.rstrip() for line in paragraph.strip("\n").split("\n")]
         if lines[0].strip() == "\b":
@@ -98,6 +98,6 @@ def _text(text: str) -> Iterator[str]:
 
 
 def _roff(line: str) -> str:
-    """A line that roff prints as it is."""
+    """Return a line that roff prints unchanged."""
     escaped = line.translate(_ROFF)
     return f"\\&{escaped}" if escaped.startswith(".") else escaped

@@ -1,4 +1,4 @@
-"""What is wrong with a command line, in our words: click's say less, and not what to write."""
+"""Mistakes on a command line, in our words: click's say less, and not what to write."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def in_our_words(error: click.ClickException) -> str:
 
 
 def name_of(parameter: click.Parameter) -> str:
-    """As it is written: the long form of an option, what the usage calls an argument."""
+    """Return the name as it is written: the long form of an option, the usage's word for an argument."""
     if isinstance(parameter, click.Option):
         return next((one for one in parameter.opts if one.startswith("--")), parameter.opts[0])
     return parameter.metavar or (parameter.name or "").upper()
@@ -34,7 +34,7 @@ def name_of(parameter: click.Parameter) -> str:
 
 def _bad_value(message: str, parameter: click.Parameter) -> str:
     name, found = name_of(parameter), _NOT_A_CHOICE.match(message)
-    if found is None or not isinstance(parameter.type, click.Choice):  # one of ours
+    if found is None or not isinstance(parameter.type, click.Choice):  # a type of ours
         return f"{name}: {message}"
     between = "=" if isinstance(parameter, click.Option) else " "
     *others, last = (str(one) for one in parameter.type.choices)
@@ -43,7 +43,7 @@ def _bad_value(message: str, parameter: click.Parameter) -> str:
 
 
 def _bad_use(error: click.BadOptionUsage) -> str:
-    """An option without its value, or a flag with one."""
+    """Describe an option without its value, or a flag with one."""
     found = [
         one
         for one in (error.ctx.command.params if error.ctx is not None else ())
@@ -74,7 +74,7 @@ def _path(error: click.UsageError) -> str:
 
 
 def _usage(error: click.UsageError) -> str:
-    """The command and its arguments."""
+    """Return the command and its arguments."""
     if error.ctx is None:
         return "dslaunch --help"
     pieces = error.ctx.command.collect_usage_pieces(error.ctx)

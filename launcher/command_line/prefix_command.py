@@ -11,9 +11,9 @@ import click
 from ..options.text import MAY_BE_EMPTY
 
 PROFILE = "--profile"
-PLACES = ("FILE", "DIR", "FOLDER")  # what options with a path call it
+PLACES = ("FILE", "DIR", "FOLDER")  # placeholders of options with a path
 TAKES_STREAM = ("hostfile",)  # - stands for standard input
-# Of every command, and of those whose last argument is a program with arguments of its own.
+# Settings of every command, and of those whose last argument is a program with arguments of its own.
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 PROGRAM_SETTINGS = {**SETTINGS, "allow_interspersed_args": False}
 
@@ -29,7 +29,7 @@ class Typed(NamedTuple):
 
     @property
     def has_value(self) -> bool:
-        """Whether a value was typed, an empty one included."""
+        """Tell whether a value was typed, an empty one included."""
         return len(self.words) > 1 or "=" in self.words[0]
 
 
@@ -40,7 +40,7 @@ def _show_help(context: click.Context, parameter: click.Parameter, is_asked: boo
 
 
 def option_records(ctx: click.Context, command: click.Command) -> dict[str, tuple[str, str]]:
-    """What is written of each option, and what it does, by parameter name; arguments stand in the usage."""
+    """Return each option as it is written, with its help, by parameter name; arguments stand in the usage."""
     records = {}
     for parameter in command.get_params(ctx):
         if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None:
@@ -51,7 +51,7 @@ def option_records(ctx: click.Context, command: click.Command) -> dict[str, tupl
 def write_groups(
     formatter: click.HelpFormatter, records: Mapping[str, tuple[str, str]], groups: Groups
 ) -> None:
-    """Each title with the options below it."""
+    """Write each title with the options below it."""
     for title, names in groups.items():
         with formatter.section(title):
             formatter.write_dl([records[name] for name in names])
@@ -60,7 +60,7 @@ def write_groups(
 def _without_empty(
     typed: list[Typed], options: Mapping[str, click.Option], *, in_file: frozenset[str] = frozenset()
 ) -> list[Typed]:
-    """Without the empty options that take back what a file says: those `in_file`, by parameter name.
+    """Drop empty options that take back a line of a file: those `in_file`, by parameter name.
 
     Errors: click.UsageError for an option without a value that takes nothing back, and for a value that is
     the next option
@@ -81,8 +81,8 @@ def _without_empty(
 
 
 def _refuse_value(one: Typed, option: click.Option, options: Mapping[str, click.Option]) -> None:
-    """Errors: click.UsageError for a value that was meant as something else: the next option, the end of
-    the options, or a stream
+    """Errors: click.UsageError for a value that was meant as something else: the next option, the end of the
+    options, or a stream
     """
     if len(one.words) > 1 and option.name not in MAY_BE_EMPTY:
         name = one.value.partition("=")[0]
@@ -102,9 +102,9 @@ class PrefixCommand(click.Command):
 
     Ambiguous or unknown: refused with a hint.
 
-    `absent`: options of other launchers that this command does not have, each with what to do
-    instead. `groups`: titles and the parameter names below them, in the order of --help, which shows
-    no others; without it, all stand below one title.
+    `absent`: options of other launchers that this command does not have, each with its replacement. `groups`:
+    titles and the parameter names below them, in the order of --help, which shows only these; without it, all
+    stand below one title.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class PrefixCommand(click.Command):
         self._own_help: click.Option | None = None
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
-        """As click makes it, without looking for a translation of its text: that takes 2 ms."""
+        """Return click's option, without looking for a translation of its text: that takes 2 ms."""
         if self._own_help is None:
             self._own_help = click.Option(
                 self.get_help_option_names(ctx),
@@ -133,20 +133,20 @@ class PrefixCommand(click.Command):
         return self._own_help
 
     def get_help(self, ctx: click.Context) -> str:
-        """As wide as the terminal."""
+        """Return the help, as wide as the terminal."""
         from .help_screen import help_of
 
         return help_of(self, ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Every option below its group's title."""
+        """Write every option below its group's title."""
         records = option_records(ctx, self)
         write_groups(
             formatter, records, {"Options": tuple(records)} if self._groups is None else self._groups
         )
 
     def options(self, ctx: click.Context) -> dict[str, click.Option]:
-        """Its options, by each of their names."""
+        """Return its options, by each of their names."""
         return {
             name: parameter
             for parameter in self.get_params(ctx)
@@ -158,7 +158,7 @@ class PrefixCommand(click.Command):
         try:
             return self._parse(ctx, args)
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # click does not say of every mistake whose it is
+            error.ctx = error.ctx or ctx  # click does not always name the command of a mistake
             raise
 
     def _parse(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -199,10 +199,10 @@ class PrefixCommand(click.Command):
     def written_out(
         self, args: Sequence[str], options: Mapping[str, click.Option]
     ) -> tuple[list[Typed], list[str]]:
-        """The options in full, up to the first word that is not an option or an option's
-        value; then the rest.
+        """Return the options in full, up to the first word that is not an option or an option's value; then
+        the rest.
 
-        Errors: click.UsageError for an option that there is not
+        Errors: click.UsageError for an unknown option
         """
         typed: list[Typed] = []
         rest = list(args)
@@ -221,15 +221,15 @@ class PrefixCommand(click.Command):
         return typed, rest
 
     def _split_short(self, word: str, options: Mapping[str, click.Option]) -> tuple[list[Typed], bool]:
-        """`-qHfile` or `-qH=file` as `-q -H file`, and whether the value of the last one is yet to come."""
+        """Split `-qHfile` or `-qH=file` as `-q -H file`; tell whether the last value is yet to come."""
         typed: list[Typed] = []
         letters = word[1:]
         while letters:
             option, letters = options.get("-" + letters[0]), letters[1:]
             if option is None:
                 raise self._no_short(word, options)
-            # In full: click takes a short one for a long one first, and looks for others like
-            # it, which takes 2 ms.
+            # In full: click takes a short one for a long one first, and looks for others like it, which takes
+            # 2 ms.
             name = next((one for one in option.opts if one.startswith("--")), option.opts[0])
             if letters and not option.is_flag:
                 value = letters.removeprefix("=")
@@ -240,9 +240,7 @@ class PrefixCommand(click.Command):
         return [Typed(word, [word], "")], False
 
     def _no_short(self, word: str, options: Mapping[str, click.Option]) -> click.UsageError:
-        """The refusal of a word with one dash, by what other launchers mean by it or by the long
-        name it is perhaps.
-        """
+        """Refuse a word with one dash; name other launchers' meaning of it, or a similar long name."""
         name = word.partition("=")[0]
         if name in self._absent:
             return click.UsageError(f"there is no option {name}: {self._absent[name]}")

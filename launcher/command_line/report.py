@@ -58,7 +58,6 @@ def command(**given: Any) -> int:
     if given["output"] == "":
         raise LaunchError("--output '': is no file; give the name of one, or leave it out for ./NAME.html")
     sources = [_source(word) for word in (given["run"], given["other"]) if word is not None]
-    # Here, so that --help does not load them.
     try:
         from ..page.page import comparison_page, page_of
         from ..page.page_file import check_page_place, default_place, write_page
@@ -84,7 +83,7 @@ def command(**given: Any) -> int:
 
 
 def _source(word: str) -> Source:
-    """Errors: LaunchError if there is neither such a path nor such a job"""
+    """Return the run of this word. Errors: LaunchError if there is neither such a path nor such a job"""
     from ..page.read_run import find_source
 
     try:
@@ -105,7 +104,7 @@ def _source(word: str) -> Source:
 
 
 def _source_of_job(job: KnownJob) -> Source:
-    """Errors: LaunchError if nothing is kept of it"""
+    """Return the records of a job. Errors: LaunchError if there are none"""
     from ..page.read_run import EVENTS, Source, source_in
 
     log_folder = job.record.log_folder
@@ -121,7 +120,7 @@ def _source_of_job(job: KnownJob) -> Source:
 
 
 def _open(place: Path) -> None:
-    """Errors: LaunchError if there is no browser"""
+    """Open the page in a browser. Errors: LaunchError if there is none"""
     import webbrowser
 
     if not webbrowser.open(place.absolute().as_uri()):

@@ -1,4 +1,4 @@
-"""`dslaunch report-env`: options only. What is found out is in launcher/fleet/env_report.py."""
+"""`dslaunch report-env`: options only. The facts are found in launcher/fleet/env_report.py."""
 
 from __future__ import annotations
 

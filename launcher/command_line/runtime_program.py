@@ -1,5 +1,5 @@
-"""Programs of the runtime, which need torch: each is a process of its own,
-because the launcher loads neither.
+"""Programs of the runtime, which need torch: each is a process of its own, because the launcher loads neither
+the runtime nor torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import LaunchError
 
-NEEDED = ("torch", "numpy", "pydantic", "hjson", "fsspec", "xxhash")  # what pyproject's [train] names
+NEEDED = ("torch", "numpy", "pydantic", "hjson", "fsspec", "xxhash")  # packages of pyproject's [train]
 
 
 def run_program(module: str, request: dict[str, Any], *, what: str) -> int:
@@ -30,6 +30,6 @@ def run_program(module: str, request: dict[str, Any], *, what: str) -> int:
         )
     package = __package__.partition(".")[0]
     command = [sys.executable, "-m", f"{package}.runtime.{module}", json.dumps(request)]
-    # In /, because `-m` looks for modules where it is started: a file torch.py there is not what is meant.
+    # In /, because `-m` looks for modules where it is started: a file torch.py there must not be found.
     code = subprocess.run(command, cwd="/", check=False).returncode
     return code if code >= 0 else 128 - code

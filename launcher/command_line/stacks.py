@@ -47,13 +47,14 @@ def command(**given: Any) -> int:
     except LaunchError:
         if word is None or not is_pid:
             raise
-        return _ask_process(int(word))  # one that keeps no record
+        return _ask_process(int(word))  # a process that keeps no record
     return _ask_job(job)
 
 
 def _ask_process(pid: int) -> int:
     try:
-        process: int | None = os.pidfd_open(pid)  # so that it is this one that is looked at and asked
+        # so that the process that is looked at is the one that is asked
+        process: int | None = os.pidfd_open(pid)
     except OSError:
         process = None  # no such process, or a kernel without such descriptors
     if not _is_launcher(pid):
@@ -104,7 +105,7 @@ def _ask_job(job: KnownJob) -> int:
 
 
 def _is_launcher(pid: int) -> bool:
-    """Only a dslaunch that handles the signal: any other program would die of it."""
+    """Tell whether it is a dslaunch that handles the signal: any other program would die of it."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().split(b"\0")

@@ -1,4 +1,4 @@
-"""`dslaunch top`: what a job does, on a screen that changes."""
+"""`dslaunch top`: a job on a screen that changes."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ from ..top.terminal import require_package, why_no_screen
 from .attach import follow
 from .job_choice import how_it_ended
 
-LAST_LINES = 20  # of the job, when it has ended
+LAST_LINES = 20  # shown when the job has ended
 
 
 def watch(options: Options) -> int:
-    """Start the job and show it; the exit code is the job's, or 0 if a person leaves it running.
+    """Start the job and show it; the exit code is the job's, or 0 if the user leaves it running.
 
-    Errors: LaunchError for a mistake in what was given, for one of the job before it has started, and where
+    Errors: LaunchError for a mistake in the options, for one of the job before it has started, and where
     there is no screen
     """
     if why := why_no_screen():

@@ -1,1 +1,1 @@
-"""One job from options to exit code: read, plan, do. It may import everything but command_line."""
+"""One job from options to exit code: read, plan, do. It may import every folder but command_line."""

@@ -1,5 +1,5 @@
-"""The look at all hosts before a job starts (--check): unfit ones are named, and left out where the job
-may go on without them.
+"""The look at all hosts before a job starts (--check): unfit hosts are named, and left out where the job may
+go on without them.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .make_plan import DEFAULT_PORT, current_folder, exact
 from .measure import Unmeasured, measure_gpus, measure_network
 from .no_workers_yet import interruption
 
-TIMEOUT_S = 60.0  # at least, for one host to answer everything
-TIMEOUT_PART = 0.1  # of --prepare_timeout, which a slow host has for more than that
+TIMEOUT_S = 60.0  # lower limit of the time for one host to answer everything
+TIMEOUT_PART = 0.1  # part of --prepare_timeout: a slow host has all of that for more work
 _Unfit = dict[str, str]  # hosts by name, each with the first reason
 
 
 def check_first(options: Options, attempt: Attempt, console: Console, refused: RefusedBefore) -> Attempt:
-    """The attempt with the hosts that are fit; what is wrong is said. `refused`: as of
+    """Return the attempt with the fit hosts; report the faults of the others. `refused`: as for
     backends.choose.choose_access.
 
-    Errors: LaunchError if too few of them are
+    Errors: LaunchError if too few hosts are fit
     """
     if not options.check.is_on:
         return attempt
@@ -52,7 +52,8 @@ def check_first(options: Options, attempt: Attempt, console: Console, refused: R
                 raise LaunchError(decision.why, exit_code=EXIT_HOST)
             console.warn(decision.why)
             first, attempt = attempt.hosts[0], decision.attempt
-            if attempt.hosts[0] == first:  # else: do all reach the host that is the first one now?
+            # otherwise look again: do all reach the host that is the first one now?
+            if attempt.hosts[0] == first:
                 break
     return attempt
 
@@ -120,9 +121,9 @@ def _measure_network(options: Options, attempt: Attempt, console: Console, refus
 
 
 def _of_unmeasured(failed: Unmeasured, option: str, attempt: Attempt, console: Console) -> _Unfit:
-    """The hosts that were lost meanwhile: without them it is measured again.
+    """Return the hosts that were lost during a measurement, which is repeated without them.
 
-    Errors: LaunchError if it was for another reason
+    Errors: LaunchError if it failed for another reason
     """
     if failed.interrupted_by is not None:
         raise interruption(failed.interrupted_by, is_first=attempt.number == 0)
@@ -134,9 +135,9 @@ def _of_unmeasured(failed: Unmeasured, option: str, attempt: Attempt, console: C
 
 
 def _blamed(faults: Sequence[Finding]) -> Iterable[Finding]:
-    """Each fault of a link as one of a host: the one that has most of them, else the later one.
+    """Turn each fault of a link into one of a host: the one with the most faults, else the later one.
 
-    Without it, the link is not used.
+    Without that host the link is not used.
     """
     left = list(faults)
     while left:

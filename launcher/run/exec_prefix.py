@@ -1,4 +1,4 @@
-"""The hosts whose ranks run in a container, and what cannot be done with them."""
+"""Hosts whose ranks run in a container, and options that cannot be used with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..options import Options
 
 
 def with_prefix(hosts: tuple[Host, ...], options: Options) -> tuple[Host, ...]:
-    """The hosts with --exec_prefix where the hostfile gives them none of their own.
+    """Give --exec_prefix to the hosts without one of their own in the hostfile.
 
     Errors: LaunchError for options that do not go together with a prefix
     """
@@ -45,7 +45,7 @@ def _refuse_others(host: Host, options: Options) -> None:
 
 
 def lost_input(plan: Plan) -> str:
-    """A warning for input of ours that the only rank would read without its prefix; else empty."""
+    """Return a warning for input of ours that the only rank would read without its prefix; else empty."""
     (node, *others) = plan.nodes
     if others or len(node.ranks) > 1 or not node.is_local or not node.host.exec_prefix:
         return ""

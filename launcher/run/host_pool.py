@@ -31,27 +31,26 @@ DEFAULT_HOSTFILE = Path("/job/hostfile")
 
 
 class Pool(NamedTuple):
-    """The hosts that may be used, before any selection; those that can take part have known slots."""
+    """The hosts that may be used, before any selection; hosts that can take part have known slots."""
 
     hosts: tuple[Host, ...]
-    found_in: str = (
-        ""  # the variable that named them, with its file if it names one; empty unless they were found
-    )
+    # The variable that named them, with its file if it names one; empty unless they were found there.
+    found_in: str = ""
 
 
 class Named(NamedTuple):
     """Hosts that were named, on the command line or by a batch system."""
 
     hosts: tuple[Host, ...]
-    name: str  # how errors begin
-    label: str  # how a sentence calls it
+    name: str  # the beginning of errors
+    label: str  # their name within a sentence
     found_in: str = ""
 
 
 def read_pool(options: Options, console: Console, *, may_look: bool = True) -> Pool:
-    """The hosts that may be used. If not `may_look`, no host is contacted for its slots.
+    """Return the hosts that may be used. If not `may_look`, no host is contacted for its slots.
 
-    Errors: LaunchError for what was given or found, and for slots=auto where no host can be looked at
+    Errors: LaunchError for wrong hosts, and for slots=auto where no host can be looked at
     """
     named = named_hosts(options, console)
     if not options.rendezvous.no_ssh and (task := task_of(os.environ)):
@@ -85,7 +84,7 @@ def _warn_of_visible(named: Named, console: Console) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not visible:
         return
-    # In a batch job the variable is set for this host. It says what the slots say if it counts from 0.
+    # In a batch job the variable is set for this host. It repeats the slots if it counts from 0.
     if named.found_in and visible == ",".join(map(str, range(visible.count(",") + 1))):
         return
     console.warn(
@@ -95,7 +94,7 @@ def _warn_of_visible(named: Named, console: Console) -> None:
 
 
 def _this_machine(options: Options, console: Console) -> tuple[Host, ...]:
-    """This machine alone, with the devices it has or shows."""
+    """Return this machine alone, with the devices it has or shows."""
     if options.rendezvous.no_ssh:
         raise LaunchError(
             "--no_ssh needs a hostfile, which says how many nodes and ranks there are, and none was given "
@@ -160,11 +159,11 @@ def select_hosts(hosts: tuple[Host, ...], options: Options) -> tuple[Selected, .
 
 
 def named_hosts(options: Options, console: Console | None = None) -> Named | None:
-    """The hosts to use: those of --hostfile, else of the default hostfile, else those that a batch system or
-    MPI has named. None: this machine, also if it is the only host that was found.
+    """Return the hosts to use: those of --hostfile, else of the default hostfile, else those that a batch
+    system or MPI has named. None: this machine, also if it is the only host that was found.
 
-    The word None means not given, as scripts that generate command lines write it.
-    Errors: LaunchError for what was given or found
+    The word None means not given, as scripts that generate command lines write it. Errors: LaunchError for
+    wrong hosts
     """
     warn = (lambda text: None) if console is None else console.warn
     if options.backend.launcher.is_local:
@@ -188,7 +187,7 @@ def named_hosts(options: Options, console: Console | None = None) -> Named | Non
 
 
 def hostfile_path(options: Options) -> Path | None:
-    """The file that names the hosts and may be read again; None where something else names them."""
+    """Return the file that names the hosts and may be read again; None if they are named elsewhere."""
     given = None if options.hostfile == "None" else options.hostfile
     if options.backend.launcher.is_local or given == "-":
         return None
@@ -200,7 +199,7 @@ def hostfile_path(options: Options) -> Path | None:
 
 
 def _may_look(options: Options) -> bool:
-    """Whether hosts can be looked at for their GPUs: not where a program of the batch system reaches them."""
+    """Tell whether hosts can be looked at for their GPUs: not if a batch system's program reaches them."""
     return not (options.rendezvous.no_ssh or options.backend.launcher.starts_itself)
 
 
@@ -236,7 +235,7 @@ def _is_here(host: Host) -> bool:
 
 
 def local_names(options: Options) -> frozenset[str]:
-    """The names that mean this machine, unless everything is to go through ssh."""
+    """Names that mean this machine; none if every host is reached through ssh."""
     if options.force_multi:
         return frozenset()
     hostname = socket.gethostname().lower()
@@ -244,20 +243,20 @@ def local_names(options: Options) -> frozenset[str]:
 
 
 def host_options(given: dict[str, Any], *, program: str = "", **more: Any) -> Options:
-    """The options of another command in the form that a job's have, and `more`."""
+    """Return the options of another command in the form of a job's options, with `more`."""
     return read(Options, given, program=program, **more)
 
 
 def choose_hosts(options: Options, console: Console) -> tuple[tuple[Selected, int | None], ...]:
-    """The hosts that take part, each with its number of slots, or None if the hostfile
-    leaves that to the host.
+    """Return the hosts that take part, each with its number of slots, or None if the hostfile leaves that to
+    the host.
 
-    Nothing is connected to. Without a hostfile it is this machine.
+    No host is contacted. Without a hostfile it is this machine.
     Errors: LaunchError as named_hosts() and select().
     """
     named = named_hosts(options, console)
     hosts = with_prefix((Host(name="localhost", slots=None),) if named is None else named.hosts, options)
-    # Of a host that has not said how many slots it has, any may be named.
+    # Any slot may be named of a host whose number of slots is unknown.
     known = tuple(host if host.slots is not None else host._replace(slots=MAX_SLOTS) for host in hosts)
     selected = select_hosts(known, options)
     own = {host.name: host for host in hosts}
@@ -271,7 +270,7 @@ def choose_hosts(options: Options, console: Console) -> tuple[tuple[Selected, in
 
 
 def nodes_of(chosen: tuple[tuple[Selected, int | None], ...], options: Options) -> tuple[NodePlan, ...]:
-    """The hosts as nodes without ranks."""
+    """Return the hosts as nodes without ranks."""
     return tuple(
         NodePlan(
             node_rank=place,

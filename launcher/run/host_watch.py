@@ -1,7 +1,7 @@
-"""The hosts beside those of a job that runs: which the hostfile names now, and which of them could be used.
+"""The hosts beside those of a running job: which the hostfile names now, and which of them could be used.
 
-A thread of its own reads the hostfile when it changes and tries hosts now and then; what it knows is asked
-for at any time, and no one waits for it.
+A thread of its own reads the hostfile when it changes and tries hosts now and then; its results can be read
+at any time, without waiting.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..output.console import Console
 from .host_pool import hostfile_path, nodes_of, select_hosts
 
 LOOK_EVERY_S = 1.0
-TRY_AGAIN_S = 2.0  # after the first failure; each one doubles it
+TRY_AGAIN_S = 2.0  # after the first failure; each further one doubles it
 LONGEST_S = 60.0
 _NEW = "is new in the hostfile"
 
@@ -36,18 +36,18 @@ _NEW = "is new in the hostfile"
 class _Candidate:
     """A host that might take part. Times are on the monotonic clock."""
 
-    word: str  # what is said of it when it can
+    word: str  # the word for it once it can be used
     is_good: bool = False  # it was tried, and can be used
-    is_spare: bool = False  # it was not tried, and nothing is known against it
+    is_spare: bool = False  # it was not tried, and no fault of it is known
     must_go_first: bool = False  # it counts again only after it was away, or when it has started anew
-    is_said: bool = False  # why it cannot be used yet was said
+    is_said: bool = False  # the reason against it was reported
     machine: str = ""
     try_at: float = 0.0
-    wait_s: float = 0.0  # how long it was left alone before
+    wait_s: float = 0.0  # pause before the last try
 
 
 class Hosts:
-    """Of one job with all its attempts."""
+    """The hosts of one job with all its attempts."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Hosts:
         console: Console,
         refused: RefusedBefore | None = None,
     ) -> None:
-        """`refused`: as of backends.choose.choose_access."""
+        """`refused`: as for backends.choose.choose_access."""
         self._options, self._console, self._refused = options, console, refused
         wanted = options.num_nodes if options.num_nodes > 0 else options.restart.max_nodes
         self.rules = Rules(options.restart, options.mesh, wanted or len(first.hosts))
@@ -76,7 +76,7 @@ class Hosts:
             self._read(self._path, word="is there", are_spares=False)
 
     def begin(self, attempt: Attempt) -> None:
-        """An attempt starts with these hosts and spares."""
+        """Begin an attempt with these hosts and spares."""
         with self._lock:
             self._attempt = attempt
             self._leaving = {}
@@ -92,13 +92,13 @@ class Hosts:
         self._thread.start()
 
     def leave_out(self, unfit: Iterable[str]) -> None:
-        """A look before the start found these hosts unfit: they count again after they were away."""
+        """Leave out hosts that a look before the start found unfit: they count again after they were away."""
         with self._lock:
             for name in unfit:
                 self._candidates[name] = _Candidate("is back", must_go_first=True)
 
     def end(self, verdict: Verdict | None) -> None:
-        """It has ended: what its hosts did is known, and no host is tried any more."""
+        """End the attempt: take note of its hosts, and try no host any more."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(LONGEST_S)
@@ -109,17 +109,18 @@ class Hosts:
             for name, why in verdict.leaving.items():
                 is_signal = why.startswith("its agent got")
                 self._candidates[name] = _Candidate("is back", must_go_first=is_signal)
-            if verdict.culprit is not None:  # if it failed for a host that had joined, it would again
+            # a host that had joined and made the attempt fail would do so again
+            if verdict.culprit is not None:
                 for name in self._attempt.joined:
                     self._candidates[name] = _Candidate("is back", must_go_first=True)
 
     def known(self) -> Known:
-        """What is known now; also between attempts."""
+        """Return what is known now, also between attempts."""
         with self._lock:
             return self._known(self._leaving)
 
     def why_change(self, leaving: Mapping[str, str]) -> str:
-        """As controller/resizing.py asks for it."""
+        """Return why the job should have other hosts: see controller/resizing.py."""
         with self._lock:
             self._leaving = dict(leaving)
             decision = resize(self._attempt, self._known(leaving), self.rules)
@@ -156,7 +157,7 @@ class Hosts:
                 self._try(due, is_over)
 
     def _look_at_hostfile(self) -> None:
-        """Read it if it has changed and stays so for two looks: an editor may be writing it."""
+        """Read it if it has changed and stayed the same for two looks: an editor may be writing it."""
         if self._path is None:
             return
         signature = _signature_of(self._path)
@@ -167,7 +168,7 @@ class Hosts:
         self._read(self._path, word=_NEW, are_spares=True)
 
     def _read(self, path: Path, *, word: str, are_spares: bool) -> None:
-        """Take the hosts that the file names now; what is new in it is said with `word`."""
+        """Take the hosts that the file names now; new ones are reported with `word`."""
         try:
             hosts = read_hostfile(path)
             selected = self._select(hosts)
@@ -187,7 +188,7 @@ class Hosts:
             )
 
     def _select(self, hosts: tuple[Host, ...]) -> tuple[Selected, ...]:
-        """As for the first attempt; a host that counts its slots itself has none before it was tried."""
+        """Select as for the first attempt; a host that counts its slots itself has none before a try."""
         counted = tuple(host if host.slots is not None else host._replace(slots=MAX_SLOTS) for host in hosts)
         own = {host.name: host for host in hosts}
         chosen = select_hosts(counted, self._options._replace(num_nodes=-1))
@@ -197,7 +198,7 @@ class Hosts:
         )
 
     def _due(self) -> tuple[Selected, ...]:
-        """Hosts to be tried now: none that would not be used."""
+        """Return the hosts to be tried now, only such as would be used."""
         now = time.monotonic()
         with self._lock:
             taking_part = {one.host.name for one in self._attempt.hosts}
@@ -259,7 +260,7 @@ class Hosts:
 
 
 def watch_hosts(options: Options, first: Attempt, console: Console, refused: RefusedBefore) -> Hosts | None:
-    """What watches the hosts of an elastic job; None for another one."""
+    """Watch the hosts of an elastic job; None for another one."""
     return Hosts(options, first, console, refused) if options.elastic.is_on else None
 
 

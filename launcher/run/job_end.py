@@ -1,4 +1,4 @@
-"""Tells others that the job has ended: a command of the user, and an address on the web.
+"""Reports that the job has ended: to a command of the user, and to an address on the web.
 
 Neither changes the job's exit code, and neither is waited for longer than its time.
 """
@@ -22,17 +22,17 @@ from ..wording import cleaned
 
 COMMAND_S = 30.0
 WEBHOOK_TRY_S = 10.0
-WEBHOOK_S = 25.0  # with both tries, and an address that is looked for
+WEBHOOK_S = 25.0  # with both tries, and the lookup of the address
 WEBHOOK_PAUSE_S = 1.0
 NUM_TRIES = 2
 MAX_OUTPUT_BYTES = 2000
-_OUTPUT_S = 0.5  # for the rest of it, once the command has ended
+_OUTPUT_S = 0.5  # for the rest of the output, once the command has ended
 _LOOK_S = 0.02
 _GIVING_UP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def tell_end(end: EndOptions, event: Mapping[str, Any], *, warn: Callable[[str], None]) -> None:
-    """Give both the event; what fails is told to `warn`. A signal that ends programs gives up both."""
+    """Give both the event; failures are reported to `warn`. A signal that ends programs gives up both."""
     data = json.dumps(event).encode("ascii") + b"\n"
     parts: list[_Command | _Webhook] = []
     if end.webhook is not None:
@@ -73,7 +73,7 @@ def _variables(event: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _Command:
-    """One run of --on_end. What it prints is kept for when it fails."""
+    """One run of --on_end. Its output is kept in case it fails."""
 
     def __init__(self, command: str, data: bytes, variables: Mapping[str, str]) -> None:
         self._command, self._data, self._variables = command, data, variables
@@ -107,7 +107,7 @@ class _Command:
         return self._process is not None and self._process.poll() is None and time.monotonic() < self._until
 
     def end(self, given_up_by: int) -> str:
-        """Nothing of it is left running if it has not ended; returns what went wrong."""
+        """Kill the command if it has not ended; return what went wrong."""
         if self._process is None:
             return f"--on_end: {self._problem}"
         code = self._process.poll()
@@ -152,7 +152,7 @@ class _Webhook:
         return self._thread.is_alive() and time.monotonic() < self._until
 
     def end(self, given_up_by: int) -> str:
-        """What went wrong, without what may be secret in the URL."""
+        """Return what went wrong, without secrets of the URL."""
         problem = self._problem
         if self._thread.is_alive():
             problem = problem or f"no answer within {WEBHOOK_S:g} s"
@@ -170,7 +170,7 @@ class _Webhook:
 
 
 def _post(url: str, data: bytes) -> tuple[str, bool]:
-    """One try: what went wrong, if something did, and whether another one may help."""
+    """Try once: return what went wrong, if anything did, and whether another try may help."""
     import urllib.error
     import urllib.request
     from http.client import HTTPException
@@ -178,7 +178,7 @@ def _post(url: str, data: bytes) -> tuple[str, bool]:
     from ... import __version__
 
     class Refusing(urllib.request.HTTPRedirectHandler):
-        """A message that is sent on would become a question."""
+        """Refuse: a message that is redirected would become a question."""
 
         def redirect_request(self, *_: object) -> None:
             return None
@@ -207,5 +207,5 @@ def _post(url: str, data: bytes) -> tuple[str, bool]:
         why = error.reason
         shown = why.strerror if isinstance(why, OSError) and why.strerror else type(why).__name__
         return cleaned(shown), True
-    except (OSError, ValueError) as error:  # their words may have the URL
+    except (OSError, ValueError) as error:  # its text may have the URL
         return type(error).__name__, True

@@ -1,4 +1,4 @@
-"""What the options say about files: where they go, checked before any host is contacted."""
+"""The options about files: places, checked before any host is contacted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_NAMED = 4
 def files_of(
     options: Options, plan: Plan, console: Console, *, before: SyncJob | None = None
 ) -> SyncJob | None:
-    """None if no file is to be moved. `before` is that of the attempt before.
+    """Return the files to move; None if there are none. `before` is that of the attempt before.
 
     Errors: LaunchError for a folder that cannot be sent, or cannot be written
     """
@@ -41,9 +41,9 @@ def files_of(
 
 
 def trace_files_of(options: Options) -> TraceFiles:
-    """Where what is traced comes together.
+    """Return the place where traces come together.
 
-    Errors: LaunchError if it could not be kept
+    Errors: LaunchError if they could not be kept
     """
     from ..sync.trace_files import TraceFiles
     from ..trace.write import refuse_place
@@ -58,7 +58,7 @@ def trace_files_of(options: Options) -> TraceFiles:
 
 
 def _synced(options: Options, plan: Plan, console: Console, *, collector: Collector | None) -> SyncJob:
-    """--sync and --collect."""
+    """Combine --sync and --collect."""
     if options.sync.patterns and collector is None:
         _refuse_place(options.sync.place)
         collector = Collector(options.sync.patterns, os.fsencode(options.sync.place))
@@ -80,7 +80,7 @@ def _synced(options: Options, plan: Plan, console: Console, *, collector: Collec
 
 
 def _refuse_place(place: str) -> None:
-    """Now, since the job may take days. Errors: LaunchError if no folder can be made there"""
+    """Check the place now, since the job may take days. Errors: LaunchError if no folder can be made there"""
     path = os.path.abspath(place)
     while not os.path.lexists(path):
         path = os.path.dirname(path)
@@ -106,7 +106,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def describe_sync(options: Options, plan: Plan) -> str:
-    """One line for --dry_run. Errors: LaunchError as files_of()"""
+    """Return one line for --dry_run. Errors: LaunchError as files_of()"""
     root = checked_folder(options.sync.folder or "")
     manifest = walk(root, besides=_besides(options), reads=False)
     places = [
@@ -122,6 +122,6 @@ def describe_sync(options: Options, plan: Plan) -> str:
 
 
 def _besides(options: Options) -> list[bytes]:
-    """Folders that jobs fill here are not sent with the next job."""
+    """List folders that jobs fill here: they are not sent with the next job."""
     places = [options.sync.place, options.logs.log_dir]
     return [os.path.abspath(os.fsencode(one)) for one in places if one is not None]

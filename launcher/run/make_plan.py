@@ -1,4 +1,4 @@
-"""From options to a plan: everything that can be decided on this machine before any host is contacted."""
+"""From options to a plan: every decision that this machine can make before any host is contacted."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ MAX_PORT = 65535
 
 
 def choose_attempt(options: Options, console: Console, *, may_look: bool = True) -> Attempt:
-    """The hosts of the first attempt and its spares. If not `may_look`, no host is contacted for its slots.
+    """Return the hosts of the first attempt and its spares. If not `may_look`, no host is contacted for its
+    slots.
 
-    Errors: LaunchError if there are fewer hosts than --min_nodes asks for; as read_pool()
+    Errors: LaunchError if there are fewer hosts than --min_nodes asks for; others as read_pool()
     """
     pool = read_pool(options, console, may_look=may_look)
     hosts = pool.hosts
@@ -50,7 +51,7 @@ def choose_attempt(options: Options, console: Console, *, may_look: bool = True)
 
 
 def make_plan(options: Options, attempt: Attempt) -> Plan:
-    """Read what the options name and decide everything that can be decided on this machine."""
+    """Read the files that the options name and make every decision that this machine can make."""
     if options.is_module and options.no_python:
         raise LaunchError(
             "--module and --no_python exclude each other: a module needs Python; give one of them"
@@ -121,16 +122,16 @@ def _mesh_of(options: Options, attempt: Attempt) -> Mesh | None:
 
 
 def _port_of(attempt: Attempt, first_port: int) -> int:
-    """Another one for each attempt: the old one may still be held by what is on its way out.
+    """Return another port for each attempt: processes that still end may hold the old one.
 
-    A port that was given is fixed for the first attempt only: the one beside it was not asked for.
+    A given port is fixed for the first attempt only: the port beside it was not asked for.
     """
     port = first_port + attempt.number
     return port if port <= MAX_PORT else first_port - attempt.number
 
 
 def _restart_env(options: Options, attempt: Attempt) -> dict[str, str]:
-    """What programs written for torchrun look at besides the numbers of ranks.
+    """Return the variables of torchrun's restarts, which programs may read besides the numbers of ranks.
 
     Without restarts there are 0 of 0.
     """
@@ -143,7 +144,7 @@ def _restart_env(options: Options, attempt: Attempt) -> dict[str, str]:
 
 
 def current_folder() -> str:
-    """Where we are.
+    """Return the current folder.
 
     Errors: LaunchError if that folder was deleted.
     """
@@ -161,5 +162,5 @@ def home_folder() -> Path:
 
 
 def exact(text: str) -> str:
-    """Text of the operating system as frame text: the same bytes whatever the locale is."""
+    """Return text of the operating system as frame text: the same bytes in every locale."""
     return text_of(os.fsencode(text))

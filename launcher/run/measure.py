@@ -1,4 +1,4 @@
-"""The jobs of `dslaunch check --bandwidth` and `--gpu`: what the network and the GPUs do at work."""
+"""The jobs of `dslaunch check --bandwidth` and `--gpu`: speeds of the network and the GPUs at work."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ GPU_PROGRAM = f"{_PACKAGE}.runtime.metrics.gpu_check"
 
 
 class Unmeasured(NamedTuple):
-    """A job that failed; why it did was said. `at_fault`: hosts that were lost meanwhile, or whose rank was
-    killed, each with the reason; the others have done nothing wrong.
+    """A job that failed; the reason was reported. `at_fault`: hosts that were lost meanwhile, or whose rank
+    was killed, each with the reason; the others are without fault.
     """
 
     exit_code: int
@@ -45,11 +45,10 @@ class Unmeasured(NamedTuple):
 def measure_network(
     options: Options, hosts: Sequence[Selected], console: Console, refused: RefusedBefore | None = None
 ) -> Network | Unmeasured:
-    """What was measured, or how the job that was to do it failed.
+    """Measure the network; return the result, or how the job that measures failed.
 
-    `options` are those of the check, or of the job that it comes before; `refused`: as of
-    backends.choose.choose_access. Errors: LaunchError if the answer
-    cannot be read
+    `options` are those of the check, or of the job that it comes before; `refused`: as for
+    backends.choose.choose_access. Errors: LaunchError if the answer cannot be read
     """
     once = tuple(one._replace(devices=one.devices[:1] or ("0",)) for one in hosts)
     arguments = (f"{STEP_TIMEOUT_S:g}",)
@@ -72,7 +71,7 @@ def measure_gpus(
     size: tuple[str, ...] = (),
     refused: RefusedBefore | None = None,
 ) -> tuple[MeasuredGpu, ...] | Unmeasured:
-    """The same for each GPU. `size` of a matrix is for tests."""
+    """Do the same for each GPU. `size` of a matrix is for tests."""
     once = tuple(one._replace(devices=one.devices or ("0",)) for one in hosts)
     told, plan, verdict = _run(
         options, once, GPU_PROGRAM, size, mark=marks.GPU, console=console, refused=refused
@@ -100,7 +99,7 @@ def _run(
     console: Console,
     refused: RefusedBefore | None,
 ) -> tuple[list[str], Plan, Verdict]:
-    """What the ranks printed behind the mark, and how the job ended; said, if there is too little of it."""
+    """Return the ranks' text behind the mark, and how the job ended; report it if text is missing."""
     job = options._replace(
         program=program,
         arguments=arguments,

@@ -20,7 +20,7 @@ class InterruptedJob(LaunchError):
 
 
 def interruption(number: int, *, is_first: bool) -> InterruptedJob:
-    """What such a signal comes to."""
+    """Return the error for such a signal."""
     what = "nothing was started" if is_first else "the job is not started again"
     return InterruptedJob(f"{signal_name(number)}: {what}", number)
 
@@ -33,8 +33,7 @@ class _Interrupted(BaseException):
 
 @contextmanager
 def no_workers_yet(*, is_first: bool, last_act: Callable[[int], None]) -> Iterator[None]:
-    """What is done here ends at such a signal, and what it is told to is said. `last_act`: as of
-    job_signals.watch.
+    """End the work inside at such a signal, and report other signals. `last_act`: as for job_signals.watch.
 
     Errors: InterruptedJob
     """
@@ -47,8 +46,8 @@ def no_workers_yet(*, is_first: bool, last_act: Callable[[int], None]) -> Iterat
 
 @contextmanager
 def given_up_at_signal(*, last_act: Callable[[int], None]) -> Iterator[list[InterruptedJob]]:
-    """What is done here, after the workers of an attempt, ends at such a signal. The list has then one, which
-    is raised if the job would start again.
+    """End the work inside, after the workers of an attempt, at such a signal. The list then has one error,
+    which is raised if the job would start again.
     """
     signals: list[InterruptedJob] = []
     try:

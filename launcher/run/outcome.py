@@ -1,4 +1,4 @@
-"""How a job or an attempt ended, for those who read it: reports, timings, the trace, the exit code."""
+"""The end of a job or an attempt, for reports, timings, the trace and the exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .no_workers_yet import InterruptedJob, given_up_at_signal
 
 
 def noted(ended: EndedAttempt, console: Console) -> EndedAttempt:
-    """The events have it, too."""
+    """Record the end of an attempt as an event, too."""
     console.telemetry.flush()
     console.telemetry.record_of_attempt("verdict", **{**ended.to_dict(), "decision": ended.decision})
     return ended
@@ -28,7 +28,7 @@ def noted(ended: EndedAttempt, console: Console) -> EndedAttempt:
 def write_reports(
     options: Options, attempts: Sequence[EndedAttempt], console: Console, *, error: LaunchError | None = None
 ) -> LaunchError | None:
-    """Write all that are asked for; returns what the first one that cannot be written is told by.
+    """Write all reports; return the error of the first one that cannot be written.
 
     `error`: why there is no next attempt, where one was decided on.
     """
@@ -49,9 +49,9 @@ def write_reports(
 
 
 def end_job(options: Options, attempts: Sequence[EndedAttempt], console: Console) -> int:
-    """Write the report and what is left to say; returns the exit code.
+    """Write the report and the last lines; return the exit code.
 
-    Errors: LaunchError if something cannot be written, unless the job has failed anyway
+    Errors: LaunchError if a file cannot be written, unless the job has failed anyway
     """
     verdict = attempts[-1].verdict
     unwritten = write_reports(options, attempts, console)
@@ -80,7 +80,7 @@ def write_trace_of(
     *,
     node_rank: int | None = None,
 ) -> InterruptedJob | None:
-    """Of the steps that were traced, if any were asked for; a file that cannot be written fails no job.
+    """Write the trace of the traced steps, if any were asked for; a file that cannot be written fails no job.
     A signal gives the file up, and is returned.
     """
     if files is None or files.trace is None:
@@ -94,7 +94,7 @@ def write_trace_of(
             write_trace(options.trace, plan, files.trace, console, verdict, path=path)
         except LaunchError as error:
             console.error(str(error))
-        except Exception as error:  # the job has ended as it has, whatever its trace is
+        except Exception as error:  # an error of its trace does not change how the job has ended
             console.error(f"--trace: there is no file: {type(error).__name__}: {error}")
     if not signals:
         return None
@@ -103,6 +103,6 @@ def write_trace_of(
 
 
 def forget_trace(files: SyncJob | None) -> None:
-    """Leave no temporary folder, however the job ends."""
+    """Remove the temporary folder, however the job ends."""
     if files is not None and files.trace is not None:
         files.trace.forget()

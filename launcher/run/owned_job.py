@@ -12,7 +12,7 @@ from .show_plan import show_plan, warn_of_plan
 
 
 def run_owned_job(options: Options, plan: Plan, console: Console) -> int:
-    """Run it, or print its plan; returns the exit code. Errors: LaunchError"""
+    """Run it, or print its plan; return the exit code. Errors: LaunchError"""
     plan, job = plan_owned(options, plan)
     if options.dry_run:
         from ..job.plan_text import describe

@@ -18,7 +18,7 @@ from .show_plan import show_plan, warn_of_plan
 
 
 def run_part_of_job(options: Options, console: Console) -> int:
-    """Run it, or print its plan; returns the exit code. Errors: LaunchError"""
+    """Run it, or print its plan; return the exit code. Errors: LaunchError"""
     check_options(options, console)
     pool = read_pool(options, console)
     selected = select_hosts(pool.hosts, options)

@@ -1,8 +1,8 @@
 """`--launcher=pdsh`: each host by an ssh of its own, as pdsh reaches it, without pdsh.
 
 pdsh passes on no input, so agents that it starts would have to connect back to an open port of this machine,
-with a token that `ps` shows, and what they are sent would not be encrypted. An ssh is itself the stream that
-an agent needs.
+with a token that `ps` shows, and their input would not be encrypted. An ssh is itself the stream that an
+agent needs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ..options import Options
 from ..options.backend import OPENSSH, BackendOptions
 
 _FOR_SSH = ("PDSH_SSH_ARGS", "PDSH_SSH_ARGS_APPEND")  # words in the order in which ssh gets them
-_AS_IT_IS = ("PDSH_RCMD_TYPE", "ssh")  # says what is done
+_AS_IT_IS = ("PDSH_RCMD_TYPE", "ssh")  # the line on stderr that reports it
 _HOST_AND_USER = ("%h", "-l%u", "-l %u")  # in PDSH_SSH_ARGS; we say these ourselves
 
 
 def as_openssh(options: Options, environ: Mapping[str, str], *, say: Callable[[str], None]) -> Options:
-    """The options with the launcher that takes pdsh's place; `say` is told what is done."""
+    """Return the options with the launcher that takes pdsh's place; `say` gets a line about it."""
     given = [name for name in _FOR_SSH if environ.get(name)]
     words = tuple(word for name in given for word in _words(environ[name]))
     lines = ["--launcher=pdsh: hosts are reached by the system's ssh, and pdsh is not run"]

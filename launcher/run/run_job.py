@@ -39,9 +39,9 @@ from .show_plan import show_job, warn_of_plan
 
 
 def run(options: Options) -> int:
-    """Start the job, or print its plan; returns the exit code.
+    """Start the job, or print its plan; return the exit code.
 
-    Errors: LaunchError for a mistake in what was given.
+    Errors: LaunchError for a mistake in the options.
     """
     if options.detach.is_on and not options.dry_run:
         from .run_detached import run_detached
@@ -56,13 +56,13 @@ def run(options: Options) -> int:
 
 
 def run_with(options: Options, console: Console) -> int:
-    """The same with this console."""
+    """Do the same with this console."""
     try:
         return _run_and_tell(options, console)
     except KeyboardInterrupt:
         if not console.has_begun:
             raise
-        raise click.exceptions.Exit(130) from None  # how the job ended was said, or is being said
+        raise click.exceptions.Exit(130) from None  # the end of the job was reported, or is being reported
 
 
 def _run_and_tell(options: Options, console: Console) -> int:
@@ -76,14 +76,15 @@ def _run_and_tell(options: Options, console: Console) -> int:
         except LaunchError as error:
             code, failure = error.exit_code, str(error)
             console.telemetry.record("note", level=40, text=failure)
-            console.drain(LAST_WORDS_S)  # warnings that came before it
+            console.drain(LAST_WORDS_S)  # earlier warnings
             raise
         except KeyboardInterrupt:
             code = 130
             raise
         finally:
             duration_s = round(time.monotonic() - began, 3)
-            # The job is over: a signal from here on gives up what waits, and is not how the job ended.
+            # The job is over: a signal from here on gives up the reports, and does not change how the job
+            # ended.
             with contextlib.suppress(KeyboardInterrupt):
                 console.telemetry.flush()
             with contextlib.suppress(KeyboardInterrupt):
@@ -95,7 +96,7 @@ def _run_and_tell(options: Options, console: Console) -> int:
 
 
 def _tell_end(options: Options, console: Console, code: int, *, duration_s: float, error: str) -> None:
-    """To whom --on_end and --webhook name."""
+    """Report the end to --on_end and --webhook."""
     from .job_end import tell_end
 
     at = round(time.time(), 3)
@@ -106,7 +107,7 @@ def _tell_end(options: Options, console: Console, code: int, *, duration_s: floa
 
 
 def _begin_events(options: Options, console: Console) -> None:
-    """Errors: LaunchError if the file for them cannot be made"""
+    """Open the file of events. Errors: LaunchError if it cannot be made"""
     if options.dry_run:
         _refuse_what_is_unknown(options)
         return
@@ -126,7 +127,7 @@ def _begin_events(options: Options, console: Console) -> None:
 
 
 def _refuse_what_is_unknown(options: Options) -> None:
-    """Errors: LaunchError for what needs more than is known of a job whose processes others start"""
+    """Errors: LaunchError for options that need facts about a job whose processes MPI or Slurm starts"""
     if options.rendezvous.no_ssh:
         why = "--no_ssh, where each node has a dslaunch of its own, and would tell of its end"
         refuse(given_in(options.end), why)
@@ -143,7 +144,7 @@ def _refuse_one_file_for_both(events: str, report: str | None) -> None:
 
 
 def _open_endpoint(options: Options, console: Console, address: str, port: int) -> None:
-    """Errors: LaunchError if there can be none"""
+    """Open the endpoint. Errors: LaunchError if there can be none"""
     from ..output.prometheus import open_endpoint
 
     url = open_endpoint(console.telemetry, address, port, interval_s=options.metrics.interval_s)
@@ -182,7 +183,7 @@ def _run(options: Options, console: Console) -> int:
     try:
         _run_attempts(options, first, console, ended)
     except LaunchError as error:
-        if ended:  # what is known of the earlier attempts is not lost
+        if ended:  # the records of earlier attempts are not lost
             decision = f"{ended[-1].decision}; {error}"
             ended[-1] = ended[-1]._replace(decision=decision)
             unwritten = write_reports(options, ended, console, error=error)
@@ -193,8 +194,7 @@ def _run(options: Options, console: Console) -> int:
 
 
 def _run_attempts(options: Options, first: Attempt, console: Console, ended: list[EndedAttempt]) -> None:
-    """Start the job, and again after failures as the options say; each attempt that has ended
-    is added to `ended`.
+    """Start the job, and again after failures as the options say; add each attempt that has ended to `ended`.
 
     Errors: LaunchError if an attempt cannot be made
     """
@@ -247,7 +247,7 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
 def _checked(
     options: Options, attempt: Attempt, console: Console, hosts: Hosts | None, refused: RefusedBefore
 ) -> Attempt:
-    """The attempt with hosts that are fit. Errors: LaunchError if too few of them are"""
+    """Return the attempt with the fit hosts. Errors: LaunchError if too few of them are"""
     from .check_first import check_first
 
     fit_attempt = check_first(options, attempt, console, refused)
@@ -265,7 +265,7 @@ def _run_attempt(
     hosts: Hosts | None,
     files: SyncJob | None,
 ) -> Verdict:
-    # Here, because it takes 10 ms, and the first hosts are being connected already.
+    # At this place, because it takes 10 ms, and the first hosts are being connected already.
     from ..controller.controller import Controller
 
     controller = Controller(

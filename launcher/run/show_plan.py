@@ -1,4 +1,4 @@
-"""The plan of a job, as --dry_run prints it, and what there is to warn of in it."""
+"""The plan of a job, as --dry_run prints it, and warnings about it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .make_plan import make_plan
 
 
 def show_job(options: Options, first: Attempt, console: Console) -> int:
-    """What --dry_run prints of a job whose processes we start ourselves."""
+    """Print the plan of a job whose processes we start ourselves."""
     plan = make_plan(options, first)
     gateways = gateways_of(plan_groups(plan.nodes, options.tree))
     from ..job.plan_text import describe
@@ -41,15 +41,15 @@ def show_job(options: Options, first: Attempt, console: Console) -> int:
 
 def show_plan(plan: Plan, text: str, console: Console) -> int:
     warn_of_plan(plan, console)
-    if why_not := _why_no_script(plan):  # a start says so of each host
+    if why_not := _why_no_script(plan):  # a start reports it for each host
         console.warn(why_not)
     console.drain(LAST_WORDS_S)
-    click.echo(text.encode())  # UTF-8 whatever the locale is
+    click.echo(text.encode())  # UTF-8 in every locale
     return 0
 
 
 def _why_no_script(plan: Plan) -> str:
-    """Why the script cannot be run, where that is known without a look at a host; else empty."""
+    """Return why the script cannot be run, where that is known without a look at a host; else empty."""
     script = plan.program.script
     hosts = [node.host for node in plan.nodes if node.is_local]
     is_here = len(hosts) == len(plan.nodes) and not any(one.cwd or one.exec_prefix for one in hosts)
