@@ -66,11 +66,11 @@ from .silence import Silence
 from .timings import Timings
 
 HELLO_TIMEOUT_S = 60.0  # from an open connection to the agent's first word
-STOP_MARGIN_S = 10.0  # beyond the workers' grace, for the agents to answer
+STOP_MARGIN_S = 10.0  # for the agents to answer, after the workers' grace
 CAUSE_WAIT_S = 1.0  # for the end of a rank that others lost; torch takes some tenths of it to leave
 POLL_S = 0.2
-ANSWER_TIMEOUT_S = 120.0  # for what a host does beside its heartbeat: names may be looked up slowly
-SILENCE_LOOKS = 20.0  # at all hosts in one heartbeat time
+ANSWER_TIMEOUT_S = 120.0  # for the work of a host beside its heartbeat: names may be looked up slowly
+SILENCE_LOOKS = 20.0  # looks at all hosts in one heartbeat time
 
 
 class _SignalReceived(NamedTuple):
@@ -111,19 +111,19 @@ class Controller:
         self._failures: list[Failure] = []
         self._files = FileTraffic(files, console, plan, self.stop, self._failures)
         self._silence = Silence(self._roster, self._failures, self._fail_host, heartbeat_s=plan.heartbeat_s)
-        self._ended_well: dict[int, float] = {}  # when, by rank
+        self._ended_well: dict[int, float] = {}  # the time of the end, by rank
         self._interrupts: list[int] = []
-        self._interrupted_by: int | None = None  # what ended the job, if no failure did before
+        self._interrupted_by: int | None = None  # the signal that ended the job, if no failure did before
         self._is_output_lost = False
         self._look_at = self._look_for_silence_at = 0.0
-        self._heard_at = 0.0  # when the last event that was dealt with came in
-        self._announced = ""  # what the job was stopped for, if that was said
+        self._heard_at = 0.0  # arrival of the last event that was dealt with
+        self._announced = ""  # the reason for which the job was stopped, if that was reported
         self._started_at: float | None = None
         self._stopped_at: float | None = None
         self._kill_at = float("inf")
 
     def run(self) -> Verdict:
-        """From nothing to a verdict; when it returns, no process of the job is left on any host that answers.
+        """Run from nothing to a verdict; then no process of the job is left on any host that answers.
 
         Errors: LaunchError if the log files cannot be made; nothing has started then
         """
@@ -149,18 +149,18 @@ class Controller:
         change = "" if self._is_failing() else self._resizing.change
         return verdict._replace(change=change, leaving=self._resizing.leaving)
 
-    # What peers say, controllers of other nodes. These three may be called from any thread.
+    # Messages of peers, controllers of other nodes. These three may be called from any thread.
 
     def allow_start(self) -> None:
-        """All peers are ready."""
+        """Allow the start: all peers are ready."""
         self._events.put(PeerEvent(is_start_allowed=True))
 
     def stop(self, failure: Failure) -> None:
-        """Something failed elsewhere; `at_s` is on our clock."""
+        """Stop for a failure elsewhere; its `at_s` is on our clock."""
         self._events.put(PeerEvent(failure))
 
     def finish(self) -> None:
-        """Nothing more will be heard of the peers."""
+        """Take the peers for finished: no more events come from them."""
         self._events.put(PeerEvent(is_finished=True))
 
     # The phases. After each one: a failure, or an interrupt, ends them.
@@ -181,12 +181,12 @@ class Controller:
         if self._files.is_syncing:
             self._wait("synced", self._files.is_synced, is_over=self._files.has_failed)
             self._files.end_sync()
-        # Hosts are asked to prepare as they come, so one may have failed at that before the last has
-        # come: hear them all.
+        # Hosts are asked to prepare as they come, so one may have failed at that before the last has come:
+        # hear them all.
         self._wait("prepared", lambda host: host.ready is not None, is_over=self._files.has_failed)
 
     def _find_master(self) -> None:
-        """Where all others reach node 0; a node that does not has failed."""
+        """Find the address at which all others reach node 0; a node that does not reach it has failed."""
         self._files.report_sync()
         for note in self._roster.notes():
             self._console.say(note)
@@ -241,10 +241,11 @@ class Controller:
         timeout_s: float = float("inf"),
         is_phase: bool = True,
     ) -> None:
-        """Until every host is there, or nothing more can come of it.
+        """Wait until every host is there, or cannot come any more.
 
         A failure ends the wait; a patient one first hears every host's answer. `is_phase`: its end is that of
-        a phase of the start. Without a timeout: docs/design/waits.md has what limits the wait for each host.
+        a phase of the start. Without a timeout: docs/design/waits.md has the limits of the wait for each
+        host.
         """
         began = time.monotonic()
         missing = {  # a set that keeps its order
@@ -284,7 +285,7 @@ class Controller:
 
     def _deliver_for(self, host: HostState) -> Callable[[Frame | LinkEnd, float], None]:
         def deliver(item: Frame | LinkEnd, at_s: float) -> None:
-            if isinstance(item, Output):  # straight on: a console that blocks must not hold up the events
+            if isinstance(item, Output):  # at once: a console that blocks must not hold up the events
                 why_not = self._contradiction(host, item)
                 if why_not:
                     raise ProtocolError(why_not)
@@ -299,9 +300,7 @@ class Controller:
         return deliver
 
     def _take_event(self) -> list[HostState]:
-        """Deal with the next event; returns the hosts of which something new is known, so that not all
-        have to be looked at.
-        """
+        """Deal with the next event; return the hosts with news, so that not all have to be looked at."""
         changed: list[HostState] = []
         self._silence.look_for_standstill()
         now = time.monotonic()
@@ -360,7 +359,7 @@ class Controller:
             self._silence.lose_host(host, item, at_s)
 
     def _greet(self, host: HostState, hello: Hello) -> None:
-        """Its agent runs. It is asked to prepare at once, so that this goes on while others are connected."""
+        """Ask the host, whose agent runs, to prepare at once, while others are still being connected."""
         twin = self._roster.greet(host, hello)
         if twin is not None:
             shared = ", ".join(one for one in host.plan.devices if one in twin.plan.devices)
@@ -378,7 +377,7 @@ class Controller:
         if host.plan.node_rank == 0:
             self._search.listen()
             if self._plan.master.address or is_for_others(hello.reached_at):
-                self._begin_search()  # nothing that is not known yet would change the address to try first
+                self._begin_search()  # no later fact would change the address to try first
 
     def _handle_worker(
         self, host: HostState, item: Started | Exited | Stacks | Milestone, at_s: float
@@ -451,12 +450,12 @@ class Controller:
             )
 
     def _receive(self, number: int) -> None:
-        """A signal to this process."""
+        """Take a signal to this process."""
         if not self._job.obey(number, has_peers=self._peers.is_there):
             self._interrupts.append(number)
 
     def _hear(self, event: PeerEvent) -> None:
-        """Something of the peers."""
+        """Take an event of the peers."""
         self._peers.hear(event)
         if event.failure is not None:
             self._tell_peers()
@@ -476,7 +475,7 @@ class Controller:
     # The end.
 
     def _stop_and_wait(self) -> None:
-        """Tell every host to stop, unless all ended well; wait until each has said that nothing is left."""
+        """Tell every host to stop, unless all ended well; wait until no host has a process left."""
         self._console.end_progress(is_stopping=not self._roster.is_over)
         if self._roster.is_over:
             return
@@ -525,7 +524,7 @@ class Controller:
                 self._roster.leave(host)  # nothing runs there yet; the end of its stream is enough
 
     def _wait_for_peers(self) -> None:
-        """Until all parts ended: a failure elsewhere is one of this part too. A second interrupt gives up."""
+        """Wait until all parts ended, for their failures are this part's too. A second interrupt gives up."""
         if not self._peers.is_there:
             return
         self._tell_peers()

@@ -36,7 +36,7 @@ MAX_PROBLEMS = 5
 
 
 class FileTraffic:
-    """Of one attempt. `stop` ends the job for what is at fault here, which is in `failures` then."""
+    """The files of one attempt. `stop` ends the job for a fault here, which is in `failures` then."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class FileTraffic:
         self._console = console
         self._cwd = bytes_of(plan.cwd)
         self._trace = job.trace
-        # One after the other, of each host.
+        # Collectors of each host, one after the other.
         self._collectors = [] if job.collector is None else [job.collector]
         if job.trace is not None:
             self._collectors.append(job.trace.collector)
         for one in self._collectors:
             one.begin()
-        self._current: dict[HostState, Collector] = {}  # which of them files come for
+        self._current: dict[HostState, Collector] = {}  # the collector that files come for
         self._manifest = job.manifest
         self._sender: Sender | None = None
         if job.manifest is not None:
@@ -74,11 +74,11 @@ class FileTraffic:
         self._failure: Failure | None = None
         self._limit_s = plan.prepare_timeout_s
         self._prepare: dict[HostState, Callable[[], None]] = {}
-        self._started: list[HostState] = []  # of which files come
+        self._started: list[HostState] = []  # hosts that files come from
         self._heard_at: dict[HostState, float] = {}
 
     def begin(self, host: HostState, prepare: Callable[[], None]) -> None:
-        """The host is there: send it the folder, then let it prepare."""
+        """Send the folder to the host, then let it prepare."""
         if self._sender is None or self._manifest is None or host.plan.is_local:
             prepare()
             return
@@ -95,17 +95,17 @@ class FileTraffic:
         return host.hello is not None and (self._sender is None or self._sender.is_done(host))
 
     def has_failed(self) -> bool:
-        """Whether the job ends because nothing more is sent."""
+        """Tell whether the job ends because the files here cannot be sent."""
         return self._failure is not None and self._failure in self._failures
 
     def _fail(self, message: str, name: str = "this machine", exit_code: int = EXIT_MISTAKE) -> None:
-        """May be called from any thread; the first time counts."""
+        """Note a failure. May be called from any thread; the first one counts."""
         if self._failure is None:
             self._failure = HostFailure(name, message, time.monotonic(), exit_code)
             self._stop(self._failure)
 
     def look(self, now: float) -> None:
-        """Give up what stands still: a file system that hangs stops a thread there, but not its heartbeat."""
+        """Give up transfers that stand still: a hanging file system stops a thread, not its heartbeat."""
         sender = self._sender
         hint = "look at its file systems, or give it more time"
         for host in self._prepare:
@@ -126,13 +126,13 @@ class FileTraffic:
                 self._give_up(host)
 
     def named(self, phase: str) -> str:
-        """The phase in the line on how many hosts have it behind them."""
+        """Return the phase's name in the line that counts the hosts."""
         if self._sender is None or phase != "synced":
             return phase
         return f"{phase}, {shown_size(self._sender.num_sent)} sent"
 
     def end_sync(self) -> None:
-        """All hosts have the folder, or the job is given up."""
+        """End the sync: all hosts have the folder, or the job is given up."""
         if self._sender is not None:
             self._sender.close()
 
@@ -145,7 +145,7 @@ class FileTraffic:
                 self._console.say(summary)
 
     def receive(self, host: HostState, item: Frame) -> None:
-        """What a host's own thread deals with, so that it waits for our disk and no other host does.
+        """Take a frame in the host's own thread, so that only this host waits for our disk.
 
         Errors: ProtocolError if this was not asked for
         """
@@ -163,7 +163,7 @@ class FileTraffic:
             raise ProtocolError(f"its agent sent {type(item).__name__} without being asked")
 
     def take(self, host: HostState, item: Frame | LinkEnd) -> str:
-        """Deal with what is about files, and leave anything else alone; returns what is wrong with it."""
+        """Deal with a frame about files, and ignore any other; return the error in it."""
         if isinstance(item, SyncWant | Synced):
             if self._sender is None or not self._sender.is_asked(host):
                 return f"its agent sent {type(item).__name__} without being asked"
@@ -181,14 +181,14 @@ class FileTraffic:
         return ""
 
     def collect(self, host: HostState) -> bool:
-        """The workers of this host have ended: whether something is to come of it still."""
+        """Begin to collect at the end of this host's workers; return whether files are still to come."""
         if not host.pids or not self._ask_next(host):
             return False
         self._started.append(host)
         return True
 
     def _ask_next(self, host: HostState) -> bool:
-        """Have it send what the next collector asks for; returns whether there is another one."""
+        """Ask the host for the files of the next collector; return whether there is another one."""
         wanted = [one for one in self._collectors if self._is_wanted(one, host)]
         last = self._current.get(host)
         left = wanted if last is None else wanted[wanted.index(last) + 1 :]
@@ -200,22 +200,22 @@ class FileTraffic:
         return True
 
     def _is_wanted(self, collector: Collector, host: HostState) -> bool:
-        """A trace is on hosts only that have ranks which are traced."""
+        """Tell whether it has traced ranks: only their hosts have a trace."""
         is_trace = self._trace is not None and collector is self._trace.collector
         return not is_trace or bool(traced_ranks(host.plan))
 
     def note_clock(self, host: HostState, item: Pong, at_s: float) -> None:
-        """Both clocks are known for a moment: what it says of times is brought together with others."""
+        """Note both clocks of one moment, by which times of this host are compared with others."""
         number, sent_at = host.pinged
         if self._trace is not None and number == item.number and traced_ranks(host.plan):
             self._trace.clock_of(host.name).add(sent_at=sent_at, at=item.at, heard_at=at_s)
 
     def is_asked(self, host: HostState) -> bool:
-        """Whether files of it are still to come."""
+        """Tell whether files of it are still to come."""
         return host in self._current and self._current[host].is_asked(host)
 
     def waits_for_files(self, interrupts: Sequence[int]) -> bool:
-        """Whether files are still to come; who asks twice for an end gives them up."""
+        """Tell whether files are still to come; a second request to end gives them up."""
         waiting = [one for one in self._started if self.is_asked(one) and not one.is_over]
         if len(interrupts) > 1:
             for host in waiting:
@@ -224,14 +224,14 @@ class FileTraffic:
         return bool(waiting)
 
     def _give_up(self, host: HostState) -> None:
-        """Nothing more is taken from it; the end of its link is heard as that of any other."""
+        """Take no more files of it; the end of its link is heard like that of any other."""
         host.is_over = True
         host.link.abandon()
 
     def report_collected(self, hosts: Sequence[HostState]) -> None:
-        """In words, at the end."""
+        """Report the collected files at the end."""
         if not (self._started or any(host.pids for host in hosts)):
-            return  # nothing has run that could have written files
+            return  # no worker has run that could have written files
         for host in self._started:
             if self.is_asked(host):
                 self._current[host].lose(host)
@@ -249,7 +249,7 @@ class FileTraffic:
         if len(collector.problems) > MAX_PROBLEMS:
             self._console.warn(f"{option}: not brought: {len(collector.problems) - MAX_PROBLEMS} more")
         if self._trace is not None and collector is self._trace.collector:
-            return  # what it brought is told when it is merged
+            return  # its files are reported when they are merged
         for line in collector.renamed:
             self._console.say(line)
         self._console.say(collector.summary)

@@ -1,11 +1,11 @@
-"""What a signal to the launcher means for its job.
+"""The meaning of a signal to the launcher for its job.
 
     SIGINT, SIGTERM, SIGHUP    the job ends: SIGTERM to the workers, SIGKILL after the grace
     SIGUSR1, SIGUSR2           passed on to every worker, and to it alone: its children may not know them
     SIGQUIT (Ctrl-\\)          the ranks are asked what they do, and go on
     SIGTSTP (Ctrl-Z)           this process stops; the agents are told to wait for it
 
-What was ignored when we were started, as SIGHUP is under nohup, stays ignored.
+Signals that were ignored when we were started, such as SIGHUP under nohup, stay ignored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 ASKING = signal.SIGQUIT
 STOPPING = signal.SIGTSTP
 NUM_ENDING_AT_ONCE = 3
-LAST_WORDS_S = 1.0  # of the thread that tells of a signal
+LAST_WORDS_S = 1.0  # for the thread that reports a signal
 
 
 @contextmanager
@@ -46,14 +46,14 @@ def watch(put: Callable[[int], None], *, last_act: Callable[[int], None] = lambd
             end_at_once(number, last_act)
         put(number)
 
-    # A shell without job control starts what stands before `&` with SIGQUIT ignored,
-    # so that it does not die of it.
+    # A shell without job control starts a command before `&` with SIGQUIT ignored, so that it does not die of
+    # it.
     with received((ASKING, *unignored((*ENDING, *PASSED_ON, STOPPING))), receive):
         yield
 
 
 def end_at_once(number: int, last_act: Callable[[int], None]) -> NoReturn:
-    """End this process, whatever it was doing when the signal came."""
+    """End this process, in the middle of any work."""
     try:
         last_act(128 + number)
     finally:
@@ -62,9 +62,9 @@ def end_at_once(number: int, last_act: Callable[[int], None]) -> NoReturn:
 
 @contextmanager
 def no_worker_signals(console: Console) -> Iterator[None]:
-    """What is meant for workers ends nothing where none runs, which is said. Once they run, `watch` takes it.
+    """Report signals for workers while there are no workers, and ignore them. Later `watch` takes them.
 
-    It is said in a thread: a signal may come while this one holds what that needs.
+    The report is made in a thread: a signal may come while this one holds a lock that the report needs.
     """
     numbers: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
@@ -83,7 +83,7 @@ def no_worker_signals(console: Console) -> Iterator[None]:
 
 
 def tell_unheard(number: int, console: Console) -> None:
-    """Of a signal for workers that came when none runs."""
+    """Report a signal for workers that came while there were none."""
     name = signal_name(number)
     if number == ASKING:
         console.warn(f"{name}: no worker runs that could be asked what it does")
@@ -93,17 +93,17 @@ def tell_unheard(number: int, console: Console) -> None:
 
 
 def unignored(numbers: Iterable[int]) -> list[int]:
-    """Those that were not set to be ignored when we were started."""
+    """Return those that were not set to be ignored when we were started."""
     return [one for one in numbers if signal.getsignal(one) != signal.SIG_IGN]
 
 
 @contextmanager
 def received(numbers: Iterable[int], receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Give these signals to `receive`, and afterwards to whom they went before.
+    """Give these signals to `receive`, and afterwards to their former handlers.
 
-    Unless one came that ends the job: the next may come when the job has just ended, and would end
-    this process in its own way, without report and exit code. So those go to `receive` for as long as
-    this process is there.
+    The handlers stay if a signal came that ends the job: the next may come when the job has just ended, and
+    would end this process in its own way, without report and exit code. So those go to `receive` until the
+    end of this process.
     """
     is_ending = False
 
@@ -122,7 +122,7 @@ def received(numbers: Iterable[int], receive: Callable[[int, FrameType | None], 
 
 
 def stop_until_continued() -> None:
-    """Stop as Ctrl-Z does by itself; returns when we are continued, or at once where no shell could."""
+    """Stop as Ctrl-Z does by itself; return when we are continued, or at once where no shell could do so."""
     handler = signal.signal(STOPPING, signal.SIG_DFL)
     os.kill(os.getpid(), STOPPING)
     signal.signal(STOPPING, handler)

@@ -23,14 +23,14 @@ from ..errors import LaunchError
 from ..job.plan import NodePlan
 from ..wire.frames import MAGIC, Decoder, Frame, Output, Problem, ProtocolError
 
-MAX_NOISE_BYTES = 1 << 20  # what login scripts may print before the agent's first bytes
+MAX_NOISE_BYTES = 1 << 20  # output of login scripts before the agent's first bytes
 CLOSE_TIMEOUT_S = 5.0  # for the goodbye to a host that may be dead; the kernel closes the connection anyway
-MAX_SHOWN = 300  # characters of what a prefix said
+MAX_SHOWN = 300  # characters of a prefix's output
 MAX_OUTPUTS_IN_FLIGHT = 64  # beyond this the host waits: the console cannot keep up
 
-# Held by the one thread that takes bytes apart. When thousands of hosts answer at the same moment, as they do
-# at the start, as many threads wake up; waiting for the interpreter itself each of them would wake again
-# every 5 ms, and a machine does nothing else then. Those that wait for a lock sleep.
+# Held by the one thread that decodes bytes. When thousands of hosts answer at the same moment, as they do at
+# the start, as many threads wake up. If they waited for the interpreter itself, each would wake again every 5
+# ms, and the machine would do nothing else. Threads that wait for a lock sleep.
 _TURN = threading.Lock()
 
 
@@ -91,25 +91,25 @@ class Link:
                 channel.write(data)
 
     def grant(self) -> None:
-        """One Output frame was dealt with; the host may send another."""
+        """Let the host send another Output frame: one was dealt with."""
         self._outputs.release()
 
     def silent_s(self) -> float:
-        """For how long we have been waiting for bytes; 0 while we are the slow side."""
+        """Seconds that we have been waiting for bytes; 0 while we are the slow side."""
         since = self._reading_since
         return 0.0 if since is None else max(0.0, time.monotonic() - since - self._way_silent_s())
 
     def open_s(self) -> float:
-        """For how long the connection has been open; 0 before."""
+        """Seconds that the connection has been open; 0 before."""
         return 0.0 if self.opened_at is None else time.monotonic() - self.opened_at
 
     def forgive_silence(self) -> None:
-        """We were not there to listen: silence counts from now."""
+        """Count silence from now: we were not there to listen."""
         if self._reading_since is not None:
             self._reading_since = time.monotonic()
 
     def abandon(self) -> None:
-        """Stop caring, without waiting: what still arrives is dropped."""
+        """Give the link up without waiting: bytes that still arrive are dropped."""
         self._is_abandoned = True
         channel = self._channel
         if channel is not None and self._closing is None:
@@ -122,7 +122,7 @@ class Link:
                 self._closing = closing
 
     def close(self) -> None:
-        """End the stream and wait until nothing of it is left on this machine."""
+        """End the stream and wait until no process or file of it is left on this machine."""
         self.abandon()
         if self._closing is not None:
             self._closing.join(None if self._plan.is_local else CLOSE_TIMEOUT_S)
@@ -156,7 +156,7 @@ class Link:
             deliver(end, time.monotonic())
 
     def _read(self, channel: Channel, deliver: Callable[[Frame | LinkEnd, float], None]) -> str:
-        """Until the stream ends; returns why it did."""
+        """Read until the stream ends; return why it did."""
         decoder = Decoder()
         noise = b""
         is_agent = is_asked = False
@@ -197,11 +197,11 @@ class Link:
 
     def _send_source(self, channel: Channel) -> None:
         source = agent_source(moves_files=self._moves_files)
-        with contextlib.suppress(OSError):  # it has ended already: what it said is still to be read
+        with contextlib.suppress(OSError):  # it has ended already, and its output can still be read
             channel.write(source)
 
     def _wait_for_place(self) -> None:
-        """Until one more output may be in flight; the other hosts go on meanwhile."""
+        """Wait until one more output may be in flight; the other hosts go on meanwhile."""
         if not self._outputs.acquire(blocking=False):
             _TURN.release()
             try:
@@ -221,7 +221,7 @@ def _fed(decoder: Decoder, data: bytes) -> list[Frame]:
 
 
 def _together(frames: list[Frame]) -> Iterator[Frame]:
-    """The same with fewer frames: what one worker wrote in a row, in pieces, is one Output."""
+    """Join frames: consecutive pieces of one worker's output become one Output."""
     waiting: list[Output] = []
     for frame in frames:
         is_more = isinstance(frame, Output) and waiting and waiting[-1][:2] == frame[:2]
@@ -254,9 +254,7 @@ def _why_ended(channel: Channel) -> str:
 
 
 def _why_no_agent(channel: Channel, noise: bytes) -> str:
-    """In the host's own words: what a login script, a forced command or a login shell
-    wrote before it ended.
-    """
+    """Return the reason: the output of a login script, forced command or login shell before its end."""
     status = channel.exit_status()
     errors = channel.error_text()
     said = _last_line(errors) or _last_line(noise.decode("utf-8", "replace"))
@@ -275,7 +273,7 @@ def _why_no_agent(channel: Channel, noise: bytes) -> str:
 
 
 def why_prefix_ended(prefix: str, channel: Channel, *, noise: bytes | None) -> str:
-    """Why the stream ended that a prefix gave. Without an agent, `noise` is what it printed in its place."""
+    """Return why the stream of a prefix ended. Without an agent, `noise` is the prefix's own output."""
     status = channel.exit_status()
     how = f"{prefix} ended" + ("" if status is None else f" with status {status}")
     errors = channel.error_text()
@@ -295,7 +293,7 @@ def why_prefix_ended(prefix: str, channel: Channel, *, noise: bytes | None) -> s
 
 
 def _why_python_is_old(errors: str, said: str) -> str:
-    """For a host whose Python runs no agent; empty for others. `said` is its last line."""
+    """Describe a host whose Python runs no agent; empty for others. `said` is its last line."""
     if said.startswith(NO_AGENT_RUNS_WITH):
         return f"{said}; {_NAME_ANOTHER}"
     if _PYTHON_2_SAYS in errors:

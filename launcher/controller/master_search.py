@@ -1,8 +1,8 @@
 """The address of node 0 that all others reach, found by trying.
 
-Node 0's agent listens on the master port for a moment, the other agents connect. The address that
-endpoint.py derives is tried first, which takes one round trip. Only if a node cannot reach it, all others
-that node 0 has are tried.
+Node 0's agent listens on the master port for a moment, the other agents connect. The address that endpoint.py
+derives is tried first, which takes one round trip. Only if a node cannot reach it, all others that node 0 has
+are tried.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_CANDIDATES = 16
 
 
 class MasterSearch:
-    """One search. It sends frames through `send(node_rank, frame)` and is told what comes back by `take`."""
+    """One search. It sends frames through `send(node_rank, frame)`, and `take` gets the answers."""
 
     def __init__(self, plan: Plan, send: Callable[[int, Frame], None]) -> None:
         self._plan = plan
@@ -26,17 +26,18 @@ class MasterSearch:
         self._token = secrets.token_hex(16)
         self._peers = tuple(node.node_rank for node in plan.nodes[1:])
         self._listening: Listening | None = None
-        self._prepared: set[int] = set()  # by node_rank: who can be asked
+        self._prepared: set[int] = set()  # node ranks that can be asked
         self.is_begun = False
         self._names_of_first: tuple[str, ...] = ()
         self._more: list[str] = []
-        self._candidates: list[str] = []  # of this round
+        self._candidates: list[str] = []  # candidates of this round
         self._first_problems: dict[int, str] = {}  # with the first candidate, by node_rank
-        self._problems: dict[int, list[str]] = {}  # of this round's candidates, by node_rank
-        self._unanswered: set[int] = set()  # of those who were asked in this round
+        self._problems: dict[int, list[str]] = {}  # with this round's candidates, by node_rank
+        self._unanswered: set[int] = set()  # node ranks that were asked in this round
         self.is_over = not self.is_needed
         self.address = ""
-        self.failures: tuple[tuple[int, str], ...] = ()  # node_rank and message of who stands in the way
+        # node_rank of a node that is in the way, and a message
+        self.failures: tuple[tuple[int, str], ...] = ()
         self.notes: tuple[str, ...] = ()
         self.warnings: tuple[str, ...] = ()
 
@@ -46,7 +47,7 @@ class MasterSearch:
 
     @property
     def is_needed(self) -> bool:
-        """Whether another machine has to reach node 0."""
+        """Tell whether another machine has to reach node 0."""
         return len(self._plan.nodes) > 1 and not all(node.is_local for node in self._plan.nodes)
 
     def listen(self) -> None:
@@ -65,21 +66,21 @@ class MasterSearch:
             self._try_default(self._listening)
 
     def prepare(self, node_rank: int) -> None:
-        """That node is prepared, so it can try."""
+        """Take note that the node is prepared, so it can try."""
         self._prepared.add(node_rank)
         if node_rank in self._unanswered:
             self._ask(node_rank)
 
     def is_answered(self, node_rank: int) -> bool:
-        """Whether nothing more is expected of that node in this round; there may be a second one."""
+        """Tell whether that node has answered in this round; there may be a second one."""
         return self._listening is not None and node_rank not in self._unanswered
 
     def take(self, node_rank: int, frame: Listening | Reached) -> None:
-        """Node 0 listens, or one of its peers tried. In which order hosts say so is open."""
+        """Take an answer of node 0 that it listens, or of a peer that tried. Answers come in any order."""
         is_asked = self._listening is None
         if isinstance(frame, Reached):
             is_asked = node_rank in self._unanswered and node_rank in self._prepared
-        if not is_asked:  # said without being asked, or twice
+        if not is_asked:  # an answer that was not asked for, or came twice
             return
         if isinstance(frame, Reached):
             unanswered = ["was not tried"] * len(self._candidates)
@@ -96,7 +97,7 @@ class MasterSearch:
             self._try_default(frame)
 
     def lose_first(self) -> None:
-        """Node 0 is lost. If it does not listen yet, none of the others will be asked to try."""
+        """Give up node 0. If it does not listen yet, none of the others will be asked to try."""
         if self._listening is None:
             self.is_over = True
 
@@ -119,7 +120,7 @@ class MasterSearch:
         self._send(node_rank, Reach(self._candidates, self._port, self._token, REACH_TIMEOUT_S))
 
     def _judge(self) -> None:
-        """All answered: the address is found, or there are more to try, or a node reaches none."""
+        """Decide once all answered: the address is found, or there are more to try, or a node has none."""
         self.is_over = True
         found = first_reached(self._candidates, self._problems)
         is_first_round = not self._first_problems
@@ -160,9 +161,7 @@ class MasterSearch:
 
 
 def first_reached(candidates: Sequence[str], problems: Mapping[int, Sequence[str]]) -> str | None:
-    """The first candidate that all nodes reached; `problems` has an empty text for each
-    that a node reached.
-    """
+    """Return the first candidate that all nodes reached, for which `problems` has only empty texts."""
     for place, candidate in enumerate(candidates):
         if not any(of_node[place] for of_node in problems.values()):
             return candidate
@@ -172,9 +171,7 @@ def first_reached(candidates: Sequence[str], problems: Mapping[int, Sequence[str
 def who_fails(
     first: str, port: int, candidates: Sequence[str], problems: Mapping[int, Sequence[str]]
 ) -> tuple[tuple[int, str], ...]:
-    """The nodes that do not reach the candidate that most nodes reach: node_rank,
-    what was tried in vain, what to do.
-    """
+    """Return the nodes that do not reach the most reached candidate: node_rank, failed tries, advice."""
     best = min(
         range(len(candidates)), key=lambda place: sum(bool(of_node[place]) for of_node in problems.values())
     )
@@ -194,7 +191,7 @@ def _describe(first: str, port: int, candidates: Sequence[str], problems: Sequen
 
 
 def candidates_of(default: str, own: Iterable[str], names: Iterable[str]) -> list[str]:
-    """What to try, in order, each once."""
+    """Return the candidates to try, in order, each once."""
     return [default, *_without_repetition([*own, *names], known=default)]
 
 
@@ -203,7 +200,7 @@ def _without_repetition(candidates: Iterable[str], *, known: str) -> list[str]:
 
 
 def _grouped(problems: Mapping[int, str]) -> dict[str, list[int]]:
-    """The node ranks that have the same problem."""
+    """Group the node ranks that have the same problem."""
     groups: dict[str, list[int]] = {}
     for node_rank, problem in sorted(problems.items()):
         groups.setdefault(problem, []).append(node_rank)

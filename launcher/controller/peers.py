@@ -1,5 +1,5 @@
-"""The controllers of the other nodes, where each node of a job has its own: what they are told,
-and what is heard of them.
+"""The controllers of the other nodes, where each node of a job has its own: messages to them, and events from
+them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Peers(Protocol):
 
 
 class PeerEvent(NamedTuple):
-    """Something of the peers: a failure elsewhere, a start, an end."""
+    """An event of the peers: a failure elsewhere, a start, an end."""
 
     failure: Failure | None = None
     is_start_allowed: bool = False
@@ -38,7 +38,7 @@ class PeerTalk:
 
     def __init__(self, peers: Peers | None) -> None:
         self._peers = peers
-        self._num_told = 0  # failures that the peers need not hear of (again)
+        self._num_told = 0  # failures that the peers know, or need not hear of
         self._is_interrupt_told = False
         self.is_start_allowed = self.is_finished = peers is None
 
@@ -57,7 +57,7 @@ class PeerTalk:
     def tell(
         self, failures: Sequence[Failure], interrupts: Sequence[int], *, stopped_at: float | None
     ) -> None:
-        """What is new of these; not what only followed from stopping."""
+        """Tell new failures and interrupts; not failures that only followed from stopping."""
         if self._peers is None:
             return
         for failure in failures[self._num_told :]:
@@ -74,5 +74,5 @@ class PeerTalk:
         self.is_finished = self.is_finished or event.is_finished
 
     def knows(self, num_failures: int) -> None:
-        """So many of our failures are known there: the last one came from there."""
+        """Take the first `num_failures` of ours for known: the last one came from there."""
         self._num_told = num_failures

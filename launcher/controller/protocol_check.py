@@ -1,5 +1,5 @@
-"""What no agent says. A host that says it is given up with that reason;
-it never stops the work on the others.
+"""Frames that contradict the protocol. A host that sends one is given up with that reason; it never stops the
+work on the others.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ MAX_PORT = 65535
 
 
 class Phase(Enum):
-    """CONNECTING until the host's Hello; then PREPARING; RUNNING once it was told to start;
-    STOPPING at the end.
-    """
+    """CONNECTING until the host's Hello; then PREPARING; RUNNING after its Start; STOPPING at the end."""
 
     CONNECTING = 1
     PREPARING = 2
@@ -78,7 +76,7 @@ class Phase(Enum):
 def contradiction(
     item: Frame, *, phase: Phase, ranks: Collection[int], num_ended: int = 0, is_first: bool = False
 ) -> str:
-    """Why an agent with these ranks cannot have said this now; empty if it can.
+    """Return why an agent with these ranks cannot have said this now; empty if it can.
 
     `num_ended` of them ended before.
     """

@@ -1,15 +1,15 @@
-"""Whether this process was there all the time: it may have been stopped, or the machine suspended."""
+"""Whether this process ran all the time: it may have been stopped, or the machine suspended."""
 
 from __future__ import annotations
 
 import threading
 import time
 
-LATE_S = 1.0  # which a busy machine may take for a beat
+LATE_S = 1.0  # a busy machine may take so long for a beat
 
 
 def awake_s() -> float:
-    """A clock that goes on while the machine is suspended, where the system has one."""
+    """Read a clock that goes on while the machine is suspended, where the system has one."""
     clock: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
@@ -30,12 +30,12 @@ class Pulse:
             self._beat_at = now
 
     def take_gap_s(self) -> float:
-        """The longest time without a beat since this was asked last, if that is more than a delay; else 0."""
+        """Return the longest time without a beat since the last call, if it is more than a delay; else 0."""
         with self._lock:
             now = awake_s()
             gap_s = max(self._gap_s, now - self._beat_at)
             self._gap_s = 0.0
             if gap_s < self.every_s + LATE_S:
                 return 0.0
-            self._beat_at = now  # what was told is not told again
+            self._beat_at = now  # a reported gap is not reported again
             return gap_s

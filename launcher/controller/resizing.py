@@ -13,21 +13,21 @@ from ..output.console import Console
 from ..wire.frames import Leaving, Note, Resize, Stop
 from .roster import HostState, Roster
 
-PATIENCE_S = 600.0  # after which it is said that the program has not saved since it was asked
+PATIENCE_S = 600.0  # then a line says that the program has not saved since it was asked
 
 
 class HostWatch(Protocol):
-    """What knows which hosts there are besides those of this job. No method blocks."""
+    """Knows which hosts there are besides those of this job. No method blocks."""
 
     def why_change(self, leaving: Mapping[str, str]) -> str:
-        """Why the job should have other hosts, those that are told to go given with the reason;
-        empty: it has the right ones.
+        """Return why the job should have other hosts; empty: it has the right ones. `leaving`: hosts that are
+        told to go, each with the reason.
         """
         ...
 
 
 class Resizing:
-    """Whether the workers were asked to end for a change of hosts, and what came of it."""
+    """The request to the workers to end for a change of hosts, and its result."""
 
     def __init__(
         self, roster: Roster, console: Console, watch: HostWatch | None, *, kill_grace_s: float
@@ -37,21 +37,21 @@ class Resizing:
         self._console = console
         self._watch = watch
         self._kill_grace_s = kill_grace_s
-        self._why = ""  # what the workers were asked with
+        self._why = ""  # the reason that the workers were given
         self._reminded_at = 0.0
         self._first_end_at: float | None = None
         self._is_stopped = False
         self.leaving: dict[str, str] = {}  # hosts that were told to go, each with the reason
 
     def hear(self, host: HostState, item: Leaving | Note) -> None:
-        """Something that a host says of itself."""
+        """Take a host's own message."""
         if isinstance(item, Note):
             self._console.warn(f"{host.name}: {item.text}")
         elif host.name not in self.leaving:
             self.leaving[host.name] = item.why
 
     def look(self, *, is_running: bool) -> None:
-        """Ask the workers, if there is a reason to; say what takes long."""
+        """Ask the workers, if there is a reason to; report if they take long."""
         if self._watch is None or not is_running:
             return
         now = time.monotonic()
@@ -72,7 +72,7 @@ class Resizing:
             )
 
     def _look_at_end(self, now: float) -> None:
-        """Ranks that do not end with the others would keep them all."""
+        """End ranks that do not end with the others, which would wait for them."""
         is_late = now - (self._first_end_at or now) > self._kill_grace_s
         if is_late and self._roster.num_running and not self._is_stopped:
             self._is_stopped = True
@@ -84,7 +84,7 @@ class Resizing:
                 host.send(Stop(self._kill_grace_s))
 
     def takes_end(self, code: int) -> bool:
-        """Whether a worker that ended with this code did so because it was asked to."""
+        """Tell whether a worker that ended with this code did so because it was asked to."""
         if self._is_stopped:
             return True
         if code != EXIT_CHANGE or not self._why:
@@ -94,5 +94,5 @@ class Resizing:
 
     @property
     def change(self) -> str:
-        """Why the job ended for a change of hosts; empty if it did not."""
+        """Return why the job ended for a change of hosts; empty if it did not."""
         return "" if self._first_end_at is None else self._why

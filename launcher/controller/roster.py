@@ -1,6 +1,4 @@
-"""Many hosts with what is known of each, the way to say something to them, and what they say;
-with a job or without one.
-"""
+"""Many hosts with their states, messages to them, and their answers; with a job or without one."""
 
 from __future__ import annotations
 
@@ -22,16 +20,16 @@ from .link import Link, LinkEnd
 from .pulse import Pulse
 
 MAX_PING_EVERY_S = 5.0
-LOOK_EVERY_S = 0.2  # for silence
+LOOK_EVERY_S = 0.2  # looks for silence
 MAX_NAMED = 4
-MAX_NOTES = 16  # of one host; an agent of ours has a few
+MAX_NOTES = 16  # notes per host; an agent of ours has a few
 MAX_NOTE_LINES = 200
 
 
 @dataclass(slots=True, eq=False)
 class HostState:
-    """What is known of one host. It is `over` when its agent said so or its stream ended; `is_lost`: its
-    end is not waited for.
+    """The state of one host. It is `over` when its agent said so or its stream ended; `is_lost`: its end is
+    not waited for.
     """
 
     plan: NodePlan
@@ -42,7 +40,7 @@ class HostState:
     pids: dict[int, int] = field(default_factory=dict)  # by rank
     exit_codes: dict[int, int] = field(default_factory=dict)  # by rank
     clock_offset_s: float = float("inf")  # our monotonic clock minus the host's, delay of one frame included
-    pinged: tuple[int, float] = (-1, 0.0)  # the number of the last ping, and when that was sent
+    pinged: tuple[int, float] = (-1, 0.0)  # the number of the last ping, and the time of sending
     has_failed: bool = False
     is_over: bool = False
     is_lost: bool = False
@@ -61,13 +59,13 @@ class HostState:
             self.link.send(b"".join(map(encode, frames)))
 
     def ping(self, number: int) -> None:
-        """The answer tells that it lives, and how far the two clocks are apart."""
+        """Ping the host; the answer shows that it lives, and how far the two clocks are apart."""
         self.pinged = number, time.monotonic()
         self.send(Ping(number))
 
 
 class Event(NamedTuple):
-    """Something a host said, or LinkEnd: nothing more comes of it."""
+    """A frame of a host, or LinkEnd after its last one."""
 
     host: HostState
     item: Frame | LinkEnd
@@ -77,11 +75,10 @@ class Event(NamedTuple):
 class Roster:
     """The hosts in rank order. Iterates over them; no method but `next` and `close` blocks.
 
-    A host may be silent for `silence_s` once its agent runs; that has `hello_timeout_s` from the open
-    connection to its first word (`enter_timeout_s` behind a prefix, which may have to fetch and start a
-    container), and the connection `connect_timeout_s`, if each step of it has not a
-    shorter limit of its own.
-    As a context manager it begins, and at the end nothing is left on any host.
+    A host may be silent for `silence_s` once its agent runs. The agent has `hello_timeout_s` from the open
+    connection to its first word (`enter_timeout_s` after a prefix, which may have to fetch and start a
+    container), and the connection `connect_timeout_s`, if each step of it has not a shorter limit of its own.
+    As a context manager it begins, and at the end no process is left on any host.
     """
 
     def __init__(
@@ -152,12 +149,12 @@ class Roster:
         return sum(host.num_running for host in self.hosts)
 
     def send(self, frame: Frame) -> None:
-        """To every host."""
+        """Send a frame to every host."""
         for host in self.hosts:
             host.send(frame)
 
     def greet(self, host: HostState, hello: Hello) -> HostState | None:
-        """Its agent runs. Returns a host that is the same machine and was given some of the same devices."""
+        """Greet the agent. Return a host that is the same machine and was given some of the same devices."""
         host.hello = hello
         others = self._of_machine.setdefault(hello.machine, []) if hello.machine else []
         devices = set(host.plan.devices)
@@ -166,7 +163,7 @@ class Roster:
         return twin
 
     def next(self, timeout_s: float) -> Event | None:
-        """The next thing that a host said, or None.
+        """Return the next frame of a host, or None.
 
         Must be called again and again: it also notices silence.
         """
@@ -192,7 +189,7 @@ class Roster:
         return event
 
     def leave(self, host: HostState) -> None:
-        """Nothing more is heard of it, and it ends by itself."""
+        """Stop listening to it: it ends by itself."""
         host.is_over = True
         host.link.abandon()
 
@@ -202,7 +199,7 @@ class Roster:
         self.leave(host)
 
     def why_silent(self, host: HostState) -> tuple[str, float] | None:
-        """Why it must be given up, and since when it has been so; None if all is well."""
+        """Return why it must be given up, and since when it has been so; None if all is well."""
         now, silent_s, connecting_at = time.monotonic(), host.link.silent_s(), host.link.connecting_at
         if host.is_over:
             return None
@@ -235,7 +232,7 @@ class Roster:
                     host.ping(number)
 
     def forgive_standstill(self) -> float:
-        """If this process stood still, no host's silence counts before now; returns for how long it did."""
+        """If this process stood still, count no host's silence before now; return for how long it did."""
         gap_s = self._pulse.take_gap_s()
         if gap_s:
             for host in self.hosts:
@@ -243,12 +240,12 @@ class Roster:
         return gap_s
 
     def are_all_silent(self, for_s: float) -> bool:
-        """Whether nothing is heard of any of several hosts that a network leads to."""
+        """Tell whether several hosts that a network leads to are all silent."""
         others = [host for host in self.hosts if not host.plan.is_local and not host.is_over]
         return len(others) > 1 and all(host.hello and host.link.silent_s() > for_s for host in others)
 
     def close(self) -> None:
-        """End all streams and wait until nothing of them is left on this machine."""
+        """End all streams and wait until no process or file of them is left on this machine."""
         self._is_closed.set()
         for host in self.hosts:
             host.link.abandon()
@@ -266,11 +263,11 @@ class Roster:
         }
 
     def ended_ranks(self) -> set[int]:
-        """Those that ended, or of which nothing more can be heard."""
+        """Ranks that ended, or whose host is not heard any more."""
         return {rank for host in self.hosts for rank in (host.pids if host.is_over else host.exit_codes)}
 
     def notes(self) -> list[str]:
-        """What the agents want a person to know, each once, with the hosts it comes from."""
+        """Notes of the agents for the user, each once, with the hosts it comes from."""
         hosts_of: dict[str, list[str]] = {}
         for host in self.hosts:
             found = host.ready.notes if host.ready else []

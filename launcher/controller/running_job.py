@@ -1,6 +1,4 @@
-"""What a person can do to a job that runs, and it goes on: pass a signal on, ask what the ranks do,
-stop this process.
-"""
+"""Actions on a job that goes on running: pass a signal on, ask for the ranks' stacks, stop this process."""
 
 from __future__ import annotations
 
@@ -18,12 +16,12 @@ from .link import LinkEnd
 from .roster import HostState, Roster
 from .stacks import StackWatch
 
-HOLD_S = 3600.0  # for which the workers run on while this process is stopped
+HOLD_S = 3600.0  # the workers run on so long while this process is stopped
 HOLD_DRAIN_S = 1.0
 
 
 class RunningJob:
-    """The workers on all hosts, for as long as there are some."""
+    """The workers on all hosts, as long as there are any."""
 
     def __init__(self, roster: Roster, console: Console, plan: Plan) -> None:
         self._roster = roster
@@ -33,25 +31,25 @@ class RunningJob:
         self._stragglers: StragglerWatch | None = StragglerWatch(origins_of(plan), place_of=plan.place_of)
 
     def heard_output(self, at_s: float) -> None:
-        """Some rank wrote something; may be called from any thread."""
+        """Note the output of a rank; may be called from any thread."""
         self._stacks.last_output_at = at_s
 
     def take_stacks(self, item: Stacks) -> None:
         self._stacks.take(item)
 
     def ask_stacks(self, why: str) -> None:
-        """What all ranks do, to be shown once the answers are there."""
+        """Ask for the stacks of all ranks, which are shown once the answers are there."""
         if self._stacks.ask(why, self._roster.running_ranks(), now=time.monotonic()):
             for host in self._roster:
                 if host.pids:
                     host.send(AskStacks())
 
     def phase(self, phase: str, at_s: float) -> None:
-        """All hosts, or ranks, have a phase of the start behind them."""
+        """Record that all hosts, or ranks, have completed a phase of the start."""
         self._telemetry.record_of_attempt("phase", at_s=at_s, phase=phase)
 
     def record(self, host: HostState, item: Frame | LinkEnd, at_s: float) -> None:
-        """What others may want to know of what a host said."""
+        """Record the frames of a host that other readers may need."""
         if isinstance(item, Metrics):
             self._telemetry.take_metrics(host.name, item)
             self._take_for_stragglers(host.name, item, min(at_s, item.at + host.clock_offset_s))
@@ -67,8 +65,8 @@ class RunningJob:
             self._telemetry.record_of_attempt("exited", at_s=ended_at, **ended)
 
     def look(self, *, started_at: float | None) -> None:
-        """Make known what the ranks told. Ask them if they have been silent for too long, and show what has
-        been answered.
+        """Publish the numbers of the ranks. Ask for stacks if the ranks have been silent for too long, and
+        show the answers.
 
         `started_at` None: not running.
         """
@@ -95,7 +93,7 @@ class RunningJob:
             self._give_up_stragglers(error)
 
     def _give_up_stragglers(self, error: Exception) -> None:
-        """The job does not end for them."""
+        """Give up the search for stragglers; the job does not end for them."""
         self._stragglers = None
         self._console.warn(f"stragglers are not looked for any more: {type(error).__name__}: {error}")
 
@@ -118,14 +116,14 @@ class RunningJob:
                 self._console.warn(one.text)
 
     def warn_of_left_over(self, host: HostState, num_processes: int) -> None:
-        """Processes that a host has ended at the job's end."""
+        """Warn of processes that a host has ended at the job's end."""
         if num_processes == 1:
             self._console.warn(f"{host.name}: ended 1 process that outlived its worker")
         elif num_processes:
             self._console.warn(f"{host.name}: ended {num_processes} processes that outlived their worker")
 
     def obey(self, number: int, *, has_peers: bool) -> bool:
-        """Do what a signal to this process asks for; returns False if it is one that ends the job."""
+        """Do what a signal to this process asks for; return False if it is one that ends the job."""
         if number in PASSED_ON:
             self.pass_on(number)
         elif number == ASKING and not self._roster.num_running:
@@ -143,7 +141,7 @@ class RunningJob:
         return True
 
     def pass_on(self, number: int) -> None:
-        """A signal for the workers."""
+        """Pass a signal on to the workers."""
         num_workers = self._roster.num_running
         for host in self._roster:
             if host.pids:
@@ -154,7 +152,7 @@ class RunningJob:
             tell_unheard(number, self._console)
 
     def stop_this_process(self) -> None:
-        """The workers go on until their output fills the pipes.
+        """Stop this process; the workers go on until their output fills the pipes.
 
         Only for so long: agents that are not watched end.
         """
@@ -171,7 +169,7 @@ class RunningJob:
     def announce_stop(
         self, grace_s: float, failures: Sequence[Failure], interrupted_by: int | None, *, has_started: bool
     ) -> str:
-        """Say why the workers that run are stopped, and how; returns the failure that was named for it."""
+        """Report why the running workers are stopped, and how; return the failure that was named for it."""
         running = self._roster.num_running
         if not running:
             if interrupted_by and not has_started:

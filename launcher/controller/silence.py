@@ -1,4 +1,4 @@
-"""Whose fault a silence is: a host's, or that of this machine, which stood still or has no network."""
+"""The cause of a silence: a host, or this machine, which stood still or has no network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FailHost(Protocol):
 
 
 class Silence:
-    """Of the hosts of one job; it adds to the failures of the job."""
+    """The silences of the hosts of one job; it adds to the failures of the job."""
 
     def __init__(
         self, roster: Roster, failures: list[Failure], fail_host: FailHost, *, heartbeat_s: float
@@ -50,9 +50,7 @@ class Silence:
         return lost
 
     def look_for_standstill(self) -> None:
-        """If this process was stopped, or the machine suspended, no host is at fault;
-        they may have ended the job.
-        """
+        """Blame no host after a standstill of this process; the hosts may have ended the job."""
         gap_s = self._roster.forgive_standstill()
         if gap_s < self._heartbeat_s / 2 or not any(host.hello for host in self._roster):
             return
@@ -62,10 +60,8 @@ class Silence:
             self._fail_launcher(f"this machine stood still for {gap_s:.0f} s", time.monotonic() - gap_s)
 
     def lose_host(self, host: HostState, end: LinkEnd, at_s: float) -> None:
-        """The stream of a host has ended. After a standstill of ours that is what it was told to do
-        when it hears nothing.
-        """
-        self.look_for_standstill()  # it may be over just now, and this be the first that is heard
+        """Take the end of a host's stream. After our standstill a host must end it, as it heard nothing."""
+        self.look_for_standstill()  # it may be over just now, and this may be the first event after it
         if time.monotonic() < self._excused_until and host.hello is not None:
             self._fail_launcher(f"this machine stood still for {self._stood_still_s:.0f} s", at_s)
         if self._is_launcher_at_fault and host.hello is not None:
@@ -75,11 +71,11 @@ class Silence:
 
     @property
     def _is_launcher_at_fault(self) -> bool:
-        """Whether the hosts were left alone: they end then, sooner or later."""
+        """Tell whether the hosts were left alone: they end then, sooner or later."""
         return any(isinstance(one, LauncherFailure) for one in self._failures)
 
     def _fail_launcher(self, what: str, at_s: float) -> None:
-        """Nothing is known against any host; said once."""
+        """Blame this machine, and no host; report it once."""
         if not self._is_launcher_at_fault:
             message = (
                 f"{what}, and hosts end a job of which they hear nothing for "

@@ -1,5 +1,5 @@
-"""What all ranks do right now: one question to all hosts, one answer from each rank,
-and equal answers shown once.
+"""The present stacks of all ranks: one question to all hosts, one answer from each rank, and equal answers
+shown once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..inputs.rank_set import format_ranks
 from ..wire.frames import Stacks
 
 TIMEOUT_S = 20.0  # for all hosts; the slowest is one with py-spy
-MAX_NAMED = 8  # ranks with equal stacks that are told with their places, one by one
+MAX_NAMED = 8  # ranks with equal stacks that are named one by one, with their places
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+", re.MULTILINE)
 
 
@@ -24,19 +24,19 @@ class Block(NamedTuple):
 
 
 class StackWatch:
-    """When to ask, who was asked, and what they said so far. All times are on the monotonic clock."""
+    """When to ask, which ranks were asked, and their answers so far. All times are on the monotonic clock."""
 
     def __init__(
         self, silence_limit_s: float | None, *, place_of: Callable[[int], str] = lambda rank: ""
     ) -> None:
-        """The limit is that of --stack_on_hang; None or 0 means not to ask because of silence. `place_of` a
-        rank is what is known here of where it is along the job's axes; what it says itself goes before it.
+        """The limit is that of --stack_on_hang; None or 0 means not to ask because of silence. `place_of`
+        returns the known place of a rank along the job's axes; the rank's own answer goes before it.
         """
         self._limit_s, self._place_of = silence_limit_s, place_of
-        self.last_output_at = 0.0  # of any rank; set by the threads that read
+        self.last_output_at = 0.0  # output of any rank; set by the threads that read
         self._asked_after: float | None = None  # the output before the silence in which we asked
         self._why = ""
-        self._processes: dict[int, str] = {}  # of those that were asked
+        self._processes: dict[int, str] = {}  # processes of the asked ranks
         self._answers: dict[int, Stacks] = {}
         self._until = 0.0
 
@@ -50,9 +50,7 @@ class StackWatch:
         return silent_s
 
     def ask(self, why: str, processes: dict[int, str], *, now: float) -> bool:
-        """Note whom to ask, with their `HOST, pid`; False if there is none to ask,
-        or answers are still on their way.
-        """
+        """Note the ranks to ask, with `HOST, pid`; False if there are none, or answers are on their way."""
         if not processes or self._processes:
             return False
         self._why, self._processes, self._answers, self._until = why, processes, {}, now + TIMEOUT_S
@@ -60,7 +58,7 @@ class StackWatch:
 
     @property
     def is_asked(self) -> bool:
-        """Whether answers are on their way, or wait to be shown."""
+        """Tell whether answers are on their way, or wait to be shown."""
         return bool(self._processes)
 
     def take(self, answer: Stacks) -> None:
@@ -68,7 +66,9 @@ class StackWatch:
             self._answers[answer.rank] = answer
 
     def blocks(self, now: float, *, ended: set[int]) -> list[Block]:
-        """What to show, once all that can have answered or the time is up; then the question is over."""
+        """Return the blocks to show, once all possible answers are there or the time is up; then the question
+        is over.
+        """
         if not self._processes or (
             self._processes.keys() - self._answers.keys() - ended and now < self._until
         ):
@@ -78,7 +78,7 @@ class StackWatch:
         return blocks
 
     def _all_blocks(self) -> list[Block]:
-        """First who has no stack, then each different stack with the ranks that are there."""
+        """Return first the ranks without a stack, then each different stack with its ranks."""
         num = len(self._processes)
         who = f"{num} ranks do" if num > 1 else "the one rank does"
         blocks = [Block(f"{self._why}: what {who}")]
@@ -107,7 +107,7 @@ class StackWatch:
         return f"rank {rank} ({f'{place}; ' if place else ''}{self._processes[rank]})"
 
     def _named(self, ranks: Iterable[int]) -> str:
-        """Each rank with its place; of many, what all places have in common."""
+        """Name each rank with its place; of many, the part that all places have in common."""
         numbers = sorted(ranks)
         places = [self._place(rank) for rank in numbers]
         if all(places) and len(numbers) <= MAX_NAMED:

@@ -1,4 +1,4 @@
-"""How long each phase of a start took."""
+"""Duration of each phase of a start."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ BAR_COLUMNS = 40
 
 
 class Timings:
-    """Seconds from the beginning to the end of each phase that all hosts or all ranks have behind them."""
+    """Seconds from the beginning to the end of each phase that all hosts or all ranks have completed."""
 
     def __init__(
         self, num_ranks: int, *, tell: Callable[[str, float], None] = lambda phase, at_s: None
     ) -> None:
-        """`tell` is told of each phase and when it ended, on the monotonic clock."""
+        """`tell` gets each phase and its end, on the monotonic clock."""
         self._num_ranks = num_ranks
         self._tell = tell
         self._latest: dict[
             str, tuple[set[int], float]
-        ] = {}  # of phases that ranks tell: who, and when the last one
+        ] = {}  # phases that ranks report: the ranks, and the time of the last one
         self.began_at = time.monotonic()
         self.phases_s: dict[str, float] = {}
         self._first_output_s: float | None = (
-            None  # to the first line of any rank; set by the threads that read
+            None  # until the first line of any rank; set by the threads that read
         )
 
     def begin(self) -> None:
         self.began_at = time.monotonic()
 
     def heard_output(self, at_s: float) -> None:
-        """Some rank wrote something; may be called from any thread."""
+        """Note the output of a rank; may be called from any thread."""
         if self._first_output_s is None:
             self._first_output_s = at_s - self.began_at
 
     def end(self, phase: str, at_s: float | None = None) -> None:
-        """All have it behind them, now or at this time of the monotonic clock."""
+        """End the phase for all, now or at this time of the monotonic clock."""
         ended_at = time.monotonic() if at_s is None else at_s
         self.phases_s[phase] = max(0.0, ended_at - self.began_at)
         self._tell(phase, ended_at)
 
     def take(self, rank: int, phase: str, at_s: float) -> None:
-        """One rank has this phase behind it."""
+        """End the phase for one rank."""
         ranks, latest = self._latest.get(phase, (set(), 0.0))
         ranks.add(rank)
         self._latest[phase] = ranks, max(latest, at_s)
@@ -50,7 +50,7 @@ class Timings:
             self.end(phase, self._latest[phase][1])
 
     def all_s(self) -> dict[str, float]:
-        """Every phase, in the order of time."""
+        """Return every phase, in the order of time."""
         phases = dict(self.phases_s)
         if self._first_output_s is not None:
             phases[FIRST_OUTPUT] = self._first_output_s
@@ -58,7 +58,7 @@ class Timings:
 
 
 def drawn(phases_s: Iterable[tuple[str, float]]) -> list[str]:
-    """A line for each phase, with a bar from the end of the one before to its own end."""
+    """Draw a line for each phase, with a bar from the end of the one before to its own end."""
     phases = list(phases_s)
     names = max((len(name) for name, _ in phases), default=0)
     last_s = max((seconds for _, seconds in phases), default=0.0) or 1.0
@@ -70,5 +70,5 @@ def drawn(phases_s: Iterable[tuple[str, float]]) -> list[str]:
 
 
 def describe(phases_s: Iterable[tuple[str, float]]) -> str:
-    """One line for people."""
+    """Describe the phases in one line."""
     return f"timings: {', '.join(f'{name} {seconds:.2f} s' for name, seconds in phases_s)}"

@@ -1,4 +1,4 @@
-"""What has to be known of a program that starts the processes of a job by itself, to run it."""
+"""Description of a program that starts the processes of a job by itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..job.plan import Plan
 from .rank_start import RankStart
 
 HOSTFILE = "<hostfile>"  # in a command or a variable: the temporary file that will hold the hosts
-TellsFailures = Callable[[str], tuple[str, int] | None]  # what a line says of a failure, and the exit code
+TellsFailures = Callable[[str], tuple[str, int] | None]  # returns the failure in a line, and the exit code
 
 
 class External(NamedTuple):
@@ -21,10 +21,10 @@ class External(NamedTuple):
     ]  # and the text of its file with the hosts
     says_who: tuple[
         tuple[str, ...], ...
-    ]  # for each field of the shim's ProcessIdentity: the variables that say it
+    ]  # for each field of the shim's ProcessIdentity: the variables that give it
     settings: tuple[tuple[str, str], ...] = ()  # variables for the command itself
-    tells_failures: TellsFailures | None = None  # of its stderr; where its exit code does not
+    tells_failures: TellsFailures | None = None  # reads its stderr, where its exit code is not enough
     how_to_restart: str = "the batch system start the job again, or a loop in its script"
     check: Callable[[Plan], None] = lambda plan: None  # LaunchError for a plan that it cannot carry out
-    must_be_told: bool = False  # of a worker that failed: [Note: Hydra and failures]
-    gives_devices: bool = False  # to each process, some of the host's
+    must_be_told: bool = False  # it must hear of a worker that failed: [Note: Hydra and failures]
+    gives_devices: bool = False  # it gives each process some of the host's devices

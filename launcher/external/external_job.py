@@ -1,7 +1,7 @@
-"""A job whose processes MPI or Slurm starts: the command to run, and what has to be in its environment.
+"""A job whose processes MPI or Slurm starts: the command to run, and its environment.
 
-How the job reaches the processes is said in launcher/node/workers/worker_shim.py, [Note:
-How a job travels without a stream].
+launcher/node/workers/worker_shim.py, [Note: How a job travels without a stream], explains how the job reaches
+the processes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from ..node.workers.worker_shim import END_VARIABLE, JOB_VARIABLE, SHIM_VARIABLE
 from ..wire.job import as_json
 from .external import HOSTFILE, External
 
-MAX_VALUE_BYTES = 96_000  # of one variable; the kernel allows 128 KiB, name included
+MAX_VALUE_BYTES = 96_000  # limit of one variable; the kernel allows 128 KiB, name included
 
-# Constant, so that `ps` shows nothing of a job; without a backslash,
-# as it passes through tools that treat those.
+# Constant, so that `ps` shows nothing of a job; without a backslash, because some tools on the way interpret
+# one.
 START_SHIM = (
     f'import base64,os,zlib;exec(zlib.decompress(base64.b64decode(os.environ["{SHIM_VARIABLE}"])).decode())'
 )
@@ -35,7 +35,7 @@ class OwnedJob:
     HOSTFILE stands where the path of the file with `hostfile` in it will be.
     """
 
-    backend: str  # as in --launcher
+    backend: str  # the word of --launcher
     argv: tuple[str, ...]
     hostfile: str | None
     payload: tuple[tuple[str, str], ...]  # variables for the processes it starts
@@ -43,7 +43,7 @@ class OwnedJob:
     num_hosts: int = 1
 
     def describe(self) -> str:
-        """For people: the exact command, with what has to be around it."""
+        """Return the exact command, with its file and variables, for messages."""
         settings = "".join(f"{name}={shlex.quote(value)} " for name, value in self.external.settings)
         lines = [f"command: {settings}{shlex.join(self.argv)}"]
         if self.hostfile is not None:
@@ -57,12 +57,12 @@ class OwnedJob:
 
 
 def start_command(python: str) -> tuple[str, ...]:
-    """What MPI or Slurm starts for every rank."""
+    """Command that MPI or Slurm starts for every rank."""
     return node_python(START_SHIM, python)
 
 
 def payload(plan: Plan, launcher: str, external: External) -> tuple[tuple[str, str], ...]:
-    """The variables that make a process started by `start_command` its rank's worker."""
+    """Variables that make a process started by `start_command` its rank's worker."""
     text = _packed(json.dumps(as_json(external_job(plan, launcher, external))))
     pieces = [text[start : start + MAX_VALUE_BYTES] for start in range(0, len(text), MAX_VALUE_BYTES)]
     pieces[0] = f"{len(pieces)}:{pieces[0]}"
@@ -71,7 +71,7 @@ def payload(plan: Plan, launcher: str, external: External) -> tuple[tuple[str, s
 
 
 def external_job(plan: Plan, launcher: str, external: External) -> ExternalJob:
-    """The whole job: what all nodes share, what each has of its own, and each different command once."""
+    """Return the whole job: shared fields once, each node's own fields, and each different command once."""
     if plan.master.address is None:
         raise AssertionError("the address of rank 0 must be in the plan of a job that others start")
     jobs = [job_of(plan, node) for node in plan.nodes]
@@ -100,7 +100,7 @@ def external_job(plan: Plan, launcher: str, external: External) -> ExternalJob:
 
 
 def refuse_logins(plan: Plan, program: str) -> None:
-    """Hosts with a user or port of their own cannot be reached by a program that logs in by itself.
+    """Refuse hosts with a user or port of their own: a program that logs in by itself cannot reach them.
 
     Errors: LaunchError that names the first such host.
     """

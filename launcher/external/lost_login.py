@@ -1,9 +1,8 @@
-"""A login that failed, of those by which mpirun reaches its hosts, while mpirun waits for
-that host without end.
+"""A failed login of mpirun to one of its hosts, while mpirun waits for that host without end.
 
 Hydra (MPICH and its kin) starts an ssh for each host, and each host then connects to it. It does not look at
-how an ssh ends: a host that has no such name, is down or refuses the login is waited for, by mpirun and by
-the ranks of the others.
+how an ssh ends: mpirun and the ranks of the other hosts wait for a host that has no such name, is down or
+refuses the login.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from pathlib import Path
 import psutil
 
 LOGIN = "ssh"
-LOGIN_FAILED = 255  # what ssh ends with if it could not connect; else it ends as the command does
+LOGIN_FAILED = 255  # exit status of an ssh that could not connect; otherwise it ends as the command does
 PATIENCE_S = 5.0  # for mpirun to end by itself, as Open MPI's does
 
 
 class LostLogin:
     """Looks at a command that starts processes on `num_hosts` hosts.
 
-    Another one than Hydra's ends by itself.
+    Commands other than Hydra's end by themselves.
     """
 
     def __init__(self, pid: int, num_hosts: int) -> None:
@@ -31,9 +30,9 @@ class LostLogin:
         self._since: float | None = None
 
     def look(self) -> str:
-        """Why the command waits in vain; empty if it does not, as far as can be seen.
+        """Return why the command waits in vain; empty if it does not, as far as can be seen.
 
-        To be asked again and again.
+        Call it again and again.
         """
         try:
             is_lost = self._has_failed_login() and self._num_connected() < self._num_hosts
@@ -49,7 +48,7 @@ class LostLogin:
         )
 
     def _has_failed_login(self) -> bool:
-        """Whether one has ended so; the command does not ask for its exit status, so the kernel keeps it."""
+        """Tell whether a login has failed; the kernel keeps its exit status: the command never reads it."""
         return any(
             child.name() == LOGIN
             and child.status() == psutil.STATUS_ZOMBIE
@@ -58,7 +57,7 @@ class LostLogin:
         )
 
     def _num_connected(self) -> int:
-        """Connections to the ports that the command listens on."""
+        """Number of connections to the ports that the command listens on."""
         process = psutil.Process(self._pid)
         connections = (
             getattr(process, "net_connections", None) or process.connections

@@ -20,9 +20,9 @@ from .external import HOSTFILE, External
 from .rank_start import RankStart
 
 VERSION_TIMEOUT_S = 20.0
-LOCALHOST = "localhost"  # what this machine is called if there is no hostfile
+LOCALHOST = "localhost"  # name of this machine if there is no hostfile
 
-# What MVAPICH needs to run beside a training program: no binding of its own, and GPU memory handled simply.
+# Settings that MVAPICH needs beside a training program: no binding of its own, and GPU memory handled simply.
 # Source: DeepSpeed 0.19.6 launcher/multinode_runner.py, `MVAPICHRunner.__init__`.
 #         A value exported to the workers wins.
 _MVAPICH_SETTINGS = (
@@ -37,11 +37,11 @@ _MVAPICH_SETTINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flavour:
-    """One MPI: where its mpirun may be, and how it is told from the others."""
+    """One MPI: the places of its mpirun, and how to tell it from the others."""
 
     title: str
     programs: tuple[str, ...]  # by preference; Debian gives each MPI's mpirun a name of its own
-    marks: tuple[str, ...]  # one of them is in what `mpirun --version` prints
+    marks: tuple[str, ...]  # one of them is in the output of `mpirun --version`
     hint: str
 
 
@@ -74,7 +74,7 @@ FLAVOURS = {
 
 
 def find_mpirun(launcher: str, is_needed: bool = True) -> str:
-    """The mpirun of this MPI on this machine; one that is not needed is not looked at.
+    """Return the mpirun of this MPI on this machine; one that is not needed is not looked at.
 
     Errors: LaunchError if there is none, or if the one on PATH is another MPI's.
     """
@@ -97,7 +97,7 @@ def find_mpirun(launcher: str, is_needed: bool = True) -> str:
 
 
 def _title_of(program: str) -> str:
-    """The MPI that a program belongs to."""
+    """Name the MPI that a program belongs to."""
     said = _output([program, "--version"])
     for name in ("openmpi", "impi"):
         if any(mark in said for mark in FLAVOURS[name].marks):
@@ -121,11 +121,11 @@ def _output(argv: list[str]) -> str:
 def openmpi_command(
     start: RankStart, *, is_root: bool, this_machine: str = ""
 ) -> tuple[tuple[str, ...], str]:
-    """The command, and the text of its hostfile.
+    """Return the command, and the text of its hostfile.
 
     Each rank has its line in the hostfile, for the `seq` mapper: any other puts the host where mpirun runs
     first, wherever it is in the hostfile (github.com/open-mpi/ompi/issues/5043). That mapper does not know
-    `localhost`, so `this_machine` is written for it: the name by which mpirun knows where it runs.
+    `localhost`, so `this_machine` is written for it: the name by which mpirun knows its own host.
     """
     argv = [start.program, "-n", str(start.num_ranks), "--hostfile", HOSTFILE]
     for option, value in (("--map-by", "seq"), ("--bind-to", "none")):
@@ -142,16 +142,14 @@ def openmpi_command(
 
 
 def mpich_command(start: RankStart) -> tuple[tuple[str, ...], None]:
-    """The command. Errors: LaunchError for a host that cannot be written into -hosts."""
+    """Return the command. Errors: LaunchError for a host that cannot be written into -hosts."""
     _refuse_colons(start, "mpich")
     hosts = ",".join(f"{host}:{number}" for host, number in start.slots)
     return (start.program, "-n", str(start.num_ranks), "-hosts", hosts, *_hydra_tail(start)), None
 
 
 def impi_command(start: RankStart) -> tuple[tuple[str, ...], None]:
-    """The command. Errors: LaunchError for hosts with unequal numbers of ranks:
-    there is one number for all.
-    """
+    """Return the command. Errors: LaunchError for hosts with unequal numbers of ranks: it takes one."""
     _refuse_colons(start, "impi")
     numbers = sorted({number for _, number in start.slots})
     if len(numbers) > 1:
@@ -169,7 +167,7 @@ def impi_command(start: RankStart) -> tuple[tuple[str, ...], None]:
 
 
 def mvapich_command(start: RankStart, *, has_gpus: bool) -> tuple[tuple[str, ...], str]:
-    """The command, and the text of its hostfile."""
+    """Return the command, and the text of its hostfile."""
     _refuse_colons(start, "mvapich")
     argv = [start.program, "-np", str(start.num_ranks), "-f", HOSTFILE]
     for name, value in (*_MVAPICH_SETTINGS, *((("MV2_USE_CUDA", "1"),) if has_gpus else ())):
@@ -179,12 +177,12 @@ def mvapich_command(start: RankStart, *, has_gpus: bool) -> tuple[tuple[str, ...
 
 
 def _hydra_tail(start: RankStart) -> tuple[str, ...]:
-    """How the command of every MPI that comes from MPICH ends."""
+    """Return the end of the command, the same for every MPI that comes from MPICH."""
     return (*start.launcher_args, "-genvlist", ",".join(start.names), *start.words)
 
 
 def _is_given(option: str, words: tuple[str, ...]) -> bool:
-    """Whether `--option` or Open MPI's older `-option` is among the words."""
+    """Tell whether `--option` or Open MPI's older `-option` is among the words."""
     return any(
         word.lstrip("-").partition("=")[0] == option.lstrip("-") for word in words if word.startswith("-")
     )

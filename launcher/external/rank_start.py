@@ -1,4 +1,4 @@
-"""What MPI or Slurm is asked for, before it is put into the words of one of them."""
+"""The request to MPI or Slurm, before it becomes a command line of one of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class RankStart:
     """One process for each rank, on these hosts in this order."""
 
-    program: str  # mpirun, srun or what else they are called
+    program: str  # mpirun, srun or another name
     slots: tuple[tuple[str, int], ...]  # each host, and how many ranks it gets
     words: tuple[str, ...]  # the command of every rank
     names: tuple[str, ...]  # the variables that it needs
@@ -21,5 +21,5 @@ class RankStart:
 
     @property
     def hosts_by_rank(self) -> str:
-        """A line with its host for each rank."""
+        """Return a line with its host for each rank."""
         return "".join(f"{host}\n" * number for host, number in self.slots)

@@ -1,8 +1,8 @@
 """Runs a job whose processes MPI or Slurm starts: one command on this machine, from start to exit code.
 
 The command runs in a session of its own. The first INT, TERM or HUP is passed on to it; the second kills it
-unless it ends within a moment, the third at once. When it has ended, nothing that it started on this machine
-is left. It gets TERM if this process is killed.
+unless it ends within a moment, the third at once. When it has ended, none of its processes is left on this
+machine. It gets TERM if this process is killed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .external_job import OwnedJob, payload, refuse_logins, start_command
 from .lost_login import LostLogin
 from .rank_start import RankStart
 
-# Options about processes which we start ourselves: records of them, and single ones.
+# Options about processes which we start ourselves: records of them, and options about single ones.
 _FOREIGN = (
     "ssh",
     "binding",
@@ -64,9 +64,9 @@ LAST_MOMENT_S = 2.0  # between a second signal and the end by force
 
 
 def plan_owned(options: Options, plan: Plan) -> tuple[Plan, OwnedJob]:
-    """The plan with all that is decided on this machine now, and the command that carries it out.
+    """Return the plan with all decisions of this machine, and the command that carries it out.
 
-    Errors: LaunchError for an option, host or plan that this back end cannot do.
+    Errors: LaunchError for an option, host or plan that this back end cannot use.
     """
     launcher = options.backend.launcher
     _refuse_foreign_options(options)
@@ -101,7 +101,7 @@ def _command(options: Options, plan: Plan) -> OwnedJob:
 
 
 def _refuse_foreign_options(options: Options) -> None:
-    """An option that has no effect here is a mistake."""
+    """Refuse an option that has no effect here."""
     given = {subject: given_in(getattr(options, subject)) for subject in _FOREIGN}
     given[""] = tuple(name for name in given_in(options) if name in _FOREIGN_NAMES)
     for subject, names in given.items():  # the first of them is enough
@@ -120,7 +120,7 @@ def run_owned(job: OwnedJob, console: Console) -> Verdict:
 
     Errors: LaunchError if it cannot be started.
     """
-    become_subreaper()  # what the command leaves behind becomes our child, and is found
+    become_subreaper()  # processes that the command leaves behind become our children, and are found
     events: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     taken = (ASKING, *unignored((*ENDING, *PASSED_ON)))
     signals = received(taken, lambda number, _: events.put(number))
@@ -145,7 +145,7 @@ def run_owned(job: OwnedJob, console: Console) -> Verdict:
 
 
 def _failure(job: OwnedJob, code: int, first: tuple[str, int] | None) -> HostFailure:
-    """How the command ended: as the rank that failed first, where the command tells."""
+    """Return how the command ended: as the rank that failed first, where the command tells that."""
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     exit_code = 128 - code if code < 0 else code
     message = f"{job.argv[0]} {how}"
@@ -155,9 +155,7 @@ def _failure(job: OwnedJob, code: int, first: tuple[str, int] | None) -> HostFai
 
 
 class _Words:
-    """Passes the command's output on to ours, byte for byte, where we have to read it;
-    notes the first failure.
-    """
+    """Passes the command's output on to ours, byte for byte, if we must read it; notes the first failure."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], tells_failures: TellsFailures | None, console: Console
@@ -175,9 +173,7 @@ class _Words:
             one.start()
 
     def drain(self) -> None:
-        """Once the command has ended, until all it wrote is passed on; other processes that hold the pipe
-        are not waited for.
-        """
+        """Pass on the rest of the output after the command's end; do not wait for others with the pipe."""
         for one in self._threads:
             one.join(DRAIN_S)
 
@@ -223,9 +219,7 @@ def _start(job: OwnedJob, hostfile: str, console: Console) -> subprocess.Popen[b
 def _wait(
     process: subprocess.Popen[bytes], events: queue.SimpleQueue[int | None], job: OwnedJob, console: Console
 ) -> tuple[list[int], str]:
-    """Until the command has ended; returns the signals that we got meanwhile,
-    and why we ended it, if we did.
-    """
+    """Wait for the command's end; return our signals meanwhile, and why we ended it, if we did."""
 
     def watch() -> None:
         process.wait()
@@ -264,7 +258,7 @@ def _wait(
 
 
 def _pass_on(number: int, process: subprocess.Popen[bytes], job: OwnedJob, console: Console) -> None:
-    """A signal for the workers, to the command that has started them."""
+    """Pass a signal for the workers to the command that has started them."""
     if number == ASKING:
         program = job.argv[0]
         console.warn(
@@ -276,9 +270,7 @@ def _pass_on(number: int, process: subprocess.Popen[bytes], job: OwnedJob, conso
 
 
 def _ends_soon(events: queue.SimpleQueue[int | None]) -> bool:
-    """Whether the command ends by itself within LAST_MOMENT_S; the event,
-    another signal perhaps, stays to be read.
-    """
+    """Tell whether the command ends by itself within LAST_MOMENT_S; other events stay to be read."""
     try:
         event = events.get(timeout=LAST_MOMENT_S)
     except queue.Empty:

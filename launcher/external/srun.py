@@ -1,9 +1,9 @@
 """Slurm's srun: the command line for a plan.
 
 Every process is placed by name, in the plan's order (`--distribution=arbitrary`), so hosts may have unequal
-numbers of ranks. Inside an allocation the hosts must be in it; outside srun asks for one. What else Slurm is
-to give (GPUs, CPUs, time) is for --launcher_args: which GPU numbers of the allocation a worker uses is
-decided by the worker shim.
+numbers of ranks. Inside an allocation the hosts must be in it; outside srun asks for one. Further requests to
+Slurm (GPUs, CPUs, time) are for --launcher_args: the worker shim decides which GPU numbers of the allocation
+a worker uses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HINT = "write the nodes of the allocation into one: scontrol show hostnames | s
 
 
 def find_srun(is_needed: bool = True) -> str:
-    """Errors: LaunchError if there must be an srun on this machine, and is none."""
+    """Return the path of srun. Errors: LaunchError if it must be on this machine and is not."""
     if is_needed and shutil.which("srun") is None:
         raise LaunchError(
             "--launcher=slurm: srun is not installed on this machine; start on a login node of the cluster, "
@@ -44,8 +44,8 @@ def refuse_no_hosts(plan: Plan) -> None:
 
 
 def srun_command(start: RankStart) -> tuple[tuple[str, ...], str]:
-    """The command, and the text of the file that SLURM_HOSTFILE must name:
-    the host of every rank, one per line.
+    """Return the command, and the text of the file that SLURM_HOSTFILE must name: the host of every rank, one
+    per line.
 
     The first worker that fails ends all of them, and one Ctrl-C is enough. srun passes all variables on.
     """
@@ -65,11 +65,11 @@ def srun_command(start: RankStart) -> tuple[tuple[str, ...], str]:
 
 
 def failure_in(line: str) -> tuple[str, int] | None:
-    """What a line of srun's stderr says of a task that failed: a sentence, and the code;
-    128 + n if signal n ended it.
+    """Return the failure of a task in a line of srun's stderr: a sentence, and the code; 128 + n if signal n
+    ended it.
 
-    srun itself ends with the highest of all codes, and that is SIGTERM's:
-    it terminates the others after the first failure.
+    srun itself ends with the highest of all codes, and that is SIGTERM's: it terminates the others after the
+    first failure.
     """
     match = _TASK_ENDED.fullmatch(line)
     if match is None:

@@ -1,4 +1,4 @@
-"""slots=auto: as many slots as a host has accelerators, found by a look at it before anything is planned."""
+"""slots=auto: as many slots as a host has accelerators, found by a look at it before the plan is made."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ def with_known_slots(
     num_cpu_workers: int,
     warn: Callable[[str], None] | None = None,
 ) -> tuple[Host, ...]:
-    """`hosts` with the number of accelerators in place of auto, or `num_cpu_workers` where there is none.
+    """Return `hosts` with the number of accelerators in place of auto, or `num_cpu_workers` where there is
+    none.
 
     Only hosts `in_question` are looked at, all in one call of `look`, which answers for each host in order.
-    With `warn` the job can do without a host that cannot be looked at, and finds out at its start: until then
-    such a host counts as one like most others.
-    Errors: LaunchError with every host that could not be looked at, and why;
-            with `warn` only if that is all of them.
+    With `warn` the job can do without a host that cannot be looked at, and tries it at its start: until then
+    such a host counts like most others.
+    Errors: LaunchError with every host that could not be looked at, and why; with `warn` only if that is all
+    of them.
     """
     unknown = tuple(host for host in in_question if host.slots is None)
     if not unknown:

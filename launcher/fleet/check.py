@@ -1,6 +1,4 @@
-"""A look at all hosts at the same time, before a job is tried: what differs,
-what is missing, who reaches whom.
-"""
+"""A look at all hosts at the same time, before a job is tried: differences, missing parts, connections."""
 
 from __future__ import annotations
 
@@ -25,14 +23,14 @@ from .check_facts import ClusterFacts, HostFacts, read_answer
 
 NUM_CLOCK_SAMPLES = 5
 POLL_S = 0.2
-SILENCE_S = 10.0  # after which a connected host counts as lost
-HELLO_PART = 1 / 6  # of the time for a host, what is waited for the agent's first word
-PROGRAM_MARGIN_S = 0.9  # of the time for a host, what a program that we start there may take
+SILENCE_S = 10.0  # then a connected host counts as lost
+HELLO_PART = 1 / 6  # part of the time for a host: the wait for the agent's first word
+PROGRAM_MARGIN_S = 0.9  # rest of the time for a host when a program that we start there must have ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckSettings:
-    """What to look for. `python` and `cwd` are those of a host that says nothing else."""
+    """The settings of a look. `python` and `cwd` are those of a host without its own."""
 
     python: str
     cwd: str
@@ -40,12 +38,12 @@ class CheckSettings:
     is_port_fixed: bool
     asks_torch: bool
     timeout_s: float  # for one host, from the beginning of its connection
-    timeout_option: str = "--timeout"  # which makes that longer
+    timeout_option: str = "--timeout"  # the option that makes it longer
 
 
 @dataclass(slots=True, eq=False)
 class _Look:
-    """What is known of one host so far."""
+    """The state of the look at one host."""
 
     host: HostState
     num_slots: int | None
@@ -96,7 +94,7 @@ class Check:
         self._wall_minus_monotonic_s, self._wall_error_s = wall_minus_monotonic()
 
     def run(self) -> ClusterFacts:
-        """Until every host has answered, failed or used up its time; nothing is left on any host then."""
+        """Run until every host has answered, failed or used up its time; then no process is left there."""
         began = time.monotonic()
         with self._roster:
             while missing := [look for look in self._looks.values() if not look.is_done]:
@@ -141,7 +139,7 @@ class Check:
             look.waiting_for.discard("reach")
 
     def _ask(self, look: _Look) -> None:
-        """All questions at once: one that is never answered holds up none of the others."""
+        """Ask all questions at once: one that is never answered holds up none of the others."""
         settings, host = self._settings, look.host.plan.host
         if look is self._first and len(self._looks) > 1:
             look.waiting_for.add("port")
@@ -159,7 +157,7 @@ class Check:
         self._inspect(look, "nvml", python=python, timeout_s=timeout_s, program=_nvml_program())
 
     def _python_of(self, host: Host) -> str:
-        """The Python of its ranks; empty for the one that runs the agent."""
+        """Return the Python of its ranks; empty for the one that runs the agent."""
         return host.python or ("" if host.exec_prefix else self._settings.python)
 
     def _inspect(self, look: _Look, question: str, **given: object) -> None:
@@ -184,8 +182,8 @@ class Check:
             look.answers[item.question] = answer
 
     def _take_clock(self, look: _Look, host_time: float, at_s: float) -> None:
-        """Of several round trips the shortest tells most: the host's clock was read somewhere
-        between its two ends.
+        """Keep the shortest of several round trips: the host's clock was read somewhere between
+        its two ends.
         """
         error_s = max(0.0, at_s - look.clock_asked_at) / 2 + self._wall_error_s
         if error_s < look.clock_error_s:
@@ -222,7 +220,7 @@ class Check:
         look.host.send(Reach(list(self._candidates), self._settings.port, self._token, timeout_s))
 
     def _find_candidates(self) -> list[str]:
-        """What a job would try, in its order."""
+        """List the addresses that a job would try, in its order."""
         hello = self._first.host.hello
         if hello is None or self._listening is None:
             raise AssertionError("node 0 is asked for its addresses before it listens")
@@ -262,8 +260,8 @@ def _nvml_program() -> str:
 
 
 def wall_minus_monotonic(wall: Callable[[], float] = time.time) -> tuple[float, float]:
-    """What to add to this process's monotonic clock to get its wall clock,
-    and how far that may be off, both in seconds.
+    """Return the difference between this process's wall clock and its monotonic clock, and its error, both in
+    seconds.
 
     A process that reads two clocks may have to wait for the processor in between, so the closest of several
     pairs counts. A wall clock counts from 1970: a float of that size is good to a quarter of a microsecond,

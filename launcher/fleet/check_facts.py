@@ -1,6 +1,6 @@
-"""What a look at hosts found, and a sentence about it, as data.
+"""Facts from a look at hosts, and findings about them, as data.
 
-What comes from a host is checked here: a wrong answer is one that says nothing.
+Answers of a host are checked here: a wrong answer counts as no answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from ..wording import cleaned
 
 _DISK: dict[str, Any] = {"problem": str, "size_bytes": int, "free_bytes": int}
-_GPU: dict[str, Any] = {  # a number that the GPU does not tell is -1
+_GPU: dict[str, Any] = {  # a number that the GPU does not give is -1
     "index": int,
     "problem": str,
     "name": str,
@@ -52,15 +52,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "link": {"fastest_mbit": int, "names": list, "faults": list},
     "port_owner": {"owner": str},
 }
-MAX_TEXT = 300  # of one value; more is cut
-MAX_ITEMS = 64  # of a list; more are left out
+MAX_TEXT = 300  # letters per value; the rest is cut
+MAX_ITEMS = 64  # items per list; the rest is left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """One host. `problem` says why there is no agent on it, or how it was lost;
-    what it answered before counts.
-    """
+    """One host. `problem` says why there is no agent on it, or how it was lost; its earlier answers count."""
 
     name: str
     node_rank: int
@@ -69,8 +67,8 @@ class HostFacts:
     python: str
     cwd: str
     problem: str = ""
-    answers: Mapping[str, Mapping[str, Any]]  # by question, each of the form that SHAPES says
-    wrong: tuple[tuple[str, str], ...] = ()  # question, and what is wrong with the answer
+    answers: Mapping[str, Mapping[str, Any]]  # by question, each in the form of SHAPES
+    wrong: tuple[tuple[str, str], ...] = ()  # question, and the fault of the answer
     unanswered: tuple[str, ...] = ()
     clock_offset_s: float | None = None  # the host's clock minus this machine's
     clock_error_s: float = 0.0  # half of the shortest round trip
@@ -88,11 +86,11 @@ class ClusterFacts:
     listening_problem: str
     timeout_s: float
     took_s: float
-    timeout_option: str = "--timeout"  # which gives a host more time
+    timeout_option: str = "--timeout"  # the option that gives a host more time
 
     @property
     def reach(self) -> dict[int, tuple[str, ...]]:
-        """For each node that was asked, and each candidate: empty, or why it was not reached."""
+        """Return for each node that was asked, and each candidate: empty, or why it was not reached."""
         return {host.node_rank: host.reach for host in self.hosts if host.reach is not None}
 
     def name_of(self, node_rank: int) -> str:
@@ -109,7 +107,7 @@ class Finding:
 
 
 def read_answer(question: str, facts: object) -> tuple[dict[str, Any] | None, str]:
-    """The answer in its form, or None and what is wrong with it."""
+    """Return the answer in its form, or None and its fault."""
     shape = SHAPES.get(question)
     if shape is None:
         return None, f"{clean(repr(facts))} is no answer"
@@ -145,5 +143,5 @@ def _read(shape: dict[str, Any], facts: object) -> tuple[dict[str, Any] | None, 
 
 
 def clean(text: str) -> str:
-    """A fact, which is short."""
+    """Return a fact without control characters, cut to MAX_TEXT."""
     return cleaned(text, MAX_TEXT)

@@ -1,6 +1,4 @@
-"""What is wrong with hosts that were looked at, as sentences: problems keep a host from being
-used, warnings do not.
-"""
+"""Faults of hosts, as sentences: problems keep a host from being used, warnings do not."""
 
 from __future__ import annotations
 
@@ -15,15 +13,15 @@ from .check_gpus import faults_of_gpus
 from .check_rows import rows_of
 
 CLOCK_WARNING_S = 1.0
-SMALL_BYTES = 1 << 30  # less than this in /dev/shm, /tmp or the job's folder is worth a word
-LITTLE_MEMORY = 0.5  # of what most hosts have free; less is worth a word
-SLOW_LINK = 0.5  # of what the fastest link of most hosts carries
+SMALL_BYTES = 1 << 30  # less than this in /dev/shm, /tmp or the job's folder is reported
+LITTLE_MEMORY = 0.5  # part of the free memory of most hosts; less is reported
+SLOW_LINK = 0.5  # part of the speed of the fastest link of most hosts
 FEW_FILES = 1024  # sockets and files that one process may have open
 _FREE = {"tmp": "/tmp", "cwd": "the job's folder"}
 
 
 def findings_of(cluster: ClusterFacts) -> tuple[Finding, ...]:
-    """All that is wrong: problems first, equal sentences once with all their hosts."""
+    """Return all faults: problems first, equal sentences once with all their hosts."""
     return tuple(_merged([*_findings_of_hosts(cluster), *_findings_of_cluster(cluster)]))
 
 
@@ -150,7 +148,7 @@ def _findings_of_cluster(cluster: ClusterFacts) -> Iterable[Finding]:
 
 
 def _differences(cluster: ClusterFacts) -> Iterable[Finding]:
-    """Versions that must be the same."""
+    """Find versions that must be the same."""
     for row in rows_of(cluster):
         if row.label in ("Python", "PyTorch", "NCCL", "NVIDIA driver") and not row.is_same:
             there = [(value, hosts) for value, hosts, _ in row.values if value != "none"]
@@ -162,7 +160,7 @@ def _differences(cluster: ClusterFacts) -> Iterable[Finding]:
 
 
 def _less_than_most(cluster: ClusterFacts) -> Iterable[Finding]:
-    """Hosts with little free memory or a slow link, where most have more."""
+    """Find hosts with little free memory or a slow link, where most have more."""
     told = [host for host in cluster.hosts if "system" in host.answers]
     usual = median([host.answers["system"]["memory_free_bytes"] for host in told] or [0])
     for host in told:
@@ -187,7 +185,7 @@ def _less_than_most(cluster: ClusterFacts) -> Iterable[Finding]:
 
 
 def _doubles(cluster: ClusterFacts) -> Iterable[Finding]:
-    """Hosts that are one machine under two names."""
+    """Find hosts that are one machine under two names."""
     machines: dict[tuple[str, str], list[str]] = {}
     for host in cluster.hosts:
         system = host.answers.get("system")
@@ -208,7 +206,7 @@ def _warning(host: HostFacts, text: str) -> Finding:
 
 
 def _merged(findings: Iterable[Finding]) -> list[Finding]:
-    """Equal sentences once, with all their hosts; problems first."""
+    """Return equal sentences once, with all their hosts; problems first."""
     hosts_of: dict[tuple[bool, str], list[str]] = {}
     for one in findings:
         hosts_of.setdefault((not one.is_problem, one.text), []).extend(one.hosts)

@@ -1,6 +1,6 @@
-"""What NVML told of the GPUs of hosts: rows of a report, and what is wrong with single GPUs.
+"""NVML's facts about GPUs of hosts: rows of a report, and faults of single GPUs.
 
-GPUs have the numbers that nvidia-smi gives them. A number that a GPU does not tell is below zero.
+GPUs have the numbers that nvidia-smi gives them. A number that a GPU does not give is below zero.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _THROTTLING_ADVICE = (
 
 
 def faults_of_gpus(cluster: ClusterFacts) -> Iterable[Finding]:
-    """Host by host. What differs is compared with the GPUs of all hosts."""
+    """Yield the faults host by host. Values are compared with the GPUs of all hosts."""
     everywhere = [gpu for host in cluster.hosts for gpu in _gpus(host)]
     usual_size = Counter(shown_size(gpu["memory_bytes"]) for gpu in everywhere if gpu["memory_bytes"] > 0)
     num_links: dict[str, int] = {}
@@ -77,7 +77,7 @@ def _throttled(host: HostFacts) -> Iterable[Finding]:
 
 
 def _narrow_links(host: HostFacts) -> Iterable[Finding]:
-    """Of the width only: an idle GPU lowers the generation to save power."""
+    """Compare only the width: an idle GPU lowers the generation to save power."""
 
     def narrow(gpu: Gpu) -> str:
         width, widest = gpu["pcie_width"], gpu["max_pcie_width"]
@@ -91,7 +91,7 @@ def _narrow_links(host: HostFacts) -> Iterable[Finding]:
 
 
 def _nvlinks_down(host: HostFacts, num_links: Mapping[str, int]) -> Iterable[Finding]:
-    """Where others of the same kind have more: the links of a card without bridges lead nowhere."""
+    """Compare with others of the same kind: the links of a card without bridges lead nowhere."""
 
     def down(gpu: Gpu) -> str:
         most = num_links[gpu["name"]]
@@ -113,7 +113,7 @@ def _other_sizes(host: HostFacts, usual: str) -> Iterable[Finding]:
 
 
 def _by_value(host: HostFacts, value_of: Callable[[Gpu], Any]) -> list[tuple[Any, str]]:
-    """Each value with the GPUs that have it, such as `GPU 0-3,5`; a value that is empty or 0 says nothing."""
+    """Return each value with its GPUs, such as `GPU 0-3,5`; a value that is empty or 0 is left out."""
     found: dict[Any, list[int]] = {}
     for gpu in _gpus(host):
         found.setdefault(value_of(gpu), []).append(gpu["index"])
@@ -132,7 +132,7 @@ def _gpus(host: HostFacts) -> tuple[Gpu, ...]:
 
 
 def _problem_of_nvml(host: HostFacts) -> str:
-    """Why NVML told nothing; empty if it did, or where a host has no GPU for it, or no Python to ask it."""
+    """Return why NVML gave no facts; empty if it did, or on a host without its GPUs or Python."""
     has_driver = bool(host.answers.get("gpu", {}).get("driver"))
     has_python = not host.answers.get("python", {}).get("problem")
     return str(host.answers.get("nvml", {}).get("problem", "")) if has_driver and has_python else ""
@@ -154,7 +154,7 @@ def _cuda(host: HostFacts) -> str | None:
 
 
 def _counted(say: Callable[[Gpu], str]) -> Callable[[HostFacts], str | None]:
-    """`8 x` what is said of each; GPUs of which nothing is said do not count."""
+    """Return a cell `8 x` text; GPUs with an empty text do not count."""
 
     def show(host: HostFacts) -> str | None:
         found = Counter(filter(None, map(say, _gpus(host))))
@@ -164,7 +164,7 @@ def _counted(say: Callable[[Gpu], str]) -> Callable[[HostFacts], str | None]:
 
 
 def _listed(key: str, say: Callable[[Gpu], Any]) -> Callable[[HostFacts], str | None]:
-    """GPUs with what is said of them, or that nothing is said of any; no row if no GPU tells the number."""
+    """Return a cell of GPUs with their texts, or that there is none; no row if no GPU gives the number."""
 
     def show(host: HostFacts) -> str | None:
         if not any(gpu[key] >= 0 for gpu in _gpus(host)):

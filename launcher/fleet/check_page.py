@@ -1,4 +1,4 @@
-"""One page for the administrator: which hosts cannot be used, why, how to see it, and what is odd there."""
+"""One page for the administrator: unusable hosts, reasons, the commands that show them, oddities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..inputs.host_list import folded
 from .check_facts import ClusterFacts
 from .check_report import Report
 
-_LOOKS = {  # a question of the check: what shows the same on the host
+_LOOKS = {  # a question of the check: the command that shows the same on the host
     "python": "{python} --version",
     "torch": "{python} -c 'import torch'",
     "cwd": "ls -ld {cwd}",
@@ -23,7 +23,7 @@ _LOOKS = {  # a question of the check: what shows the same on the host
 
 
 def page_of(cluster: ClusterFacts, report: Report, *, now_s: float | None = None) -> tuple[str, list[str]]:
-    """A sentence, and the lines below it: each host that has a problem, with all that is odd about it.
+    """Return a sentence, and the lines below it: each host that has a problem, with all its oddities.
 
     `now_s` since 1970 is for tests.
     """

@@ -1,6 +1,4 @@
-"""What a look at hosts means: problems and warnings as sentences, then what differs,
-then what is the same everywhere.
-"""
+"""The report on a look at hosts: problems and warnings as sentences, differences, common values."""
 
 from __future__ import annotations
 
@@ -21,11 +19,11 @@ from .check_rows import Row, rows_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All that is to be said of a look."""
+    """All sections of the report."""
 
     findings: tuple[Finding, ...]
     rows: tuple[Row, ...]
-    master: str  # where rank 0 is reached, for people; empty if it was not tried
+    master: str  # where rank 0 is reached, as text; empty if it was not tried
     master_addr: str | None
     num_usable: int
 
@@ -35,7 +33,7 @@ class Report:
 
 
 def report_of(cluster: ClusterFacts) -> Report:
-    """What the facts mean."""
+    """Return the report on the facts."""
     findings = findings_of(cluster)
     bad = {host for one in findings if one.is_problem for host in one.hosts}
     master_addr, master = _master(cluster)
@@ -49,7 +47,7 @@ def report_of(cluster: ClusterFacts) -> Report:
 
 
 def _master(cluster: ClusterFacts) -> tuple[str | None, str]:
-    """What MASTER_ADDR would be, and a sentence on it."""
+    """Return the MASTER_ADDR of a job, and a sentence on it."""
     problems = cluster.reach
     if not problems:
         return None, ""
@@ -65,7 +63,7 @@ def _master(cluster: ClusterFacts) -> tuple[str | None, str]:
 
 
 def as_text(cluster: ClusterFacts, report: Report) -> str:
-    """For people, problems first."""
+    """Write the report as text, problems first."""
     num_hosts = len(cluster.hosts)
     usable = count(num_hosts, "host")
     if report.num_usable < num_hosts:
@@ -100,7 +98,7 @@ def _shown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def as_dict(cluster: ClusterFacts, report: Report) -> dict[str, Any]:
-    """For machines."""
+    """Return the report as JSON has it."""
     bad = {host for one in report.findings if one.is_problem for host in one.hosts}
     return {
         "exit_code": report.exit_code,

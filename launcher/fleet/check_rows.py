@@ -1,4 +1,4 @@
-"""What a look at hosts found, one row for each fact: which values it has, and on which hosts."""
+"""Rows of a look at hosts, one for each fact: its values, and their hosts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Row:
 
 
 def rows_of(cluster: ClusterFacts) -> Iterable[Row]:
-    """A row for each fact that some host told."""
+    """Yield a row for each fact that some host gave."""
     for label, show in _WORDS.items():
         values = {host.name: show(host) for host in cluster.hosts}
         row = _row_of_words(label, {name: value for name, value in values.items() if value is not None})
@@ -63,7 +63,7 @@ def _row_of_words(label: str, values: dict[str, str]) -> Row | None:
 
 
 def _row_of_sizes(label: str, sizes: dict[str, int]) -> Row | None:
-    """Sizes differ a little on every host: only from where to where, and who has the least."""
+    """Return only the range of sizes, which differ a little on every host, and the host with the least."""
     if not sizes:
         return None
     least, most = min(sizes.values()), max(sizes.values())
@@ -93,7 +93,7 @@ def _torch(host: HostFacts) -> str | None:
 
 
 def _nccl(host: HostFacts) -> str | None:
-    """Of torch. One that has no CUDA has no NCCL, which is no fact about it."""
+    """Return torch's NCCL. A torch without CUDA has none, which is no fact about NCCL."""
     return _get(host, "torch", "nccl") or None
 
 

@@ -27,11 +27,11 @@ from .host_output import HostOutput
 
 POLL_S = 0.2
 CONNECT_TIMEOUT_S = 60.0  # at least, for all steps of a connection together
-STOP_MARGIN_S = 10.0  # beyond the command's grace, for the agents to answer
+STOP_MARGIN_S = 10.0  # for the agents to answer, after the command's grace
 
 
 class Failure(NamedTuple):
-    """How it ended on a host where it did not end with 0. `at_s` is when this was heard of."""
+    """The end on a host where it did not end with 0. `at_s` is when this was heard of."""
 
     node_rank: int
     code: int
@@ -41,7 +41,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How all of it ended."""
+    """The end on all hosts."""
 
     failures: tuple[Failure, ...]
     interrupted_by: int | None
@@ -49,9 +49,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0 if the command ended with 0 on every host, else what the first failure is
-        worth, as with a job.
-        """
+        """Return 0 if all hosts' commands ended with 0, else the code of the first failure, as with a job."""
         if self.interrupted_by is not None:
             return 128 + self.interrupted_by
         if self.output_failure is not None:
@@ -60,9 +58,7 @@ class Outcome:
 
 
 def command_of(plan: Plan, node: NodePlan) -> NodeJob:
-    """The plan as this node's agent gets it: no ranks to tell apart, no port to claim,
-    no device to choose.
-    """
+    """Return the plan as this node's agent gets it: without ranks, a port to claim or a device to choose."""
     (rank, *_) = node.ranks
     one = RankJob(node.node_rank, [], list(rank.arguments))
     return job_of(plan, node)._replace(
@@ -103,7 +99,7 @@ class EachHost:
         self._kill_at = float("inf")
 
     def run(self) -> Outcome:
-        """Until it has ended on every host; nothing of it is left anywhere then, nor what it started."""
+        """Run until it has ended on every host; then no process of it, and none that it started, is left."""
         began = time.monotonic()
         with received(unignored(ENDING), self._interrupt), self._roster:
             while self._running and time.monotonic() < self._kill_at + STOP_MARGIN_S:
@@ -115,7 +111,7 @@ class EachHost:
                     self._handle(event)
                 self._obey_interrupts()
                 if self._console.failure is not None and self._kill_at == float("inf"):
-                    self._stop(self._plan.kill_grace_s)  # what it prints is not read
+                    self._stop(self._plan.kill_grace_s)  # its output is not read
         self._console.end_progress()
         for host in self._running:
             why = "its agent did not confirm that the command ended"
@@ -199,7 +195,7 @@ class EachHost:
 
 
 def describe_failures(ended: Outcome, plan: Plan) -> list[str]:
-    """One sentence for all hosts where it ended in the same way, the first failure first."""
+    """Return one sentence for all hosts where it ended in the same way, the first failure first."""
     names_of: dict[str, list[str]] = {}
     for one in sorted(ended.failures, key=lambda one: one.at_s):
         names_of.setdefault(one.text, []).append(plan.nodes[one.node_rank].host.name)

@@ -1,4 +1,4 @@
-"""What works on this machine: found out, mostly by other processes, and put into words."""
+"""Report on what works on this machine, tested mostly by other processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print("\\ndslaunch facts: " + json.dumps(
 def find_out(*, nvme_path: str | None, disk_test_bytes: int, asks_torch: bool) -> dict[str, Any]:
     """Return all facts, as `--json` prints them.
 
-    `problem` is empty where something works, else the reason.
+    `problem` is empty for a part that works, else the reason.
     """
     from ... import __version__
 
@@ -96,7 +96,7 @@ def _processor() -> str:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """The same for people: one line for each thing, `yes` or `no` first where that is the question."""
+    """Write the same as text: one line for each part, `yes` or `no` first where that is the question."""
     rows = [
         ("dslaunch", found["dslaunch"]),
         ("Python", f"{found['python']['version']} ({found['python']['path']})"),
@@ -191,7 +191,7 @@ def _disk_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _size(nbytes: int) -> str:
-    """Bytes in the largest unit of which there is one."""
+    """Write bytes in the largest unit of which there is one."""
     for unit, shift in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if nbytes >= 1 << shift:
             return f"{nbytes / (1 << shift):.4g} {unit}"

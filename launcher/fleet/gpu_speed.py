@@ -1,4 +1,4 @@
-"""How GPUs compute, as `dslaunch check --gpu` measured it, and which of them are slow or wrong."""
+"""Speeds of GPUs, as `dslaunch check --gpu` measured them; slow and wrong GPUs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..output.screen_text import screen_text
 from ..wording import count
 from .check_facts import Finding, clean
 
-SLOW = 0.8  # of what most GPUs of that name do
+SLOW = 0.8  # part of the speed of most GPUs of that name
 MAX_SHOWN = 64
-_KINDS = {  # how each quantity is called, and its unit
+_KINDS = {  # name and unit of each quantity
     "flops_per_s": ("multiplies matrices at", "TFLOP/s", 1e12),
     "copied_bytes_per_s": ("copies its memory at", "GB/s", 1e9),
     "loaded_bytes_per_s": ("is loaded from the host's memory at", "GB/s", 1e9),
@@ -24,7 +24,7 @@ _KINDS = {  # how each quantity is called, and its unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredGpu:
-    """One GPU. `name` is empty if PyTorch finds no GPU there; `problem` says why nothing was measured.
+    """One GPU. `name` is empty if PyTorch finds no GPU there; `problem` says why it was not measured.
 
     `speeds` are by the keys that the rank printed, in operations or bytes per second.
     """
@@ -38,9 +38,9 @@ class MeasuredGpu:
 
 
 def read_gpus(told: Sequence[str], slots: Mapping[int, tuple[str, str]]) -> tuple[MeasuredGpu, ...]:
-    """What the ranks printed behind the mark; `slots` are host and device of each rank.
+    """Read the ranks' output behind the mark; `slots` are host and device of each rank.
 
-    Errors: ValueError if it has not that form
+    Errors: ValueError if it has another form
     """
     found: dict[int, MeasuredGpu] = {}
     for text in told:
@@ -62,7 +62,7 @@ def read_gpus(told: Sequence[str], slots: Mapping[int, tuple[str, str]]) -> tupl
 
 
 def faults_of_speed(gpus: Sequence[MeasuredGpu]) -> tuple[Finding, ...]:
-    """Broken and wrong ones first, then those that are slower than most of the same name."""
+    """Return broken and wrong ones first, then those that are slower than most of the same name."""
     found = [*_broken(gpus)]
     for kind, (does, unit, size) in _KINDS.items():
         by_name: dict[str, list[float]] = {}
@@ -106,7 +106,7 @@ def _fault(gpu: MeasuredGpu, text: str) -> Finding:
 
 
 def gpus_as_text(gpus: Sequence[MeasuredGpu]) -> str:
-    """For people: what was measured, the slowest first if there are many, then what is wrong."""
+    """Write the results as text, the slowest first if there are many, then the faults."""
     measured = [gpu for gpu in gpus if gpu.speeds]
     lines = ["", "GPUs, one rank on each:"]
     shown = measured
@@ -136,7 +136,7 @@ def gpus_as_text(gpus: Sequence[MeasuredGpu]) -> str:
 
 
 def gpus_as_dict(gpus: Sequence[MeasuredGpu]) -> dict[str, Any]:
-    """For machines."""
+    """Return the results as JSON has them."""
     return {
         "problems": [{"hosts": list(one.hosts), "text": one.text} for one in faults_of_speed(gpus)],
         "gpus": [

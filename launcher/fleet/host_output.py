@@ -1,4 +1,4 @@
-"""What commands print on many hosts: as it comes, or at the end with equal output once."""
+"""Output of commands on many hosts: as it comes, or at the end with equal output once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from ..inputs.host_list import folded
 from ..wire.frames import bytes_of
 
-MAX_HELD_BYTES = 64 << 20  # of all hosts together; beyond it output is passed on as it comes
+MAX_HELD_BYTES = 64 << 20  # limit for all hosts together; output beyond it is passed on as it comes
 
 
 class Put(Protocol):
@@ -20,7 +20,7 @@ class Put(Protocol):
 class HostOutput:
     """Each line with its host in front of it.
 
-    Folding: what is equal on several hosts is shown once, for all of them.
+    Folding: output that is equal on several hosts is shown once, for all of them.
     """
 
     def __init__(self, names: Sequence[str], put: Put, *, is_folding: bool) -> None:
@@ -31,7 +31,7 @@ class HostOutput:
         self.was_too_much = False
 
     def add(self, name: str, stream: int, text: str, on_done: Callable[[], None]) -> None:
-        """Whole lines of one host; `on_done` is called when the host may send more."""
+        """Take whole lines of one host; `on_done` is called when the host may send more."""
         data = bytes_of(text)
         if not self._is_folding:
             self._put(stream, _prefixed(name, data), on_done)
@@ -45,9 +45,7 @@ class HostOutput:
             self._is_folding = False
 
     def finish(self) -> None:
-        """Show what is held: groups of hosts in order of their first one,
-        stdout and stderr each to its own.
-        """
+        """Show the held output: groups of hosts in order of their first one, stdout and stderr apart."""
         groups: dict[tuple[bytes, bytes], list[str]] = {}
         for name, streams in self._held.items():
             groups.setdefault((b"".join(streams[1]), b"".join(streams[2])), []).append(name)
@@ -61,6 +59,6 @@ class HostOutput:
 
 
 def _prefixed(name: str, data: bytes) -> bytes:
-    """Whole lines, each behind the name."""
+    """Put the name before each of the whole lines."""
     head = f"{name}: ".encode()
     return b"".join(head + line + b"\n" for line in data.removesuffix(b"\n").split(b"\n"))

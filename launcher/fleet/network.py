@@ -1,4 +1,4 @@
-"""How fast the network between hosts is, as `dslaunch check --bandwidth` measured it, and what is slow."""
+"""Speed of the network between hosts, as `dslaunch check --bandwidth` measured it, and slow parts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .check_facts import Finding, clean
 
 _Hosts = tuple[str, ...]
 
-SLOW_FACTOR = 3.0  # below the speed of most; less is noise of other jobs
+SLOW_FACTOR = 3.0  # a slower link is reported; a smaller factor is noise of other jobs
 NO_ANSWER = "no answer"
-LATE_FACTOR, LATE_S = 5.0, 0.001  # above the latency of most, and at least so much
+LATE_FACTOR, LATE_S = 5.0, 0.001  # times the latency of most, and at least so much longer
 MAX_PAIRS_SHOWN = 28  # all pairs of eight hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One operation of all hosts together; its speed is what each link carried."""
+    """One operation of all hosts together; its speed is that of each link."""
 
     name: str
     num_bytes: int
@@ -33,7 +33,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two hosts: how fast each sends to the other. `error` says why nothing was measured."""
+    """Two hosts: the speed of each direction. `error` says why it was not measured."""
 
     hosts: _Hosts
     latency_s: float = 0.0
@@ -47,7 +47,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """All that was measured. `error` is that of all hosts together; `silent` hosts ended the measurement."""
+    """All results. `error` is that of all hosts together; `silent` hosts ended the measurement."""
 
     backend: str
     collectives: tuple[Collective, ...]
@@ -58,9 +58,9 @@ class Network:
 
 
 def read_network(text: str, names: Sequence[str], *, timeout_s: float) -> Network:
-    """What rank 0 printed behind the mark; `names` are those of the hosts, by rank.
+    """Read rank 0's output behind the mark; `names` are those of the hosts, by rank.
 
-    Errors: ValueError if it has not that form
+    Errors: ValueError if it has another form
     """
     try:
         told = json.loads(text)
@@ -103,7 +103,7 @@ def _pair(group: dict[str, Any], names: Sequence[str]) -> Pair:
 
 
 def _error_of(group: dict[str, Any], names: Sequence[str]) -> str:
-    """The first one, with the host that had it."""
+    """Return the first error, with its host."""
     for rank, found in zip(group["ranks"], group["found"], strict=True):
         if "error" in found:
             return f"{clean(str(found['error']))} (on {names[rank]})"
@@ -111,7 +111,7 @@ def _error_of(group: dict[str, Any], names: Sequence[str]) -> str:
 
 
 def faults_of(network: Network) -> tuple[Finding, ...]:
-    """Hosts first, then links of hosts that are not at fault themselves."""
+    """Return faulty hosts first, then links of hosts that are not at fault themselves."""
     found = [*_silent_hosts(network)]
     if not found:
         found += _broken(network)
@@ -124,7 +124,7 @@ def faults_of(network: Network) -> tuple[Finding, ...]:
 
 
 def _silent_hosts(network: Network) -> Iterable[Finding]:
-    """Two hosts that fell silent while they were to exchange data wait for each other."""
+    """Find two hosts that fell silent while they had to exchange data: they wait for each other."""
     waiting = [pair.hosts for pair in network.pairs if {*pair.hosts} <= {*network.silent}]
     text = f"did not answer within {2 * network.timeout_s:g} s"
     for hosts in waiting:
@@ -135,7 +135,7 @@ def _silent_hosts(network: Network) -> Iterable[Finding]:
 
 
 def _broken(network: Network) -> Iterable[Finding]:
-    """A host all of whose links are broken, where others have some that work; then single links."""
+    """Find hosts all of whose links are broken, where others have some that work; then single links."""
     working = {host for pair in network.pairs if not pair.error for host in pair.hosts}
     cut_off = {host for pair in network.pairs for host in pair.hosts} - working if working else set()
     for host in sorted(cut_off):
@@ -147,7 +147,7 @@ def _broken(network: Network) -> Iterable[Finding]:
 
 
 def _slow_hosts(network: Network) -> Iterable[Finding]:
-    """What a host can do is what its fastest link does: one link that is slow says nothing of the host."""
+    """Compare hosts by their fastest link: one slow link does not show that the host is slow."""
     links: dict[_Hosts, list[Pair]] = {}
     for pair in network.pairs:
         for host in pair.hosts if not pair.error else ():
@@ -169,7 +169,7 @@ def _slow_links(pairs: Sequence[Pair]) -> Iterable[Finding]:
 def _compared(
     speeds: dict[_Hosts, float], latencies: dict[_Hosts, float], *, what: tuple[str, str], advice: str
 ) -> Iterable[Finding]:
-    """Those that are far from the median; of two it is not known which one is at fault."""
+    """Return those that are far from the median; of two it is not known which one is at fault."""
     if len(speeds) < 3:
         return
     usual, usual_s = median(speeds.values()), median(latencies.values())
@@ -199,7 +199,7 @@ def _fault(hosts: tuple[str, ...], text: str) -> Finding:
 
 
 def network_as_text(network: Network) -> str:
-    """For people: what was measured, then what is wrong."""
+    """Write the results as text, then the faults."""
     lines = ["", f"Network, with one rank on each host ({network.backend}):"]
     columns = terminal_columns()
     columns = columns and columns - 2
@@ -236,7 +236,7 @@ def network_as_text(network: Network) -> str:
 
 
 def network_as_dict(network: Network) -> dict[str, Any]:
-    """For machines."""
+    """Return the results as JSON has them."""
     return {
         "backend": network.backend,
         "error": network.error,
@@ -259,7 +259,7 @@ def network_as_dict(network: Network) -> dict[str, Any]:
 
 
 def _shown_speed(bytes_per_s: float) -> str:
-    """Bytes as networks count them, in powers of ten."""
+    """Write bytes as networks count them, in powers of ten."""
     for unit, size in (("GB/s", 1e9), ("MB/s", 1e6)):
         if bytes_per_s >= size:
             return f"{bytes_per_s / size:.2f} {unit}"

@@ -1,7 +1,8 @@
-"""What NVML says of a host's NVIDIA GPUs, as one line of JSON: a program of its own.
+"""NVML's facts about a host's NVIDIA GPUs, as one line of JSON: a program of its own.
 
 `dslaunch check` sends the text of this file to every host, and the Python that jobs have there runs it: it
-may have pynvml (the package nvidia-ml-py), which the agent's need not. Standard library and pynvml only.
+may have pynvml (the package nvidia-ml-py), which the agent's Python need not have. Standard library and
+pynvml only.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 NO_MODULE = "no pynvml"
 NO_LIBRARY = "no NVML library"
-UNTOLD = -1  # a number that this GPU, or its driver, does not tell
+UNTOLD = -1  # a number that this GPU, or its driver, does not give
 
 
 def ask_nvml(nvml: Any) -> dict[str, Any]:
-    """The driver's CUDA (12040 for 12.4) and all GPUs that may be used, or why NVML does not start."""
+    """Return the driver's CUDA (12040 for 12.4) and all GPUs that may be used, or why NVML does not start."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -44,7 +45,7 @@ def no_answer(problem: str) -> dict[str, Any]:
 
 
 def ask_gpu(nvml: Any, index: int) -> dict[str, Any]:
-    """One GPU, by the number that nvidia-smi gives it; empty if it was given to others."""
+    """Return one GPU, by the number that nvidia-smi gives it; empty if it was given to others."""
     problem, name, gpu = "", "", None
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -86,7 +87,7 @@ def told(nvml: Any, ask: Callable[[], Any]) -> int:
 
 
 def nvlinks(nvml: Any, gpu: Any) -> list[int]:
-    """For each NVLink of the GPU: 1 if it is up, 0 if not. NVML knows none beyond the last one."""
+    """Return for each NVLink of the GPU: 1 if it is up, 0 if not. The list ends where NVML knows no more."""
     asks = [partial(nvml.nvmlDeviceGetNvLinkState, gpu, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
     states = [told(nvml, ask) for ask in asks]
     return [state for state in states if state != UNTOLD]

@@ -1,4 +1,4 @@
-"""A look at hosts before there is a job: which of them answer, and what their agents say of them."""
+"""A look at hosts before there is a job: which of them answer, and their agents' facts about them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def probe(
     *,
     timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> dict[int, Hello | str]:
-    """What each host's agent says of its host, or one sentence why there is no agent,
-    by node_rank in the given order.
+    """Return each host's facts from its agent, or one sentence why there is no agent, by node_rank in the
+    given order.
 
-    All hosts are asked at the same time. Only who and where of a node is used, so its devices and ranks may
-    be empty. Nothing is left on any host when this returns or is interrupted.
+    All hosts are asked at the same time. Only name and login of a node are used, so its devices and ranks may
+    be empty. No process is left on any host when this returns or is interrupted.
     """
     answers: dict[HostState, Hello | str] = {}
     with Roster(

@@ -18,7 +18,7 @@ POLL_S = 0.1
 
 
 class Trial(NamedTuple):
-    """What came of one host: its first word, or why there is none; and whether it is told to go."""
+    """The result for one host: its first frame, or why there is none; and whether it is told to go."""
 
     hello: Hello | None
     why_not: str  # empty: it can be used
@@ -36,9 +36,9 @@ def try_hosts(
     is_over: Callable[[], bool],
     timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> dict[int, Trial]:
-    """What comes of each host, by node_rank; those that have not answered when `is_over` are left out.
+    """Return the result of each host, by node_rank; those that have not answered when `is_over` are left out.
 
-    All are tried at the same time, and nothing is left on any when this returns.
+    All are tried at the same time, and no process is left on any when this returns.
     """
     found: dict[HostState, Trial] = {}
     question = Inspect("notice", {"file": notice.notice_file, "command": notice.notice_command})
