@@ -11,7 +11,7 @@ from math import isfinite
 from ..shared import variables
 from ..shared.axes import AXES, ORDER
 from .errors import ConfigError
-from .started import Started, find_started
+from .started import StartedProcess, find_started
 
 _DEFAULT_TIMEOUT_MIN = 30
 _DEBUG = "collectives"  # what DSLAUNCH_DEBUG may be
@@ -34,7 +34,7 @@ class WorkerEnvironment:
     mesh_order: tuple[str, ...] = ()  # of the axes, the outermost first; none: the launcher was given none
     resize_file: str | None = None  # is there when the hosts are to change; None: they cannot
     place_file: str | None = None  # where the launcher reads this rank's place along the axes
-    started: Started | None = None  # by MPI or Slurm, which have said all that is known of the job
+    started: StartedProcess | None = None  # by MPI or Slurm, which have said all that is known of the job
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
@@ -146,7 +146,7 @@ def read_accelerator(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get("DS_ACCELERATOR") or None
 
 
-def _check_alike(env: Mapping[str, str], started: Started | None) -> None:
+def _check_alike(env: Mapping[str, str], started: StartedProcess | None) -> None:
     """See that the one of RANK and WORLD_SIZE that is set is what MPI or Slurm says too."""
     given, missing = ("RANK", "WORLD_SIZE") if "RANK" in env else ("WORLD_SIZE", "RANK")
     if started is None:

@@ -63,7 +63,7 @@ _HYDRA = _Names(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class StartedProcess:
     """One process of a job of several that MPI or Slurm has started."""
 
     who: str  # what says so, as OMPI_COMM_WORLD_RANK=1
@@ -78,7 +78,7 @@ class Started:
     instead: str = ""  # how else it can be
 
 
-def find_started(env: Mapping[str, str]) -> Started | None:
+def find_started(env: Mapping[str, str]) -> StartedProcess | None:
     """Read what MPI or Slurm says of this process; None if it is one of no others.
 
     Errors: ConfigError for a rank without the number of ranks, or values that are none
@@ -111,7 +111,7 @@ def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:
     return next((f"{name}={env[name]}" for name in names if env.get(name)), None)
 
 
-def _started(env: Mapping[str, str], names: _Names, given: str) -> Started:
+def _started(env: Mapping[str, str], names: _Names, given: str) -> StartedProcess:
     size = _number(env, names.size, 1)
     rank = _number(env, names.rank, 0)
     if not 0 <= rank < size:
@@ -129,7 +129,7 @@ def _started(env: Mapping[str, str], names: _Names, given: str) -> Started:
     if not master and not why_not:
         why_not = "they are on several hosts: nothing says where rank 0 is"
         instead = "set MASTER_ADDR to the host of rank 0 for all of them"
-    return Started(
+    return StartedProcess(
         who=given, kind=names.kind, rank=rank, size=size, local_rank=local_rank, local_size=local_size or 1,
         job=job, master=master, why_not=why_not, instead=instead,
     )  # fmt: skip
@@ -193,7 +193,7 @@ def _starter(rank_names: tuple[str, ...]) -> int:
     return pid
 
 
-def refusal(started: Started, why: str) -> ConfigError:
+def refusal(started: StartedProcess, why: str) -> ConfigError:
     """The error of a process that is not to train alone and cannot join the others."""
     return ConfigError(
         f"{started.who} says that this is one of {started.size} processes of a job, and {why}; start it "
@@ -202,7 +202,7 @@ def refusal(started: Started, why: str) -> ConfigError:
     )
 
 
-def join(started: Started, *, port: int) -> None:
+def join(started: StartedProcess, *, port: int) -> None:
     """Put RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT into the environment of
     this process, where torch, libraries and programs that it starts read them. A MASTER_PORT that is set goes
     before `port`; the default of that gives way to a port that follows from the job.

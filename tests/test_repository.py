@@ -118,3 +118,16 @@ def test_no_function_is_long() -> None:
         and (node.end_lineno or node.lineno) - node.lineno >= MOST_LINES_OF_FUNCTION
     ]
     assert long == []
+
+
+# The names of DeepSpeed's classes, which programs see; ours of the same name is behind them.
+SAME_NAME = {"Init"}
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    places: dict[str, list[str]] = {}
+    for path, module in sources("launcher", "package", "runtime").items():
+        for node in ast.walk(module):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    assert {name: at for name, at in places.items() if len(at) > 1 and name not in SAME_NAME} == {}

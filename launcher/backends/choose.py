@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # a local job loads none of these
     from .ssh_config import Target
 
 
-class Access(NamedTuple):
+class HostAccess(NamedTuple):
     """How a job reaches its hosts.
 
     `window`: the most connections that may be begun at the same time; `summary` is for --timings.
@@ -41,7 +41,7 @@ def choose_access(
     *,
     say: Callable[[str], None],
     refused: RefusedBefore | None = None,
-) -> Access:
+) -> HostAccess:
     """Reach all hosts from here, or, with groups, most of them through gateways.
 
     `refused`: the memory that tells the starts of this command which hosts need the system's ssh.
@@ -65,7 +65,7 @@ def choose_access(
     local = direct_connect(options, (), say=say)
     # The tree has a window of its own for connections from here: a host that waits for its
     # gateway must not fill it.
-    return Access(
+    return HostAccess(
         connect=lambda node: local(node) if node.is_local else tree.connect(node),
         window=len(nodes),
         summary=tree.summary,
@@ -93,11 +93,11 @@ def _direct_access(
     num_early: int,
     say: Callable[[str], None],
     refused: RefusedBefore | None,
-) -> Access:
+) -> HostAccess:
     """Do the same; `num_early` connections are begun here already, and `close` must be called then."""
     others = [node for node in nodes if not node.is_local]
     ensure_open_files(len(others), num_per_host=_files_per_host(options))
-    access = Access(connect=_connect_nobody, window=window)
+    access = HostAccess(connect=_connect_nobody, window=window)
     if others and options.backend.launcher == OPENSSH:
         access = access._replace(connect=_by_openssh(options).connect)
     elif others:

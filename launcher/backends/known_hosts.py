@@ -39,7 +39,7 @@ _MAX_NAME = 1023  # letters; OpenSSH passes over a line with a longer one
 _UNWRITABLE = frozenset(" \t\r\n,!@?*#[]|'\"\\")  # in a name they would mean another host or none
 
 
-class Marker(Enum):
+class KeyMarker(Enum):
     """First word of a line: the kind of its key."""
 
     NONE = ""
@@ -68,7 +68,7 @@ class HostKey(NamedTuple):
         return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode().rstrip("=")
 
 
-class Known(NamedTuple):
+class KnownKeys(NamedTuple):
     """The keys of some files for one name, in the order of their lines."""
 
     keys: tuple[HostKey, ...] = ()
@@ -84,7 +84,7 @@ class Known(NamedTuple):
         return Standing.CHANGED if self.keys else Standing.UNKNOWN
 
 
-class Names(NamedTuple):
+class HostNames(NamedTuple):
     """The names of a host in the files."""
 
     name: str  # [host]:port where the port is not 22
@@ -92,11 +92,11 @@ class Names(NamedTuple):
     address: str = ""  # with CheckHostIP: the files must not have another key for it
 
 
-class Finding(NamedTuple):
+class KeyFinding(NamedTuple):
     """`known` are the lines of the name that decided; `unwritten`: why a new key was not written down."""
 
     standing: Standing
-    known: Known
+    known: KnownKeys
     unwritten: str = ""
 
 
@@ -107,12 +107,12 @@ class KnownHosts:
         self._files: dict[str, _File] = {}
         self._lock = threading.Lock()
 
-    def known(self, name: str, paths: Iterable[str]) -> Known:
+    def known(self, name: str, paths: Iterable[str]) -> KnownKeys:
         """Return the files' keys for the host of this name. Errors: LaunchError as `judge`"""
         with self._lock:
             return self._known(name, paths)
 
-    def judge(self, key: HostKey, names: Names, paths: Sequence[str], *, adds: bool) -> Finding:
+    def judge(self, key: HostKey, names: HostNames, paths: Sequence[str], *, adds: bool) -> KeyFinding:
         """Judge the key; an unknown one is added to the first file if `adds`, and is UNKNOWN.
 
         Errors: LaunchError if an existing file can be no list of hosts
@@ -133,7 +133,7 @@ class KnownHosts:
                 return finding._replace(unwritten=f"{paths[0]}: {error.strerror or error}")
             return finding
 
-    def _judge(self, key: HostKey, names: Names, paths: Sequence[str]) -> Finding:
+    def _judge(self, key: HostKey, names: HostNames, paths: Sequence[str]) -> KeyFinding:
         known = self._known(names.name, paths)
         standing = known.standing(key)
         if names.portless and standing is Standing.UNKNOWN:
@@ -144,11 +144,11 @@ class KnownHosts:
             other = self._known(names.address, paths)
             if other.standing(key) in (Standing.CHANGED, Standing.REVOKED):
                 known, standing = other, other.standing(key)
-        return Finding(standing, known)
+        return KeyFinding(standing, known)
 
-    def _known(self, name: str, paths: Iterable[str]) -> Known:
+    def _known(self, name: str, paths: Iterable[str]) -> KnownKeys:
         found = [one for path in paths for one in self._file(path).of(name)]
-        return Known(*(tuple(key for marker, key in found if marker is wanted) for wanted in Marker))
+        return KnownKeys(*(tuple(key for marker, key in found if marker is wanted) for wanted in KeyMarker))
 
     def _file(self, path: str) -> _File:
         if path not in self._files:
@@ -213,11 +213,11 @@ class _File:
     def _note(self, text: str) -> None:
         self._num_lines += 1
         words = text.strip(" \t\r").replace("\t", " ").split(" ", 1)
-        marker = Marker.NONE
+        marker = KeyMarker.NONE
         if words[0].startswith("@"):
-            if words[0] not in (Marker.REVOKED.value, Marker.AUTHORITY.value) or len(words) < 2:
+            if words[0] not in (KeyMarker.REVOKED.value, KeyMarker.AUTHORITY.value) or len(words) < 2:
                 return
-            marker, words = Marker(words[0]), words[1].lstrip(" ").split(" ", 1)
+            marker, words = KeyMarker(words[0]), words[1].lstrip(" ").split(" ", 1)
         names = words[0]
         if not names or names[0] in "#@" or len(words) < 2:
             return
@@ -244,7 +244,7 @@ class _File:
             self._plain.setdefault(name, []).append(line)
 
 
-_Line = tuple[Marker, HostKey]
+_Line = tuple[KeyMarker, HostKey]
 
 
 def _read_key(text: str, place: str) -> HostKey | None:

@@ -47,13 +47,13 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 Values = dict[str, tuple[str, ...]]
 
 
-class Line(NamedTuple):
+class ConfigLine(NamedTuple):
     """One line with a keyword. `files` are those that an Include leads to."""
 
     keyword: str
     rest: str
     place: str  # for messages
-    files: tuple[tuple[Line, ...], ...] = ()
+    files: tuple[tuple[ConfigLine, ...], ...] = ()
 
 
 class Me(NamedTuple):
@@ -64,7 +64,9 @@ class Me(NamedTuple):
     hostname: str
 
 
-def read_file(path: Path, *, include_from: Path, must_be_secure: bool, depth: int = 0) -> tuple[Line, ...]:
+def read_file(
+    path: Path, *, include_from: Path, must_be_secure: bool, depth: int = 0
+) -> tuple[ConfigLine, ...]:
     """Read the lines of a configuration file; a relative Include is looked for in the folder `include_from`.
 
     Its lines may run commands (ProxyCommand). So a file that must be secure, and each one that is included,
@@ -87,7 +89,7 @@ def read_file(path: Path, *, include_from: Path, must_be_secure: bool, depth: in
         match = _KEYWORD.match(text)
         if match is None or not text[match.end() :]:
             raise _unusable(place, f"{text!r} is not a keyword and its value")
-        line = Line(match[1].lower(), text[match.end() :], place)
+        line = ConfigLine(match[1].lower(), text[match.end() :], place)
         if line.keyword in _USED or line.keyword in _PARTS:
             data.decode()  # Errors: as said above
         if line.keyword == "include":
@@ -102,7 +104,7 @@ def read_file(path: Path, *, include_from: Path, must_be_secure: bool, depth: in
     return tuple(found)
 
 
-def settings_of(name: str, given: Values, files: tuple[tuple[Line, ...], ...], me: Me) -> Values:
+def settings_of(name: str, given: Values, files: tuple[tuple[ConfigLine, ...], ...], me: Me) -> Values:
     """Return the settings of the host that is called `name`, keywords in lower case, always with `hostname`.
 
     `given` comes first, as from the command line. The files are read a second time with the name that they
@@ -184,11 +186,11 @@ class _Reading:
         self._me = me
         self._is_final = is_final
 
-    def read(self, files: tuple[tuple[Line, ...], ...]) -> None:
+    def read(self, files: tuple[tuple[ConfigLine, ...], ...]) -> None:
         for lines in files:
             self._read(lines, is_active=True)
 
-    def _read(self, lines: tuple[Line, ...], *, is_active: bool) -> None:
+    def _read(self, lines: tuple[ConfigLine, ...], *, is_active: bool) -> None:
         holds = is_active
         for line in lines:
             if line.keyword == "host":
@@ -201,7 +203,7 @@ class _Reading:
             elif holds:
                 self._take(line)
 
-    def _take(self, line: Line) -> None:
+    def _take(self, line: ConfigLine) -> None:
         key = line.keyword
         if self._is_said(key):
             return
@@ -227,7 +229,7 @@ class _Reading:
     def _is_host(self, patterns: tuple[str, ...]) -> bool:
         return fits_list(patterns, self._host)
 
-    def _matches(self, line: Line, *, is_active: bool) -> bool:
+    def _matches(self, line: ConfigLine, *, is_active: bool) -> bool:
         """Tell whether all criteria hold; the command of one that comes after a failed one is not run.
 
         A `final` counts for the whole file, wherever it stands.
@@ -272,7 +274,7 @@ class _Reading:
         return fits_list((value.lower() if "host" in name else value).split(","), subject)
 
 
-def _words(line: Line) -> tuple[str, ...]:
+def _words(line: ConfigLine) -> tuple[str, ...]:
     """Return the values of a line: quotes hold words together, and `#` at the beginning of one starts a
     comment.
     """
@@ -304,7 +306,7 @@ def _words(line: Line) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _match_words(line: Line) -> Iterator[str]:
+def _match_words(line: ConfigLine) -> Iterator[str]:
     """Yield the criteria of a Match and their values; these are quoted in another way than all the rest."""
     at = 0
     while at < len(line.rest) and not line.rest[at:].lstrip().startswith("#"):

@@ -16,7 +16,17 @@ from collections.abc import Callable
 
 from ..errors import EXIT_HOST, LaunchError
 from ..wire.frames import ProtocolError
-from ..wire.mux import MAGIC, MAX_DATA_BYTES, WINDOW_BYTES, Kind, Parcel, Unpacker, granted, pack, pack_grant
+from ..wire.mux import (
+    MAGIC,
+    MAX_DATA_BYTES,
+    WINDOW_BYTES,
+    Parcel,
+    ParcelKind,
+    Unpacker,
+    granted,
+    pack,
+    pack_grant,
+)
 from .bootstrap import ANNOUNCED, WANTS_TEXT, relay_source, relay_text
 from .channel import Channel, WayLost
 
@@ -69,7 +79,7 @@ class RelayStreams:
             channel = self._channels[number] = RelayedChannel(self, number, on_close)
         try:
             self._has_begun.wait(timeout_s)
-            self.send(pack(Kind.OPEN, number, json.dumps(argv).encode()))
+            self.send(pack(ParcelKind.OPEN, number, json.dumps(argv).encode()))
             channel.wait_until_announced(timeout_s)
         except OSError as error:
             channel.close()
@@ -118,7 +128,7 @@ class RelayStreams:
         """End the relay, and with it all that it started; wait for that, unless it looks dead."""
         if not self.has_ended and self.silent_s() < SILENT_S:
             with contextlib.suppress(OSError):
-                self.send(pack(Kind.CLOSE, 0))
+                self.send(pack(ParcelKind.CLOSE, 0))
                 self._reader.join(CLOSE_TIMEOUT_S)
         self._stream.close()
 
@@ -207,7 +217,7 @@ class RelayedChannel:
                     raise OSError("the stream is closed")
                 size = min(len(view), self._credit, MAX_DATA_BYTES)
                 self._credit -= size
-            self._relay.send(pack(Kind.DATA, self._number, bytes(view[:size])))
+            self._relay.send(pack(ParcelKind.DATA, self._number, bytes(view[:size])))
             view = view[size:]
 
     def error_text(self) -> str:
@@ -229,7 +239,7 @@ class RelayedChannel:
             return
         if not self._is_over_there():
             with contextlib.suppress(OSError):  # the relay is gone, and its commands with it
-                self._relay.send(pack(Kind.CLOSE, self._number))
+                self._relay.send(pack(ParcelKind.CLOSE, self._number))
         self._relay.forget(self._number)
         self._on_close()
 
@@ -255,11 +265,11 @@ class RelayedChannel:
     def take(self, parcel: Parcel) -> None:
         """Take a parcel from the relay. Never blocks."""
         with self._changed:
-            if parcel.kind is Kind.DATA:
+            if parcel.kind is ParcelKind.DATA:
                 self._received += parcel.payload
-            elif parcel.kind is Kind.GRANT:
+            elif parcel.kind is ParcelKind.GRANT:
                 self._credit += granted(parcel.payload)
-            elif parcel.kind is Kind.ENDED:
+            elif parcel.kind is ParcelKind.ENDED:
                 self._exit_status, text = _ending_of(parcel.payload)
                 self._error_text = text or (
                     f"ssh ended with {self._exit_status}" if self._exit_status else ""

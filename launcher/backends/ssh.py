@@ -12,9 +12,10 @@ import paramiko
 
 from ..errors import EXIT_HOST, LaunchError
 from .bootstrap import remote_command
+from .openssh_words import Dropped
 from .ssh_config import Target
 from .ssh_dial import Dial, dial
-from .ssh_login import Dropped, SshFiles, log_in
+from .ssh_login import SshFiles, log_in
 from .ssh_proxy import NOT_RUN, Proxy
 
 READ_BYTES = 1 << 18

@@ -13,7 +13,7 @@ from ..errors import LaunchError
 from ..inputs.hostfile import Host
 from ..options.hosts import SshOptions
 from .known_hosts import NO_FILE
-from .openssh_config import Line, Me, Values, expand, family_of, read_file, settings_of, tokens_of
+from .openssh_config import ConfigLine, Me, Values, expand, family_of, read_file, settings_of, tokens_of
 from .openssh_only import OpenSshHints, algorithms_of, hints_of
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
@@ -182,7 +182,7 @@ def _known_hosts(text: str, tokens: dict[str, str]) -> str:
     return NO_FILE if text.lower() == NO_FILE else _path(text, tokens)
 
 
-def _read_files(options: SshOptions) -> tuple[tuple[Line, ...], ...]:
+def _read_files(options: SshOptions) -> tuple[tuple[ConfigLine, ...], ...]:
     """Return the lines of the existing configuration files, the first one counting most."""
     own = Path("~/.ssh").expanduser()
     given = [(own / "config", own, True), (SYSTEM_CONFIG, SYSTEM_CONFIG.parent, False)]

@@ -21,9 +21,9 @@ from paramiko.ssh_exception import IncompatiblePeer
 
 from ..errors import EXIT_HOST, LaunchError
 from ..inputs.named_file import read_named
-from .known_hosts import Finding, HostKey, KnownHosts, Names, Standing, can_be_written
+from .known_hosts import HostKey, HostNames, KeyFinding, KnownHosts, Standing, can_be_written
 from .openssh_only import kept
-from .openssh_words import where_to_add
+from .openssh_words import Dropped, where_to_add
 from .ssh_config import Target
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # we report its errors ourselves, once
@@ -31,10 +31,6 @@ logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # we report its errors
 
 _OF_OPENSSH = ("gssapi-with-mic", "gssapi-keyex", "hostbased")  # methods without a question
 _SHARE = "open a connection that OpenSSH shares (ssh -fNM HOST, with ControlPath in the ssh configuration)"
-
-
-class Dropped(LaunchError):
-    """The connection ended before the login did; sshd does that at too many logins at the same time."""
 
 
 class OpenSshMay(LaunchError):
@@ -214,7 +210,7 @@ def _check_host_key(hop: Target, transport: paramiko.Transport, sock: Any, files
     """Check the host's key. Errors: LaunchError if it may not be trusted"""
     shown = transport.get_remote_server_key()
     key = HostKey(shown.get_name(), shown.asbytes())
-    names = Names(hop.host_key_name, hop.portless_key_name, _address_name(hop, sock))
+    names = HostNames(hop.host_key_name, hop.portless_key_name, _address_name(hop, sock))
     adds = hop.unknown_host_keys == "add" and can_be_written(hop.portless_key_name or hop.host_key_name)
     by_name = [files.known_hosts.known(one, hop.known_hosts) for one in names[:2] if one]
     has_certificate = _may_have_certificate(transport)
@@ -264,7 +260,7 @@ def _only_openssh(hop: Target, because: str) -> LaunchError:
     return OpenSshMay(problem, because=because)
 
 
-def _changed(hop: Target, key: HostKey, finding: Finding) -> str:
+def _changed(hop: Target, key: HostKey, finding: KeyFinding) -> str:
     known = finding.known.keys
     same_kind = [one for one in known if one.kind == key.kind] or known
     return (

@@ -12,7 +12,7 @@ from ...shared.table import table, terminal_columns
 from ..inputs.host_list import folded
 from ..output.screen_text import screen_text
 from ..registry.known_jobs import ELSEWHERE, LOST, RECENT_S, KnownJob, clean, exact_names, known_jobs
-from ..registry.record import State, as_json
+from ..registry.record import JobState, as_json
 from ..registry.state_folder import jobs_folder
 from ..wording import cleaned, count, shown_time
 from .prefix_command import SETTINGS, PrefixCommand
@@ -56,10 +56,10 @@ def command(**given: Any) -> int:
 
 def _row(job: KnownJob, name: str) -> tuple[str, ...]:
     record = job.record
-    state = f"ended {record.exit_code}" if job.state == State.ENDED.value else job.state
+    state = f"ended {record.exit_code}" if job.state == JobState.ENDED.value else job.state
     if record.attempt and job.is_live and job.state != ELSEWHERE:
         state += f", attempt {record.attempt + 1}"
-    last = record.verdict if job.state == State.ENDED.value and record.verdict else job.last_line
+    last = record.verdict if job.state == JobState.ENDED.value and record.verdict else job.last_line
     return (
         name,
         state,
@@ -75,7 +75,7 @@ def _is_recent(job: KnownJob) -> bool:
 
 
 def _as_json(job: KnownJob) -> dict[str, Any]:
-    has_code = job.state == State.ENDED.value
+    has_code = job.state == JobState.ENDED.value
     return {
         **as_json(job.record),
         "id": job.record.id,

@@ -15,7 +15,7 @@ from .prefix_command import SETTINGS, PrefixCommand
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..page.read_run import Source
+    from ..page.read_run import RunSource
 
 EPILOG = """
 \b
@@ -82,7 +82,7 @@ def command(**given: Any) -> int:
     return 0
 
 
-def _source(word: str) -> Source:
+def _source(word: str) -> RunSource:
     """Return the run of this word. Errors: LaunchError if there is neither such a path nor such a job"""
     from ..page.read_run import find_source
 
@@ -103,20 +103,20 @@ def _source(word: str) -> Source:
     return _source_of_job(job)
 
 
-def _source_of_job(job: KnownJob) -> Source:
+def _source_of_job(job: KnownJob) -> RunSource:
     """Return the records of a job. Errors: LaunchError if there are none"""
-    from ..page.read_run import EVENTS, Source, source_in
+    from ..page.read_run import EVENTS, RunSource, source_in
 
     log_folder = job.record.log_folder
     if log_folder and (Path(log_folder) / EVENTS).is_file():
         found = source_in(Path(log_folder))
-        return Source(label=job.record.id, events=found.events, report=found.report, state=job.state)
+        return RunSource(label=job.record.id, events=found.events, report=found.report, state=job.state)
     events = job.folder / REGISTRY_EVENTS
     if not events.is_file():
         raise LaunchError(
             f"no events are kept of {job.record.id}; start a job with --log_dir, and give that folder"
         )
-    return Source(label=job.record.id, events=events, state=job.state)
+    return RunSource(label=job.record.id, events=events, state=job.state)
 
 
 def _open(place: Path) -> None:

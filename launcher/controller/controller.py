@@ -60,7 +60,7 @@ from .master_search import MasterSearch
 from .peers import PeerEvent, Peers, PeerTalk
 from .protocol_check import Phase, contradiction
 from .resizing import HostWatch, Resizing
-from .roster import Event, HostState, Roster
+from .roster import AgentEvent, HostState, Roster
 from .running_job import RunningJob
 from .silence import Silence
 from .timings import Timings
@@ -93,7 +93,7 @@ class Controller:
     ) -> None:
         self._plan = plan
         self._console = console
-        self._events: queue.SimpleQueue[Event | _SignalReceived | PeerEvent] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[AgentEvent | _SignalReceived | PeerEvent] = queue.SimpleQueue()
         self._roster = Roster(
             plan.nodes,
             connect=connect,
@@ -295,7 +295,7 @@ class Controller:
             elif isinstance(item, Chunk | Found | Took):
                 self._files.receive(host, item)
             else:
-                self._events.put(Event(host, item, at_s))
+                self._events.put(AgentEvent(host, item, at_s))
 
         return deliver
 

@@ -64,7 +64,7 @@ class HostState:
         self.send(Ping(number))
 
 
-class Event(NamedTuple):
+class AgentEvent(NamedTuple):
     """A frame of a host, or LinkEnd after its last one."""
 
     host: HostState
@@ -106,14 +106,14 @@ class Roster:
         self._hello_timeout_s = hello_timeout_s
         self._enter_timeout_s = enter_timeout_s
         self._connect_timeout_s = connect_timeout_s
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
         self._is_closed = threading.Event()
         self._pulse = Pulse(min(silence_s / 4, MAX_PING_EVERY_S))
         self._look_at = 0.0
         self._of_machine: dict[str, list[HostState]] = {}
 
     def __enter__(self) -> Roster:
-        self.begin(lambda host: lambda item, at_s: self._events.put(Event(host, item, at_s)))
+        self.begin(lambda host: lambda item, at_s: self._events.put(AgentEvent(host, item, at_s)))
         return self
 
     def __exit__(
@@ -162,7 +162,7 @@ class Roster:
         others.append(host)
         return twin
 
-    def next(self, timeout_s: float) -> Event | None:
+    def next(self, timeout_s: float) -> AgentEvent | None:
         """Return the next frame of a host, or None.
 
         Must be called again and again: it also notices silence.
@@ -174,7 +174,7 @@ class Roster:
                 silence = self.why_silent(host)
                 if silence is not None:  # the rest at the next call
                     self.lose(host)
-                    return Event(host, LinkEnd(silence[0]), now)
+                    return AgentEvent(host, LinkEnd(silence[0]), now)
             self._look_at = now + LOOK_EVERY_S
         try:
             event = self._events.get(timeout=max(0.0, timeout_s))

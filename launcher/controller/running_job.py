@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from ..job.plan import Plan, origins_of
 from ..job.verdict import Failure, signal_name
 from ..output.console import Console
-from ..telemetry.straggler_watch import Straggler, StragglerWatch
+from ..telemetry.straggler_watch import FoundStraggler, StragglerWatch
 from ..wire.frames import AskStacks, Exited, Frame, Hold, Metrics, Signal, Stacks, Started, Told
 from .job_signals import ASKING, PASSED_ON, STOPPING, stop_until_continued, tell_unheard
 from .link import LinkEnd
@@ -98,7 +98,7 @@ class RunningJob:
         self._console.warn(f"stragglers are not looked for any more: {type(error).__name__}: {error}")
 
     def _look_at_stragglers(self, now: float) -> None:
-        news: list[Straggler] = []
+        news: list[FoundStraggler] = []
         try:
             if self._stragglers is not None:
                 news = self._stragglers.look(now)

@@ -13,7 +13,7 @@ from typing import Any
 from ..backends.channel import Channel
 from ..controller.link import LinkEnd
 from ..controller.master_search import REACH_TIMEOUT_S, candidates_of
-from ..controller.roster import Event, HostState, Roster
+from ..controller.roster import AgentEvent, HostState, Roster
 from ..inputs.hostfile import Host
 from ..job.master_address import master_address
 from ..job.plan import NodePlan
@@ -116,7 +116,7 @@ class Check:
             took_s=time.monotonic() - began,
         )
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: AgentEvent) -> None:
         look, item = self._looks[event.host], event.item
         if look.is_done:
             return

@@ -8,7 +8,7 @@ import time
 
 from ..inputs.host_list import folded
 from .check_facts import ClusterFacts
-from .check_report import Report
+from .check_report import CheckSummary
 
 _LOOKS = {  # a question of the check: the command that shows the same on the host
     "python": "{python} --version",
@@ -22,7 +22,9 @@ _LOOKS = {  # a question of the check: the command that shows the same on the ho
 }
 
 
-def page_of(cluster: ClusterFacts, report: Report, *, now_s: float | None = None) -> tuple[str, list[str]]:
+def page_of(
+    cluster: ClusterFacts, report: CheckSummary, *, now_s: float | None = None
+) -> tuple[str, list[str]]:
     """Return a sentence, and the lines below it: each host that has a problem, with all its oddities.
 
     `now_s` since 1970 is for tests.

@@ -14,15 +14,15 @@ from ..output.screen_text import screen_text
 from ..wording import count
 from .check_facts import ClusterFacts, Finding
 from .check_findings import findings_of
-from .check_rows import Row, rows_of
+from .check_rows import FactRow, rows_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class CheckSummary:
     """All sections of the report."""
 
     findings: tuple[Finding, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[FactRow, ...]
     master: str  # where rank 0 is reached, as text; empty if it was not tried
     master_addr: str | None
     num_usable: int
@@ -32,12 +32,12 @@ class Report:
         return EXIT_HOST if any(one.is_problem for one in self.findings) else 0
 
 
-def report_of(cluster: ClusterFacts) -> Report:
+def report_of(cluster: ClusterFacts) -> CheckSummary:
     """Return the report on the facts."""
     findings = findings_of(cluster)
     bad = {host for one in findings if one.is_problem for host in one.hosts}
     master_addr, master = _master(cluster)
-    return Report(
+    return CheckSummary(
         findings=findings,
         rows=tuple(rows_of(cluster)),
         master=master,
@@ -62,7 +62,7 @@ def _master(cluster: ClusterFacts) -> tuple[str | None, str]:
     return found, text
 
 
-def as_text(cluster: ClusterFacts, report: Report) -> str:
+def as_text(cluster: ClusterFacts, report: CheckSummary) -> str:
     """Write the report as text, problems first."""
     num_hosts = len(cluster.hosts)
     usable = count(num_hosts, "host")
@@ -97,7 +97,7 @@ def _shown(rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"  {line}" for line in table(rows, columns=columns and columns - 2)]
 
 
-def as_dict(cluster: ClusterFacts, report: Report) -> dict[str, Any]:
+def as_dict(cluster: ClusterFacts, report: CheckSummary) -> dict[str, Any]:
     """Return the report as JSON has it."""
     bad = {host for one in report.findings if one.is_problem for host in one.hosts}
     return {

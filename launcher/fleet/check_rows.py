@@ -17,7 +17,7 @@ NUM_VALUES_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class FactRow:
     """One fact: its values, the most frequent first, each with its hosts and whether it is the odd one."""
 
     label: str
@@ -28,7 +28,7 @@ class Row:
         return len(self.values) == 1
 
 
-def rows_of(cluster: ClusterFacts) -> Iterable[Row]:
+def rows_of(cluster: ClusterFacts) -> Iterable[FactRow]:
     """Yield a row for each fact that some host gave."""
     for label, show in _WORDS.items():
         values = {host.name: show(host) for host in cluster.hosts}
@@ -46,7 +46,7 @@ def rows_of(cluster: ClusterFacts) -> Iterable[Row]:
             yield row
 
 
-def _row_of_words(label: str, values: dict[str, str]) -> Row | None:
+def _row_of_words(label: str, values: dict[str, str]) -> FactRow | None:
     counts = Counter(values.values()).most_common()
     if not counts:
         return None
@@ -59,16 +59,16 @@ def _row_of_words(label: str, values: dict[str, str]) -> Row | None:
         rest = tuple(name for _, names, _ in shown[NUM_VALUES_SHOWN:] for name in names)
         more = f"{len(shown) - NUM_VALUES_SHOWN} more values"
         shown = [*shown[:NUM_VALUES_SHOWN], (more, rest, has_majority)]
-    return Row(label=label, values=tuple(shown))
+    return FactRow(label=label, values=tuple(shown))
 
 
-def _row_of_sizes(label: str, sizes: dict[str, int]) -> Row | None:
+def _row_of_sizes(label: str, sizes: dict[str, int]) -> FactRow | None:
     """Return only the range of sizes, which differ a little on every host, and the host with the least."""
     if not sizes:
         return None
     least, most = min(sizes.values()), max(sizes.values())
     if shown_size(least) == shown_size(most):
-        return Row(label=label, values=((shown_size(least), tuple(sizes), False),))
+        return FactRow(label=label, values=((shown_size(least), tuple(sizes), False),))
     smallest = tuple(name for name, size in sizes.items() if shown_size(size) == shown_size(least))
     others = tuple(name for name in sizes if name not in smallest)
     low = min(sizes[name] for name in others)
@@ -76,7 +76,7 @@ def _row_of_sizes(label: str, sizes: dict[str, int]) -> Row | None:
         shown_size(low) if shown_size(low) == shown_size(most) else f"{shown_size(low)} to {shown_size(most)}"
     )
     is_odd = least < median(sizes.values()) / 2
-    return Row(label=label, values=((rest, others, False), (shown_size(least), smallest, is_odd)))
+    return FactRow(label=label, values=((rest, others, False), (shown_size(least), smallest, is_odd)))
 
 
 def _hostname(host: HostFacts) -> str | None:

@@ -15,7 +15,7 @@ from ..backends.channel import Channel
 from ..controller.job_signals import ENDING, NUM_ENDING_AT_ONCE, received, unignored
 from ..controller.link import LinkEnd
 from ..controller.protocol_check import Phase, contradiction
-from ..controller.roster import Event, HostState, Roster
+from ..controller.roster import AgentEvent, HostState, Roster
 from ..errors import EXIT_HOST, LaunchError
 from ..inputs.host_list import folded
 from ..job.plan import NodePlan, Plan, job_of
@@ -40,7 +40,7 @@ class Failure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class HostsOutcome:
     """The end on all hosts."""
 
     failures: tuple[Failure, ...]
@@ -98,7 +98,7 @@ class EachHost:
         self._num_obeyed = 0
         self._kill_at = float("inf")
 
-    def run(self) -> Outcome:
+    def run(self) -> HostsOutcome:
         """Run until it has ended on every host; then no process of it, and none that it started, is left."""
         began = time.monotonic()
         with received(unignored(ENDING), self._interrupt), self._roster:
@@ -116,13 +116,13 @@ class EachHost:
         for host in self._running:
             why = "its agent did not confirm that the command ended"
             self._failures.append(Failure(host.plan.node_rank, EXIT_HOST, why, time.monotonic()))
-        return Outcome(
+        return HostsOutcome(
             failures=tuple(self._failures),
             interrupted_by=self._interrupts[0] if self._interrupts else None,
             output_failure=self._console.failure,
         )
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: AgentEvent) -> None:
         host, item, at_s = event
         why_not = "" if isinstance(item, LinkEnd) else self._contradiction(host, item)
         if why_not:
@@ -194,7 +194,7 @@ class EachHost:
             os._exit(128 + number)
 
 
-def describe_failures(ended: Outcome, plan: Plan) -> list[str]:
+def describe_failures(ended: HostsOutcome, plan: Plan) -> list[str]:
     """Return one sentence for all hosts where it ended in the same way, the first failure first."""
     names_of: dict[str, list[str]] = {}
     for one in sorted(ended.failures, key=lambda one: one.at_s):

@@ -22,7 +22,7 @@ MAX_PAIRS_SHOWN = 28  # all pairs of eight hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class HostCollective:
     """One operation of all hosts together; its speed is that of each link."""
 
     name: str
@@ -50,7 +50,7 @@ class Network:
     """All results. `error` is that of all hosts together; `silent` hosts ended the measurement."""
 
     backend: str
-    collectives: tuple[Collective, ...]
+    collectives: tuple[HostCollective, ...]
     error: str
     pairs: tuple[Pair, ...]
     silent: tuple[str, ...]
@@ -66,7 +66,7 @@ def read_network(text: str, names: Sequence[str], *, timeout_s: float) -> Networ
         told = json.loads(text)
         together, pairs = told["together"], told["pairs"]
         collectives = [
-            Collective(
+            HostCollective(
                 name=clean(name),
                 num_bytes=int(one["bytes"]),
                 seconds=float(one["seconds"]),

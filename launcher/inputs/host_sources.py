@@ -17,7 +17,7 @@ from .host import MAX_SLOTS, Host, hosts_named, is_ipv6, spelled
 from .host_range import MAX_HOSTS
 from .hostfile_list import split_slots
 from .named_file import read_named
-from .scheduler_entry import WAY_OUT, Entry, Place, refusal
+from .scheduler_entry import WAY_OUT, SchedulerEntry, SchedulerPlace, refusal
 from .slurm_hosts import NODES, STEP_NODES, allocation_entries, step_entries
 
 Warn = Callable[[str], object]
@@ -27,7 +27,7 @@ _SLOT_KEYS = ("slots", "cpu", "count")  # of Open MPI
 _USER_KEYS = ("username", "user_name", "user")  # of Open MPI, and of MPICH
 
 
-class Source(NamedTuple):
+class HostSource(NamedTuple):
     """`variable` names the hosts, or a file that does. `of_step`: only where this program is started once on
     each of them.
     """
@@ -47,16 +47,16 @@ class Task(NamedTuple):
 
 
 SOURCES = (
-    Source("Slurm", STEP_NODES, is_file=False, of_step=True),
-    Source("Slurm", NODES, is_file=False),
-    Source("PBS", "PBS_NODEFILE", is_file=True),
-    Source("LSF", "LSB_MCPU_HOSTS", is_file=False),
-    Source("LSF", "LSB_DJOB_HOSTFILE", is_file=True),
-    Source("Grid Engine", "PE_HOSTFILE", is_file=True),
-    Source("Open MPI", "PRTE_MCA_prte_default_hostfile", is_file=True),
-    Source("Open MPI", "OMPI_MCA_orte_default_hostfile", is_file=True),  # 4, and Kubeflow's MPI operator
-    Source("MPICH", "HYDRA_HOST_FILE", is_file=True),
-    Source("Intel MPI", "I_MPI_HYDRA_HOST_FILE", is_file=True),
+    HostSource("Slurm", STEP_NODES, is_file=False, of_step=True),
+    HostSource("Slurm", NODES, is_file=False),
+    HostSource("PBS", "PBS_NODEFILE", is_file=True),
+    HostSource("LSF", "LSB_MCPU_HOSTS", is_file=False),
+    HostSource("LSF", "LSB_DJOB_HOSTFILE", is_file=True),
+    HostSource("Grid Engine", "PE_HOSTFILE", is_file=True),
+    HostSource("Open MPI", "PRTE_MCA_prte_default_hostfile", is_file=True),
+    HostSource("Open MPI", "OMPI_MCA_orte_default_hostfile", is_file=True),  # 4, and Kubeflow's MPI operator
+    HostSource("MPICH", "HYDRA_HOST_FILE", is_file=True),
+    HostSource("Intel MPI", "I_MPI_HYDRA_HOST_FILE", is_file=True),
 )
 TASKS = (
     Task("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
@@ -65,7 +65,7 @@ TASKS = (
 )
 
 
-def find_source(environ: Mapping[str, str], *, of_step: bool) -> Source | None:
+def find_source(environ: Mapping[str, str], *, of_step: bool) -> HostSource | None:
     """The first source of the table that is there. `of_step`: this program is started on each host.
 
     Errors: LaunchError for a variable without a value
@@ -84,7 +84,7 @@ def find_source(environ: Mapping[str, str], *, of_step: bool) -> Source | None:
     return None
 
 
-def source_of_file(path: str, environ: Mapping[str, str]) -> Source | None:
+def source_of_file(path: str, environ: Mapping[str, str]) -> HostSource | None:
     """The source whose file this is, as in `--hostfile $PBS_NODEFILE`."""
     return next((one for one in SOURCES if one.is_file and environ.get(one.variable) == path), None)
 
@@ -114,7 +114,7 @@ def torchrun_hosts(environ: Mapping[str, str]) -> str:
 
 
 def read_source(
-    source: Source, environ: Mapping[str, str], *, may_look: bool, warn: Warn = lambda text: None
+    source: HostSource, environ: Mapping[str, str], *, may_look: bool, warn: Warn = lambda text: None
 ) -> tuple[Host, ...]:
     """The hosts that the source names, in its order. If not `may_look`, none has slots=auto.
 
@@ -125,7 +125,7 @@ def read_source(
     if not entries:
         value = environ[source.variable]
         raise LaunchError(f"{source.variable}={value!r}: no host is named there; {WAY_OUT}")
-    merged: dict[str, Entry] = {}
+    merged: dict[str, SchedulerEntry] = {}
     for entry in entries:
         key = spelled(entry.name)
         before = merged.get(key)
@@ -141,11 +141,11 @@ def read_source(
     return left
 
 
-def _num_slots(entry: Entry) -> int:
+def _num_slots(entry: SchedulerEntry) -> int:
     return 1 if entry.slots is None else entry.slots
 
 
-def _host(entry: Entry, *, is_said: bool, may_look: bool) -> Host | None:
+def _host(entry: SchedulerEntry, *, is_said: bool, may_look: bool) -> Host | None:
     """The host of an entry; None without slots, as with slots=0 in a hostfile."""
     if entry.slots == 0:
         return None
@@ -159,7 +159,7 @@ def _host(entry: Entry, *, is_said: bool, may_look: bool) -> Host | None:
     return host
 
 
-def _entries(source: Source, environ: Mapping[str, str], warn: Warn) -> list[Entry]:
+def _entries(source: HostSource, environ: Mapping[str, str], warn: Warn) -> list[SchedulerEntry]:
     value = environ[source.variable]
     if source.variable == STEP_NODES:
         return step_entries(value, environ)
@@ -169,11 +169,11 @@ def _entries(source: Source, environ: Mapping[str, str], warn: Warn) -> list[Ent
         return _lsf_pairs(source.variable, value)
     where = f"{source.variable}={value}"
     read = _grid_engine_line if source.system == "Grid Engine" else _machine_line
-    entries: list[Entry] = []
+    entries: list[SchedulerEntry] = []
     for number, raw in enumerate(_text(where, value).split("\n"), start=1):
         line = raw.partition("#")[0].strip()
         if line:
-            entries.append(read(line, Place(f"{where}, line {number}", line), warn))
+            entries.append(read(line, SchedulerPlace(f"{where}, line {number}", line), warn))
     return entries
 
 
@@ -188,7 +188,7 @@ def _text(where: str, path: str) -> str:
         ) from error
 
 
-def _lsf_pairs(variable: str, value: str) -> list[Entry]:
+def _lsf_pairs(variable: str, value: str) -> list[SchedulerEntry]:
     """`hostA 4 hostB 2`.
 
     Source: IBM Spectrum LSF, "Environment variable reference", LSB_MCPU_HOSTS
@@ -197,13 +197,14 @@ def _lsf_pairs(variable: str, value: str) -> list[Entry]:
     counts = words[1::2]
     if len(words) % 2 or not all(_COUNT.fullmatch(one) for one in counts):
         raise refusal(variable, value, "allowed are hosts, each with its number of slots behind it")
-    place = Place(variable, value)
+    place = SchedulerPlace(variable, value)
     return [
-        Entry(name=name, slots=int(one), place=place) for name, one in zip(words[::2], counts, strict=True)
+        SchedulerEntry(name=name, slots=int(one), place=place)
+        for name, one in zip(words[::2], counts, strict=True)
     ]
 
 
-def _grid_engine_line(line: str, place: Place, warn: Warn) -> Entry:
+def _grid_engine_line(line: str, place: SchedulerPlace, warn: Warn) -> SchedulerEntry:
     """`host slots queue processors`; only the first two are for us.
 
     Source: Grid Engine, sge_pe(5), $pe_hostfile
@@ -211,10 +212,10 @@ def _grid_engine_line(line: str, place: Place, warn: Warn) -> Entry:
     words = line.split()
     if len(words) < 2 or not _COUNT.fullmatch(words[1]):
         raise place.refusal("allowed is a host, and behind it its number of slots and its queue")
-    return Entry(name=words[0], slots=int(words[1]), place=place)
+    return SchedulerEntry(name=words[0], slots=int(words[1]), place=place)
 
 
-def _machine_line(line: str, place: Place, warn: Warn) -> Entry:
+def _machine_line(line: str, place: SchedulerPlace, warn: Warn) -> SchedulerEntry:
     """`host`, `host:8`, or `host slots=8` with other words of Open MPI and MPICH behind it.
 
     Source: Open MPI 4.1 orte/util/hostfile/hostfile_lex.l; MPICH 4 src/pm/hydra, `HYDU_process_mfile_token`
@@ -239,4 +240,4 @@ def _machine_line(line: str, place: Place, warn: Warn) -> Entry:
     if len(texts) > 1 or not all(_COUNT.fullmatch(one) for one in texts):
         raise place.refusal("allowed is a host, with its number of slots as in 'node1:8' or 'node1 slots=8'")
     bare = host[1:-1] if host.startswith("[") and is_ipv6(host[1:-1]) else host
-    return Entry(name=bare, slots=int(texts[0]) if texts else None, place=place, user=login)
+    return SchedulerEntry(name=bare, slots=int(texts[0]) if texts else None, place=place, user=login)

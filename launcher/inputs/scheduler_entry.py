@@ -11,16 +11,16 @@ WAY_OUT = "unset it, or name the hosts with --hostfile (--launcher=local: this m
 _SHOWN_LENGTH = 120
 
 
-class Entry(NamedTuple):
+class SchedulerEntry(NamedTuple):
     """A host that was named. `slots` None: it was only named, and a host may be named once for each slot."""
 
     name: str
     slots: int | None
-    place: Place
+    place: SchedulerPlace
     user: str | None = None
 
 
-class Place(NamedTuple):
+class SchedulerPlace(NamedTuple):
     """Where it was said: `where` is a variable, with its file and line if it names a file."""
 
     where: str

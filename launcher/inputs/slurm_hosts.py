@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from .host_range import MAX_HOSTS, RangeMistake, expand
 from .hostfile_list import split_list
-from .scheduler_entry import Entry, Place, refusal
+from .scheduler_entry import SchedulerEntry, SchedulerPlace, refusal
 
 NODES, STEP_NODES = "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"
 _TASKS, _NUM_NODES = "SLURM_TASKS_PER_NODE", "SLURM_JOB_NUM_NODES"
@@ -23,7 +23,7 @@ _TASK_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 _GPU_COUNT = re.compile(r"(?:[^,:]+:)*([0-9]{1,9})")
 
 
-def allocation_entries(nodes: str, environ: Mapping[str, str]) -> list[Entry]:
+def allocation_entries(nodes: str, environ: Mapping[str, str]) -> list[SchedulerEntry]:
     """The hosts of the allocation, in Slurm's order. See [Note: Slots of a Slurm host].
 
     Errors: LaunchError with the variable and its value, also for variables that contradict each other.
@@ -41,7 +41,7 @@ def allocation_entries(nodes: str, environ: Mapping[str, str]) -> list[Entry]:
     return _entries(NODES, names, gpus or ([] if set(tasks) == {1} else tasks))
 
 
-def step_entries(nodes: str, environ: Mapping[str, str]) -> list[Entry]:
+def step_entries(nodes: str, environ: Mapping[str, str]) -> list[SchedulerEntry]:
     """The hosts of the step that started this process once on each of them, in Slurm's order.
 
     Errors: as allocation_entries()
@@ -50,11 +50,11 @@ def step_entries(nodes: str, environ: Mapping[str, str]) -> list[Entry]:
     return _entries(STEP_NODES, names, _gpus(environ, len(names), []))
 
 
-def _entries(where: str, names: list[str], slots: list[int]) -> list[Entry]:
+def _entries(where: str, names: list[str], slots: list[int]) -> list[SchedulerEntry]:
     """Without `slots` nothing is said of them."""
-    place = Place(where, ",".join(names[:4]))
+    place = SchedulerPlace(where, ",".join(names[:4]))
     return [
-        Entry(name=name, slots=slots[index] if slots else None, place=place)
+        SchedulerEntry(name=name, slots=slots[index] if slots else None, place=place)
         for index, name in enumerate(names)
     ]
 

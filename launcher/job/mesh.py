@@ -21,7 +21,7 @@ from .restart import Decision
 INSIDE_A_HOST = ("tp", "sp")  # what they send in every layer is waited for
 
 
-class Mesh(NamedTuple):
+class JobMesh(NamedTuple):
     """The size of each axis; the product of all but ep is the number of ranks."""
 
     pp: int = 1
@@ -87,7 +87,7 @@ class HostSlots(NamedTuple):
     num_ranks: int
 
 
-def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False) -> Mesh | None:
+def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False) -> JobMesh | None:
     """Return the mesh of so many ranks, None if nothing was said about it. `may_shrink`: a dp that was given
     was that of more hosts.
 
@@ -104,7 +104,7 @@ def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False)
             f"{num_ranks}; give other sizes, or another number of slots"
         )
     sizes: dict[str, Any] = {**given, "dp": num_ranks // inner}
-    mesh = Mesh(**sizes)
+    mesh = JobMesh(**sizes)
     mesh = mesh._replace(order=_order_of(options, mesh))
     if given.get("dp", mesh.dp) != mesh.dp and not may_shrink:
         raise LaunchError(
@@ -119,7 +119,7 @@ def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False)
     return mesh
 
 
-def _order_of(options: MeshOptions, mesh: Mesh) -> tuple[str, ...]:
+def _order_of(options: MeshOptions, mesh: JobMesh) -> tuple[str, ...]:
     """All axes, those with one rank first, for which it makes no difference.
 
     Errors: LaunchError if one of more ranks is left out
@@ -134,7 +134,7 @@ def _order_of(options: MeshOptions, mesh: Mesh) -> tuple[str, ...]:
     return full_order(options.order or ORDER, sizes)
 
 
-def check_hosts(mesh: Mesh, hosts: Sequence[HostSlots]) -> None:
+def check_hosts(mesh: JobMesh, hosts: Sequence[HostSlots]) -> None:
     """See that axes which send in every layer lie alike on all hosts, where these are not alike.
 
     Errors: LaunchError naming a host that the ranks of such an axis do not divide
@@ -152,7 +152,7 @@ def check_hosts(mesh: Mesh, hosts: Sequence[HostSlots]) -> None:
                 )
 
 
-def warnings_of(mesh: Mesh, hosts: Sequence[HostSlots]) -> list[str]:
+def warnings_of(mesh: JobMesh, hosts: Sequence[HostSlots]) -> list[str]:
     """What is slow in how the axes lie on the hosts, a sentence each."""
     found = []
     for name in INSIDE_A_HOST:
@@ -172,7 +172,7 @@ def warnings_of(mesh: Mesh, hosts: Sequence[HostSlots]) -> list[str]:
 
 
 def describe(
-    mesh: Mesh, hosts: Sequence[HostSlots], sent_bytes: Callable[[str], float] | None = None
+    mesh: JobMesh, hosts: Sequence[HostSlots], sent_bytes: Callable[[str], float] | None = None
 ) -> list[str]:
     """Return the lines of a table of the axes, the innermost first. `sent_bytes`, where they were
     estimated, are those of a rank along an axis, in a step.
@@ -225,7 +225,7 @@ def fit(decision: Decision, options: MeshOptions, restart: RestartOptions) -> De
 
 
 def _crossing(
-    mesh: Mesh, name: str, hosts: Sequence[HostSlots]
+    mesh: JobMesh, name: str, hosts: Sequence[HostSlots]
 ) -> tuple[tuple[int, ...], tuple[str, ...]] | None:
     """The first line along an axis that is on several hosts, and these hosts; None if there is none."""
     host_of = [host.name for host in hosts for _ in range(host.num_ranks)]

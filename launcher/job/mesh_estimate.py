@@ -15,7 +15,7 @@ from ..errors import LaunchError
 from ..inputs.named_file import read_named
 from ..options.mesh import EstimateOptions
 from ..wording import shown_size
-from .mesh import Mesh
+from .mesh import JobMesh
 
 STATES_BYTES = 12  # of a parameter: AdamW's two moments and a master in float32
 SHARD_GRADIENT_BYTES = 4  # shards of gradients are added up in float32
@@ -42,7 +42,7 @@ class Estimate(NamedTuple):
     sizes: ModelSizes
     options: EstimateOptions
 
-    def sent_bytes(self, mesh: Mesh, name: str) -> float:
+    def sent_bytes(self, mesh: JobMesh, name: str) -> float:
         """Return what a rank sends along one axis in a step; along dp, with those that share its samples."""
         size = mesh.size(name)
         if name == "dp":
@@ -62,27 +62,27 @@ class Estimate(NamedTuple):
             return m * blocks * 2 * share * width * (2 * model.query_width / mesh.tp + 2 * kv_width)
         return m * blocks * 4 * share * width * model.hidden * model.experts_per_token
 
-    def _sent_by_zero(self, mesh: Mesh) -> float:
+    def _sent_by_zero(self, mesh: JobMesh) -> float:
         total = 0.0
         for params, num_ranks in self._shared(mesh):
             share = (num_ranks - 1) / num_ranks
             total += self._times(mesh) * share * params * self.options.bytes
         return total
 
-    def _times(self, mesh: Mesh) -> int:
+    def _times(self, mesh: JobMesh) -> int:
         """How often a rank sends its share of the parameters in one step."""
         m, stage = self.options.micro_batches, self.options.stage
         if mesh.pp > 1 or stage <= 1:
             return 2
         return m + 1 if stage == 2 else 3 * m
 
-    def _shared(self, mesh: Mesh) -> list[tuple[float, int]]:
+    def _shared(self, mesh: JobMesh) -> list[tuple[float, int]]:
         """Parameters of a rank's stage, and the number of ranks that train them."""
         model, data = self.sizes, mesh.dp * mesh.sp
         held = [(model.dense / (mesh.pp * mesh.tp), data)]
         return held + ([(model.experts / (mesh.pp * mesh.ep), data // mesh.ep)] if model.experts else [])
 
-    def held_bytes(self, mesh: Mesh) -> float:
+    def held_bytes(self, mesh: JobMesh) -> float:
         """Return a rank's parameters, gradients, masters and AdamW states between two steps."""
         stage, size = self.options.stage, self.options.bytes
         total = 0.0
@@ -93,7 +93,7 @@ class Estimate(NamedTuple):
             total += params * (STATES_BYTES if size < 4 else 8) / (num_ranks if stage >= 1 else 1)
         return total
 
-    def describe(self, mesh: Mesh) -> str:
+    def describe(self, mesh: JobMesh) -> str:
         """Return one line: the model, and what a rank holds of it."""
         model, given = self.sizes, self.options
         return (

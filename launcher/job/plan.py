@@ -15,7 +15,7 @@ from ..inputs.line_prefix import Origin
 from ..inputs.selection import Selected
 from ..options.elastic import ElasticOptions
 from ..wire.job import NodeJob, RankJob
-from .mesh import HostSlots, Mesh
+from .mesh import HostSlots, JobMesh
 from .mesh_estimate import Estimate
 
 MOST_SINGLE_RANKS = 64  # whose numbers travel one by one; of more, those of a host are folded
@@ -90,7 +90,7 @@ class Plan(NamedTuple):
     has_timings: bool = False  # the workers tell of their start
     prepare_timeout_s: float = 600.0
     bind_cores: tuple[int, ...] | None = None  # the cores that a host's ranks share; empty for all it allows
-    mesh: Mesh | None = None
+    mesh: JobMesh | None = None
     mesh_estimate: Estimate | None = None
     hosts_from: str = ""  # what named the hosts, if they were found
     elastic: ElasticOptions = ElasticOptions()

@@ -21,7 +21,7 @@ from .verdict import HostFailure, RankFailure, Verdict
 JOINING_S = 60.0  # from a start: if the job fails within, hosts that have come with it are left out again
 
 
-class Known(NamedTuple):
+class HostsNow(NamedTuple):
     """What is known of hosts now. `coming` and `spares` are not of the attempt, in the order in which they
     are taken.
     """
@@ -32,7 +32,7 @@ class Known(NamedTuple):
     words: Mapping[str, str]  # what those that come are, e.g. "is back"
 
 
-class Rules(NamedTuple):
+class ResizeRules(NamedTuple):
     """What was asked for. `wanted` is the number of hosts of the whole job."""
 
     restart: RestartOptions
@@ -45,7 +45,7 @@ class Rules(NamedTuple):
         return max(1, self.restart.min_nodes or 1)
 
 
-def resize(attempt: Attempt, known: Known, rules: Rules) -> Decision | None:
+def resize(attempt: Attempt, known: HostsNow, rules: ResizeRules) -> Decision | None:
     """The hosts that the job should have now; None if it has them. A Decision without an attempt: too few are
     left, so the job has to save and end.
     """
@@ -71,7 +71,7 @@ def resize(attempt: Attempt, known: Known, rules: Rules) -> Decision | None:
     return fitting._replace(attempt=fitting.attempt._replace(joined=joined))
 
 
-def next_attempt(attempt: Attempt, verdict: Verdict, known: Known, rules: Rules) -> Decision:
+def next_attempt(attempt: Attempt, verdict: Verdict, known: HostsNow, rules: ResizeRules) -> Decision:
     """What comes after an attempt has ended, for a change of hosts or for another reason."""
     if verdict.exit_code == 0 or verdict.interrupted_by is not None:
         return Decision(None, "")
@@ -97,7 +97,7 @@ def next_attempt(attempt: Attempt, verdict: Verdict, known: Known, rules: Rules)
     return fit(decision, rules.mesh, rules.restart)
 
 
-def _after_change(attempt: Attempt, known: Known, rules: Rules) -> Decision:
+def _after_change(attempt: Attempt, known: HostsNow, rules: ResizeRules) -> Decision:
     decision = resize(attempt, known, rules)
     if decision is None:  # what was to come has gone again
         following = attempt._replace(number=attempt.number + 1, joined=frozenset())
@@ -128,14 +128,14 @@ def _forgiven(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
     return leaving | {name: f"it had just joined: {culprit.describe()}" for name in sorted(attempt.joined)}
 
 
-def _why(attempt: Attempt, hosts: tuple[Selected, ...], going: Mapping[str, str], known: Known) -> str:
+def _why(attempt: Attempt, hosts: tuple[Selected, ...], going: Mapping[str, str], known: HostsNow) -> str:
     after = _names(hosts)
     joined = [name for name in after if name not in _names(attempt.hosts)]
     words = [f"{name} {why}" for name, why in going.items()]
     return ", ".join([*words, *(f"{name} {known.words.get(name, 'is there')}" for name in joined)])
 
 
-def _too_few(num_hosts: int, rules: Rules) -> str:
+def _too_few(num_hosts: int, rules: ResizeRules) -> str:
     are = "host is" if num_hosts == 1 else "hosts are"
     return f"{num_hosts} {are} left, and --min_nodes is {rules.minimum}"
 

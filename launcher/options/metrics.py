@@ -16,14 +16,14 @@ MOST_PORT = 65535
 THIS_MACHINE = "127.0.0.1"
 
 
-class Place(NamedTuple):
+class ListenAddress(NamedTuple):
     """Where to listen; port 0: any that is free."""
 
     address: str
     port: int
 
 
-def _place(value: str) -> Place:
+def _place(value: str) -> ListenAddress:
     """PORT, ADDRESS:PORT or [IPV6]:PORT."""
     address, _, port = value.strip().rpartition(":")
     if is_ipv6(address[1:-1]) and address[:1] + address[-1:] == "[]":
@@ -36,7 +36,7 @@ def _place(value: str) -> Place:
             f"{value[:200]!r} is no port; give one from 1 to {MOST_PORT}, or 0 for any that is free, "
             "e.g. 9400, and 0.0.0.0:9400 or [::]:9400 to be reached from other machines"
         )
-    return Place(address or THIS_MACHINE, number)
+    return ListenAddress(address or THIS_MACHINE, number)
 
 
 @record
@@ -57,7 +57,7 @@ class MetricsOptions(NamedTuple):
         metavar="S",
         help="Have each rank tell loss, rate, times and memory once in S seconds; 0: never.  [default: 1]",
     )
-    endpoint: Place | None = option(
+    endpoint: ListenAddress | None = option(
         "--metrics_port",
         topic="output",
         read=_place,

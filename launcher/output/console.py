@@ -17,7 +17,7 @@ from ..options.logs import LogOptions
 from ..telemetry.summary import progress
 from ..telemetry.telemetry import Telemetry
 from ..wording import cleaned, count, shown_time
-from .display import Answered, Below, Display, Raw, Said, Started, Status, StreamDisplay
+from .display import AllStarted, Answered, Below, Display, Raw, Said, Status, StreamDisplay
 from .event_files import keep_events
 from .job_watch import JobWatch
 from .rank_output import RankOutput
@@ -107,7 +107,7 @@ class Console:
 
     def started(self) -> None:
         """All workers run."""
-        self._display.put(Started())
+        self._display.put(AllStarted())
         self.telemetry.record_of_attempt("running")
         if self._watch is not None:
             self._watch.started()

@@ -27,7 +27,7 @@ class Begun(NamedTuple):
     origins: tuple[Origin, ...]
 
 
-class Started(NamedTuple):
+class AllStarted(NamedTuple):
     """All of them run."""
 
 
@@ -72,7 +72,7 @@ class Status(NamedTuple):
     text: str
 
 
-Shown = Begun | Started | Lines | Said | Below | Raw | Answered | Status
+Shown = Begun | AllStarted | Lines | Said | Below | Raw | Answered | Status
 
 
 class Display(Protocol):

@@ -45,7 +45,7 @@ def open_endpoint(telemetry: Telemetry, address: str, port: int, *, interval_s: 
             "'.[prometheus]' in a clone of dslaunch"
         ) from None
     listener = _listen(address, port)
-    endpoint = Endpoint(Gauges(telemetry, interval_s=interval_s), listener, client)
+    endpoint = PrometheusEndpoint(Gauges(telemetry, interval_s=interval_s), listener, client)
     telemetry.add(endpoint)
     return endpoint.url
 
@@ -72,7 +72,7 @@ def _listen(address: str, port: int) -> socket.socket:
     return listener
 
 
-class Endpoint:
+class PrometheusEndpoint:
     """A sink that shows the last numbers to whoever asks on `listener`."""
 
     def __init__(self, gauges: Gauges, listener: socket.socket, client: Any) -> None:

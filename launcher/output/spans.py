@@ -41,7 +41,7 @@ def send_spans(
         say(f"no spans are sent to {place}: dslaunch speaks http/protobuf, and not {protocol}")
         return
     try:
-        spans = Spans(environ, warn=lambda: warn(f"not all spans could be sent to {place}"))
+        spans = SpanSink(environ, warn=lambda: warn(f"not all spans could be sent to {place}"))
     except ImportError:
         say(f"no spans are sent to {place}: the packages of OpenTelemetry are not there; {_INSTALL}")
         return
@@ -52,7 +52,7 @@ def send_spans(
     say(f"spans of this job are sent to {place}")
 
 
-class Spans:
+class SpanSink:
     """A sink that makes spans of events."""
 
     def __init__(self, environ: Mapping[str, str], *, warn: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ _OVER_TIME = ("steps_per_s", "step_s", "loss", "lines_per_s")
 _OF_JOB = {"dslaunch": "version", "launcher": "launcher", "in folder": "cwd", "user": "user"}
 
 
-class Comparison:
+class RunComparison:
     """Run `a` beside run `b`."""
 
     def __init__(self, a: Run, b: Run) -> None:
@@ -65,7 +65,7 @@ class Comparison:
 
     def over_steps(self) -> list[Chart]:
         """The curves of both over steps."""
-        axis = figures.Axis("step")
+        axis = figures.ChartAxis("step")
         found = []
         for name in self._common():
             curves = [(who, run.curves.over_steps[name]) for who, run in self._named()]

@@ -17,7 +17,7 @@ from .figures import (
     BLUE,
     COLORS,
     RED,
-    Axis,
+    ChartAxis,
     add_hover,
     empty_figure,
     mark_starts,
@@ -56,7 +56,7 @@ class Quantity:
         return f" ({self.whose} {key})" if self.whose and key else ""
 
 
-def curve_chart(curve: Curve, quantity: Quantity, *, axis: Axis) -> Chart:
+def curve_chart(curve: Curve, quantity: Quantity, *, axis: ChartAxis) -> Chart:
     """One quantity over time. Of up to eight ranks or hosts each has a line; of more there are the mean, and
     the band from the least to the greatest.
     """
@@ -141,7 +141,7 @@ def _draw_band(
     return made.line("x", "mean", source=source, color=BLUE, line_width=_WIDTH)
 
 
-def overlay_chart(curves: Sequence[tuple[str, Curve]], quantity: Quantity, *, axis: Axis) -> Chart:
+def overlay_chart(curves: Sequence[tuple[str, Curve]], quantity: Quantity, *, axis: ChartAxis) -> Chart:
     """The same quantity of several runs, one line over the other."""
     made = empty_figure(axis, label=quantity.unit)
     if quantity.metric.starts_at_zero:
@@ -195,7 +195,7 @@ def _show_flat(made: Any, values: Sequence[float]) -> None:
         made.y_range.default_span = 2 * abs(values[0])
 
 
-def _mark_gaps(made: Any, curve: Curve, axis: Axis) -> None:
+def _mark_gaps(made: Any, curve: Curve, axis: ChartAxis) -> None:
     """A line where a number was NaN or infinite."""
     if curve.gaps:
         gaps = numbers([axis.place(one) for one in curve.gaps])
@@ -232,7 +232,7 @@ def _with_gaps(points: Sequence[Point]) -> list[Point]:
     return found
 
 
-def _row(one: Point, quantity: Quantity, axis: Axis) -> tuple[str, ...]:
+def _row(one: Point, quantity: Quantity, axis: ChartAxis) -> tuple[str, ...]:
     return (
         shown(axis.place(one.at)),
         shown(quantity.of(one.low)) + quantity.named(one.low_key),

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..run_state.attempt import Attempt
+from ..run_state.attempt import AttemptState
 from ..run_state.metric_table import OF_HOSTS, PAUSE, PHASES, RANK, WAITING, names_of
-from ..run_state.rank_state import HostState, Source
+from ..run_state.rank_state import HostNumbers, NumberSource
 from ..run_state.run_state import Observer, RunState
 from ..run_state.series import MAX_AT, MAX_POINTS, Curve, Spread, single
 
@@ -34,7 +34,7 @@ class Totals:
 
 
 @dataclass(slots=True)
-class HostFacts:
+class HostCurves:
     """What a host told last, and the means and the greatest of what changes."""
 
     last: dict[str, float] = field(default_factory=dict)
@@ -91,20 +91,24 @@ class Curves(Observer):
         self.of_hosts: dict[str, Curve] = {}
         self.shares = Shares()
         self.totals: dict[str, Totals] = {}
-        self.hosts: dict[str, HostFacts] = {}
+        self.hosts: dict[str, HostCurves] = {}
         self.states: list[tuple[float, float, str]] = []
         self.stepped = self.stepped_s = 0.0  # steps from one time to the next at which they were told
         self._step_before: tuple[float, float] | None = None
         self._custom: set[str] = set()
         self._doing: dict[str, int] = {}  # by rank that does not train: which of the states that is
 
-    def began(self, attempt: Attempt) -> None:
+    def began(self, attempt: AttemptState) -> None:
         """Counters may go back, and no rank does anything yet."""
         self._step_before = None
         self._doing.clear()
 
     def told(
-        self, at: float, sources: Sequence[Source], hosts: Sequence[HostState], lines: Mapping[int, int]
+        self,
+        at: float,
+        sources: Sequence[NumberSource],
+        hosts: Sequence[HostNumbers],
+        lines: Mapping[int, int],
     ) -> None:
         at -= self._state.began_at
         spreads: dict[str, list[Spread]] = {}
@@ -139,7 +143,7 @@ class Curves(Observer):
     def _add(self, at: float, name: str, spreads: Sequence[Spread]) -> None:
         self.over_time.setdefault(name, Curve()).add(at, self._attempt, spreads)
 
-    def _add_state(self, at: float, source: Source) -> None:
+    def _add_state(self, at: float, source: NumberSource) -> None:
         """A rank that saves tells so when it begins, and next when it has saved: a state lasts until then."""
         states, before = self.states, self._doing.pop(source.key, None)
         if before is not None:
@@ -231,10 +235,10 @@ class Curves(Observer):
             if math.isfinite(step) and (metric is None or metric.section == "training"):
                 self.over_steps.setdefault(name, Curve(width=1.0)).add(step, 0, told)
 
-    def _add_host(self, host: HostState) -> None:
+    def _add_host(self, host: HostNumbers) -> None:
         if host.host not in self.hosts and len(self.hosts) >= MAX_HOSTS:
             return
-        facts = self.hosts.setdefault(host.host, HostFacts())
+        facts = self.hosts.setdefault(host.host, HostCurves())
         facts.num += 1
         facts.num_gpus = max(facts.num_gpus, len(host.gpus))
         for name, value in host.told.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..run_state.attempt import Attempt
+from ..run_state.attempt import AttemptState
 from ..run_state.metric_table import (
     BYTES,
     OF_HOSTS,
@@ -21,7 +21,7 @@ from . import figures
 from .chart import Chart, by_number, time_unit
 from .curve_figures import Quantity, curve_chart
 from .curves import MEMORY_PARTS, REST
-from .part_figures import Names, Stretch, bar_chart, span_chart, stack_chart
+from .part_figures import PartNames, Stretch, bar_chart, span_chart, stack_chart
 from .run import Run
 
 MAX_BARS = 64
@@ -86,12 +86,12 @@ class RunCharts:
         found = []
         points = list(self._curves.shares.points())
         if any(any(row.values()) for _, _, row in points):
-            names = Names("phases", "A step by phase, mean of all ranks", "s per step", PHASE_NAMES)
+            names = PartNames("phases", "A step by phase, mean of all ranks", "s per step", PHASE_NAMES)
             found.append(stack_chart(points, names, axis=self._axis))
         found += self._section("times")
         rows = self._phases_by_rank()
         if rows:
-            names = Names("phases-by-rank", self._whose("A step by rank"), "s per step", PHASE_NAMES)
+            names = PartNames("phases-by-rank", self._whose("A step by rank"), "s per step", PHASE_NAMES)
             found.append(bar_chart(rows, names))
         return found
 
@@ -118,7 +118,7 @@ class RunCharts:
                 peaks[key] = one.peak / BYTES.scale
         if rows:
             chosen = _most(rows, peaks)
-            names = Names("memory", self._whose("Memory by rank, as told last"), BYTES.name, MEMORY_NAMES)
+            names = PartNames("memory", self._whose("Memory by rank, as told last"), BYTES.name, MEMORY_NAMES)
             marks = {self._name_of(key): peaks[key] for key, _ in chosen}
             found.append(bar_chart(self._named(chosen), names, marks=marks, mark="the most there was"))
         return found + self._section("memory")
@@ -158,7 +158,9 @@ class RunCharts:
         found = _attempts(self._run) + _states(self._run) + _moments(self._run)
         if not found:
             return []
-        return [span_chart(found, Names("time-line", "The run over time", "", _STRETCHES), axis=self._axis)]
+        return [
+            span_chart(found, PartNames("time-line", "The run over time", "", _STRETCHES), axis=self._axis)
+        ]
 
     def starts(self) -> list[Chart]:
         """The phases of each start, each from the end of the one before."""
@@ -176,7 +178,7 @@ class RunCharts:
             return []
         return [
             span_chart(
-                found, Names("starts", "Phases of each start", "seconds since the attempt began", kinds)
+                found, PartNames("starts", "Phases of each start", "seconds since the attempt began", kinds)
             )
         ]
 
@@ -224,7 +226,7 @@ def _moments(run: Run) -> list[Stretch]:
     return found
 
 
-def how_ended(one: Attempt) -> str:
+def how_ended(one: AttemptState) -> str:
     """In one or two words."""
     if one.verdict is None:
         return "running"

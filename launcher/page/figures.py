@@ -31,7 +31,7 @@ GREY = "#7d8590"
 HEIGHT = 230  # CSS pixels
 
 
-class Axis:
+class ChartAxis:
     """The horizontal axis of charts: they are zoomed together, and a line marks the pointer in all."""
 
     def __init__(self, label: str, *, scale: float = 1.0, starts: Sequence[float] = ()) -> None:
@@ -45,12 +45,12 @@ class Axis:
         return value / self.scale
 
 
-def time_axis(unit: TimeUnit, starts: Sequence[float]) -> Axis:
+def time_axis(unit: TimeUnit, starts: Sequence[float]) -> ChartAxis:
     """An axis of seconds since the start."""
-    return Axis(f"time since the start ({unit.name})", scale=unit.seconds, starts=starts)
+    return ChartAxis(f"time since the start ({unit.name})", scale=unit.seconds, starts=starts)
 
 
-def empty_figure(axis: Axis | None, *, label: str, height: int = HEIGHT, **given: Any) -> Any:
+def empty_figure(axis: ChartAxis | None, *, label: str, height: int = HEIGHT, **given: Any) -> Any:
     """A chart without anything in it; `label` stands beside its vertical axis."""
     zoom = BoxZoomTool(dimensions="both" if axis is None else "width")
     tools: list[Any] = [zoom, ResetTool(), SaveTool()]
@@ -83,7 +83,7 @@ def empty_figure(axis: Axis | None, *, label: str, height: int = HEIGHT, **given
     return made
 
 
-def mark_starts(made: Any, axis: Axis) -> None:
+def mark_starts(made: Any, axis: ChartAxis) -> None:
     """A line where an attempt begins."""
     if axis.starts:
         made.vspan(x=numbers(axis.starts), line_color=GREY, line_dash="dotted", line_width=1)

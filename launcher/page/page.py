@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import figures, tell_run
 from .chart import Chart
-from .compare_runs import Comparison
+from .compare_runs import RunComparison
 from .draw_run import RunCharts
 from .markup import element, escaped, fold, table
 from .run import Run
@@ -20,7 +20,7 @@ _HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class PageSection:
     """A part of the page; without text and charts it is left out."""
 
     key: str
@@ -35,46 +35,48 @@ def page_of(run: Run) -> str:
     charts = RunCharts(run)
     words, kind = tell_run.state_of(run)
     sections = [
-        Section(
+        PageSection(
             key="summary",
             title="Summary",
             text=tell_run.facts(run) + tell_run.command(run),
             charts=charts.time_line(),
             is_wide=True,
         ),
-        Section(key="training", title="Training", charts=charts.training()),
-        Section(key="times", title="Where the time goes", charts=charts.times()),
-        Section(key="stragglers", title="Stragglers", text=tell_run.stragglers(run)),
-        Section(key="memory", title="Memory", charts=charts.memory()),
-        Section(key="starts", title="Starts", charts=charts.starts(), is_wide=True),
-        Section(key="attempts", title="Attempts and failures", text=tell_run.attempts(run)),
-        Section(key="hangs", title="Hangs and stacks", text=tell_run.hangs(run)),
-        Section(key="hosts", title="Hosts", text=tell_run.hosts(run), charts=charts.hosts()),
-        Section(key="output", title="Output", charts=charts.output()),
-        Section(key="config", title="Configuration", text=tell_run.configuration(run)),
-        Section(key="notes", title="Notes of dslaunch", text=tell_run.notes(run)),
-        Section(key="about", title="About this page", text=tell_run.about(run)),
+        PageSection(key="training", title="Training", charts=charts.training()),
+        PageSection(key="times", title="Where the time goes", charts=charts.times()),
+        PageSection(key="stragglers", title="Stragglers", text=tell_run.stragglers(run)),
+        PageSection(key="memory", title="Memory", charts=charts.memory()),
+        PageSection(key="starts", title="Starts", charts=charts.starts(), is_wide=True),
+        PageSection(key="attempts", title="Attempts and failures", text=tell_run.attempts(run)),
+        PageSection(key="hangs", title="Hangs and stacks", text=tell_run.hangs(run)),
+        PageSection(key="hosts", title="Hosts", text=tell_run.hosts(run), charts=charts.hosts()),
+        PageSection(key="output", title="Output", charts=charts.output()),
+        PageSection(key="config", title="Configuration", text=tell_run.configuration(run)),
+        PageSection(key="notes", title="Notes of dslaunch", text=tell_run.notes(run)),
+        PageSection(key="about", title="About this page", text=tell_run.about(run)),
     ]
     if not run.state.has_numbers:
         hint = (
             "This job told no numbers of its training. An engine of dslaunch does so by itself; another "
             "program calls dslaunch.report(step=..., loss=...)."
         )
-        sections[1:1] = [Section(key="no-numbers", title="Training", text=element("p", escaped(hint)))]
+        sections[1:1] = [PageSection(key="no-numbers", title="Training", text=element("p", escaped(hint)))]
     head = element("h1", escaped(run.name)) + element("span", escaped(words), class_=f"state {kind}")
     return _document(f"{run.name}: {words}", head, sections)
 
 
 def comparison_page(a: Run, b: Run) -> str:
     """Two runs beside each other."""
-    both = Comparison(a, b)
+    both = RunComparison(a, b)
     sections = [
-        Section(key="summary", title="Summary", text=table(("", *both.names), both.summary(), numbers=False)),
-        Section(key="differs", title="What differs", text=_differences(both)),
-        Section(key="curves", title="Over steps", charts=both.over_steps()),
-        Section(key="time", title="Over time", charts=both.over_time()),
-        Section(key="equal-steps", title="At equal steps", text=_at_equal_steps(both)),
-        Section(
+        PageSection(
+            key="summary", title="Summary", text=table(("", *both.names), both.summary(), numbers=False)
+        ),
+        PageSection(key="differs", title="What differs", text=_differences(both)),
+        PageSection(key="curves", title="Over steps", charts=both.over_steps()),
+        PageSection(key="time", title="Over time", charts=both.over_time()),
+        PageSection(key="equal-steps", title="At equal steps", text=_at_equal_steps(both)),
+        PageSection(
             key="about",
             title="About this page",
             text="".join(
@@ -87,14 +89,14 @@ def comparison_page(a: Run, b: Run) -> str:
     return _document(title, element("h1", escaped(title)), sections)
 
 
-def _differences(both: Comparison) -> str:
+def _differences(both: RunComparison) -> str:
     rows = both.differences()
     if not rows:
         return element("p", "Nothing: command, versions, hosts and configuration are equal.")
     return table(("", *both.names), rows)
 
 
-def _at_equal_steps(both: Comparison) -> str:
+def _at_equal_steps(both: RunComparison) -> str:
     made = ""
     for name, rows in both.at_equal_steps():
         made += fold(
@@ -103,7 +105,7 @@ def _at_equal_steps(both: Comparison) -> str:
     return made
 
 
-def _document(title: str, head: str, sections: Sequence[Section]) -> str:
+def _document(title: str, head: str, sections: Sequence[PageSection]) -> str:
     """Everything in one file: no address in it is loaded, and nothing but our own programs runs."""
     shown = [one for one in sections if one.text or one.charts]
     charts = [chart for one in shown for chart in one.charts]
@@ -136,7 +138,7 @@ def _document(title: str, head: str, sections: Sequence[Section]) -> str:
     )
 
 
-def _section(section: Section, place_of: Callable[[str], str]) -> str:
+def _section(section: PageSection, place_of: Callable[[str], str]) -> str:
     charts = "".join(_chart(one, place_of(one.key)) for one in section.charts)
     if charts and not section.is_wide:
         charts = element("div", charts, class_="two")

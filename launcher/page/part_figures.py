@@ -13,7 +13,7 @@ from .figures import (
     COLORS,
     GREY,
     RED,
-    Axis,
+    ChartAxis,
     add_hover,
     empty_figure,
     mark_starts,
@@ -31,7 +31,7 @@ _MAX_LISTED = 60
 Parts = Mapping[str, float]
 
 
-class Names(NamedTuple):
+class PartNames(NamedTuple):
     """Of a chart of parts: its key in the page, its title, its unit, and what the parts are called."""
 
     key: str
@@ -50,7 +50,7 @@ class Stretch(NamedTuple):
     words: str
 
 
-def stack_chart(points: Sequence[tuple[float, int, Parts]], names: Names, *, axis: Axis) -> Chart:
+def stack_chart(points: Sequence[tuple[float, int, Parts]], names: PartNames, *, axis: ChartAxis) -> Chart:
     """Parts of a whole over time, one above the other: when, in which attempt, and how much of each."""
     parts = _present(names, (row for _, _, row in points))
     rows: list[tuple[float, Parts]] = []
@@ -89,7 +89,7 @@ def stack_chart(points: Sequence[tuple[float, int, Parts]], names: Names, *, axi
 
 
 def bar_chart(
-    rows: Sequence[tuple[str, Parts]], names: Names, *, marks: Parts | None = None, mark: str = ""
+    rows: Sequence[tuple[str, Parts]], names: PartNames, *, marks: Parts | None = None, mark: str = ""
 ) -> Chart:
     """Parts of a whole for each rank or host, side by side. `marks` are further numbers, one for each row,
     which are called `mark`.
@@ -144,9 +144,9 @@ def bar_chart(
 
 def span_chart(
     stretches: Sequence[Stretch],
-    names: Names,
+    names: PartNames,
     *,
-    axis: Axis | None = None,
+    axis: ChartAxis | None = None,
 ) -> Chart:
     """Stretches of time in rows; `parts` of the names are the colors of their kinds.
 
@@ -203,7 +203,7 @@ def _source(stretches: Sequence[Stretch], scale: float) -> Any:
     )
 
 
-def _present(names: Names, rows: Iterable[Parts]) -> list[str]:
+def _present(names: PartNames, rows: Iterable[Parts]) -> list[str]:
     """The parts of which there is something."""
     known = {name for row in rows for name, value in row.items() if value > 0}
     return [one for one in names.parts if one in known]
@@ -218,11 +218,11 @@ def _colors(parts: Sequence[str]) -> list[str]:
     return [COLORS[place % len(COLORS)] for place in range(len(parts))]
 
 
-def _tips(parts: Sequence[str], names: Names) -> list[tuple[str, str]]:
+def _tips(parts: Sequence[str], names: PartNames) -> list[tuple[str, str]]:
     return [*((names.parts[part], f"@{part}{{%.4g}}") for part in parts), ("all", "@whole{%.4g}")]
 
 
-def _head(parts: Sequence[str], names: Names) -> list[str]:
+def _head(parts: Sequence[str], names: PartNames) -> list[str]:
     return [f"{names.parts[part]} ({names.unit})" for part in parts]
 
 
@@ -230,7 +230,7 @@ def _cells(parts: Sequence[str], row: Parts) -> list[str]:
     return [shown(row.get(part, 0.0), 3) for part in parts]
 
 
-def _shares(parts: Sequence[str], names: Names, rows: Sequence[Parts]) -> str:
+def _shares(parts: Sequence[str], names: PartNames, rows: Sequence[Parts]) -> str:
     totals = {part: sum(row.get(part, 0.0) for row in rows) for part in parts}
     whole = sum(totals.values()) or 1.0
     return ", ".join(f"{names.parts[part]} {100 * value / whole:.0f} %" for part, value in totals.items())

@@ -22,7 +22,7 @@ EVENTS, REPORT, LATEST = "events.jsonl", "report.json", "latest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RunSource:
     """Where a run is kept: the file of its events, behind those in `NAME.old`, and its report."""
 
     label: str
@@ -31,7 +31,7 @@ class Source:
     state: str = ""
 
 
-def find_source(word: str) -> Source | None:
+def find_source(word: str) -> RunSource | None:
     """The files of a run that is named by its folder, by the folder with all runs, or by a file; None if
     there is no such path.
 
@@ -45,13 +45,13 @@ def find_source(word: str) -> Source | None:
     if not path.is_file():
         raise LaunchError(f"{word} is no regular file; give the folder of a run, or its {EVENTS}")
     if _is_report(path):
-        return Source(label=_label(path), events=None, report=path)
+        return RunSource(label=_label(path), events=None, report=path)
     report = path.with_name(REPORT)
     has_report = path.name == EVENTS and report.is_file()
-    return Source(label=_label(path), events=path, report=report if has_report else None)
+    return RunSource(label=_label(path), events=path, report=report if has_report else None)
 
 
-def source_in(folder: Path) -> Source:
+def source_in(folder: Path) -> RunSource:
     """The run in this folder, or the latest one in it.
 
     Errors: LaunchError if there is none
@@ -59,7 +59,7 @@ def source_in(folder: Path) -> Source:
     for one in (folder, folder / LATEST):
         events, report = one / EVENTS, one / REPORT
         if events.is_file() or report.is_file():
-            return Source(
+            return RunSource(
                 label=one.resolve().name,
                 events=events if events.is_file() else None,
                 report=report if report.is_file() else None,
@@ -85,7 +85,7 @@ def _is_report(path: Path) -> bool:
     return False
 
 
-def read_run(source: Source) -> Run:
+def read_run(source: RunSource) -> Run:
     """All that these files say. What cannot be read of them is said in `problems`.
 
     Errors: LaunchError if nothing can be read

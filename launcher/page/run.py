@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ..run_state.attempt import Attempt
+from ..run_state.attempt import AttemptState
 from ..run_state.run_state import RunState
 from .curves import Curves
 
@@ -29,12 +29,12 @@ class Run:
         return self.state.job.name or self.label
 
     @property
-    def attempts(self) -> list[Attempt]:
+    def attempts(self) -> list[AttemptState]:
         """In their order."""
         return [one for _, one in sorted(self.state.attempts.items())]
 
     @property
-    def last_attempt(self) -> Attempt | None:
+    def last_attempt(self) -> AttemptState | None:
         return self.attempts[-1] if self.state.attempts else None
 
     @property

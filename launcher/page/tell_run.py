@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..inputs.host_list import folded
-from ..run_state.attempt import Attempt, Verdict, failure_text
-from ..run_state.run_state import Note, Straggler
+from ..run_state.attempt import AttemptState, AttemptVerdict, failure_text
+from ..run_state.run_state import SaidNote, Straggler
 from ..run_state.values import items, text, texts
 from ..wording import count, shown_size, shown_time
 from .chart import by_number, said, shown
-from .curves import HostFacts
+from .curves import HostCurves
 from .markup import element, escaped, fold, lines_of, moment, pairs, table, tree
 from .run import Run
 
@@ -178,7 +178,7 @@ def attempts(run: Run) -> str:
     return made
 
 
-def failure(one: Attempt, verdict: Verdict) -> str:
+def failure(one: AttemptState, verdict: AttemptVerdict) -> str:
     """What failed first, the evidence, its traceback or last lines, and what failed with it."""
     culprit = verdict.culprit
     made = element("h3", escaped(f"Attempt {one.number + 1}: {verdict.text}"))
@@ -279,7 +279,7 @@ def hosts(run: Run) -> str:
     return made + (element("p", f"{left_out} further hosts are not shown.") if left_out else "")
 
 
-def _host_row(found: HostFacts) -> tuple[str, ...]:
+def _host_row(found: HostCurves) -> tuple[str, ...]:
     def mean(name: str) -> float | None:
         return found.sums[name] / found.num if name in found.sums and found.num else None
 
@@ -314,7 +314,7 @@ def notes(run: Run) -> str:
     if not len(known):
         return ""
 
-    def rows(found: Iterable[Note]) -> list[tuple[str, str, str]]:
+    def rows(found: Iterable[SaidNote]) -> list[tuple[str, str, str]]:
         return [(moment(one.at), _level(one.level), one.text) for one in found]
 
     grave = [one for one in known if one.level >= 30]

@@ -32,7 +32,7 @@ from .holder import Process
 from .journal import JournalDisplay, JournalFile
 from .journal_reader import JournalReader
 from .own_entry import EntryWatch, OwnEntry
-from .record import State
+from .record import JobState
 from .replay import Choice, Replay
 
 STRAY_FILE = "stray"  # what the job's process and its helpers print past the console
@@ -179,7 +179,7 @@ def _run(
         file = JournalFile(entry.folder, options.logs, on_problem=entry.tell_problem)
     except OSError as error:
         message = f"{entry.folder}: the output of the job cannot be kept there: {error.strerror}; make room"
-        entry.change(state=State.ENDED, ended_at=time.time(), exit_code=2, verdict=message)
+        entry.change(state=JobState.ENDED, ended_at=time.time(), exit_code=2, verdict=message)
         raise LaunchError(message) from None
     console = Console(
         log_level=options.log_level,
@@ -208,7 +208,7 @@ def _run(
         console.error(message)
     console.drain(_DRAIN_S)
     verdict = cleaned(message) or entry.record.verdict
-    entry.change(state=State.ENDED, ended_at=time.time(), exit_code=code, verdict=verdict)
+    entry.change(state=JobState.ENDED, ended_at=time.time(), exit_code=code, verdict=verdict)
     return News(code, message)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import LaunchError
 from ..inputs.line_prefix import Origin
 from ..options.logs import LogOptions
-from ..output.display import Answered, Begun, Below, Lines, Raw, Said, Shown, Started, Status
+from ..output.display import AllStarted, Answered, Begun, Below, Lines, Raw, Said, Shown, Status
 from ..output.writer import Writer
 
 FILE, OLD_FILE = "journal", "journal.old"
@@ -29,7 +29,7 @@ SEGMENT_BYTES = 16 << 20
 KINDS: dict[str, type[Shown]] = {
     "b": Begun,
     "p": Status,
-    "s": Started,
+    "s": AllStarted,
     "o": Lines,
     "w": Said,
     "i": Below,
@@ -146,7 +146,7 @@ class JournalDisplay:
             if shown.text == self._status:
                 return
             self._status = shown.text
-        elif isinstance(shown, Started):
+        elif isinstance(shown, AllStarted):
             self.has_status_line = False  # later attempts may start unwatched
         self._writer.put(self._file, line(_LETTERS[type(shown)], *map(_plain, shown)), on_done)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import LaunchError
 from .holder import holder_of
 from .journal_reader import last_line
-from .record import Record, State, read_record, this_boot, this_host
+from .record import JobRecord, JobState, read_record, this_boot, this_host
 from .state_folder import readable_folder
 
 KEPT_S = 7 * 86400.0
@@ -28,14 +28,14 @@ class KnownJob:
     """A record, and what has become of its job: a state of the record, LOST, or ELSEWHERE."""
 
     folder: Path
-    record: Record
+    record: JobRecord
     state: str
     why: str = ""  # it is lost, or why it is not known
 
     @property
     def is_live(self) -> bool:
         """Whether it is there, as far as that is known here."""
-        return self.state not in (State.ENDED.value, LOST)
+        return self.state not in (JobState.ENDED.value, LOST)
 
     @property
     def age_s(self) -> float:
@@ -76,7 +76,7 @@ def look_at(folder: Path) -> KnownJob | None:
         return KnownJob(folder=folder, record=record, state=record.state.value)
     if record is None:
         return None
-    if record.state is State.ENDED:
+    if record.state is JobState.ENDED:
         return KnownJob(folder=folder, record=record, state=record.state.value)
     if record.boot_id == this_boot():
         why = f"its dslaunch (pid {record.pid}) was killed; the hosts end its workers when they miss it"

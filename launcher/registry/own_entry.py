@@ -18,7 +18,7 @@ from ..options.end import without_secrets
 from ..output.event_files import EventRing
 from ..telemetry.telemetry import Telemetry
 from . import holder
-from .record import Record, State, name_from, this_boot, this_host, write_record
+from .record import JobRecord, JobState, name_from, this_boot, this_host, write_record
 from .state_folder import alone_in, writable_folder
 
 _MAX_TRIES = 100
@@ -72,7 +72,7 @@ class OwnEntry:
         self.problem = ""
         name, _, key = folder.name.rpartition(".")
         now = time.time()
-        self.record = Record(
+        self.record = JobRecord(
             name=name,
             key=key,
             host=this_host(),
@@ -119,7 +119,7 @@ class OwnEntry:
             return
         verdict = "its dslaunch was told a third time to end, and did at once; the hosts end its workers"
         ended = self.record._replace(
-            state=State.ENDED, ended_at=time.time(), exit_code=exit_code, verdict=verdict
+            state=JobState.ENDED, ended_at=time.time(), exit_code=exit_code, verdict=verdict
         )
         with contextlib.suppress(OSError):
             write_record(self.folder, ended)
@@ -164,7 +164,7 @@ class EntryWatch:
         self._attempt += 1
         hosts = tuple(dict.fromkeys(one.host for one in origins))[:MAX_HOSTS]
         self._change(
-            state=State.STARTING,
+            state=JobState.STARTING,
             attempt=self._attempt,
             hosts=hosts,
             num_ranks=len(origins),
@@ -173,11 +173,11 @@ class EntryWatch:
         )
 
     def started(self) -> None:
-        self._change(state=State.RUNNING, started_at=time.time())
+        self._change(state=JobState.RUNNING, started_at=time.time())
         self.on_started()
 
     def stopping(self) -> None:
-        self._change(state=State.STOPPING)
+        self._change(state=JobState.STOPPING)
 
     def reported(self, failure: str) -> None:
         if self.entry is not None and self.entry.record.is_detached:  # else the record is removed now

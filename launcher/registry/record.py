@@ -24,7 +24,7 @@ _TEXTS = ("name", "key", "host", "boot_id", "cwd", "launcher", "console", "log_f
 _NUMBERS = ("pid", "num_ranks", "first_rank", "attempt", "began_at", "started_at", "ended_at", "exit_code")
 
 
-class State(Enum):
+class JobState(Enum):
     """How far a job is, as its own process has written it."""
 
     STARTING = "starting"
@@ -33,7 +33,7 @@ class State(Enum):
     ENDED = "ended"
 
 
-class Record(NamedTuple):
+class JobRecord(NamedTuple):
     """Times are seconds of the wall clock, 0 for what has not happened.
 
     `key` tells jobs of one name apart.
@@ -54,7 +54,7 @@ class Record(NamedTuple):
     first_rank: int = 0  # not 0 for the part of a node of a job without SSH
     shown: tuple[tuple[int, int], ...] | None = None  # first and last of the ranks that are shown; None: all
     log_folder: str = ""
-    state: State = State.STARTING
+    state: JobState = JobState.STARTING
     attempt: int = 0
     began_at: float = 0.0
     started_at: float = 0.0
@@ -90,11 +90,11 @@ def this_boot() -> str:
     return read_text("/proc/sys/kernel/random/boot_id").strip()
 
 
-def as_json(record: Record) -> dict[str, Any]:
+def as_json(record: JobRecord) -> dict[str, Any]:
     return {"format": FORMAT, **record._asdict(), "state": record.state.value}
 
 
-def write_record(folder: Path, record: Record) -> None:
+def write_record(folder: Path, record: JobRecord) -> None:
     """Replace the record as a whole: a reader sees the old one or the new one, after a crash too.
 
     Errors: OSError; the old one is still there then
@@ -137,7 +137,7 @@ def _replace(folder: Path, data: bytes) -> None:
     os.replace(new, folder / FILE)
 
 
-def _fits(record: Record) -> bool:
+def _fits(record: JobRecord) -> bool:
     """Whether texts and numbers are what they should be; those who read a record rely on it."""
     texts = [getattr(record, name) for name in _TEXTS]
     numbers = [getattr(record, name) for name in _NUMBERS]
@@ -146,19 +146,19 @@ def _fits(record: Record) -> bool:
     )
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Path) -> JobRecord | None:
     """The record in this folder; None if there is none that can be read."""
     try:
         found = json.loads((folder / FILE).read_bytes())
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             return None
-        known = {name: found[name] for name in Record._fields if name in found}
-        record = Record(**known)
+        known = {name: found[name] for name in JobRecord._fields if name in found}
+        record = JobRecord(**known)
         if not _fits(record):
             return None
         shown = None if record.shown is None else tuple((int(a), int(b)) for a, b in record.shown)
         return record._replace(
-            state=State(record.state),
+            state=JobState(record.state),
             command=tuple(map(str, record.command)),
             hosts=tuple(map(str, record.hosts)),
             shown=shown,

@@ -8,7 +8,7 @@ from ..errors import LaunchError
 from ..node.workers.stack_dump import catches
 from ..options.backend import LAUNCHERS
 from .known_jobs import KnownJob
-from .record import State
+from .record import JobState
 from .stopping import job_process
 
 
@@ -19,7 +19,7 @@ def ask_stacks(job: KnownJob) -> None:
         why = ""
         if record.launcher in LAUNCHERS and LAUNCHERS[record.launcher].starts_itself:
             why = f"has its ranks started by {record.launcher}, which dslaunch cannot ask"
-        elif record.state is State.STARTING or not catches(process.pid, signal.SIGQUIT):
+        elif record.state is JobState.STARTING or not catches(process.pid, signal.SIGQUIT):
             why = "has not begun to start its ranks, or is ending"
         if why:
             raise LaunchError(f"dslaunch stacks: {record.id} {why}; look at the ranks on their hosts")

@@ -13,7 +13,7 @@ import time
 from ..errors import LaunchError
 from .holder import Process
 from .known_jobs import KnownJob, look_at
-from .record import State
+from .record import JobState
 
 WAIT_S = 0.1
 HEARD_WITHIN_S = 5.0  # the first signal
@@ -87,7 +87,7 @@ class Stopping:
 
     def _is_stopping(self) -> bool:
         found = look_at(self._job.folder)
-        return found is not None and found.state == State.STOPPING.value
+        return found is not None and found.state == JobState.STOPPING.value
 
     def __enter__(self) -> Stopping:
         return self

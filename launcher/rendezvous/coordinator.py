@@ -52,7 +52,7 @@ MAX_REFUSALS = 128
 TICK_S = 0.1
 
 
-class State(Enum):
+class CoordinatorState(Enum):
     """GATHERING nodes until all are ready; RUNNING; STOPPING after a failure; ENDED."""
 
     GATHERING = 1
@@ -81,7 +81,7 @@ class Coordinator:
         self._kill_grace_s = kill_grace_s
         self._timeout_s = timeout_s
         self._second_port = second_port
-        self._state = State.GATHERING
+        self._state = CoordinatorState.GATHERING
         self._is_started = False
         self._connections = Connections(self)
         self._members: dict[int, Peer] = {}
@@ -113,7 +113,7 @@ class Coordinator:
     # These may be called from any thread.
 
     def is_gathering(self) -> bool:
-        return self._state is State.GATHERING
+        return self._state is CoordinatorState.GATHERING
 
     def is_ours(self, nonce: str) -> bool:
         """Whether this coordinator has given it to one that connected."""
@@ -131,7 +131,7 @@ class Coordinator:
 
     def _run(self) -> None:
         try:
-            while self._state is not State.ENDED:
+            while self._state is not CoordinatorState.ENDED:
                 self._connections.serve(TICK_S)
                 if self._standstill.look():
                     for peer in self._connections.peers:
@@ -147,12 +147,15 @@ class Coordinator:
                 self._connections.drop(peer)
                 self.lose(peer, f"nothing heard for {now - peer.heard_at:.0f} s", at=peer.heard_at)
         self._beat(now)
-        if self._state is State.GATHERING:
+        if self._state is CoordinatorState.GATHERING:
             self._look_who_is_missing(now)
-        elif self._state is State.STOPPING:
+        elif self._state is CoordinatorState.STOPPING:
             self._look_who_still_stops(now)
-        if self._state in (State.RUNNING, State.STOPPING) and self._expected <= self.ended_at.keys():
-            self._state = State.ENDED
+        if (
+            self._state in (CoordinatorState.RUNNING, CoordinatorState.STOPPING)
+            and self._expected <= self.ended_at.keys()
+        ):
+            self._state = CoordinatorState.ENDED
 
     def _beat(self, now: float) -> None:
         if now >= self._beat_at:
@@ -199,7 +202,7 @@ class Coordinator:
             self._expected &= self.ended_at.keys()
 
     def _go(self) -> None:
-        self._state = State.RUNNING
+        self._state = CoordinatorState.RUNNING
         self._is_started = True
         self._connections.close_second_door()
         for rank, peer in sorted(self._members.items()):
@@ -239,7 +242,7 @@ class Coordinator:
         if self.failures.stopped_at is not None:
             return
         now = time.monotonic()
-        self._state = State.STOPPING
+        self._state = CoordinatorState.STOPPING
         self.failures.stopped_at = now
         self._linger_until = now if self._is_started else now + LINGER_S
         self._end_by = now + (self._kill_grace_s if self._is_started else 0.0) + STOP_MARGIN_S
@@ -260,7 +263,7 @@ class Coordinator:
             del self._members[rank]
         if rank in self.ended_at:
             return
-        if self._state is State.GATHERING and rank != 0:
+        if self._state is CoordinatorState.GATHERING and rank != 0:
             name = self._identity.name_of(rank)
             self._console.say(f"{name} left before the start ({message}); waiting for it to come again")
             return
@@ -280,7 +283,11 @@ class Coordinator:
             self._hear_stranger(peer, news)
         elif isinstance(news, NodeReady):
             peer.is_ready = True
-            if peer.node_rank == 0 and self._second_port is not None and self._state is State.GATHERING:
+            if (
+                peer.node_rank == 0
+                and self._second_port is not None
+                and self._state is CoordinatorState.GATHERING
+            ):
                 with contextlib.suppress(OSError):  # then there is no second door, and rank 0 will say why
                     self._connections.open_door(self._second_port, is_second=True)
         elif isinstance(news, Failed):
@@ -303,7 +310,7 @@ class Coordinator:
             peer.nonce = both(peer.nonce, news.nonce)
             self._connections.send(peer, Proof(self._identity.coordinator_proof(peer.nonce)))
         elif isinstance(news, Join) and peer.is_challenged:
-            if news.node_rank == 0 and self._state is State.STOPPING:
+            if news.node_rank == 0 and self._state is CoordinatorState.STOPPING:
                 self._connections.drop(
                     peer
                 )  # the node 0 of the next attempt; it asks again, until this one is gone
@@ -352,7 +359,7 @@ class Coordinator:
             return
         if not self._is_started and rank not in self._members:
             self._expected.discard(rank)
-        if self._state is State.GATHERING:
+        if self._state is CoordinatorState.GATHERING:
             self._fail(rank, refusal.why, at=time.monotonic(), code=EXIT_MISTAKE)
 
     def _note_refusal(self, peer: Peer, rank: int, why: str) -> None:

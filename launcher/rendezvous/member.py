@@ -68,7 +68,7 @@ class _Over(Exception):
         self.failure = failure
 
 
-class Member:
+class OtherNodes:
     """The other nodes, as one node's controller sees them: controller.py, `Peers`."""
 
     def __init__(

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..job.mesh import Mesh
+from ..job.mesh import JobMesh
 from ..job.plan import Plan
 from ..job.verdict import Failure, HostFailure, RankFailure
 from ..wire.frames import FITS, body_of, cut, table_of, unpack, with_length
@@ -204,7 +204,7 @@ class JobIdentity:
     hosts: str  # for people
     hosts_digest: str
     program_digest: str
-    mesh: Mesh | None = None
+    mesh: JobMesh | None = None
 
     def join(self, node_rank: int, *, nonce: str, heartbeat_s: float, shows_hosts: bool = True) -> Join:
         """How a member asks to take part. `nonce` is what `both` made of the two."""

@@ -24,7 +24,7 @@ from ..output.console import Console
 from ..sync.sync_job import SyncJob
 from ..wire.job import TOKEN_VARIABLE
 from .coordinator import GOODBYE_S, Coordinator
-from .member import Doors, Member
+from .member import Doors, OtherNodes
 from .messages import JobIdentity, failure_of, identify
 from .namesake import Namesake
 from .node_rank import find_node_rank
@@ -149,7 +149,7 @@ def run_part(part: NodePart, console: Console, files: SyncJob | None = None) -> 
     """
     member, coordinator = None, None
     if part.coordinator_port is not None:
-        member = Member(
+        member = OtherNodes(
             part.identity,
             part.node.node_rank,
             console=console,

@@ -38,7 +38,7 @@ class Pool(NamedTuple):
     found_in: str = ""
 
 
-class Named(NamedTuple):
+class NamedHosts(NamedTuple):
     """Hosts that were named, on the command line or by a batch system."""
 
     hosts: tuple[Host, ...]
@@ -80,7 +80,7 @@ def read_pool(options: Options, console: Console, *, may_look: bool = True) -> P
     return Pool(_with_known_slots(named.hosts, options, console), named.found_in)
 
 
-def _warn_of_visible(named: Named, console: Console) -> None:
+def _warn_of_visible(named: NamedHosts, console: Console) -> None:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not visible:
         return
@@ -158,7 +158,7 @@ def select_hosts(hosts: tuple[Host, ...], options: Options) -> tuple[Selected, .
     )
 
 
-def named_hosts(options: Options, console: Console | None = None) -> Named | None:
+def named_hosts(options: Options, console: Console | None = None) -> NamedHosts | None:
     """Return the hosts to use: those of --hostfile, else of the default hostfile, else those that a batch
     system or MPI has named. None: this machine, also if it is the only host that was found.
 
@@ -174,15 +174,15 @@ def named_hosts(options: Options, console: Console | None = None) -> Named | Non
         return None
     given = None if options.hostfile == "None" else options.hostfile
     if given == "-":
-        return Named(read_piped_hostfile(warn=warn), "standard input", "the hostfile on standard input")
+        return NamedHosts(read_piped_hostfile(warn=warn), "standard input", "the hostfile on standard input")
     if given is not None and (source := source_of_file(given, os.environ)) is not None:
         hosts = read_source(source, os.environ, may_look=_may_look(options), warn=warn)
-        return Named(hosts, given, f"the hostfile {given}")
+        return NamedHosts(hosts, given, f"the hostfile {given}")
     path = DEFAULT_HOSTFILE if given is None else Path(given)
     if given is not None and is_host_list(given) and not os.path.lexists(path):
-        return Named(parse_host_list(given), f"--hostfile {given}", f"--hostfile={given}")
+        return NamedHosts(parse_host_list(given), f"--hostfile {given}", f"--hostfile={given}")
     if given is not None or path.exists():
-        return Named(read_hostfile(path, warn=warn), str(path), f"the hostfile {path}")
+        return NamedHosts(read_hostfile(path, warn=warn), str(path), f"the hostfile {path}")
     return _found_hosts(options, console, warn)
 
 
@@ -203,7 +203,9 @@ def _may_look(options: Options) -> bool:
     return not (options.rendezvous.no_ssh or options.backend.launcher.starts_itself)
 
 
-def _found_hosts(options: Options, console: Console | None, warn: Callable[[str], object]) -> Named | None:
+def _found_hosts(
+    options: Options, console: Console | None, warn: Callable[[str], object]
+) -> NamedHosts | None:
     is_part = options.rendezvous.no_ssh
     source = find_source(os.environ, of_step=is_part)
     if source is None:
@@ -226,7 +228,7 @@ def _found_hosts(options: Options, console: Console | None, warn: Callable[[str]
         known = [host.slots for host in hosts if host.slots is not None]
         slots = count(sum(known), "slot") if len(known) == len(hosts) else "one slot for each GPU found there"
         console.say(f"hosts from {source.system}, {place}: {count(len(hosts), 'host')}, {slots}")
-    return Named(hosts, place, place, found_in=f"{place} ({source.system})")
+    return NamedHosts(hosts, place, place, found_in=f"{place} ({source.system})")
 
 
 def _is_here(host: Host) -> bool:

@@ -19,7 +19,7 @@ from ..fleet.trial import ANSWER_TIMEOUT_S, Trial, try_hosts
 from ..inputs.host import MAX_SLOTS, Host
 from ..inputs.hostfile import read_hostfile
 from ..inputs.selection import Selected
-from ..job.resize import Known, Rules, resize
+from ..job.resize import HostsNow, ResizeRules, resize
 from ..job.restart import Attempt
 from ..job.verdict import Verdict
 from ..options import Options
@@ -59,7 +59,7 @@ class Hosts:
         """`refused`: as for backends.choose.choose_access."""
         self._options, self._console, self._refused = options, console, refused
         wanted = options.num_nodes if options.num_nodes > 0 else options.restart.max_nodes
-        self.rules = Rules(options.restart, options.mesh, wanted or len(first.hosts))
+        self.rules = ResizeRules(options.restart, options.mesh, wanted or len(first.hosts))
         self._path = hostfile_path(options)
         self._pool = first.hosts + first.spares
         self._candidates = {one.host.name: _Candidate("is a spare", is_spare=True) for one in first.spares}
@@ -114,7 +114,7 @@ class Hosts:
                 for name in self._attempt.joined:
                     self._candidates[name] = _Candidate("is back", must_go_first=True)
 
-    def known(self) -> Known:
+    def known(self) -> HostsNow:
         """Return what is known now, also between attempts."""
         with self._lock:
             return self._known(self._leaving)
@@ -126,7 +126,7 @@ class Hosts:
             decision = resize(self._attempt, self._known(leaving), self.rules)
             return "" if decision is None else decision.why
 
-    def _known(self, leaving: Mapping[str, str]) -> Known:
+    def _known(self, leaving: Mapping[str, str]) -> HostsNow:
         names = {one.host.name for one in self._pool}
         taking_part = {one.host.name for one in self._attempt.hosts}
         going = {
@@ -137,7 +137,7 @@ class Hosts:
         others = [one for one in self._pool if one.host.name not in taking_part and one.devices]
         coming = tuple(one for one in others if self._is_good(one.host.name))
         spares = tuple(one for one in others if self._is_spare(one.host.name))
-        return Known(going, coming, spares, {name: one.word for name, one in self._candidates.items()})
+        return HostsNow(going, coming, spares, {name: one.word for name, one in self._candidates.items()})
 
     def _is_good(self, name: str) -> bool:
         candidate = self._candidates.get(name)

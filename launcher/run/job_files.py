@@ -11,7 +11,7 @@ from ..job.plan import Plan
 from ..options import Options
 from ..output.console import Console
 from ..sync.collector import Collector
-from ..sync.manifest import Manifest, walk
+from ..sync.manifest import SyncManifest, walk
 from ..sync.sync_job import SyncJob, root_on
 from ..sync.target import checked_folder
 from ..wire.frames import bytes_of
@@ -91,7 +91,7 @@ def _refuse_place(place: str) -> None:
         )
 
 
-def _walk(root: bytes, options: Options, console: Console) -> Manifest:
+def _walk(root: bytes, options: Options, console: Console) -> SyncManifest:
     manifest = walk(root, besides=_besides(options))
     if manifest.skipped:
         console.say(f"--sync: not sent: {_some(manifest.skipped)}")

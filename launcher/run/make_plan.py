@@ -10,7 +10,7 @@ from pathlib import Path
 from ...shared import variables
 from ..errors import LaunchError
 from ..inputs import env_file
-from ..job.mesh import HostSlots, Mesh, check_hosts, make_mesh
+from ..job.mesh import HostSlots, JobMesh, check_hosts, make_mesh
 from ..job.mesh_estimate import estimate_of
 from ..job.plan import Endpoint, Plan, plan_nodes, plan_program
 from ..job.restart import Attempt, first_attempt
@@ -113,7 +113,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
     )
 
 
-def _mesh_of(options: Options, attempt: Attempt) -> Mesh | None:
+def _mesh_of(options: Options, attempt: Attempt) -> JobMesh | None:
     hosts = [HostSlots(one.host.name, len(one.devices)) for one in attempt.hosts]
     mesh = make_mesh(options.mesh, sum(host.num_ranks for host in hosts), may_shrink=attempt.number > 0)
     if mesh is not None:

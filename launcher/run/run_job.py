@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ..backends.choose import Access, choose_access
+from ..backends.choose import HostAccess, choose_access
 from ..backends.refused_before import RefusedBefore
 from ..controller.job_signals import ENDING, no_worker_signals, received, unignored
 from ..errors import LaunchError
@@ -259,7 +259,7 @@ def _checked(
 
 def _run_attempt(
     plan: Plan,
-    access: Access,
+    access: HostAccess,
     console: Console,
     attempt: Attempt,
     hosts: Hosts | None,

@@ -12,7 +12,7 @@ MAX_EXITS = 200  # kept of an attempt; all are counted
 MAX_PHASES = 30
 
 
-class Worker(NamedTuple):
+class AttemptWorker(NamedTuple):
     """One process of an attempt."""
 
     host: str
@@ -21,7 +21,7 @@ class Worker(NamedTuple):
     local_rank: int
 
 
-class Phase(NamedTuple):
+class StartPhase(NamedTuple):
     """A part of the start that all hosts or ranks have behind them. Units: seconds since the epoch."""
 
     name: str
@@ -38,7 +38,7 @@ class Exit(NamedTuple):
     signal: int
 
 
-class Verdict(NamedTuple):
+class AttemptVerdict(NamedTuple):
     """How an attempt ended: `text` is a sentence on it, and `keys` are those of `report.json`, as told."""
 
     at: float
@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
         return mapping(self.keys.get("culprit"))
 
 
-class Attempt:
+class AttemptState:
     """One start. Times are seconds since the epoch, 0 for what is not known."""
 
     def __init__(self, number: int, began_at: float) -> None:
@@ -63,23 +63,23 @@ class Attempt:
         self.hosts: tuple[str, ...] = ()  # in the order of their ranks
         self.num_ranks = 0
         self.log_folder = ""
-        self.phases: list[Phase] = []
+        self.phases: list[StartPhase] = []
         self.running_at = 0.0  # all workers run
         self.last_at = began_at
         self.exits: list[Exit] = []
         self.num_exits = 0
-        self.verdict: Verdict | None = None
+        self.verdict: AttemptVerdict | None = None
 
     @property
     def ended_at(self) -> float:
         return 0.0 if self.verdict is None else self.verdict.at
 
-    def begin(self, workers: tuple[Worker, ...], log_folder: str) -> None:
+    def begin(self, workers: tuple[AttemptWorker, ...], log_folder: str) -> None:
         self.has_begun = True
         self.hosts = tuple(dict.fromkeys(one.host for one in workers))
         self.num_ranks, self.log_folder = len(workers), log_folder
 
-    def end(self, verdict: Verdict) -> None:
+    def end(self, verdict: AttemptVerdict) -> None:
         """Where nothing else was told of the attempt its verdict tells hosts and phases."""
         self.verdict = verdict
         self.hosts = self.hosts or tuple(filter(None, map(text, items(verdict.keys.get("hosts")))))
@@ -88,10 +88,10 @@ class Attempt:
 
     def add_phase(self, name: str, ended_at: float) -> None:
         if name and name != "ended" and len(self.phases) < MAX_PHASES:
-            self.phases.append(Phase(name[:40], ended_at))
+            self.phases.append(StartPhase(name[:40], ended_at))
 
 
-def workers_of(value: Any) -> tuple[Worker, ...]:
+def workers_of(value: Any) -> tuple[AttemptWorker, ...]:
     """As the event `attempt` has them; what is none is left out."""
     found = []
     for one in items(value)[:MAX_WORKERS]:
@@ -100,14 +100,14 @@ def workers_of(value: Any) -> tuple[Worker, ...]:
             continue
         node_rank, rank, local_rank = (whole(word) for word in row[1:])
         if node_rank is not None and rank is not None and local_rank is not None and text(row[0]):
-            found.append(Worker(text(row[0]), node_rank, rank, local_rank))
+            found.append(AttemptWorker(text(row[0]), node_rank, rank, local_rank))
     return tuple(found)
 
 
-def verdict_of(at: float, event: Mapping[str, Any]) -> Verdict:
+def verdict_of(at: float, event: Mapping[str, Any]) -> AttemptVerdict:
     """As the event `verdict` has it, and an attempt in `report.json`."""
     exit_code = whole(event.get("exit_code")) or 0
-    return Verdict(
+    return AttemptVerdict(
         at=at,
         exit_code=exit_code,
         duration_s=number(event.get("duration_s")) or 0.0,

@@ -13,20 +13,20 @@ from typing import NamedTuple
 GAUGE, COUNTER = "gauge", "counter"
 
 
-class Unit(NamedTuple):
+class NumberUnit(NamedTuple):
     """`name` stands at the axis of a chart, whose numbers are divided by `scale`."""
 
     name: str = ""
     scale: float = 1.0
 
 
-PLAIN = Unit()
-TIME = Unit("s")
-BYTES = Unit("GiB", float(1 << 30))
-TRAFFIC = Unit("MiB/s", float(1 << 20))
-SHARE = Unit("%", 0.01)
-WATTS = Unit("W")
-CELSIUS = Unit("°C")
+PLAIN = NumberUnit()
+TIME = NumberUnit("s")
+BYTES = NumberUnit("GiB", float(1 << 30))
+TRAFFIC = NumberUnit("MiB/s", float(1 << 20))
+SHARE = NumberUnit("%", 0.01)
+WATTS = NumberUnit("W")
+CELSIUS = NumberUnit("°C")
 
 
 class Family(NamedTuple):
@@ -50,7 +50,7 @@ class Metric(NamedTuple):
     """
 
     label: str = ""
-    unit: Unit = PLAIN
+    unit: NumberUnit = PLAIN
     family: Family | None = None
     series: tuple[str, str] | None = None
     section: str = "training"
@@ -61,7 +61,7 @@ class Metric(NamedTuple):
     of_gpus: str = "mean"
 
 
-class Phase(NamedTuple):
+class StepPhase(NamedTuple):
     """A part of a step, `NAME_s` in events. `letter` and `color` are those of the bars of `dslaunch top`,
     `short` stands beside the letter there, and `help` in its help; `series` is its name in Prometheus.
     """
@@ -78,12 +78,12 @@ class Phase(NamedTuple):
 COMPUTING, WAITING, DATA, PAUSE = "computing", "waiting", "data", "pause"
 _COMM_HELP, _PAUSED = "waiting for other ranks and the network", "saving, loading, evaluating"
 PHASES = {
-    "forward": Phase("forward", "forward", "f", "green", COMPUTING),
-    "backward": Phase("backward", "backward", "b", "cyan", COMPUTING),
-    "optimizer": Phase("optimizer", "optimizer", "o", "blue", COMPUTING),
-    "comm": Phase("waiting for others", _COMM_HELP, "c", "yellow", WAITING, "others", "communication"),
-    "data": Phase("data", "waiting for data between two steps", "d", "red", DATA),
-    "paused": Phase(_PAUSED, _PAUSED, "p", "magenta", PAUSE, "saving"),
+    "forward": StepPhase("forward", "forward", "f", "green", COMPUTING),
+    "backward": StepPhase("backward", "backward", "b", "cyan", COMPUTING),
+    "optimizer": StepPhase("optimizer", "optimizer", "o", "blue", COMPUTING),
+    "comm": StepPhase("waiting for others", _COMM_HELP, "c", "yellow", WAITING, "others", "communication"),
+    "data": StepPhase("data", "waiting for data between two steps", "d", "red", DATA),
+    "paused": StepPhase(_PAUSED, _PAUSED, "p", "magenta", PAUSE, "saving"),
 }
 OTHER = "other"  # what no phase accounts for
 OTHER_LABEL, OTHER_HELP, OTHER_LETTER = "other", "anything else", "-"
@@ -125,9 +125,9 @@ RANK: dict[str, Metric] = {
     "loss": Metric("Loss", PLAIN, _LOSS),
     "lr": Metric("Learning rate", PLAIN, _LR),
     "grad_norm": Metric("Gradient norm", PLAIN, _NORM),
-    "steps_per_s": Metric("Rate", Unit("steps/s"), starts_at_zero=True),
-    "tokens_per_s": Metric("Tokens", Unit("tokens/s"), starts_at_zero=True),
-    "samples_per_s": Metric("Samples", Unit("samples/s"), starts_at_zero=True),
+    "steps_per_s": Metric("Rate", NumberUnit("steps/s"), starts_at_zero=True),
+    "tokens_per_s": Metric("Tokens", NumberUnit("tokens/s"), starts_at_zero=True),
+    "samples_per_s": Metric("Samples", NumberUnit("samples/s"), starts_at_zero=True),
     "loss_scale": Metric("Loss scale", PLAIN, _SCALE),
     "skipped": Metric("Steps skipped so far", PLAIN, _SKIPPED, starts_at_zero=True),
     "step_s": Metric("Time of a step", TIME, _STEP_SECONDS, ("phase", "whole"), "times", True),
@@ -144,7 +144,7 @@ RANK: dict[str, Metric] = {
     "mem_optimizer": _memory("optimizer", part="optimizer states"),
     "mem_activations": _memory("activations", part="activations"),
     "mem_other": _memory("other", part="other, by kind"),
-    "lines_per_s": Metric("Lines of output, of all ranks", Unit("lines/s"), None, None, "output", True),
+    "lines_per_s": Metric("Lines of output, of all ranks", NumberUnit("lines/s"), None, None, "output", True),
 }
 
 _CPU = Family("dslaunch_host_cpu_ratio", "Use of the host's processors, 0 to 1.")

@@ -15,7 +15,7 @@ MAX_NAMES = 200
 FOLDED = " *"  # at the end of a host's name: its ranks, which are told of together
 
 
-class Source:
+class NumberSource:
     """One rank, or the ranks of a host that are told of together, of whose numbers the least, the mean and
     the greatest are known. `key` is its name in events.
 
@@ -70,7 +70,7 @@ class Source:
             self.step_at = at
 
 
-class RankState(Source):
+class RankState(NumberSource):
     """One rank of the attempt that runs, or of the last one."""
 
     def __init__(self, rank: int, host: str, local_rank: int) -> None:
@@ -91,7 +91,7 @@ class RankState(Source):
         self.doing = text(row.get("state"))  # it lasts until something else is told
 
 
-class HostState:
+class HostNumbers:
     """One host: what it tells of itself, and of its GPUs as `gpu_NAME`. Numbers are made of it when they are
     asked for: a launcher of many hosts asks seldom.
     """

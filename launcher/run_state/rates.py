@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .rank_state import Source
+from .rank_state import NumberSource
 from .values import greatest_of, mean_of
 
 COUNTERS = ("step", "samples", "tokens")
@@ -38,7 +38,7 @@ class Rates:
     def __init__(self) -> None:
         self._counted: dict[str, _Counted] = {}
 
-    def of(self, at: float, sources: Sequence[Source]) -> Iterator[Rate]:
+    def of(self, at: float, sources: Sequence[NumberSource]) -> Iterator[Rate]:
         """Those that follow from what was told now."""
         num_steps = timed_s = 0.0
         for source in sources:
@@ -71,7 +71,7 @@ class Rates:
                     yield Rate(rate, more / passed_s, passed_s)
 
 
-def _told(sources: Sequence[Source], name: str) -> Iterator[tuple[str, float]]:
+def _told(sources: Sequence[NumberSource], name: str) -> Iterator[tuple[str, float]]:
     """Of several ranks the greatest."""
     for source in sources:
         value = greatest_of(source.told.get(name))

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .attempt import MAX_EXITS, Attempt, Exit, verdict_of, workers_of
-from .rank_state import FOLDED, HostState, RankState, Source
+from .attempt import MAX_EXITS, AttemptState, Exit, verdict_of, workers_of
+from .rank_state import FOLDED, HostNumbers, NumberSource, RankState
 from .rates import Rates
 from .series import Curve, Kept, single
 from .step_times import StepTimes
@@ -26,7 +26,7 @@ RECENT_S = 600.0
 MAX_NOTE = 4000  # characters
 
 
-class Job(NamedTuple):
+class JobEvent(NamedTuple):
     """The first event of every file."""
 
     at: float = 0.0
@@ -39,7 +39,7 @@ class Job(NamedTuple):
     launcher: str = ""
 
 
-class Note(NamedTuple):
+class SaidNote(NamedTuple):
     """A sentence of dslaunch. `level` is that of Python's logging."""
 
     at: float
@@ -60,7 +60,7 @@ class Straggler:
         self.over_at = 0.0
 
 
-class Report(NamedTuple):
+class ToldText(NamedTuple):
     """Text that was asked for or told: a watchdog's, with its rank, or stacks, with their title."""
 
     at: float
@@ -72,24 +72,28 @@ class Report(NamedTuple):
 class Observer:
     """Keeps more of a run than its state does. Each method is called when the state knows of it."""
 
-    def began(self, attempt: Attempt) -> None:
+    def began(self, attempt: AttemptState) -> None:
         """An attempt begins."""
 
     def told(
-        self, at: float, sources: Sequence[Source], hosts: Sequence[HostState], lines: Mapping[int, int]
+        self,
+        at: float,
+        sources: Sequence[NumberSource],
+        hosts: Sequence[HostNumbers],
+        lines: Mapping[int, int],
     ) -> None:
         """These ranks and hosts have told numbers, and ranks have written so many lines."""
 
     def made(self, at: float, name: str, value: float, passed_s: float) -> None:
         """A rate of the run as a whole, over so many seconds."""
 
-    def noted(self, note: Note) -> None:
+    def noted(self, note: SaidNote) -> None:
         """dslaunch has said something."""
 
     def held_up(self, straggler: Straggler) -> None:
         """Others wait for it."""
 
-    def hung(self, report: Report) -> None:
+    def hung(self, report: ToldText) -> None:
         """A watchdog has told of a collective that takes too long."""
 
 
@@ -98,25 +102,25 @@ class RunState:
 
     def __init__(self) -> None:
         self._observers: list[Observer] = []
-        self.job = Job()
+        self.job = JobEvent()
         self.began_at = 0.0  # when the first event was
         self.at = 0.0  # of the newest event
-        self.attempts: dict[int, Attempt] = {}
-        self.attempt: Attempt | None = None  # the last one; None before the first
+        self.attempts: dict[int, AttemptState] = {}
+        self.attempt: AttemptState | None = None  # the last one; None before the first
         self.num_attempts = self.num_failed_attempts = 0
         self.ranks: dict[int, RankState] = {}
-        self.folded: dict[str, Source] = {}  # by host
-        self.hosts: dict[str, HostState] = {}
+        self.folded: dict[str, NumberSource] = {}  # by host
+        self.hosts: dict[str, HostNumbers] = {}
         self.configs: dict[int, Any] = {}  # by rank
         self.loss = Curve()  # the mean of all ranks
         self.last_loss: float | None = None  # of rank 0, or of the rank that told one first
         self.last_step: float | None = None  # of any attempt
         self.total_steps: int | None = None  # as the program says, by dslaunch.report(total_steps=...)
-        self.notes: Kept[Note] = Kept(*NOTES)
+        self.notes: Kept[SaidNote] = Kept(*NOTES)
         self.stragglers: Kept[Straggler] = Kept(*STRAGGLERS)
-        self.hangs: Kept[Report] = Kept(*REPORTS)
-        self.stacks: Kept[Report] = Kept(*REPORTS)
-        self.last_hang: Report | None = None
+        self.hangs: Kept[ToldText] = Kept(*REPORTS)
+        self.stacks: Kept[ToldText] = Kept(*REPORTS)
+        self.last_hang: ToldText | None = None
         self.has_numbers = False  # of ranks: else there are lines of output only
         self.num_lines = 0
         self.num_lost = 0  # events that are not in the file
@@ -155,7 +159,7 @@ class RunState:
     # What it says.
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[NumberSource]:
         """Those who tell numbers, in the order of ranks."""
         return [*self.ranks.values(), *self.folded.values()]
 
@@ -224,17 +228,19 @@ class RunState:
 
     def _job(self, at: float, event: Mapping[str, Any]) -> None:
         if not self.job.name:  # a file that begins later repeats it
-            words = {name: text(event.get(name)) for name in Job._fields[3:]}
+            words = {name: text(event.get(name)) for name in JobEvent._fields[3:]}
             command = tuple(map(text, items(event.get("command"))))
-            self.job = Job(at, text(event.get("name")), command, **words)
+            self.job = JobEvent(at, text(event.get("name")), command, **words)
 
-    def _attempt_of(self, at: float, event: Mapping[str, Any], *, began_at: float | None = None) -> Attempt:
+    def _attempt_of(
+        self, at: float, event: Mapping[str, Any], *, began_at: float | None = None
+    ) -> AttemptState:
         """The attempt that an event speaks of. Of processes that others start nothing is told but its end."""
         current = -1 if self.attempt is None else self.attempt.number
         place = max(0, whole_or(event.get("attempt"), current))
         attempt = self.attempts.get(place)
         if attempt is None:
-            attempt = self.attempts[place] = Attempt(place, at if began_at is None else began_at)
+            attempt = self.attempts[place] = AttemptState(place, at if began_at is None else began_at)
             self.num_attempts += 1
             self.began_at = min(self.began_at, attempt.began_at)
             if len(self.attempts) > MAX_ATTEMPTS:
@@ -254,7 +260,7 @@ class RunState:
         self.attempt = attempt
         self.ranks = {one.rank: RankState(one.rank, one.host, one.local_rank) for one in workers}
         self.folded, self._present, self._rates, self._metrics_at = {}, {}, Rates(), 0.0
-        self.hosts = {host: self.hosts.get(host, HostState(host)) for host in attempt.hosts}
+        self.hosts = {host: self.hosts.get(host, HostNumbers(host)) for host in attempt.hosts}
         for observer in self._observers:
             observer.began(attempt)
 
@@ -278,7 +284,7 @@ class RunState:
 
     def _hang(self, at: float, event: Mapping[str, Any]) -> None:
         rank = whole(event.get("rank"))
-        report = Report(at, rank, "", tuple(text(event.get("report")).split("\n")))
+        report = ToldText(at, rank, "", tuple(text(event.get("report")).split("\n")))
         self.hangs.append(report)
         self.last_hang = report
         if rank in self.ranks:
@@ -287,14 +293,14 @@ class RunState:
             observer.hung(report)
 
     def _note(self, at: float, event: Mapping[str, Any]) -> None:
-        note = Note(at, whole_or(event.get("level"), 20), text(event.get("text"))[:MAX_NOTE])
+        note = SaidNote(at, whole_or(event.get("level"), 20), text(event.get("text"))[:MAX_NOTE])
         self.notes.append(note)
         for observer in self._observers:
             observer.noted(note)
 
     def _stacks(self, at: float, event: Mapping[str, Any]) -> None:
         self.stacks.append(
-            Report(at, None, text(event.get("title")), tuple(map(text, items(event.get("lines")))))
+            ToldText(at, None, text(event.get("title")), tuple(map(text, items(event.get("lines")))))
         )
 
     def _straggler(self, at: float, event: Mapping[str, Any]) -> None:
@@ -365,13 +371,13 @@ class RunState:
         self._count_lines(at, lines)
         self._follow_steps(at, sources)
 
-    def _source(self, name: str) -> Source | None:
+    def _source(self, name: str) -> NumberSource | None:
         """Who tells the numbers of this name."""
         if name.endswith(FOLDED):
             host = name.removesuffix(FOLDED)
             if host in self.hosts and host not in self.folded:
                 num_ranks = sum(one.host == host for one in self.ranks.values())
-                self.folded[host] = Source(name, host, num_ranks)
+                self.folded[host] = NumberSource(name, host, num_ranks)
             return self.folded.get(host)
         return self.ranks.get(int(name)) if name.isascii() and name.isdigit() and len(name) < 10 else None
 
@@ -387,7 +393,7 @@ class RunState:
         if passed_s > 0:
             self._make(at, "lines_per_s", total / passed_s, passed_s)
 
-    def _follow_steps(self, at: float, sources: Sequence[Source]) -> None:
+    def _follow_steps(self, at: float, sources: Sequence[NumberSource]) -> None:
         """The numbers of the run as a whole. Its loss is the mean of all ranks, also of those that tell later
         than others: the ranks' losses differ, and the mean of a part of them would jump to and fro.
         """

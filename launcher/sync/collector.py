@@ -14,7 +14,7 @@ from ..wire.frames import Collect, Collected, Found, ProtocolError, bytes_of, te
 from ..wire.manifest import unpack_piece
 from ..wording import count, shown_size
 from .ignore import OUR_FILE
-from .target import Target
+from .target import SyncTarget
 
 MAX_SAME_NAMES = 1000
 MAX_PATH_BYTES = 4095  # as the kernel's
@@ -54,20 +54,20 @@ class Collector:
         self._patterns, self.option, self._is_own = list(patterns), option, is_own
         self._place = os.path.abspath(place)
         self._own: set[bytes] = set()  # written by this job
-        self._arriving: dict[Target, _Arriving] = {}
+        self._arriving: dict[SyncTarget, _Arriving] = {}
         self.num_files = self.num_bytes = 0
         self.problems: list[str] = []
         self.renamed: list[str] = []
 
-    def ask(self, host: Target) -> None:
+    def ask(self, host: SyncTarget) -> None:
         """The job is over there."""
         self._arriving[host] = _Arriving()
         host.send(Collect(self._patterns, "" if self._is_own else text_of(self._place), self._is_own))
 
-    def is_asked(self, host: Target) -> bool:
+    def is_asked(self, host: SyncTarget) -> bool:
         return host in self._arriving and self._arriving[host].end is None
 
-    def receive_name(self, host: Target, found: Found) -> None:
+    def receive_name(self, host: SyncTarget, found: Found) -> None:
         """Errors: ProtocolError for a name that leads out of the host's folder"""
         arriving = self._arriving[host]
         name = bytes_of(found.name).lstrip(b"/")
@@ -110,7 +110,7 @@ class Collector:
         with os.fdopen(fd, "wb") as file:
             file.write(_KEPT_HERE)
 
-    def receive_piece(self, host: Target, piece: bytes) -> None:
+    def receive_piece(self, host: SyncTarget, piece: bytes) -> None:
         """Errors: ProtocolError if it is none"""
         arriving = self._arriving[host]
         try:
@@ -125,7 +125,7 @@ class Collector:
                     self._lose(arriving, error)
                 self.num_bytes += len(data)
 
-    def end(self, host: Target, item: Collected) -> None:
+    def end(self, host: SyncTarget, item: Collected) -> None:
         """It has sent everything."""
         arriving = self._arriving[host]
         with arriving.lock:
@@ -133,7 +133,7 @@ class Collector:
             arriving.end = item
         self.problems += [f"{host.name}: {one}" for one in item.problems]
 
-    def lose(self, host: Target) -> None:
+    def lose(self, host: SyncTarget) -> None:
         """Nothing more comes from it."""
         arriving = self._arriving[host]
         with arriving.lock:

@@ -42,7 +42,7 @@ _STARS = frozenset(_LAZY)
 _BYTES = [bytes([number]) for number in range(256)]
 
 
-class Rule(NamedTuple):
+class IgnoreRule(NamedTuple):
     """One line. `is_of_name`: it is compared with the last name only."""
 
     pattern: re.Pattern[bytes]
@@ -55,7 +55,7 @@ class RuleFile(NamedTuple):
     """The lines of one file; what they are compared with begins after `base`."""
 
     base: bytes
-    rules: tuple[Rule, ...]
+    rules: tuple[IgnoreRule, ...]
 
     def decide(self, path: bytes, *, is_folder: bool) -> bool | None:
         """Whether the path is ignored; None if no line is about it. The last line that is, decides."""
@@ -162,7 +162,7 @@ def read_rule_file(path: bytes, note: Note, *, follows: bool = False) -> bytes:
         os.close(fd)
 
 
-def read_rules(text: bytes) -> tuple[Rule, ...]:
+def read_rules(text: bytes) -> tuple[IgnoreRule, ...]:
     """The lines of a file of rules."""
     lines = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     rules = (_read_rule(_trimmed(line.removesuffix(b"\r"))) for line in lines if not line.startswith(b"#"))
@@ -183,7 +183,7 @@ def _trimmed(line: bytes) -> bytes:
     return line[:end]
 
 
-def _read_rule(line: bytes) -> Rule | None:
+def _read_rule(line: bytes) -> IgnoreRule | None:
     is_negated = line.startswith(b"!")
     pattern = line[is_negated:]
     is_of_folders = pattern.endswith(b"/")
@@ -193,7 +193,7 @@ def _read_rule(line: bytes) -> Rule | None:
         return None
     is_of_name = b"/" not in pattern
     compiled = compile_pattern(pattern.removeprefix(b"/"), is_path=not is_of_name)
-    return None if compiled is None else Rule(compiled, is_negated, is_of_folders, is_of_name)
+    return None if compiled is None else IgnoreRule(compiled, is_negated, is_of_folders, is_of_name)
 
 
 def compile_pattern(pattern: bytes, *, is_path: bool) -> re.Pattern[bytes] | None:

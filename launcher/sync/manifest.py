@@ -18,7 +18,7 @@ MAX_READS = 3  # of a file that changes meanwhile
 _KINDS = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", stat.S_IFBLK: "device", stat.S_IFCHR: "device"}
 
 
-class Manifest(NamedTuple):
+class SyncManifest(NamedTuple):
     """`skipped` are names that are neither files nor folders nor links, each with what it is. `unread_rules`
     are those of files of rules that hold none, each with why.
     """
@@ -37,7 +37,7 @@ class Manifest(NamedTuple):
         return sum(one.size for one in self.entries)
 
 
-def walk(root: bytes, *, besides: Sequence[bytes] = (), reads: bool = True) -> Manifest:
+def walk(root: bytes, *, besides: Sequence[bytes] = (), reads: bool = True) -> SyncManifest:
     """What is in a folder and not ignored. `besides`: absolute paths of folders that are left out, too.
 
     Not `reads`: no digests, for a look at what would be sent.
@@ -53,7 +53,7 @@ def walk(root: bytes, *, besides: Sequence[bytes] = (), reads: bool = True) -> M
         ) from None
     if walker.cache is not None:
         walker.cache.write()
-    return Manifest(root, tuple(walker.entries), tuple(walker.skipped), tuple(walker.unread_rules))
+    return SyncManifest(root, tuple(walker.entries), tuple(walker.skipped), tuple(walker.unread_rules))
 
 
 class _Walker:

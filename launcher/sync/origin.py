@@ -15,14 +15,14 @@ from typing import NamedTuple
 from ..node.system.kernel_file import read_text
 
 
-class Origin(NamedTuple):
+class SyncOrigin(NamedTuple):
     """`key` is the same for two syncs only if one sender makes both; `words` are for people."""
 
     key: str
     words: str
 
 
-def origin_of(root: bytes, *, proc: str = "/proc/self") -> Origin:
+def origin_of(root: bytes, *, proc: str = "/proc/self") -> SyncOrigin:
     """That of a folder here."""
     path = os.path.realpath(root)
     machine = os.uname().nodename
@@ -30,7 +30,7 @@ def origin_of(root: bytes, *, proc: str = "/proc/self") -> Origin:
     if not place:
         place = b"\0".join((_machine_id().encode(), os.fsencode(machine), path))
     key = hashlib.blake2b(b"%d\0%s" % (os.getuid(), place), digest_size=16).hexdigest()
-    return Origin(key, f"{os.fsdecode(path)} of {_user()} on {machine}")
+    return SyncOrigin(key, f"{os.fsdecode(path)} of {_user()} on {machine}")
 
 
 def _user() -> str:

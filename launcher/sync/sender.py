@@ -20,9 +20,9 @@ from ..errors import LaunchError
 from ..wire.frames import Chunk, Synced, SyncFrom, SyncOffer, SyncWant, text_of
 from ..wire.manifest import PIECE_BYTES, WINDOW_BYTES, Entry, contents_of, pack_piece, write_list
 from ..wording import count, shown_size
-from .manifest import Manifest, changed
+from .manifest import SyncManifest, changed
 from .origin import origin_of
-from .target import Marker, Target
+from .target import Marker, SyncTarget
 
 DIRECT_HOSTS = 4  # so few hosts are all sent everything from here
 DIRECT_BYTES = 8 << 20  # and so little to any
@@ -47,8 +47,8 @@ class _Progress:
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = list(addresses)
         self.port = 0
-        self.children: set[Target] = set()
-        self.parent: Target | None = None
+        self.children: set[SyncTarget] = set()
+        self.parent: SyncTarget | None = None
         self.depth = 0
         self.num_bytes = 0  # that it lacks
         self.moved_at = time.monotonic()
@@ -85,7 +85,7 @@ class Sender:
 
     def __init__(
         self,
-        manifest: Manifest,
+        manifest: SyncManifest,
         *,
         num_hosts: int,
         limit_s: float,
@@ -104,13 +104,13 @@ class Sender:
         self._tree = tree
         self._token = secrets.token_hex(16) if num_hosts > tree.above_hosts else ""
         self._marker = Marker(manifest.root)
-        self._hosts: dict[Target, _Progress] = {}
+        self._hosts: dict[SyncTarget, _Progress] = {}
         self._places = threading.BoundedSemaphore(MAX_SENDING)
         self._lock = threading.Lock()
         self._reading: dict[int, tuple[bytes, float]] = {}  # by thread: what it reads now, and since when
         self._num_sent = 0
 
-    def offer(self, host: Target, root: str, addresses: Sequence[str]) -> None:
+    def offer(self, host: SyncTarget, root: str, addresses: Sequence[str]) -> None:
         """The other hosts may reach it at these addresses, besides those that it names itself."""
         progress = self._hosts[host] = _Progress(addresses)
         marker = text_of(self._marker.path)
@@ -133,11 +133,11 @@ class Sender:
         else:
             self._in_thread(host, progress, pieces)
 
-    def grant(self, host: Target, num_bytes: int) -> None:
+    def grant(self, host: SyncTarget, num_bytes: int) -> None:
         """The host has dealt with so many bytes. May be called from any thread."""
         self._hosts[host].grant(num_bytes)
 
-    def want(self, host: Target, item: SyncWant) -> str:
+    def want(self, host: SyncTarget, item: SyncWant) -> str:
         """It lacks something. Returns why that cannot be, or nothing."""
         progress = self._hosts[host]
         if any(not 0 <= number < len(self._contents) for number in item.contents):
@@ -158,16 +158,16 @@ class Sender:
                 host.send(SyncFrom(self._hosts[parent].addresses, self._hosts[parent].port))
         return ""
 
-    def end(self, host: Target, item: Synced) -> None:
+    def end(self, host: SyncTarget, item: Synced) -> None:
         """It has everything."""
         self._hosts[host].done = item
         self._release_parent(host)
 
-    def is_asked(self, host: Target) -> bool:
+    def is_asked(self, host: SyncTarget) -> bool:
         """Whether it may say something about files."""
         return host in self._hosts and self._hosts[host].done is None
 
-    def is_stuck(self, host: Target, now: float) -> bool:
+    def is_stuck(self, host: SyncTarget, now: float) -> bool:
         """Whether nothing has moved there for too long, though it was not for us to send something."""
         progress = self._hosts.get(host)
         if progress is None or progress.done is not None or progress.waits_for_us:
@@ -179,7 +179,7 @@ class Sender:
         late = (path for path, since in list(self._reading.values()) if since < now - self._limit_s)
         return os.fsdecode(next(late, b""))
 
-    def is_done(self, host: Target) -> bool:
+    def is_done(self, host: SyncTarget) -> bool:
         return host not in self._hosts or self._hosts[host].done is not None
 
     @property
@@ -221,7 +221,7 @@ class Sender:
             f"{host.name}: {note}" for host, one in self._hosts.items() if one.done for note in one.done.notes
         ]
 
-    def _choose_parent(self, host: Target, num_bytes: int) -> Target | None:
+    def _choose_parent(self, host: SyncTarget, num_bytes: int) -> SyncTarget | None:
         if not self._token or num_bytes <= self._tree.above_bytes:
             return None
         able = [
@@ -235,21 +235,21 @@ class Sender:
         ]
         return min(able)[2] if able else None
 
-    def _stems_from(self, one: Target, host: Target) -> bool:
-        parent: Target | None = one
+    def _stems_from(self, one: SyncTarget, host: SyncTarget) -> bool:
+        parent: SyncTarget | None = one
         while parent is not None:
             if parent is host:
                 return True
             parent = self._hosts[parent].parent
         return False
 
-    def _release_parent(self, host: Target) -> None:
+    def _release_parent(self, host: SyncTarget) -> None:
         parent = self._hosts[host].parent
         if parent is not None:
             self._hosts[parent].children.discard(host)
             self._hosts[host].parent = None
 
-    def _in_thread(self, host: Target, progress: _Progress, pieces: Iterator[bytes]) -> None:
+    def _in_thread(self, host: SyncTarget, progress: _Progress, pieces: Iterator[bytes]) -> None:
         def work() -> None:
             try:
                 with self._places:
@@ -266,7 +266,7 @@ class Sender:
             progress.num_ours += 1
         threading.Thread(target=work, name=f"files to {host.name}", daemon=True).start()
 
-    def _send(self, host: Target, progress: _Progress, piece: bytes) -> bool:
+    def _send(self, host: SyncTarget, progress: _Progress, piece: bytes) -> bool:
         if not progress.take(len(piece), lambda: host.is_over):
             return False
         host.send(Chunk(piece))

@@ -11,14 +11,14 @@ from ..wire.frames import text_of
 
 if TYPE_CHECKING:
     from .collector import Collector
-    from .manifest import Manifest
+    from .manifest import SyncManifest
     from .trace_files import TraceFiles
 
 
 class SyncJob(NamedTuple):
     """`manifest` None: nothing is sent. The collectors are those of all attempts."""
 
-    manifest: Manifest | None = None
+    manifest: SyncManifest | None = None
     is_forced: bool = False
     collector: Collector | None = None
     trace: TraceFiles | None = None

@@ -10,7 +10,7 @@ from ..wire.frames import Frame
 from ..wire.manifest import OWN_FOLDER
 
 
-class Target(Protocol):
+class SyncTarget(Protocol):
     """What controller/roster.py knows of a host."""
 
     @property

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ..run_state.attempt import Attempt
+from ..run_state.attempt import AttemptState
 from ..run_state.metric_table import (
     COUNTER,
     GAUGE,
@@ -22,8 +22,8 @@ from ..run_state.metric_table import (
     Family,
     Metric,
 )
-from ..run_state.rank_state import FOLDED, HostState, RankState, Source
-from ..run_state.run_state import Note, Observer, Report, Straggler
+from ..run_state.rank_state import FOLDED, HostNumbers, NumberSource, RankState
+from ..run_state.run_state import Observer, SaidNote, Straggler, ToldText
 from ..run_state.values import number
 from .telemetry import Telemetry
 
@@ -106,7 +106,7 @@ class Gauges(Observer):
 
     # What is counted.
 
-    def began(self, attempt: Attempt) -> None:
+    def began(self, attempt: AttemptState) -> None:
         """Of hosts and ranks that the attempt does not have nothing is left."""
         before, self._host_of = self._host_of, {one.rank: one.host for one in self._state.ranks.values()}
         stays = {rank for rank, host in self._host_of.items() if before.get(rank) == host}
@@ -117,7 +117,11 @@ class Gauges(Observer):
         self._trained_of = {}
 
     def told(
-        self, at: float, sources: Sequence[Source], hosts: Sequence[HostState], lines: Mapping[int, int]
+        self,
+        at: float,
+        sources: Sequence[NumberSource],
+        hosts: Sequence[HostNumbers],
+        lines: Mapping[int, int],
     ) -> None:
         for source in sources:
             key, row = source.key, source.told
@@ -136,7 +140,7 @@ class Gauges(Observer):
         for rank, num_lines in lines.items():
             self._lines[rank] = self._lines.get(rank, 0) + num_lines
 
-    def noted(self, note: Note) -> None:
+    def noted(self, note: SaidNote) -> None:
         if note.level in _LEVELS:
             self._count(_NOTES, {"level": _LEVELS[note.level]})
 
@@ -144,7 +148,7 @@ class Gauges(Observer):
         labels = {"rank": str(straggler.rank), "host": _text(straggler.host)}
         self._count(_STRAGGLERS, {**labels, "cause": _text(straggler.cause)})
 
-    def hung(self, report: Report) -> None:
+    def hung(self, report: ToldText) -> None:
         self._count(_HANGS, self._labels_of(-1 if report.rank is None else report.rank))
 
     def _count(self, family: Family, labels: Labels) -> None:
@@ -205,7 +209,7 @@ class Gauges(Observer):
             for total in growth.total:
                 yield from _sample(RANK[name], {}, total)
 
-    def _of_source(self, source: Source) -> Iterator[tuple[Family, Labels, float]]:
+    def _of_source(self, source: NumberSource) -> Iterator[tuple[Family, Labels, float]]:
         state = source.told.get("state")
         if isinstance(state, str) and state:
             yield STATE_FAMILY, {**self._labels(source.key), "state": _text(state)}, 1.0
@@ -269,7 +273,7 @@ def _sample(
         yield REPORTED_FAMILY, {**labels, "name": _text(name)}, value
 
 
-def _of_host(host: HostState) -> Iterator[tuple[Family, Labels, float]]:
+def _of_host(host: HostNumbers) -> Iterator[tuple[Family, Labels, float]]:
     values = host.values
     for name, metric in HOST.items():
         if name in values:

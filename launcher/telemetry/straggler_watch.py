@@ -16,7 +16,7 @@ from ..wording import count, shown_size
 from .slow_links import Look, Pair, SlowLink, find_slow_link
 from .stragglers import (
     WINDOW_S,
-    Comparison,
+    RankComparison,
     Slow,
     Times,
     compare,
@@ -33,7 +33,7 @@ MAX_QUIET_S = 3600.0
 MAX_ROWS = 20_000  # of a rank
 
 
-class Straggler(NamedTuple):
+class FoundStraggler(NamedTuple):
     """Something that the other ranks wait for. Of a link, `rank` is the first one of its host.
 
     `share`: of a step, by which they wait longer. `is_over`: not any more, and there is no text. `is_said`:
@@ -84,7 +84,7 @@ class StragglerWatch:
                 self._keep(self._series, rank, times_of(at_s, int(rank), row))
         self._take_links(host, mapping(item.host.get("links")), at_s)
 
-    def look(self, now: float) -> list[Straggler]:
+    def look(self, now: float) -> list[FoundStraggler]:
         """What is news."""
         if now < self._look_at:
             return []
@@ -93,7 +93,7 @@ class StragglerWatch:
         self._look_at = now + max(LOOK_EVERY_S, (time.thread_time() - began) / COST)
         return news
 
-    def _look(self, now: float) -> list[Straggler]:
+    def _look(self, now: float) -> list[FoundStraggler]:
         self._window_s = window_of(self._series.values())
         comparison = compare(self._compared(), stage_of=self._stage_of)
         news = self._news_of_ranks(comparison, now)
@@ -141,7 +141,7 @@ class StragglerWatch:
 
     # What is said.
 
-    def _news_of_ranks(self, found: Comparison, now: float) -> list[Straggler]:
+    def _news_of_ranks(self, found: RankComparison, now: float) -> list[FoundStraggler]:
         """One for each host and cause: of several ranks the slowest."""
         slow = {one.rank for one in found.slow}
         judged = {rank for rank, _ in self._told if rank in found.judged}
@@ -156,16 +156,18 @@ class StragglerWatch:
         for (host, cause), group in groups.items():
             told = [self._tell((one.rank, cause), now) for one in group]
             text, share = self._describe(group, host), round(group[0].share, 4)
-            news.append(Straggler(group[0].rank, host, cause, share, text, is_said=any(told)))
+            news.append(FoundStraggler(group[0].rank, host, cause, share, text, is_said=any(told)))
         return news
 
-    def _news_of_links(self, waiting: float | None, now: float) -> list[Straggler]:
+    def _news_of_links(self, waiting: float | None, now: float) -> list[FoundStraggler]:
         found = find_slow_link(self._looks, newest=self._newest, length=self._window_s, waiting=waiting)
         rank = None if found is None else self._first_rank(found.host)
         news = self._over({key for key in self._told if key[1] == "link" and key[0] != rank})
         if found is not None and found.is_clear and rank is not None and (rank, "link") not in self._told:
             is_said, share = self._tell((rank, "link"), now), round(found.share, 4)
-            news.append(Straggler(rank, found.host, "link", share, describe_link(found), is_said=is_said))
+            news.append(
+                FoundStraggler(rank, found.host, "link", share, describe_link(found), is_said=is_said)
+            )
         return news
 
     def _tell(self, key: tuple[int, str], now: float) -> bool:
@@ -178,10 +180,11 @@ class StragglerWatch:
         self._quiet[key] = (now + quiet_s, quiet_s)
         return True
 
-    def _over(self, keys: Collection[tuple[int, str]]) -> list[Straggler]:
+    def _over(self, keys: Collection[tuple[int, str]]) -> list[FoundStraggler]:
         self._told.difference_update(keys)
         return [
-            Straggler(rank, self._host_of.get(rank, ""), cause, is_over=True) for rank, cause in sorted(keys)
+            FoundStraggler(rank, self._host_of.get(rank, ""), cause, is_over=True)
+            for rank, cause in sorted(keys)
         ]
 
     def _first_rank(self, host: str) -> int | None:

@@ -140,7 +140,7 @@ def _spacing(rows: Sequence[Times]) -> float:
     return (rows[-1].until - rows[-num].until) / (num - 1)
 
 
-class Comparison(NamedTuple):
+class RankComparison(NamedTuple):
     """What the ranks look like beside each other."""
 
     slow: list[Slow]  # that others wait for, the slowest first, and those that are near it
@@ -150,7 +150,7 @@ class Comparison(NamedTuple):
 
 def compare(
     series: Mapping[str, Sequence[Times]], *, stage_of: Callable[[int], str] = lambda rank: ""
-) -> Comparison:
+) -> RankComparison:
     """Compare ranks, each with those that do the same.
 
     `series`: what each rank told, or the slowest rank of each host, oldest first. `stage_of`: of equal stages
@@ -170,7 +170,7 @@ def compare(
             judged.update(one.mean.rank for one in group)
             slow += _slow_in(group)
     waiting = [one.mean.waiting_s / one.mean.step_s for one in ranks]
-    return Comparison(
+    return RankComparison(
         slow=sorted(slow, key=lambda one: (-one.share, one.rank)),
         judged=frozenset(judged - {REST}),
         waiting=median(waiting) if waiting else None,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..run_state.metric_table import OTHER, OTHER_LETTER, PHASES
 from ..run_state.step_times import StepTimes
-from .spans import Line, Span, line
+from .spans import Line, StyledText, line
 
 
 class Glyphs(NamedTuple):
@@ -42,7 +42,7 @@ def step_bar(times: StepTimes, width: int) -> Line:
     by_rest = sorted(range(len(cells)), key=lambda place: cells[place] - exact[place])
     for place in by_rest[: width - sum(cells)]:
         cells[place] += 1
-    return line(*(Span(LETTERS[one] * count, one) for one, count in zip(LETTERS, cells, strict=True)))
+    return line(*(StyledText(LETTERS[one] * count, one) for one, count in zip(LETTERS, cells, strict=True)))
 
 
 def spark(values: Sequence[float], width: int, height: int, glyphs: Glyphs, *, low: float) -> list[str]:

@@ -37,7 +37,7 @@ HELP = (
 )
 
 
-class Reading(ModalScreen[None]):
+class TextDialog(ModalScreen[None]):
     """Text that can be scrolled; `more` is asked each half second for lines to add."""
 
     BINDINGS = [  # noqa: RUF012 - as textual has it

@@ -14,9 +14,9 @@ from ..wording import count, shown_time
 from .amounts import shown_many, shown_number, shown_rate
 from .bars import BLOCKS, LETTERS, Glyphs, spark
 from .rows import host_rows, is_by_hosts, is_quiet, rank_rows
-from .spans import Line, Span, fitted, line, shown, width_of
+from .spans import Line, StyledText, fitted, line, shown, width_of
 from .table import columns_for, fit, head_line, row_line, sorted_rows
-from .view import Facts, View
+from .view import JobFacts, View
 
 MIN_ROWS = 3  # of the table, if there is any room
 _TALL = 40  # lines of a terminal in which pictures are higher
@@ -36,7 +36,14 @@ class Frame(NamedTuple):
 
 
 def make_frame(
-    state: RunState, facts: Facts, view: View, *, width: int, height: int, now: float, glyphs: Glyphs = BLOCKS
+    state: RunState,
+    facts: JobFacts,
+    view: View,
+    *,
+    width: int,
+    height: int,
+    now: float,
+    glyphs: Glyphs = BLOCKS,
 ) -> Frame:
     """Exactly `height` lines of at most `width` columns."""
     slow = state.straggler if facts.is_live else None
@@ -69,39 +76,39 @@ def make_frame(
     return Frame(whole, len(rows), len(shown_rows), tuple(one.title for one in kept))
 
 
-def _head(state: RunState, facts: Facts, width: int, now: float) -> list[Line]:
+def _head(state: RunState, facts: JobFacts, width: int, now: float) -> list[Line]:
     began_at = facts.began_at or state.job.at
     until = facts.ended_at or (now if facts.is_live else state.at)
     style = (
         "good" if facts.state == "running" else "bad" if facts.state == "lost" or facts.exit_code else "bold"
     )
-    pieces = [Span(shown(facts.name), "bold"), Span("  "), Span(facts.state, style)]
+    pieces = [StyledText(shown(facts.name), "bold"), StyledText("  "), StyledText(facts.state, style)]
     if began_at:
-        pieces.append(Span(f" {shown_time(max(0.0, until - began_at))}"))
+        pieces.append(StyledText(f" {shown_time(max(0.0, until - began_at))}"))
     num_hosts = len(state.hosts) or facts.num_hosts
     num_ranks = len(state.ranks) or facts.num_ranks
     if num_ranks:
-        pieces.append(Span(f"  {count(num_hosts, 'host')}, {count(num_ranks, 'rank')}"))
+        pieces.append(StyledText(f"  {count(num_hosts, 'host')}, {count(num_ranks, 'rank')}"))
     attempt = state.attempt.number if state.attempt is not None else facts.attempt
     if attempt:
-        pieces.append(Span(f"  attempt {attempt + 1}", "warn"))
+        pieces.append(StyledText(f"  attempt {attempt + 1}", "warn"))
     clock = time.strftime("%H:%M:%S", time.localtime(now))
     left = width - width_of(tuple(pieces)) - len(clock) - 4
     command = shown(" ".join(state.job.command), left - 3) if left > 20 else ""
-    pieces.append(Span(f"  {command}" if command else "", "dim"))
+    pieces.append(StyledText(f"  {command}" if command else "", "dim"))
     space = " " * max(1, width - width_of(tuple(pieces)) - len(clock))
-    return [line(*pieces, space, Span(clock, "dim")), _progress(state, facts, now)]
+    return [line(*pieces, space, StyledText(clock, "dim")), _progress(state, facts, now)]
 
 
-def _progress(state: RunState, facts: Facts, now: float) -> Line:
+def _progress(state: RunState, facts: JobFacts, now: float) -> Line:
     """How far the run is, or how it ended."""
     if not facts.is_live:
         return _ending(state, facts)
     if state.exit_code is not None:
-        still = Span("; --on_end or --webhook may still run", "dim")
+        still = StyledText("; --on_end or --webhook may still run", "dim")
         return (*_ending(state, facts), still)
     if not facts.has_events and not state.attempts:
-        return line(Span("nothing is told of this job yet", "dim"))
+        return line(StyledText("nothing is told of this job yet", "dim"))
     step, pieces = state.step, []
     if step is None:
         return _start(state, now)
@@ -109,16 +116,16 @@ def _progress(state: RunState, facts: Facts, now: float) -> Line:
     text = f"step {step:,}"
     if total:
         text += f" of {total:,}, {min(100.0, step / total * 100):.0f} %"
-    pieces.append(Span(text, "bold"))
+    pieces.append(StyledText(text, "bold"))
     for name in ("steps", "samples", "tokens"):
         rate = state.last(f"{name}_per_s")
         if rate is not None and (name != "samples" or state.last("tokens_per_s") is None):
-            pieces += [Span("   "), Span(shown_rate(rate, name))]
+            pieces += [StyledText("   "), StyledText(shown_rate(rate, name))]
     left_s = state.left_s
     if left_s is not None:
-        pieces += [Span("   "), Span(f"{shown_time(left_s)} left")]
+        pieces += [StyledText("   "), StyledText(f"{shown_time(left_s)} left")]
     if is_quiet(state.step_at, state, now):
-        pieces += [Span("   "), Span(f"no step for {shown_time(now - state.step_at)}", "warn")]
+        pieces += [StyledText("   "), StyledText(f"no step for {shown_time(now - state.step_at)}", "warn")]
     return line(*pieces)
 
 
@@ -126,7 +133,7 @@ def _start(state: RunState, now: float) -> Line:
     """Before the first step, or of a job that tells no steps."""
     attempt = state.attempt
     if attempt is None:
-        return line(Span("nothing has been started yet", "dim"))
+        return line(StyledText("nothing has been started yet", "dim"))
     if attempt.running_at:
         has_told = any(one.at for one in state.sources)
         told = "its ranks tell no steps" if has_told or now - attempt.running_at > 20 else "no step yet"
@@ -135,15 +142,15 @@ def _start(state: RunState, now: float) -> Line:
     return line(f"starts for {shown_time(max(0.0, now - attempt.began_at))}", f": {behind}" if behind else "")
 
 
-def _ending(state: RunState, facts: Facts) -> Line:
+def _ending(state: RunState, facts: JobFacts) -> Line:
     if facts.why:
-        return line(Span(shown(facts.why), "warn"))
+        return line(StyledText(shown(facts.why), "warn"))
     code = facts.exit_code if facts.exit_code is not None else state.exit_code
     verdict = state.attempt.verdict if state.attempt is not None else None
     why = facts.verdict or (verdict.text if verdict is not None and verdict.exit_code else "")
     if not code:
-        return line(Span(f"ended with exit code {code or 0}", "good"), f": {shown(why)}" if why else "")
-    return line(Span(f"ended with exit code {code}", "bad"), f": {shown(why)}" if why else "")
+        return line(StyledText(f"ended with exit code {code or 0}", "good"), f": {shown(why)}" if why else "")
+    return line(StyledText(f"ended with exit code {code}", "bad"), f": {shown(why)}" if why else "")
 
 
 def _pictures(state: RunState, width: int, height: int, glyphs: Glyphs) -> list[Line]:
@@ -182,43 +189,49 @@ def _picture(
     left, right = f"{title:<8}", f"  {when:<16}"
     room = width - len(left) - 10 - len(right)
     if room < 10:
-        return [line(Span(left, "dim"), Span(last, style or "bold"))]
+        return [line(StyledText(left, "dim"), StyledText(last, style or "bold"))]
     finite = [one for one in values if math.isfinite(one)]
     low = min([*finite, floor])
     rows = spark(values, room, height, glyphs, low=low)
     words = [when, f"to {shown_number(max(finite))}", f"from {shown_number(low)}"] if finite else [when]
     found = []
     for place, row in enumerate(rows):
-        head = (Span(left, "dim"), Span(f"{last:<10}", style or "bold")) if not place else (Span(" " * 18),)
+        head = (
+            (StyledText(left, "dim"), StyledText(f"{last:<10}", style or "bold"))
+            if not place
+            else (StyledText(" " * 18),)
+        )
         word = words[place] if place < len(words) else ""
-        found.append(line(*head, Span(row, title), Span(f"  {word}", "dim")))
+        found.append(line(*head, StyledText(row, title), StyledText(f"  {word}", "dim")))
     return found
 
 
 def _warnings(
-    state: RunState, facts: Facts, slow: Straggler | None, width: int, height: int, now: float
+    state: RunState, facts: JobFacts, slow: Straggler | None, width: int, height: int, now: float
 ) -> list[Line]:
     """What asks for attention, each in a line."""
     found: list[Line] = []
     if facts.is_live and slow is not None:
-        found += [line(Span(one, "warn")) for one in _wrapped(shown(slow.text), width)]
+        found += [line(StyledText(one, "warn")) for one in _wrapped(shown(slow.text), width)]
     elif facts.is_live and state.step_s is not None and len(state.ranks) > 1 and _is_looked_at(state, now):
-        found.append(line(Span("no rank is slower than the others", "dim")))
+        found.append(line(StyledText("no rank is slower than the others", "dim")))
     attempt, report = state.attempt, state.last_hang
     if report is not None and attempt is not None and report.at >= max(attempt.began_at, state.step_at):
         ago = shown_time(max(0.0, now - report.at))
         first = next((one for one in report.lines if one.strip()), "")
-        found.append(line(Span(f"hangs, said rank {report.rank} {ago} ago: ", "bad"), shown(first)))
+        found.append(line(StyledText(f"hangs, said rank {report.rank} {ago} ago: ", "bad"), shown(first)))
     ended = [one for one in state.attempts.values() if one.verdict is not None and one is not state.attempt]
     for one in ended[-(1 if height < _TALL else 4) :]:
         verdict = one.verdict
         if verdict is not None:
             head = f"attempt {one.number + 1}, {shown_time(verdict.duration_s)}: "
             first, *rest = _wrapped(head + shown(verdict.text), width)
-            found += [line(Span(head, "bad"), first[len(head) :]), *map(line, rest)]
+            found += [line(StyledText(head, "bad"), first[len(head) :]), *map(line, rest)]
     if state.num_lost:
         found.append(
-            line(Span(f"{count(state.num_lost, 'event')} could not be kept, and are not in this", "warn"))
+            line(
+                StyledText(f"{count(state.num_lost, 'event')} could not be kept, and are not in this", "warn")
+            )
         )
     return found
 
@@ -242,21 +255,29 @@ def _notes(state: RunState, width: int, height: int) -> list[Line]:
     found: list[Line] = []
     for one in notes:
         clock = time.strftime("%H:%M:%S", time.localtime(one.at))
-        found.append(line(Span(f"{clock} ", "dim"), Span(shown(one.text, width), _LEVELS.get(one.level, ""))))
+        found.append(
+            line(
+                StyledText(f"{clock} ", "dim"), StyledText(shown(one.text, width), _LEVELS.get(one.level, ""))
+            )
+        )
     return found
 
 
 def _foot(state: RunState, view: View, width: int, where: str) -> Line:
     if view.message:
-        return line(Span(view.message, "warn"))
-    keys: list[Span] = []
+        return line(StyledText(view.message, "warn"))
+    keys: list[StyledText] = []
     for key, what in view.keys:
-        keys += [Span(f" {key}", "key"), Span(f" {what} ")]
-    legend: list[Span] = []
+        keys += [StyledText(f" {key}", "key"), StyledText(f" {what} ")]
+    legend: list[StyledText] = []
     for name, letter in LETTERS.items() if state.has_numbers else ():
-        legend += [Span("  "), Span(letter, name), Span(f" {_LEGEND.get(name, name)}", "dim")]
+        legend += [
+            StyledText("  "),
+            StyledText(letter, name),
+            StyledText(f" {_LEGEND.get(name, name)}", "dim"),
+        ]
     space = width - width_of(tuple(keys)) - width_of(tuple(legend))
     if space >= 0:
         return line(*keys, " " * space, *legend)
     space = width - width_of(tuple(keys)) - len(where)
-    return line(*keys, Span(" " * space + where, "dim")) if space >= 1 else line(*keys)
+    return line(*keys, StyledText(" " * space + where, "dim")) if space >= 1 else line(*keys)

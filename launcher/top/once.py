@@ -9,7 +9,7 @@ import time
 from .bars import ASCII, BLOCKS, Glyphs
 from .frame import make_frame
 from .spans import plain
-from .view import Facts, View
+from .view import JobFacts, View
 from .watched import Watched
 
 _WIDTH = 100  # where no terminal and no COLUMNS says it
@@ -28,7 +28,7 @@ def frame_text(watched: Watched, view: View) -> str:
     """All of what the screen shows of the job now, however long; it ends with a line end."""
     while not watched.look():
         pass
-    facts: Facts = watched.facts
+    facts: JobFacts = watched.facts
     width = shutil.get_terminal_size((_WIDTH, 24)).columns
     encoding = sys.stdout.encoding if sys.stdout is not None else None
     height = len(watched.state.ranks) + len(watched.state.hosts) + 100

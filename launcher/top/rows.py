@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..run_state.metric_table import DATA, GPU, GPU_PREFIX, HOST, RANK, WAITING, Metric
-from ..run_state.rank_state import HostState, RankState, Source
+from ..run_state.rank_state import HostNumbers, NumberSource, RankState
 from ..run_state.run_state import RunState, Straggler
 from ..run_state.step_times import StepTimes
 from .amounts import shown_share
@@ -19,7 +19,7 @@ _DEAD_WORDS = {9: "SIGKILL", 11: "SIGSEGV", 6: "SIGABRT", 15: "SIGTERM", 7: "SIG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TopRow:
     """One rank or one host; None for what is not told. `key` is its place in the job."""
 
     key: int
@@ -46,7 +46,9 @@ _OF_RANK, _OF_HOST, _OF_GPU = map(_with_column, (RANK, HOST, GPU))
 COLUMNS = {one.column: one for table in (_OF_RANK, _OF_GPU, _OF_HOST) for one in table.values()}
 
 
-def _numbers(sources: Sequence[Source], host: HostState | None, gpu: Mapping[str, float]) -> dict[str, float]:
+def _numbers(
+    sources: Sequence[NumberSource], host: HostNumbers | None, gpu: Mapping[str, float]
+) -> dict[str, float]:
     """What the columns show: of ranks the greatest, of their host, and of GPUs."""
     found = {}
     for name, metric in _OF_RANK.items():
@@ -65,7 +67,7 @@ def is_by_hosts(state: RunState, by: str) -> bool:
     return by == "hosts" or (by == "" and len(state.ranks) > MAX_RANKS)
 
 
-def rank_rows(state: RunState, slow: Straggler | None, now: float) -> list[Row]:
+def rank_rows(state: RunState, slow: Straggler | None, now: float) -> list[TopRow]:
     """One row for each rank. `now` is infinite if the job is no more."""
     num_on_host: dict[str, int] = {}
     for one in state.ranks.values():
@@ -73,7 +75,9 @@ def rank_rows(state: RunState, slow: Straggler | None, now: float) -> list[Row]:
     return [_rank_row(state, rank, slow, num_on_host[rank.host], now) for rank in state.ranks.values()]
 
 
-def _rank_row(state: RunState, rank: RankState, slow: Straggler | None, num_on_host: int, now: float) -> Row:
+def _rank_row(
+    state: RunState, rank: RankState, slow: Straggler | None, num_on_host: int, now: float
+) -> TopRow:
     host = state.hosts.get(rank.host)
     word, style = _state_of(rank, state, now)
     is_slowest = slow is not None and slow.rank == rank.rank
@@ -86,7 +90,7 @@ def _rank_row(state: RunState, rank: RankState, slow: Straggler | None, num_on_h
     gpus = [] if host is None else host.gpus
     if len(gpus) == num_on_host and rank.local_rank < num_on_host:
         gpu = gpus[rank.local_rank]  # else which GPU it has is not known
-    return Row(
+    return TopRow(
         key=rank.rank,
         name=str(rank.rank),
         host=rank.host,
@@ -103,7 +107,7 @@ def _rank_row(state: RunState, rank: RankState, slow: Straggler | None, num_on_h
     )
 
 
-def host_rows(state: RunState, slow: Straggler | None, now: float) -> list[Row]:
+def host_rows(state: RunState, slow: Straggler | None, now: float) -> list[TopRow]:
     """One row for each host."""
     by_host: dict[str, list[RankState]] = {host: [] for host in state.hosts}
     for one in state.ranks.values():
@@ -115,8 +119,8 @@ def host_rows(state: RunState, slow: Straggler | None, now: float) -> list[Row]:
 
 def _host_row(
     place: int, state: RunState, name: str, ranks: list[RankState], slow: Straggler | None, now: float
-) -> Row:
-    host = state.hosts.get(name, HostState(name))
+) -> TopRow:
+    host = state.hosts.get(name, HostNumbers(name))
     folded = state.folded.get(name)
     sources = [*ranks, *([] if folded is None else [folded])]
     times = StepTimes.mean([one.times for one in sources if one.times is not None])
@@ -132,7 +136,7 @@ def _host_row(
     if is_slowest and slow is not None:
         waits, waits_style = f"has rank {slow.rank}", "warn"
     net = [its_own[one] for one in ("net_in", "net_out") if one in its_own]
-    return Row(
+    return TopRow(
         key=place,
         name=str(len(ranks)),
         host=name,

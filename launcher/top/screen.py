@@ -29,12 +29,12 @@ from textual.widget import Widget
 
 from ..errors import LaunchError
 from ..registry.known_jobs import KnownJob
-from ..registry.record import State
+from ..registry.record import JobState
 from ..registry.stacks_request import ask_stacks
 from ..registry.stopping import Stopping
 from ..run_state.metric_table import OTHER, PHASES
 from .bars import BLOCKS, Glyphs
-from .dialogs import HELP, Question, Reading
+from .dialogs import HELP, Question, TextDialog
 from .frame import Frame, make_frame
 from .log_lines import LogLines
 from .rows import is_by_hosts
@@ -67,7 +67,7 @@ STYLES: dict[str, Style] = {
 }
 
 
-class Outcome(NamedTuple):
+class ScreenOutcome(NamedTuple):
     """How the screen ended: `quit`, `ended` (the job), `console` (asked for), or `signal` with its number."""
 
     word: str
@@ -103,7 +103,7 @@ class Picture(Widget):
         return strip.extend_cell_length(self.size.width).crop(0, self.size.width)
 
 
-class Top(App[Outcome]):
+class Top(App[ScreenOutcome]):
     """The screen of one job. `is_watch`: it belongs to the command that started the job, ends with the job,
     and asks what becomes of it.
     """
@@ -164,7 +164,7 @@ class Top(App[Outcome]):
         is_all = self.watched.look()
         self._look_at_stacks()
         if self._is_watch and is_all and self.watched.has_ended:
-            self.exit(Outcome("ended"))
+            self.exit(ScreenOutcome("ended"))
             return
         self._draw()
         if not is_all:
@@ -230,11 +230,11 @@ class Top(App[Outcome]):
         self.action_move(1_000_000 if is_last else -1_000_000)
 
     def action_show_help(self) -> None:
-        self.push_screen(Reading("Help", HELP))
+        self.push_screen(TextDialog("Help", HELP))
 
     def action_leave(self) -> None:
         if not self._is_watch or self.watched.has_ended:
-            self.exit(Outcome("quit"))
+            self.exit(ScreenOutcome("quit"))
             return
         answers = {
             "d": "leave it running, and end this command",
@@ -246,9 +246,9 @@ class Top(App[Outcome]):
 
     def _left(self, answer: str | None) -> None:
         if answer == "d":
-            self.exit(Outcome("quit"))
+            self.exit(ScreenOutcome("quit"))
         elif answer == "a":
-            self.exit(Outcome("console"))
+            self.exit(ScreenOutcome("console"))
         elif answer == "s":
             self._stop(is_now=False)
 
@@ -263,7 +263,7 @@ class Top(App[Outcome]):
             "n": "go on",
         }
         question = f"Stop {job.record.name}?"
-        if job.state == State.STOPPING.value:
+        if job.state == JobState.STOPPING.value:
             question = f"{job.record.name} is stopping already. Stop it again?"
         self.push_screen(Question(question, answers), self._stop_answered)
 
@@ -306,7 +306,7 @@ class Top(App[Outcome]):
             return
         if self.watched.state.stacks.num > self._num_stacks:
             self._asked_at = 0.0
-            self.push_screen(Reading("what the ranks do", more=self._new_stacks, is_from_top=True))
+            self.push_screen(TextDialog("what the ranks do", more=self._new_stacks, is_from_top=True))
         elif time.monotonic() > self._asked_at + ANSWER_WITHIN_S:
             self._asked_at = 0.0
             self.say("no rank has answered")
@@ -330,16 +330,16 @@ class Top(App[Outcome]):
             return
         lines = LogLines(job)
         self.push_screen(
-            Reading(f"dslaunch logs -f {job.record.id}", lines.more(), more=lines.more),
+            TextDialog(f"dslaunch logs -f {job.record.id}", lines.more(), more=lines.more),
             lambda _: lines.close(),
         )
 
 
-def show(job: KnownJob, *, is_watch: bool = False, glyphs: Glyphs = BLOCKS) -> Outcome:
+def show(job: KnownJob, *, is_watch: bool = False, glyphs: Glyphs = BLOCKS) -> ScreenOutcome:
     """Show the job until a person, the job or a signal ends it. See [Note: The terminal]."""
     app = Top(job, is_watch=is_watch, glyphs=glyphs)
 
-    async def run() -> Outcome | None:
+    async def run() -> ScreenOutcome | None:
         loop = asyncio.get_running_loop()
         for one in _SIGNALS:
             loop.add_signal_handler(one, _end, app, one)
@@ -360,7 +360,7 @@ def show(job: KnownJob, *, is_watch: bool = False, glyphs: Glyphs = BLOCKS) -> O
 
 
 def _end(app: Top, number: int) -> None:
-    app.exit(Outcome("signal", number))
+    app.exit(ScreenOutcome("signal", number))
     timer = threading.Timer(_END_WITHIN_S, os._exit, (128 + number,))
     timer.daemon = True
     timer.start()

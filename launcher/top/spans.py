@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..wording import cleaned
 
 
-class Span(NamedTuple):
+class StyledText(NamedTuple):
     """Text of one style: `bold`, `dim`, `good`, `warn`, `bad`, `head`, `key`, the title of a picture, or a
     phase of a step; empty: none.
     """
@@ -18,12 +18,12 @@ class Span(NamedTuple):
     style: str = ""
 
 
-Line = tuple[Span, ...]
+Line = tuple[StyledText, ...]
 
 
-def line(*pieces: Span | str) -> Line:
+def line(*pieces: StyledText | str) -> Line:
     """Pieces in a row; what is empty is left out."""
-    spans = (Span(one) if isinstance(one, str) else one for one in pieces)
+    spans = (StyledText(one) if isinstance(one, str) else one for one in pieces)
     return tuple(one for one in spans if one.text)
 
 
@@ -68,7 +68,7 @@ def padded(text: str, width: int, *, is_right: bool = False) -> str:
     return space + kept if is_right else kept + space
 
 
-def fitted(pieces: Sequence[Span], width: int) -> Line:
+def fitted(pieces: Sequence[StyledText], width: int) -> Line:
     """The line in so many columns at most, harmless whatever is in it."""
     found, left = [], width
     for one in pieces:

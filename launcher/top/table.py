@@ -6,26 +6,26 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ..run_state.metric_table import BYTES, DATA, SHARE, WAITING, WATTS, Metric, Unit
+from ..run_state.metric_table import BYTES, DATA, SHARE, WAITING, WATTS, Metric, NumberUnit
 from ..wording import shown_size
 from .amounts import shown_many, shown_number, shown_seconds, shown_share
 from .bars import Glyphs, bar, step_bar
-from .rows import COLUMNS, Row
-from .spans import Line, Span, cut, line, num_columns, padded
+from .rows import COLUMNS, TopRow
+from .spans import Line, StyledText, cut, line, num_columns, padded
 
 _GAP = 1
 _MEM_BAR = 5
 _MAX_STEP_BAR = 40
 _MAX_WAITS = 24
 # How wide a number is, and how it is shown; of another unit as it is.
-_SHOWN: dict[Unit, tuple[int, Callable[[float], str]]] = {
+_SHOWN: dict[NumberUnit, tuple[int, Callable[[float], str]]] = {
     BYTES: (8, lambda value: shown_size(int(value)) if math.isfinite(value) else str(value)),
     SHARE: (4, shown_share),
     WATTS: (6, lambda value: f"{value:.0f}W"),
 }
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """`rank` says which columns give way first where there is no room: those with the greatest. `cell` makes
     one cell in that width; `value` is what rows are sorted by.
     """
@@ -33,24 +33,26 @@ class Column(NamedTuple):
     title: str
     width: int
     rank: int
-    cell: Callable[[Row, int, Glyphs], Line]
-    value: Callable[[Row], float | str | None]
+    cell: Callable[[TopRow, int, Glyphs], Line]
+    value: Callable[[TopRow], float | str | None]
     is_right: bool = True
     grows_to: int = 0
 
 
-def columns_for(rows: Sequence[Row], *, by_hosts: bool, has_numbers: bool) -> list[Column]:
+def columns_for(rows: Sequence[TopRow], *, by_hosts: bool, has_numbers: bool) -> list[TableColumn]:
     """Those that have something to show."""
     host_width = min(24, max((num_columns(one.host) for one in rows), default=0))
-    host = Column("host", max(4, host_width), 0, _text(lambda row: row.host), lambda row: row.host, False)
+    host = TableColumn(
+        "host", max(4, host_width), 0, _text(lambda row: row.host), lambda row: row.host, False
+    )
     name = _number("ranks" if by_hosts else "rank", 5, 0, lambda row: float(row.name), lambda row: row.name)
     found = [host, name] if by_hosts else [name, host]
     found.append(
-        Column(
+        TableColumn(
             "state",
             9,
             0,
-            lambda row, *_: line(Span(row.state, row.state_style)),
+            lambda row, *_: line(StyledText(row.state, row.state_style)),
             lambda row: row.state,
             False,
         )
@@ -61,10 +63,10 @@ def columns_for(rows: Sequence[Row], *, by_hosts: bool, has_numbers: bool) -> li
             _number(
                 "s/step", 7, 1, _of_step, lambda row: shown_seconds(row.times.step_s if row.times else 0)
             ),
-            Column("of a step", 11, 1, _step_cell, _own_s, False, _MAX_STEP_BAR),
+            TableColumn("of a step", 11, 1, _step_cell, _own_s, False, _MAX_STEP_BAR),
         ]
     if any(one.mem_share is not None for one in rows):
-        found.append(Column("memory", _MEM_BAR + 5, 2, _mem_cell, lambda row: row.mem_share, False))
+        found.append(TableColumn("memory", _MEM_BAR + 5, 2, _mem_cell, lambda row: row.mem_share, False))
     found += [_of_metric(one) for title, one in COLUMNS.items() if any(title in row.numbers for row in rows)]
     if any(one.net is not None for one in rows):
         found.append(_number("net B/s", 7, 7, lambda row: row.net, lambda row: shown_many(row.net or 0)))
@@ -76,11 +78,11 @@ def columns_for(rows: Sequence[Row], *, by_hosts: bool, has_numbers: bool) -> li
         )
     if has_numbers:
         found.append(
-            Column(
+            TableColumn(
                 "waits for",
                 11,
                 1,
-                lambda row, *_: line(Span(row.waits, row.waits_style)),
+                lambda row, *_: line(StyledText(row.waits, row.waits_style)),
                 _waiting,
                 False,
                 _MAX_WAITS,
@@ -89,7 +91,7 @@ def columns_for(rows: Sequence[Row], *, by_hosts: bool, has_numbers: bool) -> li
     return found
 
 
-def fit(columns: Sequence[Column], width: int) -> list[Column]:
+def fit(columns: Sequence[TableColumn], width: int) -> list[TableColumn]:
     """Those that there is room for, some of them wider where there is more."""
     kept = list(columns)
     while len(kept) > 1 and _needed(kept) > width:
@@ -105,11 +107,11 @@ def fit(columns: Sequence[Column], width: int) -> list[Column]:
     return kept
 
 
-def _needed(columns: Sequence[Column]) -> int:
+def _needed(columns: Sequence[TableColumn]) -> int:
     return sum(one.width for one in columns) + _GAP * (len(columns) - 1)
 
 
-def sorted_rows(rows: Sequence[Row], columns: Sequence[Column], title: str) -> list[Row]:
+def sorted_rows(rows: Sequence[TopRow], columns: Sequence[TableColumn], title: str) -> list[TopRow]:
     """By a column: numbers the greatest first, words and ranks the other way; what is not told is last."""
     column = next((one for one in columns if one.title == title), None)
     if column is None:
@@ -125,46 +127,48 @@ def sorted_rows(rows: Sequence[Row], columns: Sequence[Column], title: str) -> l
     return told + rest
 
 
-def head_line(columns: Sequence[Column], sort: str) -> Line:
+def head_line(columns: Sequence[TableColumn], sort: str) -> Line:
     """The titles; that of the column by which rows are sorted has a mark."""
-    pieces: list[Span] = []
+    pieces: list[StyledText] = []
     for one in columns:
         mark = "*" if one.title == sort else ""
         pieces += [
-            Span(padded(mark + one.title, one.width, is_right=one.is_right), "head"),
-            Span(" " * _GAP, "head"),
+            StyledText(padded(mark + one.title, one.width, is_right=one.is_right), "head"),
+            StyledText(" " * _GAP, "head"),
         ]
     return line(*pieces[:-1])
 
 
-def row_line(row: Row, columns: Sequence[Column], glyphs: Glyphs) -> Line:
+def row_line(row: TopRow, columns: Sequence[TableColumn], glyphs: Glyphs) -> Line:
     """One row."""
-    pieces: list[Span] = []
+    pieces: list[StyledText] = []
     for one in columns:
         cell = one.cell(row, one.width, glyphs)
         text = "".join(piece.text for piece in cell)
-        space = Span(" " * max(0, one.width - num_columns(text)))
+        space = StyledText(" " * max(0, one.width - num_columns(text)))
         if num_columns(text) > one.width:
-            cell = line(Span(cut(text, one.width), cell[0].style if cell else ""))
-        pieces += [space, *cell, Span(" " * _GAP)] if one.is_right else [*cell, space, Span(" " * _GAP)]
+            cell = line(StyledText(cut(text, one.width), cell[0].style if cell else ""))
+        pieces += (
+            [space, *cell, StyledText(" " * _GAP)] if one.is_right else [*cell, space, StyledText(" " * _GAP)]
+        )
     if row.is_slowest:
         pieces = [one._replace(style="warn") if not one.style and one.text.strip() else one for one in pieces]
     return line(*pieces[:-1])
 
 
 def _number(
-    title: str, width: int, rank: int, value: Callable[[Row], float | None], text: Callable[[Row], str]
-) -> Column:
-    def cell(row: Row, _: int, __: Glyphs) -> Line:
+    title: str, width: int, rank: int, value: Callable[[TopRow], float | None], text: Callable[[TopRow], str]
+) -> TableColumn:
+    def cell(row: TopRow, _: int, __: Glyphs) -> Line:
         return line("-" if value(row) is None else text(row))
 
-    return Column(title, width, rank, cell, value)
+    return TableColumn(title, width, rank, cell, value)
 
 
-def _of_metric(metric: Metric) -> Column:
+def _of_metric(metric: Metric) -> TableColumn:
     width, shown = _SHOWN.get(metric.unit, (max(7, len(metric.column)), shown_number))
 
-    def value(row: Row) -> float | None:
+    def value(row: TopRow) -> float | None:
         return row.numbers.get(metric.column)
 
     return _number(
@@ -172,28 +176,28 @@ def _of_metric(metric: Metric) -> Column:
     )
 
 
-def _text(text: Callable[[Row], str]) -> Callable[[Row, int, Glyphs], Line]:
+def _text(text: Callable[[TopRow], str]) -> Callable[[TopRow, int, Glyphs], Line]:
     return lambda row, *_: line(text(row))
 
 
-def _of_step(row: Row) -> float | None:
+def _of_step(row: TopRow) -> float | None:
     return None if row.times is None else row.times.step_s
 
 
-def _own_s(row: Row) -> float | None:
+def _own_s(row: TopRow) -> float | None:
     return None if row.times is None else row.times.own_s
 
 
-def _waiting(row: Row) -> float | None:
+def _waiting(row: TopRow) -> float | None:
     return None if row.times is None else row.times.of(WAITING, DATA)
 
 
-def _step_cell(row: Row, width: int, _: Glyphs) -> Line:
+def _step_cell(row: TopRow, width: int, _: Glyphs) -> Line:
     return line("-") if row.times is None or not row.times.has_phases else step_bar(row.times, width)
 
 
-def _mem_cell(row: Row, _: int, glyphs: Glyphs) -> Line:
+def _mem_cell(row: TopRow, _: int, glyphs: Glyphs) -> Line:
     if row.mem_share is None:
         return line("-")
     style = "bad" if row.mem_share > 0.95 else "warn" if row.mem_share > 0.9 else ""
-    return line(Span(bar(row.mem_share, _MEM_BAR, glyphs), style), f" {shown_share(row.mem_share)}")
+    return line(StyledText(bar(row.mem_share, _MEM_BAR, glyphs), style), f" {shown_share(row.mem_share)}")

@@ -19,7 +19,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class JobFacts:
     """The job as its record has it: `state` is a word, `why` a sentence on a job that is lost. Times are
     seconds since the epoch, 0 for what has not happened.
     """

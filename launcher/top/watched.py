@@ -6,10 +6,10 @@ import time
 
 from ..registry.following import REMOVED, now_of
 from ..registry.known_jobs import KnownJob
-from ..registry.record import State
+from ..registry.record import JobState
 from ..run_state.event_reader import EventReader
 from ..run_state.run_state import RunState
-from .view import Facts
+from .view import JobFacts
 
 EVENTS = "events"  # in the job's folder
 _LOOK_S = 0.2  # how long the screen may stand still while much is read
@@ -42,12 +42,12 @@ class Watched:
         return not self.job.is_live
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> JobFacts:
         """What the record says."""
         record, job = self.job.record, self.job
         is_told = self.state.exit_code is not None and job.why == REMOVED
-        code = record.exit_code if job.state == State.ENDED.value and not job.why else self.state.exit_code
-        return Facts(
+        code = record.exit_code if job.state == JobState.ENDED.value and not job.why else self.state.exit_code
+        return JobFacts(
             name=record.name,
             state=job.state,
             is_live=job.is_live,

@@ -30,7 +30,7 @@ _TORCH_LOADER = "enumerate(DataLoader)"
 _TORCH_SENDS = ("gloo:", "nccl:", "mpi:", "ucc:")
 
 
-class Named(NamedTuple):
+class NamedTime(NamedTuple):
     """Something that has a name, and what it took in a step."""
 
     name: str
@@ -54,8 +54,8 @@ class RankTimes(NamedTuple):
     disk_s: float
     checkpoint_s: float
     idle_s: float
-    exposed: list[Named]  # the longest first
-    operators: list[Named]  # by own time
+    exposed: list[NamedTime]  # the longest first
+    operators: list[NamedTime]  # by own time
 
     @property
     def hidden(self) -> float | None:
@@ -72,7 +72,7 @@ class RankTimes(NamedTuple):
     def from_json(cls, given: dict[str, Any]) -> RankTimes:
         """Errors: TypeError or ValueError if it is none"""
         for name in ("exposed", "operators"):
-            given = {**given, name: [Named(*one) for one in given[name]]}
+            given = {**given, name: [NamedTime(*one) for one in given[name]]}
         return cls(**given)
 
 
@@ -231,14 +231,14 @@ def _own_times(trace: RankTrace, window: _Window) -> Iterator[tuple[str, int]]:
             yield one.name, length(without(window.clip([one]), union(called)))
 
 
-def _longest(found: Iterable[tuple[str, int]], window: _Window) -> list[Named]:
+def _longest(found: Iterable[tuple[str, int]], window: _Window) -> list[NamedTime]:
     """Those of one name together."""
     sums: dict[str, list[int]] = {}
     for name, took in found:
         if took > 0:
             sums.setdefault(name, []).append(took)
     named = [
-        Named(name, sum(each) / window.num_steps / 1e9, len(each) / window.num_steps)
+        NamedTime(name, sum(each) / window.num_steps / 1e9, len(each) / window.num_steps)
         for name, each in sums.items()
     ]
     return sorted(named, key=lambda one: (-one.s, one.name))[:_MAX_KEPT]

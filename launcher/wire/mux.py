@@ -21,7 +21,7 @@ _HEAD = struct.Struct(">BII")
 _COUNT = struct.Struct(">I")
 
 
-class Kind(IntEnum):
+class ParcelKind(IntEnum):
     OPEN = 1  # down: start this command (JSON); its stdin and stdout are the stream
     DATA = 2  # both ways
     GRANT = 3  # both ways: so many more bytes may be sent
@@ -31,17 +31,17 @@ class Kind(IntEnum):
 
 
 class Parcel(NamedTuple):
-    kind: Kind
+    kind: ParcelKind
     stream: int
     payload: bytes
 
 
-def pack(kind: Kind, stream: int, payload: bytes = b"") -> bytes:
+def pack(kind: ParcelKind, stream: int, payload: bytes = b"") -> bytes:
     return _HEAD.pack(kind, stream, len(payload)) + payload
 
 
 def pack_grant(stream: int, num_bytes: int) -> bytes:
-    return pack(Kind.GRANT, stream, _COUNT.pack(num_bytes))
+    return pack(ParcelKind.GRANT, stream, _COUNT.pack(num_bytes))
 
 
 def granted(payload: bytes) -> int:
@@ -72,7 +72,9 @@ class Unpacker:
             if len(self._pending) < end:
                 break
             try:
-                parcels.append(Parcel(Kind(kind), stream, bytes(self._pending[start + _HEAD.size : end])))
+                parcels.append(
+                    Parcel(ParcelKind(kind), stream, bytes(self._pending[start + _HEAD.size : end]))
+                )
             except ValueError:
                 raise ProtocolError(f"a parcel of the unknown kind {kind}") from None
             start = end

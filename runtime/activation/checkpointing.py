@@ -30,7 +30,7 @@ from ..mesh.mpu import tensor_place
 from ..zero.param_location import ParamLocation, location_of
 from ..zero.parameters.uncompiled import uncompiled
 from .host_inputs import inputs_on_host
-from .rng_tracker import DEFAULT_NAME, Replay, RngTracker, device_random
+from .rng_tracker import DEFAULT_NAME, RngReplay, RngTracker, device_random
 
 __all__ = [
     "checkpoint",
@@ -155,7 +155,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     def contexts() -> tuple[_Boundary, _Boundary]:
         return (
             _Boundary("checkpoint forward", process, nullcontext()),
-            _Boundary("checkpoint recompute", process, Replay(process.tracker)),
+            _Boundary("checkpoint recompute", process, RngReplay(process.tracker)),
         )
 
     with inputs_on_host() if process.config.cpu_checkpointing else nullcontext():

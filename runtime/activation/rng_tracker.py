@@ -72,7 +72,7 @@ class RngTracker:
             device.set_rng_state(own)
 
 
-class Replay:
+class RngReplay:
     """Inside, the tracker has the states of when this was made; may be entered again and again."""
 
     def __init__(self, tracker: RngTracker) -> None:

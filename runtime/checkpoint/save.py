@@ -1,6 +1,6 @@
 """Saving: every rank writes 1/world of everything, and nothing of it is gathered.
 
-`prepare` is for the thread that trains, and takes what changes; `Prepared.write` may run beside it.
+`prepare` is for the thread that trains, and takes what changes; `PreparedSave.write` may run beside it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..strided import is_strided
 from . import client_state
 from .deepspeed.recovery_script import put_scripts
 from .files.format import TRAINING_FILE, check_is_plain
-from .files.manifest import Manifest, Span, digest
+from .files.manifest import FileSpan, Manifest, digest
 from .files.tensor_runs import SubBufferRuns, TensorRuns, model_name, runs_of_tensors, split_beside
 from .files.writer import METADATA, Written, make_metadata, spans_of, write_runs
 from .rank_notes import RankNotes
@@ -45,7 +45,7 @@ class SaveOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedSave:
     """A checkpoint that only has to be written. Files beside the shelves are there on rank 0 only."""
 
     notes: RankNotes
@@ -131,7 +131,7 @@ class Prepared:
         self._check_is_seen(files)
         for name, data in {METADATA: make_metadata(written), **self.small_files}.items():
             store.put(f"{folder}/{name}", data)
-            files[name] = (Span(0, len(data), digest(data)),)
+            files[name] = (FileSpan(0, len(data), digest(data)),)
         put_scripts(store)
         store.put(f"{folder}/{MANIFEST}", self.manifest.with_files(files).to_json())
         store.publish(folder, self.tag, is_latest=self.save_latest)
@@ -173,7 +173,7 @@ class Prepared:
 def _read_written(found: Sequence[Any]) -> Written:
     """Undo the conversion to JSON."""
     name, shape, dtype, offsets, sizes, file, span = found
-    return Written(name, tuple(shape), dtype, tuple(offsets), tuple(sizes), file, Span(*span))
+    return Written(name, tuple(shape), dtype, tuple(offsets), tuple(sizes), file, FileSpan(*span))
 
 
 def prune(store: Store, *, keep_last: int) -> list[str]:
@@ -198,7 +198,7 @@ def prepare(
     tag: str,
     given_state: Mapping[str, Any] | None,
     options: SaveOptions,
-) -> Prepared:
+) -> PreparedSave:
     """Agree on the tag, and put together what rank 0 writes for all; `given_state`: this rank's client_state.
 
     Order:  a collective
@@ -247,7 +247,7 @@ def prepare(
     if problem is not None:
         raise CheckpointError(problem) from cause
     _, number, tag = agreed[0]
-    return Prepared(
+    return PreparedSave(
         notes=RankNotes(number, rank=job.index, world_size=job.size),
         store=store,
         tag=tag,

@@ -23,7 +23,7 @@ from ..errors import CheckpointError
 from .files.snapshot import Memory, Snapshot
 
 if TYPE_CHECKING:  # see runtime/engine/checkpoints.py
-    from .save import Prepared
+    from .save import PreparedSave
 
 # while files are written: a seventieth of a core where others want it, all of it otherwise
 _NICENESS = 19
@@ -34,7 +34,7 @@ _log = logging.getLogger("dslaunch")
 class _UnderWay:
     """A save beside training."""
 
-    prepared: Prepared  # made from copies
+    prepared: PreparedSave  # made from copies
     snapshots: tuple[Snapshot, ...]
     thread: threading.Thread = field(default_factory=threading.Thread)
     is_copied: threading.Event = field(default_factory=threading.Event)
@@ -63,7 +63,7 @@ class Saver:
         self._current = _Current()
         weakref.finalize(self, self._current.tell_failure)  # at exit, too, when the thread has ended
 
-    def save(self, prepared: Prepared, *, is_async: bool, begun_at: float) -> None:
+    def save(self, prepared: PreparedSave, *, is_async: bool, begun_at: float) -> None:
         """Write it; `is_async`: return as soon as training may go on.
 
         `begun_at` is when training began to wait, by perf_counter.
@@ -150,7 +150,7 @@ class Saver:
         except BaseException as error:  # told by `wait`, in the thread that trains
             under_way.problem = error
 
-    def _tell(self, prepared: Prepared, *, stalled_s: float) -> None:
+    def _tell(self, prepared: PreparedSave, *, stalled_s: float) -> None:
         if prepared.rank == 0:
             _log.info("checkpoint %s is there; training waited %.3f s for it", prepared.where, stalled_s)
 

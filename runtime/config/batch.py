@@ -12,7 +12,7 @@ STEPS = "gradient_accumulation_steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class BatchSizes:
     """The three sizes, which agree."""
 
     train_batch_size: int
@@ -26,7 +26,7 @@ def _not_a_multiple(train: int, what: str, unit: int) -> ValueError:
     return ValueError(f"{TRAIN} {show(train)} is not a multiple of {what}; {fitting}")
 
 
-def resolve_batch(train: int | None, micro: int | None, steps: int | None, *, world_size: int) -> Batch:
+def resolve_batch(train: int | None, micro: int | None, steps: int | None, *, world_size: int) -> BatchSizes:
     """Return the whole triangle from the sides that were given.
 
     Errors: ValueError with the whole line, if the sides do not agree, do not divide, or are too few.
@@ -38,7 +38,7 @@ def resolve_batch(train: int | None, micro: int | None, steps: int | None, *, wo
         if micro is None:
             raise AssertionError("unreachable: one of the two was given")
         steps = steps or 1
-        return Batch(
+        return BatchSizes(
             train_batch_size=micro * steps * world_size,
             micro_batch_size=micro,
             gradient_accumulation_steps=steps,
@@ -52,7 +52,7 @@ def resolve_batch(train: int | None, micro: int | None, steps: int | None, *, wo
                 else f"{STEPS} {steps} * world_size {world_size} = {unit}"
             )
             raise _not_a_multiple(train, what, unit)
-        return Batch(
+        return BatchSizes(
             train_batch_size=train, micro_batch_size=train // unit, gradient_accumulation_steps=steps or 1
         )
     unit = micro * world_size
@@ -65,7 +65,7 @@ def resolve_batch(train: int | None, micro: int | None, steps: int | None, *, wo
             f"{TRAIN} {train} is not {MICRO} {micro} * {STEPS} {steps} * world_size {world_size} = "
             f"{unit * steps}; write {unit * steps}, or leave one of the three out"
         )
-    return Batch(train_batch_size=train, micro_batch_size=micro, gradient_accumulation_steps=steps)
+    return BatchSizes(train_batch_size=train, micro_batch_size=micro, gradient_accumulation_steps=steps)
 
 
 def fill_batch(values: dict[str, object], *, world_size: int) -> str | None:

@@ -32,7 +32,7 @@ from .zero import ZeroConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class ConfigOrigin:
     """Source of a Config, and how it was read. Two that mean the same are equal, wherever they come from."""
 
     name: str = field(compare=False)
@@ -51,7 +51,7 @@ class Config(Section):
     Units: batch sizes count samples; gradient_clipping is a global norm, 0 is off; steps are optimizer steps.
     """
 
-    origin: Origin = Field(exclude=True)
+    origin: ConfigOrigin = Field(exclude=True)
     world_size: Positive = Field(exclude=True)
 
     train_batch_size: Positive

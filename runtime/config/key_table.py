@@ -59,7 +59,7 @@ def _say_if_removed(key: Key) -> Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Owner:
+class KeyOwner:
     """A field that a key is read into; `type` is the optimizer or scheduler type that has it, "" for any."""
 
     model: type[Section]
@@ -73,7 +73,7 @@ _PARAMS: dict[str, Mapping[str, type[Section]]] = {
 }
 
 
-def _fields(model: type[Section], path: str = "", type_: str = "") -> Iterator[tuple[str, Owner]]:
+def _fields(model: type[Section], path: str = "", type_: str = "") -> Iterator[tuple[str, KeyOwner]]:
     """Each key of the section at `path`, with its owner."""
     for name, field in model.model_fields.items():
         inner = f"{path}{field.alias or name}"
@@ -84,7 +84,7 @@ def _fields(model: type[Section], path: str = "", type_: str = "") -> Iterator[t
         elif section is not None:
             yield from _fields(section, f"{inner}.", type_)
         elif not field.exclude:
-            yield inner, Owner(model=model, name=name, type=type_)
+            yield inner, KeyOwner(model=model, name=name, type=type_)
 
 
 def _section(annotation: Any) -> type[Section] | None:
@@ -93,8 +93,8 @@ def _section(annotation: Any) -> type[Section] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
 
 
-def _by_path() -> dict[str, tuple[Owner, ...]]:
-    fields: dict[str, tuple[Owner, ...]] = {}
+def _by_path() -> dict[str, tuple[KeyOwner, ...]]:
+    fields: dict[str, tuple[KeyOwner, ...]] = {}
     for path, owner in _fields(Config):
         fields[path] = (*fields.get(path, ()), owner)
     return fields
@@ -103,7 +103,7 @@ def _by_path() -> dict[str, tuple[Owner, ...]]:
 FIELDS = _by_path()  # path -> field, of the keys that are used
 
 
-def _used(path: str, owners: Iterable[Owner] = ()) -> Key:
+def _used(path: str, owners: Iterable[KeyOwner] = ()) -> Key:
     return Key(path=path, fate=Fate.USED, types=tuple(owner.type for owner in owners if owner.type))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ConfigError
 from . import optimizer
 from .batch import MICRO, STEPS, TRAIN, fill_batch
-from .config import Config, Origin
+from .config import Config, ConfigOrigin
 from .key_table import keys_for
 from .keys.value import DTYPE, POSITIVE, show, show_name
 from .lenient import relax
@@ -171,7 +171,7 @@ def load_config(  # noqa: PLR0913  (each from another source)
     )
     if problems or sifted.autos:  # sections may be None; what is left to check is the top level
         read |= {key: model() for key, model in SECTIONS.items()} | {"sequence": None}
-    read["origin"] = Origin(name=name, given=given, is_lenient=is_lenient)
+    read["origin"] = ConfigOrigin(name=name, given=given, is_lenient=is_lenient)
     config = read_section(Config, {**raw, **read, "world_size": own_samples}, path="", problems=problems)
     _finish(name, sifted, is_lenient=is_lenient)
     if config is None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-from .keys.value import TEXTS, Bool, Count, Integer, Kind, Size, Text
+from .keys.value import TEXTS, Bool, Count, Integer, Size, Text, ValueKind
 from .section import Section
 
 # Other spellings of a collective, in torch.distributed's and DeepSpeed's functions, and its name here.
@@ -26,7 +26,7 @@ _OPS = {
     "gather": "gather",
 }
 _OP_NAMES = tuple(dict.fromkeys(_OPS.values()))
-OPS = Kind(
+OPS = ValueKind(
     words=f"a list of {', '.join(_OP_NAMES)}",
     accepts=lambda value: value == () or (TEXTS.accepts(value) and all(name in _OPS for name in value)),
     convert=lambda value: tuple(dict.fromkeys(_OPS[name] for name in value)),

@@ -25,7 +25,7 @@ _log = logging.getLogger("dslaunch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class DataPosition:
     """A place in the data. `num_samples` of `epoch` were given to all ranks together; 0 at its beginning."""
 
     epoch: int = 0
@@ -38,7 +38,7 @@ class EpochSampler(DistributedSampler[T]):
     State: `begin` is where the next iteration begins; only that one may begin inside an epoch.
     """
 
-    begin = Position()
+    begin = DataPosition()
 
     def __iter__(self) -> Iterator[Any]:
         """Return this rank's indices: every world_size-th of what is left of the epoch, after as few
@@ -56,7 +56,7 @@ class EpochSampler(DistributedSampler[T]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration the whole of this epoch."""
         super().set_epoch(epoch)
-        self.begin = Position(epoch=epoch)
+        self.begin = DataPosition(epoch=epoch)
 
     @property
     def num_left(self) -> int:
@@ -85,7 +85,7 @@ class Loader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Give what is left of the epoch; without a new position, the next iteration is the next epoch."""
         sampler, size = self._epoch_sampler, self.batch_size or 1
-        begin, after = sampler.begin, Position(epoch=sampler.begin.epoch + 1)
+        begin, after = sampler.begin, DataPosition(epoch=sampler.begin.epoch + 1)
         num_batches = sampler.num_left // size if self.drop_last else -(-sampler.num_left // size)
         if num_batches < 1:
             self._position = after
@@ -97,17 +97,17 @@ class Loader(DataLoader[Any]):
         for count, batch in enumerate(batches, start=1):
             given = begin.num_samples + count * size * sampler.num_replicas
             is_last = count == num_batches
-            self._position = after if is_last else Position(epoch=begin.epoch, num_samples=given)
+            self._position = after if is_last else DataPosition(epoch=begin.epoch, num_samples=given)
             yield batch
             if self._num_moves != num_moves:
                 return
 
     @property
-    def position(self) -> Position:
+    def position(self) -> DataPosition:
         return self._position
 
     @position.setter
-    def position(self, position: Position) -> None:
+    def position(self, position: DataPosition) -> None:
         self._epoch_sampler.set_epoch(position.epoch)
         self._epoch_sampler.begin = self._position = position
         self._num_moves += 1
@@ -119,7 +119,7 @@ class Loader(DataLoader[Any]):
 
     @epoch.setter
     def epoch(self, epoch: int) -> None:
-        self.position = Position(epoch=epoch)
+        self.position = DataPosition(epoch=epoch)
 
     def state_dict(self) -> dict[str, int]:
         """Return the position, the same on all ranks, and the number of samples that it
@@ -135,10 +135,10 @@ class Loader(DataLoader[Any]):
         size. Random numbers that workers draw begin anew. With another number of samples, which has another
         order, the epoch begins anew.
         """
-        position = Position(epoch=state["epoch"], num_samples=state["num_samples"])
+        position = DataPosition(epoch=state["epoch"], num_samples=state["num_samples"])
         length = _length(self.dataset)
         if state["length"] != length:
-            position = Position(epoch=state["epoch"])
+            position = DataPosition(epoch=state["epoch"])
             if self._epoch_sampler.rank == 0:
                 _log.warning(
                     "the checkpoint's training data had %d samples and this run's has %d: "

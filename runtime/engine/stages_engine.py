@@ -19,7 +19,7 @@ from ..comm.rank_group import RankGroup
 from ..config.pipeline import PipelineConfig
 from ..data.loader import RepeatingLoader
 from ..errors import ConfigError, PipelineError
-from ..pipeline.executor import Batch, Executor, Outcome
+from ..pipeline.executor import Batch, BatchOutcome, Executor
 from ..pipeline.limits import MICRO_BATCH, check_fits, fitting_shape
 from ..pipeline.messages import Post
 from ..pipeline.module import StagesModule
@@ -114,7 +114,7 @@ class StagesEngine(EngineBase):
         self._end_micro_batch()
         return loss
 
-    def _run(self, table: Table, batch: Batch) -> Outcome:
+    def _run(self, table: Table, batch: Batch) -> BatchOutcome:
         is_by_micro_batch = self._how.reduce == MICRO_BATCH
 
         @contextmanager
@@ -182,7 +182,7 @@ class StagesEngine(EngineBase):
             self._tables[key] = make(self.module.shape, num_micro_batches)
         return self._tables[key]
 
-    def _mean(self, outcome: Outcome, num_micro_batches: int) -> tuple[Tensor, dict[str, Tensor] | None]:
+    def _mean(self, outcome: BatchOutcome, num_micro_batches: int) -> tuple[Tensor, dict[str, Tensor] | None]:
         """Return the mean loss of all ranks' micro batches, and the means of the module's other losses."""
         is_last = self.is_last_stage()
         job, more = self._domains.job, outcome.more_losses
@@ -245,7 +245,12 @@ class StagesEngine(EngineBase):
         return (result, outcome.last_output) if return_logits else result
 
     def _reduced(
-        self, outcome: Outcome, number: int, computes_loss: bool, reduce_output: str | None, is_told: bool
+        self,
+        outcome: BatchOutcome,
+        number: int,
+        computes_loss: bool,
+        reduce_output: str | None,
+        is_told: bool,
     ) -> Any:
         if not computes_loss:
             return self._reduced_outputs(outcome.outputs, reduce_output)

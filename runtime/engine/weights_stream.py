@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..checkpoint.export.output import Output
+from ..checkpoint.export.output import OutputFiles
 from ..checkpoint.export.output_plan import Spec, plan_output, shard_bytes
-from ..checkpoint.export.progress_bar import Meter
+from ..checkpoint.export.progress_bar import ProgressMeter
 from ..checkpoint.storage.url_store import open_store
 from ..comm.rank_group import Job
 from ..errors import CheckpointError
@@ -219,8 +219,8 @@ def write_weights(
                 max_shard_size=max_shard_size,
             )
             with (
-                Meter(f"save to {os.fspath(folder)}", plan.num_bytes) as meter,
-                Output(open_store(folder), plan) as output,
+                ProgressMeter(f"save to {os.fspath(folder)}", plan.num_bytes) as meter,
+                OutputFiles(open_store(folder), plan) as output,
             ):
                 for name, tensor in sent:
                     output.put(name, tensor)

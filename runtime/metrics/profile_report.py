@@ -25,7 +25,7 @@ class ModuleRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ProfiledRun:
     """The training of which the profile is a step."""
 
     world_size: int
@@ -38,11 +38,11 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ModelProfile:
     """What is printed. FLOPS are operations per second."""
 
     root: ModuleRow
-    run: Run | None
+    run: ProfiledRun | None
     step: int
     uncounted: Mapping[str, int]
     num_calls: int
@@ -87,7 +87,7 @@ class Report:
         if run is not None and {"backward", "step"} <= times.keys():
             yield from self._step_totals(run, forward_s)
 
-    def _step_totals(self, run: Run, forward_s: float) -> Iterator[tuple[str, str]]:
+    def _step_totals(self, run: ProfiledRun, forward_s: float) -> Iterator[tuple[str, str]]:
         factor = 2.0 + run.recompute_fwd_factor
         flops, backward_s, step_s = self.root.flops, run.times_s["backward"], run.times_s["step"]
         whole_s = forward_s + backward_s + step_s

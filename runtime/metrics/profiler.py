@@ -24,7 +24,7 @@ from ..clock import wait_for_device
 from ..errors import ConfigError
 from .amounts import duration_to_string, macs_to_string, number_to_string, params_to_string
 from .flop_count import FlopCount, counted
-from .profile_report import ModuleRow, Report, Run, aggregated_lines, write
+from .profile_report import ModelProfile, ModuleRow, ProfiledRun, aggregated_lines, write
 
 
 class JobSizes(Protocol):
@@ -184,7 +184,7 @@ class FlopsProfiler:
             return
         root = self._row(self.model, type(self.model).__name__, name="")
         self.flops, self.macs, self.params = root.flops, root.flops // 2, root.params
-        report = Report(
+        report = ModelProfile(
             root=root,
             run=self._run(),
             step=profile_step,
@@ -219,11 +219,11 @@ class FlopsProfiler:
             ),
         )
 
-    def _run(self) -> Run | None:
+    def _run(self) -> ProfiledRun | None:
         engine = self.ds_engine
         if engine is None:
             return None
-        return Run(
+        return ProfiledRun(
             world_size=engine.world_size,
             model_parallel_size=engine.mp_world_size,
             micro_batch_size=engine.train_micro_batch_size_per_gpu(),

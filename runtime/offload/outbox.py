@@ -8,7 +8,7 @@ from typing import Protocol
 AT_ONCE = 2  # one value is written while the next is averaged and lands in host memory
 
 
-class Leaving(Protocol):
+class OutgoingCopy(Protocol):
     """A value that goes to a file, in two steps."""
 
     def go_on(self) -> None:
@@ -24,7 +24,7 @@ class Outbox:
     """
 
     def __init__(self) -> None:
-        self._leaving: deque[Leaving] = deque()
+        self._leaving: deque[OutgoingCopy] = deque()
 
     def make_room(self) -> None:
         """Have memory for one more, and write all that are in."""
@@ -33,11 +33,11 @@ class Outbox:
         for one in self._leaving:
             one.go_on()
 
-    def enter(self, one: Leaving) -> None:
+    def enter(self, one: OutgoingCopy) -> None:
         """Take in a value that has its memory."""
         self._leaving.append(one)
 
-    def leave(self, one: Leaving) -> None:
+    def leave(self, one: OutgoingCopy) -> None:
         """Drop a value that is written, or wanted again."""
         if one in self._leaving:
             self._leaving.remove(one)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .formula import FlatArrays, Formula, Run
+from .formula import ElementRun, FlatArrays, Formula
 
 # Number of elements that one call copies: 2^20, 4 MiB each of parameters and of states that the kernel does
 # not take as they are; of LAMB's directions, too. An element-wise formula takes large parameters in parts of
@@ -25,7 +25,7 @@ _OUT = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class ParameterUpdate:
     """A parameter that has a gradient, and what its step needs."""
 
     param: Tensor  # any shape and stride, float32, bfloat16 or float16
@@ -47,7 +47,9 @@ class _Flat:
     copied: list[tuple[Tensor, Tensor]]  # permuted target of any stride, its copy
 
 
-def step_flat(formula: Formula, updates: Sequence[Update], *, scratch_numel: int = SCRATCH_NUMEL) -> None:
+def step_flat(
+    formula: Formula, updates: Sequence[ParameterUpdate], *, scratch_numel: int = SCRATCH_NUMEL
+) -> None:
     """Apply one step to all, which are on one device: one call of the formula,
     or one for so many elements of copies.
 
@@ -97,7 +99,7 @@ def step_flat(formula: Formula, updates: Sequence[Update], *, scratch_numel: int
         target.copy_(source.view(target.shape))
 
 
-def _usual(update: Update, scratch_numel: int) -> FlatArrays | None:
+def _usual(update: ParameterUpdate, scratch_numel: int) -> FlatArrays | None:
     """The usual case, at a fraction of the time: all is contiguous, the states are float32,
     and one call has room for it.
     """
@@ -115,12 +117,12 @@ def _usual(update: Update, scratch_numel: int) -> FlatArrays | None:
         param=flat.float(),
         grads=((0, grad.view(-1)),),
         states={name: state.view(-1) for name, state in update.states.items()},
-        runs=(Run(offset=0, numel=flat.numel(), group=update.group, step=update.step),),
+        runs=(ElementRun(offset=0, numel=flat.numel(), group=update.group, step=update.step),),
         param_out=flat if is_out else None,
     )
 
 
-def _flatten(update: Update) -> _Flat:
+def _flatten(update: ParameterUpdate) -> _Flat:
     param = update.param.detach()
     strides = param.stride()
     # The order in which its elements lie in memory: what is dense needs no copy.
@@ -155,7 +157,7 @@ def _parts(flat: _Flat, limit: int | None) -> Iterator[_Flat]:
         yield _Flat(flat.param[span], flat.grad[span], states, [])
 
 
-def _arrays(flat: _Flat, update: Update, rounded: list[tuple[Tensor, Tensor]]) -> FlatArrays:
+def _arrays(flat: _Flat, update: ParameterUpdate, rounded: list[tuple[Tensor, Tensor]]) -> FlatArrays:
     """Return the formula's arguments; `rounded` gets the 16-bit states that it does not write itself."""
     states = {
         name: state if state.dtype is torch.bfloat16 and state.is_cpu else state.float()
@@ -168,6 +170,6 @@ def _arrays(flat: _Flat, update: Update, rounded: list[tuple[Tensor, Tensor]]) -
         param=flat.param.float(),
         grads=((0, flat.grad),),
         states=states,
-        runs=(Run(offset=0, numel=flat.param.numel(), group=update.group, step=update.step),),
+        runs=(ElementRun(offset=0, numel=flat.param.numel(), group=update.group, step=update.step),),
         param_out=flat.param if flat.param.dtype in _OUT else None,
     )

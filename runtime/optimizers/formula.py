@@ -22,7 +22,7 @@ Group = Mapping[str, Any]  # hyper-parameters
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen, like the next class: thousands are made in each step
-class Run:
+class ElementRun:
     """The elements [offset, offset + numel) and what they are updated with; `step` counts from 1."""
 
     offset: int
@@ -38,7 +38,7 @@ class FlatArrays:
     param: Tensor  # [n] float32, contiguous, updated in place
     grads: tuple[tuple[int, Tensor], ...]  # where each piece begins, and [k] float32, bfloat16 or float16
     states: Mapping[str, Tensor]  # name -> [n] float32, in host memory or all bfloat16, updated in place
-    runs: tuple[Run, ...]
+    runs: tuple[ElementRun, ...]
     param_out: Tensor | None = None  # [n] bfloat16 or float16: the result, rounded to nearest even
 
 
@@ -169,12 +169,12 @@ class Formula(ABC):
 
 
 @cache
-def _numbers(kernel: Kernel[Any]) -> tuple[tuple[str, Callable[[Run], Any]], ...]:
+def _numbers(kernel: Kernel[Any]) -> tuple[tuple[str, Callable[[ElementRun], Any]], ...]:
     """The numbers of a segment, and where each comes from."""
     return tuple((field.name, _number(field)) for field in kernel.numbers)
 
 
-def _number(field: Field[Any]) -> Callable[[Run], Any]:
+def _number(field: Field[Any]) -> Callable[[ElementRun], Any]:
     name, default = field.name, field.default
     if name == "step":
         return corrected_step
@@ -221,6 +221,6 @@ def _collect(arrays: Sequence[FlatArrays], names: Sequence[str], grad_scale: flo
 ALL_STEPS = 2**62
 
 
-def corrected_step(run: Run | Pieces) -> int:
+def corrected_step(run: ElementRun | Pieces) -> int:
     """Return the step for Adam's bias correction; one that corrects nothing where a group says so."""
     return run.step if run.group.get("bias_correction", True) else ALL_STEPS

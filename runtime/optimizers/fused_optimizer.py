@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .flatten import Update, step_flat
+from .flatten import ParameterUpdate, step_flat
 from .formula import Formula, Group
 from .on_device import as_float
 
@@ -75,7 +75,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        updates: dict[tuple[torch.device, Formula], list[Update]] = {}
+        updates: dict[tuple[torch.device, Formula], list[ParameterUpdate]] = {}
         for number, group in enumerate(self.param_groups):
             formula = self.formula_of(group)
             for index, param in enumerate(group["params"]):
@@ -156,7 +156,7 @@ class FusedOptimizer(torch.optim.Optimizer):
     def _state_dtype(self, param: Tensor) -> torch.dtype:
         return torch.float32 if self.fp32_optimizer_states else param.dtype
 
-    def _update(self, param: Tensor, group: dict[str, Any], where: str) -> Update:
+    def _update(self, param: Tensor, group: dict[str, Any], where: str) -> ParameterUpdate:
         grad = self._dense(param, group, where)
         self._check_param(param, grad, where)
         state = self.state[param]
@@ -165,7 +165,9 @@ class FusedOptimizer(torch.optim.Optimizer):
                 state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
             state.update(self.make_states(param, group))
         step = int(state["step"]) + 1 if self.formula.counts_steps else 1
-        return Update(param, grad, {name: state[name] for name in self.formula.state_names}, group, step)
+        return ParameterUpdate(
+            param, grad, {name: state[name] for name in self.formula.state_names}, group, step
+        )
 
     def _dense(self, param: Tensor, group: Mapping[str, Any], where: str) -> Tensor:
         grad = param.grad

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class OptimizerRow:
     """One optimizer: its file in this folder, which has `FORMULAS`, and the names that others have for it."""
 
     module: str
@@ -53,35 +53,37 @@ class Row:
 
 
 OPTIMIZERS = (
-    Row(
+    OptimizerRow(
         module="adam",
         names=("AdamW", "Adam"),
         classes=("DeepSpeedCPUAdam", "FusedAdam"),
         torch_classes=("AdamW", "Adam"),
         group_keys=("betas", "eps"),
     ),
-    Row(
+    OptimizerRow(
         module="lamb",
         names=("Lamb",),
         classes=("FusedLamb",),
         config_class="FusedLamb",
         is_elementwise=False,
     ),
-    Row(
+    OptimizerRow(
         module="lion",
         names=("Lion",),
         classes=("DeepSpeedCPULion", "FusedLion"),
         config_class="FusedLion",
         group_keys=("betas",),
     ),
-    Row(
+    OptimizerRow(
         module="adagrad",
         names=("Adagrad",),
         classes=("DeepSpeedCPUAdagrad",),
         torch_classes=("Adagrad",),
         group_keys=("lr_decay",),
     ),
-    Row(module="sgd", names=("SGD",), torch_classes=("SGD",), group_keys=("momentum",), is_deepspeeds=False),
+    OptimizerRow(
+        module="sgd", names=("SGD",), torch_classes=("SGD",), group_keys=("momentum",), is_deepspeeds=False
+    ),
 )
 
 ELEMENTWISE = tuple(row for row in OPTIMIZERS if row.is_elementwise)
@@ -93,7 +95,7 @@ DEEPSPEED_CONSTANTS = {
 }
 
 
-def row_of(kind: type) -> Row | None:
+def row_of(kind: type) -> OptimizerRow | None:
     """Return the row of exactly this class, ours or torch's: a subclass may override anything."""
     for row in OPTIMIZERS:
         if kind.__name__ in row.classes and kind.__module__ == f"{__package__}.{row.module}":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..strided import is_strided, kind_of
-from .messages import Arrival, Contents, Described, Post
+from .messages import Contents, Described, IncomingMessage, Post
 from .module import StagesModule
 from .schedule import Action, Kind, Shape, Table
 from .split_backward import Rest, backward_inputs
@@ -66,7 +66,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Outcome:
+class BatchOutcome:
     """Of a batch, on the rank of the last stage."""
 
     losses: list[Tensor] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Executor:
         *,
         around_forward: Callable[[], AbstractContextManager[object]],
         around_backward: Callable[[], AbstractContextManager[object]],
-    ) -> Outcome:
+    ) -> BatchOutcome:
         """Do this rank's actions, each inside what the engine has around it.
 
         Order:  all ranks of the pipeline do this, with tables of the same batch
@@ -153,10 +153,10 @@ class _Run:
         self._last = self._shape.num_stages - 1
         self._around_forward, self._around_backward = around_forward, around_backward
         self._due = _incoming(table, self._place, self._shape)
-        self._arrivals: dict[_Message, Arrival] = {}
+        self._arrivals: dict[_Message, IncomingMessage] = {}
         self._handed: dict[_Message, _Given] = {}  # from one stage of this rank to another
         self._live: dict[tuple[int, int], _Live] = {}
-        self.outcome = Outcome()
+        self.outcome = BatchOutcome()
 
     def do(self, action: Action, following: Action | None) -> None:
         """Do one, and begin to receive what the following one needs."""

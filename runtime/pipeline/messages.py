@@ -56,7 +56,7 @@ class Contents(NamedTuple):
         )
 
 
-class Arrival:
+class IncomingMessage:
     """A message that is on its way here."""
 
     def __init__(self, contents: Contents, tensors: Sequence[Tensor], flight: Flight) -> None:
@@ -98,7 +98,7 @@ class Post:
         flight.start(self._started(sends))
         self._under_way = [*(one for one in self._under_way if not one[0].is_over), (flight, parts)]
 
-    def receive(self, place: int, contents: Contents | None, *, what: str) -> Arrival:
+    def receive(self, place: int, contents: Contents | None, *, what: str) -> IncomingMessage:
         """Begin to receive what has these contents; None: wait until they are told."""
         axis = self._neighbours[place].of
         fetch = partial(dist.irecv, group=axis.group, group_src=1 - axis.index)
@@ -107,7 +107,7 @@ class Post:
             contents = flight.begin_with(partial(self._told_contents, fetch))
         tensors = [torch.empty(one.shape, dtype=one.dtype, device=self._device) for one in contents.tensors]
         receives = [partial(fetch, _raw(one)) for one in tensors if one.numel()]
-        return Arrival(contents, tensors, flight.start(self._started(receives)))
+        return IncomingMessage(contents, tensors, flight.start(self._started(receives)))
 
     def finish(self) -> None:
         """Wait until all is sent."""

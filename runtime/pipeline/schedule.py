@@ -48,7 +48,7 @@ Table = tuple[tuple[Action, ...], ...]  # by rank of the pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class NamedSchedule:
     """A schedule by its name."""
 
     name: str
@@ -63,17 +63,17 @@ class Kept:
 _SCHEDULES = {
     one.name: one
     for one in (
-        Kept(name=ONE_FORWARD_ONE_BACKWARD, per_rank=1),
-        Kept(name=GPIPE, per_rank=1),
-        Kept(name="interleaved", usual_per_rank=2, torchs="ScheduleInterleaved1F1B", in_rounds=True),
-        Kept(
+        NamedSchedule(name=ONE_FORWARD_ONE_BACKWARD, per_rank=1),
+        NamedSchedule(name=GPIPE, per_rank=1),
+        NamedSchedule(name="interleaved", usual_per_rank=2, torchs="ScheduleInterleaved1F1B", in_rounds=True),
+        NamedSchedule(
             name="zero_bubble",
             usual_per_rank=2,
             torchs="ScheduleInterleavedZeroBubble",
             in_rounds=True,
             splits_backward=True,
         ),
-        Kept(
+        NamedSchedule(
             name="zbv",
             per_rank=2,
             usual_per_rank=2,
@@ -81,7 +81,7 @@ _SCHEDULES = {
             torchs="ScheduleZBVZeroBubble",
             splits_backward=True,
         ),
-        Kept(
+        NamedSchedule(
             name="dualpipev",
             per_rank=2,
             usual_per_rank=2,
@@ -197,7 +197,7 @@ _KIND_OF = {
 }
 
 
-def _torchs_table(kept: Kept, shape: Shape, num_micro_batches: int) -> Table:
+def _torchs_table(kept: NamedSchedule, shape: Shape, num_micro_batches: int) -> Table:
     """The classes want stages that run; their tables want numbers alone."""
     from torch.distributed.pipelining import schedules as torchs
 

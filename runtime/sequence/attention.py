@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from .exchange import Cut, SequenceRanks, Sizes, exchange
+from .exchange import DimExchange, SequenceRanks, Sizes, exchange
 
 
 def sizes_of_heads(num_heads: int, num_kv_heads: int, ranks: SequenceRanks) -> tuple[Sizes, Sizes, int]:
@@ -61,11 +61,11 @@ def attend_over_ranks(
     if times > 1:
         key, value = (one.repeat_interleave(times, dim=head_dim) for one in (key, value))
     sent, sequences = (query, key, value), (sequence_dim, lengths)
-    cuts = [Cut((head_dim, sizes), sequences) for sizes in (q_sizes, kv_sizes, kv_sizes)]
+    cuts = [DimExchange((head_dim, sizes), sequences) for sizes in (q_sizes, kv_sizes, kv_sizes)]
     result = attend(*exchange(sent, ranks, cuts, "queries, keys and values"))
     heads, sequence = result_dims
     in_result = tuple(one * (result.shape[heads] // q_sizes[ranks.index]) for one in q_sizes)
-    (part,) = exchange([result], ranks, [Cut((sequence, lengths), (heads, in_result))], "attention")
+    (part,) = exchange([result], ranks, [DimExchange((sequence, lengths), (heads, in_result))], "attention")
     return part
 
 

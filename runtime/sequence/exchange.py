@@ -159,20 +159,22 @@ class SequenceRanks:
             work.wait()
 
 
-class Cut(NamedTuple):
+class DimExchange(NamedTuple):
     """A dimension that is cut over the ranks, and one that is put together, with the sizes of their parts."""
 
     scatter: tuple[int, Sizes]
     gather: tuple[int, Sizes]
 
     @property
-    def undone(self) -> Cut:
+    def undone(self) -> DimExchange:
         """Return the way back."""
-        return Cut(self.gather, self.scatter)
+        return DimExchange(self.gather, self.scatter)
 
 
 @uncompiled
-def exchange(values: Sequence[Tensor], ranks: SequenceRanks, cuts: Sequence[Cut], what: str) -> list[Tensor]:
+def exchange(
+    values: Sequence[Tensor], ranks: SequenceRanks, cuts: Sequence[DimExchange], what: str
+) -> list[Tensor]:
     """Return the values, each with a dimension cut over the ranks and another one put together. All go in one
     message if they have one dtype. The gradients go the way back.
 
@@ -198,7 +200,7 @@ def exchange(values: Sequence[Tensor], ranks: SequenceRanks, cuts: Sequence[Cut]
 class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, ranks: SequenceRanks, cuts: tuple[Cut, ...], what: str, *values: Tensor
+        ctx: Any, ranks: SequenceRanks, cuts: tuple[DimExchange, ...], what: str, *values: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.ranks, ctx.cuts, ctx.what = ranks, cuts, what
         parts = [
@@ -221,7 +223,7 @@ class _Exchange(torch.autograd.Function):
         return None, None, None, *back
 
 
-def _shapes(value: Tensor, cut: Cut, ranks: SequenceRanks) -> list[Shape]:
+def _shapes(value: Tensor, cut: DimExchange, ranks: SequenceRanks) -> list[Shape]:
     """Return what each rank sends here."""
     shape = list(value.shape)
     (scattered, sizes), (joined, there) = cut

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..comm.collectives import Collectives
-from ..optimizers.formula import FlatArrays, Formula, Run
+from ..optimizers.formula import ElementRun, FlatArrays, Formula
 from ..zero.units.sub_buffer import SubBuffer
-from .pipeline import Ready, StepPipeline
+from .pipeline import ReadyShard, StepPipeline
 from .rule import AfterSubBuffer, ByName, Groups
 
 _MISSED = "missed_steps"
@@ -77,16 +77,18 @@ class FusedRule:
         Errors: ValueError, which names the segment with the number of the group
         """
         nothing = torch.empty(0, dtype=torch.float32, device="cpu")
-        runs = tuple(Run(offset=0, numel=0, group=group, step=1) for group in groups)
+        runs = tuple(ElementRun(offset=0, numel=0, group=group, step=1) for group in groups)
         states = dict.fromkeys(self._formula.state_names, nothing)
         arrays = FlatArrays(param=nothing, grads=(), states=states, runs=runs)
         self._formula.update_in_host_memory([arrays])
 
-    def sub_buffer_update(self, groups: Groups, *, step: int, grad_scale: float) -> Callable[[Ready], None]:
+    def sub_buffer_update(
+        self, groups: Groups, *, step: int, grad_scale: float
+    ) -> Callable[[ReadyShard], None]:
         """Return what a step does to one part."""
         names = self._formula.names_for(groups)
 
-        def update(ready: Ready) -> None:
+        def update(ready: ReadyShard) -> None:
             for name in names:
                 if name not in ready.states:  # a group has begun to need it
                     ready.states[name] = torch.zeros_like(ready.master)
@@ -101,13 +103,13 @@ class FusedRule:
                 sub_buffer.optimizer_shard.states[state][run] = self._groups[segment.group].get(key, 0.0)
 
 
-def _arrays(ready: Ready, groups: Groups, step: int) -> FlatArrays:
+def _arrays(ready: ReadyShard, groups: Groups, step: int) -> FlatArrays:
     return FlatArrays(
         param=ready.master,
         grads=ready.grads,
         states=ready.states,
         runs=tuple(
-            Run(offset=one.offset, numel=one.numel, group=groups[one.group], step=step - one.missed)
+            ElementRun(offset=one.offset, numel=one.numel, group=groups[one.group], step=step - one.missed)
             for one in ready.sub_buffer.segments()
         ),
         param_out=ready.param_out,

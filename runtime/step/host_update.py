@@ -21,9 +21,9 @@ from ..comm.captures import ignore_captures
 from ..offload.device_copies import bring, to_host
 from ..tracing.spans import SPANS
 from ..zero.units.sub_buffer import SubBuffer
-from .pipeline import Pieces, Ready
+from .pipeline import Pieces, ReadyShard
 
-UpdateSubBuffer = Callable[[Ready], None]
+UpdateSubBuffer = Callable[[ReadyShard], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class HostUpdate:
     ) -> None:
         """Begin as soon as the thread is free; `grads` is called there."""
         self._sub_buffer, self._update, self._grads, self._room = sub_buffer, update, grads, room
-        self._future: Future[Ready] = thread.submit(self._run)
+        self._future: Future[ReadyShard] = thread.submit(self._run)
 
     def drop(self) -> None:
         """Let it come to nothing, and its error with it: its gradients are not read afterwards."""
@@ -114,7 +114,7 @@ class HostUpdate:
             bring(ready.param_out, sub_buffer.param_shard.own)
 
     @torch.no_grad()
-    def _run(self) -> Ready:
+    def _run(self) -> ReadyShard:
         sub_buffer = self._sub_buffer
         if self._room is not None:
             master, states = self._room.fill()
@@ -122,7 +122,7 @@ class HostUpdate:
             master, states = sub_buffer.optimizer_shard.master, sub_buffer.optimizer_shard.states
             if not sub_buffer.optimizer_shard.has_separate_master:
                 master = to_host(master, pin_memory=sub_buffer.residence.pins_states)
-        ready = Ready(
+        ready = ReadyShard(
             sub_buffer=sub_buffer,
             master=master,
             states=states,

@@ -22,7 +22,7 @@ Pieces = tuple[tuple[int, Tensor], ...]  # where each piece begins in the shard,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class ReadyShard:
     """Inputs of an optimizer for one sub-buffer, in the memory where it steps."""
 
     sub_buffer: SubBuffer
@@ -39,7 +39,10 @@ class StepPipeline:
         self._sub_buffers = tuple(sub_buffers)
 
     def run(
-        self, update: Callable[[Ready], None], *, after_sub_buffer: Callable[[SubBuffer], None] | None = None
+        self,
+        update: Callable[[ReadyShard], None],
+        *,
+        after_sub_buffer: Callable[[SubBuffer], None] | None = None,
     ) -> None:
         """Update all; `after_sub_buffer` is called when a sub-buffer's parameters have their new values.
 
@@ -88,7 +91,7 @@ class _Turn:
     def _pieces(self) -> Iterator[tuple[int, Tensor]]:
         return self.sub_buffer.gradients.pieces(0, self.sub_buffer.optimizer_shard.master.numel())
 
-    def arrive(self) -> Ready:
+    def arrive(self) -> ReadyShard:
         """Wait until they are here."""
         sub_buffer = self.sub_buffer
         sub_buffer.finish_in()
@@ -98,7 +101,7 @@ class _Turn:
         param_out = sub_buffer.param_shard.own if sub_buffer.optimizer_shard.has_separate_master else None
         if sub_buffer.residence.is_apart:
             param_out = self._param_out = sub_buffer.optimizer_shard.make_param_out()
-        return Ready(
+        return ReadyShard(
             sub_buffer=sub_buffer,
             master=sub_buffer.optimizer_shard.master,
             states=sub_buffer.optimizer_shard.states,

@@ -11,7 +11,7 @@ from ..comm.collectives import Collectives
 from ..optimizers.on_device import as_float as as_float, scaled_grad as scaled_grad
 from ..zero.parameters.layout import Segment
 from ..zero.units.sub_buffer import SubBuffer
-from .pipeline import Ready
+from .pipeline import ReadyShard
 
 Groups = Sequence[dict[str, Any]]  # an optimizer's param_groups
 AfterSubBuffer = Callable[[SubBuffer], None]
@@ -53,7 +53,9 @@ class Rule(Protocol):
 class SubBufferRule(Rule, Protocol):
     """A rule that steps one sub-buffer at a time."""
 
-    def sub_buffer_update(self, groups: Groups, *, step: int, grad_scale: float) -> Callable[[Ready], None]:
+    def sub_buffer_update(
+        self, groups: Groups, *, step: int, grad_scale: float
+    ) -> Callable[[ReadyShard], None]:
         """Return what such a step does to one sub-buffer; any thread may call it."""
 
 

@@ -23,7 +23,7 @@ from ..zero.parameters.early_parameter import early_of
 from .divided_model import DividedModel, earlier_division
 from .exchange import TensorAxis
 from .lower import Division, is_dtensor, lower
-from .plan import Plan, check_heads, choose_plan, plan_of_model, rope_size
+from .plan import TensorPlan, check_heads, choose_plan, plan_of_model, rope_size
 from .styles import Packs, PartialGradients, PartlyRotated
 from .vocabulary import check_head, use_parts_of_logits
 
@@ -129,7 +129,7 @@ def _undo_forwards(module: nn.Module) -> None:
             vars(one).pop("forward", None)
 
 
-def _check_agreement(module: nn.Module, plan: Plan, axes: Axes) -> None:
+def _check_agreement(module: nn.Module, plan: TensorPlan, axes: Axes) -> None:
     """Ranks that divide different models would wait for each other for ever."""
     text = "\n".join(
         f"{name} {tuple(param.shape)} {param.dtype} {param.requires_grad}"
@@ -153,7 +153,7 @@ def _check_agreement(module: nn.Module, plan: Plan, axes: Axes) -> None:
                 )
 
 
-def _without_ties(module: nn.Module, plan: Plan, *, is_stage: bool) -> Plan:
+def _without_ties(module: nn.Module, plan: TensorPlan, *, is_stage: bool) -> TensorPlan:
     """Leave out parameters that another module, which the plan does not name, uses whole.
 
     Errors: ConfigError if nothing remains, unless the model is one of several stages
@@ -178,7 +178,7 @@ def _without_ties(module: nn.Module, plan: Plan, *, is_stage: bool) -> Plan:
             "rule divides, so nothing would be divided: give rules for both, or name other layers in "
             "tensor_parallel.partition_config"
         )
-    return Plan(
+    return TensorPlan(
         params={
             name: style for name, style in plan.params.items() if name.rpartition(".")[0] not in left_out
         },
@@ -195,7 +195,7 @@ class _Planned(NamedTuple):
     cut: Cut
 
 
-def _plan_cuts(module: nn.Module, plan: Plan, axis: TensorAxis) -> list[_Planned]:
+def _plan_cuts(module: nn.Module, plan: TensorPlan, axis: TensorAxis) -> list[_Planned]:
     """Return what will be cut, tied parameters once for each module that has them.
 
     Errors: ConfigError for a parameter that cannot be divided so
@@ -267,7 +267,7 @@ def _part(param: nn.Parameter, cut: Cut, holders: Axis, device: torch.device) ->
     return part
 
 
-def _install(module: nn.Module, plan: Plan, axis: TensorAxis, division: Division) -> None:
+def _install(module: nn.Module, plan: TensorPlan, axis: TensorAxis, division: Division) -> None:
     named: dict[str, Any] = dict(module.named_modules())
     division.names = {id(param): name for name, param in module.named_parameters()}
     for name, style in plan.modules.items():

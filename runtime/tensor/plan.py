@@ -25,14 +25,14 @@ _NO_PLAN = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TensorPlan:
     """Styles by the full names of parameters and of modules."""
 
     params: Mapping[str, Style]
     modules: Mapping[str, Style]
 
 
-def choose_plan(module: nn.Module, settings: TensorParallelConfig, *, is_stage: bool = False) -> Plan:
+def choose_plan(module: nn.Module, settings: TensorParallelConfig, *, is_stage: bool = False) -> TensorPlan:
     """Return the ds_config's rules for this model, if it has any, else the model's own plan.
 
     `is_stage`: it is one of several, so what fits nothing here may be for another one.
@@ -64,7 +64,7 @@ def plan_of_model(module: nn.Module) -> Mapping[str, str]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _from_styles(module: nn.Module, given: Mapping[str, str]) -> Plan:
+def _from_styles(module: nn.Module, given: Mapping[str, str]) -> TensorPlan:
     for pattern, style in given.items():
         if style not in STYLES:
             raise ConfigError(
@@ -84,10 +84,10 @@ def _from_styles(module: nn.Module, given: Mapping[str, str]) -> Plan:
         for name, _ in module.named_modules()
         if _NUMBER.sub(".*", name) in given
     }
-    return Plan(params=params, modules=modules)
+    return TensorPlan(params=params, modules=modules)
 
 
-def _from_rules(module: nn.Module, rules: tuple[LayerRule, ...], *, is_stage: bool) -> Plan:
+def _from_rules(module: nn.Module, rules: tuple[LayerRule, ...], *, is_stage: bool) -> TensorPlan:
     model_type = str(getattr(getattr(module, "config", None), "model_type", "")).lower()
     own = [
         rule for rule in rules if rule.model_types is None or model_type in map(str.lower, rule.model_types)
@@ -111,7 +111,7 @@ def _from_rules(module: nn.Module, rules: tuple[LayerRule, ...], *, is_stage: bo
         if style is not None:
             modules[name] = style
             params |= {f"{name}.{param}": style for param in one._parameters}
-    return Plan(params=params, modules=modules)
+    return TensorPlan(params=params, modules=modules)
 
 
 def _fits(rule: LayerRule, weight: str) -> bool:
@@ -135,7 +135,7 @@ def _rows(packs: Packs, shape: tuple[int, ...]) -> tuple[int, Packs] | None:
     return None if len(shape) == 1 else (1, packs)
 
 
-def _check_kinds(module: nn.Module, plan: Plan) -> None:
+def _check_kinds(module: nn.Module, plan: TensorPlan) -> None:
     named: dict[str, Any] = dict(module.named_modules())
     for name, style in plan.modules.items():
         one = named[name]
@@ -181,7 +181,7 @@ def text_config(module: nn.Module) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def check_heads(module: nn.Module, size: int, plan: Plan | None = None) -> None:
+def check_heads(module: nn.Module, size: int, plan: TensorPlan | None = None) -> None:
     """Check that each rank has whole heads of attention; `plan`: of rules, which may leave attention whole.
 
     Errors: ConfigError naming the number of heads that `size` does not divide
@@ -207,7 +207,7 @@ def _head_dim(config: Any) -> int:
     return given if isinstance(given, int) else int(config.hidden_size) // int(heads)
 
 
-def _divides_heads(module: nn.Module, plan: Plan, length: int) -> bool:
+def _divides_heads(module: nn.Module, plan: TensorPlan, length: int) -> bool:
     """Whether a layer gives each rank a part of an output of this length, or of one that contains it."""
     named: dict[str, Any] = dict(module.named_modules())
     return any(

@@ -155,7 +155,7 @@ class EmbeddingColumns(Divided):
         return self.axis.gather(output, self.module.embedding_dim, f"the output of '{self.name}'")
 
 
-class Experts(Divided):
+class ExpertParts(Divided):
     """Style in which each rank computes its part of every expert."""
 
     @partial(uncompiled, recursive=False)
@@ -232,7 +232,7 @@ STYLES: Mapping[str, Style] = {
     "packed_rowwise": Style(cut=_along_input(2), forward=None),
     "embedding_rowwise": Style(cut=lambda shape: (0, 1), forward=VocabularyRows, kinds=(nn.Embedding,)),
     "embedding_colwise": Style(cut=lambda shape: (1, 1), forward=EmbeddingColumns, kinds=(nn.Embedding,)),
-    "moe_tp_experts": Style(forward=Experts),
+    "moe_tp_experts": Style(forward=ExpertParts),
     "moe_identity_expert": Style(forward=IdentityExpert),
     "all_reduce": Style(forward=Summed),
     "mla_kv_a_proj": Style(forward=PartlyRotated),

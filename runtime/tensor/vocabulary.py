@@ -18,13 +18,13 @@ from ..mesh.cut import cut_evenly
 from ..zero.parameters.uncompiled import uncompiled
 from .exchange import TensorAxis
 from .lower import Division
-from .plan import Plan
+from .plan import TensorPlan
 from .styles import Column, GatheredColumn
 
 _IGNORED = -100
 
 
-def check_head(module: nn.Module, plan: Plan) -> None:
+def check_head(module: nn.Module, plan: TensorPlan) -> None:
     """See that a causal model's head will be divided over the ranks.
 
     Errors: ConfigError if it will not

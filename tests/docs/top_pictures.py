@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from dslaunch.launcher.registry.known_jobs import KnownJob
-from dslaunch.launcher.registry.record import State, read_record
+from dslaunch.launcher.registry.record import JobState, read_record
 from dslaunch.launcher.top.screen import Top
 from tests.launcher.made_events import Made, write_events
 from tests.launcher.registry.records import make_record
@@ -41,7 +41,7 @@ def picture(size: tuple[int, int], made: Made = MADE) -> str:
         record = read_record(folder)
         if record is None:
             raise AssertionError(folder)
-        job = KnownJob(folder=folder, record=record._replace(state=State.RUNNING), state="running")
+        job = KnownJob(folder=folder, record=record._replace(state=JobState.RUNNING), state="running")
         now = made.began_at + made.duration_s
         with (
             patch("dslaunch.launcher.top.watched.now_of", lambda one: one),

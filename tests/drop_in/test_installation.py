@@ -18,7 +18,7 @@ import pytest
 from dslaunch import drop_in
 from dslaunch.drop_in import installation, seen
 from dslaunch.drop_in.installation import install, status, uninstall
-from dslaunch.drop_in.installed_files import COMMANDS, CONVERTER, PTH, RECORD, Place, files_for
+from dslaunch.drop_in.installed_files import COMMANDS, CONVERTER, PTH, RECORD, InstallPlace, files_for
 from dslaunch.launcher.errors import LaunchError
 
 MADE = {PTH, RECORD, *COMMANDS, CONVERTER}
@@ -32,16 +32,16 @@ print(json.dumps([deepspeed.__version__, version("deepspeed"), find_spec("deepsp
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
+def place(tmp_path: Path) -> InstallPlace:
     """An environment where dslaunch is installed: its own folders, and behind them those of the tests."""
     folder = tmp_path / "it's an environment"
     venv.create(folder, symlinks=True)
     (packages,) = folder.glob("lib/python3*/site-packages")
     (packages / "tests.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    return Place(python=folder / "bin/python", packages=packages, scripts=folder / "bin")
+    return InstallPlace(python=folder / "bin/python", packages=packages, scripts=folder / "bin")
 
 
-def run(place: Place, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+def run(place: InstallPlace, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command of the environment, or its Python."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("DSLAUNCH_")}
     env["PATH"] = f"{place.scripts}{os.pathsep}{env['PATH']}"
@@ -56,11 +56,11 @@ def run(place: Place, *words: str, **more: str) -> subprocess.CompletedProcess[s
     )
 
 
-def dslaunch(place: Place, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
+def dslaunch(place: InstallPlace, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     return run(place, "python", "-m", "dslaunch", *words, **more)
 
 
-def files_of(place: Place) -> dict[str, bytes]:
+def files_of(place: InstallPlace) -> dict[str, bytes]:
     """All files of the environment; what Python compiles for itself is none."""
     folder = place.scripts.parent
     return {
@@ -80,7 +80,7 @@ def make_deepspeed(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_environment_has_package_and_commands_until_they_are_uninstalled(place: Place) -> None:
+def test_an_environment_has_package_and_commands_until_they_are_uninstalled(place: InstallPlace) -> None:
     before = files_of(place)
     assert run(place, "python", "-c", ASK).returncode == 1
     for _ in range(2):  # twice is as good as once
@@ -108,7 +108,7 @@ def test_an_environment_has_package_and_commands_until_they_are_uninstalled(plac
 
 
 @pytest.mark.slow
-def test_a_job_says_where_deepspeed_comes_from_all_the_same(place: Place) -> None:
+def test_a_job_says_where_deepspeed_comes_from_all_the_same(place: InstallPlace) -> None:
     list(install(place, is_dry_run=False))
     make_deepspeed(place.packages)  # which is installed later
     expected = {"": "0.1", "auto": "0.1", "always": drop_in.VERSION, "never": "0.1"}
@@ -124,7 +124,7 @@ def test_a_job_says_where_deepspeed_comes_from_all_the_same(place: Place) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["packages", "PYTHONPATH"])
 def test_nothing_is_installed_where_deepspeed_is(
-    where: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, place: InstallPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = place.packages if where == "packages" else tmp_path / "elsewhere"
     make_deepspeed(folder)
@@ -142,7 +142,7 @@ def test_nothing_is_installed_where_deepspeed_is(
 
 
 @pytest.mark.slow
-def test_a_file_that_is_there_already_is_in_the_way(place: Place) -> None:
+def test_a_file_that_is_there_already_is_in_the_way(place: InstallPlace) -> None:
     (place.scripts / "ds").symlink_to("/nowhere")
     os.mkfifo(place.scripts / "ds_report")
     before = files_of(place)
@@ -154,14 +154,16 @@ def test_a_file_that_is_there_already_is_in_the_way(place: Place) -> None:
     assert files_of(place) == before
 
 
-def test_a_folder_that_cannot_be_written_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_refused(
+    place: InstallPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: path != place.scripts)  # root may write everywhere
     with pytest.raises(LaunchError, match="you may not write there; use a virtual environment of your own"):
         list(install(place, is_dry_run=False))
 
 
 @pytest.mark.slow
-def test_what_was_changed_is_left_and_named(place: Place) -> None:
+def test_what_was_changed_is_left_and_named(place: InstallPlace) -> None:
     before = files_of(place)
     list(install(place, is_dry_run=False))
     mine = place.scripts / "ds"
@@ -181,7 +183,7 @@ def test_what_was_changed_is_left_and_named(place: Place) -> None:
 
 @pytest.mark.slow
 def test_what_another_place_of_dslaunch_has_installed_is_made_anew(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: InstallPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as other:
         old = files_for(place, folder="/old/path", commands="/old/bin")
@@ -199,10 +201,10 @@ def test_what_another_place_of_dslaunch_has_installed_is_made_anew(
 FOUND = installation.Seen(
     origin="/old/path/deepspeed/__init__.py", version=None, other=None, other_version=None
 )
-Break = Callable[[pytest.MonkeyPatch, Place], None]
+Break = Callable[[pytest.MonkeyPatch, InstallPlace], None]
 
 
-def full_disk(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+def full_disk(monkeypatch: pytest.MonkeyPatch, place: InstallPlace) -> None:
     write = installation._write
 
     def fail(path: Path, data: bytes, **more: object) -> None:
@@ -213,7 +215,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
     monkeypatch.setattr(installation, "_write", fail)
 
 
-def unread_folder(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+def unread_folder(monkeypatch: pytest.MonkeyPatch, place: InstallPlace) -> None:
     """Of which the Python reads no `.pth` file."""
     nothing = installation.Seen(origin=None, version=None, other=None, other_version=None)
     monkeypatch.setattr(installation, "look", lambda python, heeds_variable: nothing)
@@ -229,7 +231,7 @@ def unread_folder(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
     ],
 )
 def test_an_installation_that_fails_leaves_all_as_it_was(
-    break_it: Break, message: str, is_installed: bool, place: Place, monkeypatch: pytest.MonkeyPatch
+    break_it: Break, message: str, is_installed: bool, place: InstallPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_installed:
         list(install(place, is_dry_run=False))
@@ -242,7 +244,7 @@ def test_an_installation_that_fails_leaves_all_as_it_was(
 
 
 @pytest.mark.slow
-def test_what_is_left_of_a_killed_installation_can_be_installed_over(place: Place) -> None:
+def test_what_is_left_of_a_killed_installation_can_be_installed_over(place: InstallPlace) -> None:
     list(install(place, is_dry_run=False))
     for name in COMMANDS:  # the record comes first
         (place.scripts / name).unlink()
@@ -252,7 +254,7 @@ def test_what_is_left_of_a_killed_installation_can_be_installed_over(place: Plac
 
 @pytest.mark.slow
 def test_without_dslaunch_python_starts_and_the_commands_say_what_is_missing(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: InstallPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = str(tmp_path / "gone")
     for file in files_for(place, folder=gone, commands=gone):
@@ -278,7 +280,7 @@ def test_without_dslaunch_python_starts_and_the_commands_say_what_is_missing(
 
 @pytest.mark.slow
 def test_a_python_that_cannot_say_what_it_finds_is_named_with_its_last_line(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: InstallPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place.packages / "json.py").write_text("raise RuntimeError('hidden')")
     monkeypatch.setenv("PYTHONPATH", str(place.packages))
@@ -293,7 +295,7 @@ def test_a_python_that_cannot_say_what_it_finds_is_named_with_its_last_line(
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"files": {"../../../../precious": "x"}, "version": "1", "folder": "/"}']
 )
-def test_a_record_that_is_damaged_removes_nothing(text: str, place: Place) -> None:
+def test_a_record_that_is_damaged_removes_nothing(text: str, place: InstallPlace) -> None:
     (place.packages / RECORD).write_text(text)
     with pytest.raises(
         LaunchError, match=rf"{RECORD} cannot be read: .*; remove it, and the files that begin with"

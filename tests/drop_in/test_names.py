@@ -18,7 +18,7 @@ import pytest
 
 from dslaunch import drop_in
 from dslaunch.drop_in.names import MODULES, modules, passed_on
-from dslaunch.drop_in.names.table import TOPICS, Fate
+from dslaunch.drop_in.names.table import TOPICS, NameFate
 
 PATH = Path(drop_in.FOLDER)
 ROOT = Path(__file__).parents[2]
@@ -167,8 +167,8 @@ def test_every_name_that_is_served_is_there(name: str) -> None:
     module = MODULES[name]
     assert module.why is None or module.topic in TOPICS
     for row in module.rows:
-        assert row.fate in (Fate.WORKS, Fate.MAPPED) or row.topic in TOPICS
-        for theirs in row.names if row.fate != Fate.REFUSED else ():
+        assert row.fate in (NameFate.WORKS, NameFate.MAPPED) or row.topic in TOPICS
+        for theirs in row.names if row.fate != NameFate.REFUSED else ():
             home, attribute = row.home_of(theirs)
             found = importlib.import_module(home)
             assert not attribute or hasattr(found, attribute), f"{name}.{theirs} -> {home}:{attribute}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dslaunch import drop_in
 from dslaunch.drop_in.names import MODULES
-from dslaunch.drop_in.names.table import INSIDE, TOPICS, Fate, Module, Row
+from dslaunch.drop_in.names.table import INSIDE, TOPICS, Module, NameFate, NameRow
 from dslaunch.runtime.compat.engine.absent import names_by_reason
 from dslaunch.runtime.config.keys.key import Fate as KeyFate, Key
 from tests.runtime.config.documented import documented
@@ -62,8 +62,10 @@ def listed(names: list[str]) -> str:
 
 
 def module_table(module: Module) -> list[str]:
-    def note_of(row: Row) -> str:
-        return f"{row.note}: [{row.topic}](#{anchor(row.topic)})" if row.fate == Fate.REFUSED else row.note
+    def note_of(row: NameRow) -> str:
+        return (
+            f"{row.note}: [{row.topic}](#{anchor(row.topic)})" if row.fate == NameFate.REFUSED else row.note
+        )
 
     cells: dict[tuple[str, str], list[str]] = {}
     for row in module.rows:

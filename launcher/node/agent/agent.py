@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ...wire.job import NodeJob
-    from ..files.file_traffic import FileTraffic
+    from ..files.file_traffic import FileThreads
     from ..observe.gpu_sample import GpuSample
     from ..observe.metrics import MetricsReader
     from ..observe.notice import NoticeWatch
@@ -67,7 +67,7 @@ TICK_S = 0.2
 METRICS_AFTER_S = 0.5  # after the start, which the first reading would slow down
 
 
-class State:
+class AgentState:
     """WAITING for a job; PREPARED to start it; RUNNING it; STOPPING it (nothing new starts); ENDED."""
 
     WAITING = 1
@@ -83,7 +83,7 @@ class Agent:
     def __init__(self, folder: PrivateFolder) -> None:
         self._folder = folder
         self._num_devices = count_accelerators()
-        self._state = State.WAITING
+        self._state = AgentState.WAITING
         self._selector = Selector()
         self._uplink = Uplink(
             self._selector,
@@ -94,7 +94,7 @@ class Agent:
         self._workers = WorkerGroup(self._selector, self._uplink.send)
         self._ending = Ending(self._workers)
         self._open_port: OpenPort | None = None  # only on the first host
-        self._files: FileTraffic | None = None
+        self._files: FileThreads | None = None
         self._grace_s = LEFT_OVER_GRACE_S
         self._told_to_stop_by = 0  # the signal that this process got; the launcher did not want this end
         self._job: NodeJob | None = None
@@ -122,7 +122,7 @@ class Agent:
                 machine=_machine(),
             )
         )
-        while self._state != State.ENDED or self._is_awaited:
+        while self._state != AgentState.ENDED or self._is_awaited:
             self._selector.wait(TICK_S)
             self._tick()
 
@@ -158,7 +158,7 @@ class Agent:
         """Tell whether a signal is the first notice that the host must be left soon: the launcher has the job
         save then. A signal that the kernel sends because the keeper died ends the job.
         """
-        is_asked = number == signal.SIGTERM and self._state == State.RUNNING and not self._was_told_to_go
+        is_asked = number == signal.SIGTERM and self._state == AgentState.RUNNING and not self._was_told_to_go
         return is_asked and self._job is not None and self._job.is_elastic and os.getppid() == self._keeper
 
     def _be_told_to_stop(self, number: int) -> None:
@@ -173,17 +173,17 @@ class Agent:
         now = time.monotonic()
         self._uplink.check_silence(now)
         self._check_preparation(now)
-        if self._state == State.RUNNING or self._state == State.STOPPING:
+        if self._state == AgentState.RUNNING or self._state == AgentState.STOPPING:
             self._workers.send_stacks(now)
             self._workers.send_prompts(now)
-            self._workers.collect(is_our_kill=self._state == State.STOPPING)
+            self._workers.collect(is_our_kill=self._state == AgentState.STOPPING)
             self._look_at_metrics(now)
             if self._notice is not None:
                 self._look_at_notice(now)
-            elif self._state == State.RUNNING and self._workers.is_reported:
-                self._state = State.STOPPING
+            elif self._state == AgentState.RUNNING and self._workers.is_reported:
+                self._state = AgentState.STOPPING
                 self._ending.begin_with_left_over()
-        if self._state == State.STOPPING and self._ending.go_on(now):
+        if self._state == AgentState.STOPPING and self._ending.go_on(now):
             self._end()
 
     def _look_at_metrics(self, now: float) -> None:
@@ -238,7 +238,7 @@ class Agent:
 
     def _look_at_notice(self, now: float) -> None:
         """Look for a notice while the workers run; its command ends before the left-over processes do."""
-        if self._notice is not None and self._state == State.RUNNING and not self._workers.is_reported:
+        if self._notice is not None and self._state == AgentState.RUNNING and not self._workers.is_reported:
             self._notice.look(now)
         elif self._notice is not None:
             self._notice.close()
@@ -248,16 +248,16 @@ class Agent:
 
     def _stop(self, grace_s: float) -> None:
         """End the job, or a host without a job; a second call can only shorten the grace time."""
-        if self._state in (State.STOPPING, State.ENDED):
+        if self._state in (AgentState.STOPPING, AgentState.ENDED):
             self._ending.hasten(grace_s)
             return
-        self._state = State.STOPPING
+        self._state = AgentState.STOPPING
         self._close_port()
         self._ending.begin(grace_s)
 
     def _end(self) -> None:
         """Report the end: nothing of the job is left."""
-        self._state = State.ENDED
+        self._state = AgentState.ENDED
         if self._told_to_stop_by:  # the job did not end well, even if every worker exits with 0
             name = name_of_signal(self._told_to_stop_by)
             with suppress(OSError):
@@ -319,10 +319,10 @@ class Agent:
             self._files.end_sync()
 
     def _move_files(self, frame: Frame) -> None:
-        from ..files.file_traffic import FileTraffic
+        from ..files.file_traffic import FileThreads
 
         if self._files is None:
-            self._files = FileTraffic(self._selector, self._uplink.send, own_folder=self._folder.path)
+            self._files = FileThreads(self._selector, self._uplink.send, own_folder=self._folder.path)
         self._files.take(frame)
 
     def _inspect(self, frame: Inspect) -> None:
@@ -362,10 +362,10 @@ class Agent:
 
         def finish(answer: Frame) -> None:
             self._prepare_by = float("inf")
-            if self._state != State.WAITING:  # we ended it on the way, so its failure does not count
+            if self._state != AgentState.WAITING:  # we ended it on the way, so its failure does not count
                 return
             if isinstance(answer, Ready):
-                self._state = State.PREPARED
+                self._state = AgentState.PREPARED
                 if self._open_port is not None:
                     self._open_port.choose(answer.master_port)
             self._uplink.send(answer)
@@ -380,7 +380,7 @@ class Agent:
         """Give up a preparation that takes too long, without waiting for its thread: a file system that hangs
         keeps it in the kernel, where nothing ends it.
         """
-        if self._state == State.WAITING and now > self._prepare_by and self._job is not None:
+        if self._state == AgentState.WAITING and now > self._prepare_by and self._job is not None:
             self._prepare_by = float("inf")
             why = (
                 f"not prepared within --prepare_timeout={self._job.prepare_timeout_s:g} s: still {self._step}"
@@ -405,10 +405,10 @@ class Agent:
             ) from None
 
     def _start(self, start: Start) -> None:
-        if self._state != State.PREPARED or not (self._job and self._prepared and self._starter):
+        if self._state != AgentState.PREPARED or not (self._job and self._prepared and self._starter):
             return
         self._close_port()
-        self._state = State.RUNNING
+        self._state = AgentState.RUNNING
         if start.master_addr:
             self._prepared.env[b"MASTER_ADDR"] = bytes_of(start.master_addr)
             self._prepared.env[b"MASTER_PORT"] = str(start.master_port).encode()

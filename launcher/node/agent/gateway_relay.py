@@ -18,7 +18,17 @@ import time
 from collections.abc import Callable
 
 from ...wire.frames import ProtocolError
-from ...wire.mux import MAGIC, MAX_DATA_BYTES, WINDOW_BYTES, Kind, Parcel, Unpacker, granted, pack, pack_grant
+from ...wire.mux import (
+    MAGIC,
+    MAX_DATA_BYTES,
+    WINDOW_BYTES,
+    Parcel,
+    ParcelKind,
+    Unpacker,
+    granted,
+    pack,
+    pack_grant,
+)
 from ..system.process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
 
 ALIVE_EVERY_S = 1.0
@@ -89,7 +99,7 @@ class GatewayRelay:
         now = time.monotonic()
         if now - self._alive_at >= ALIVE_EVERY_S:
             self._alive_at = now
-            self._send(pack(Kind.ALIVE, 0))
+            self._send(pack(ParcelKind.ALIVE, 0))
         if not self._children and now - self._heard_at > MAX_SILENCE_S:
             self._is_connected = False
 
@@ -111,22 +121,22 @@ class GatewayRelay:
             self._is_connected = False
 
     def _obey(self, parcel: Parcel) -> None:
-        if parcel.kind is Kind.OPEN:
+        if parcel.kind is ParcelKind.OPEN:
             self._open(parcel.stream, json.loads(parcel.payload.decode()))
             return
-        if parcel.kind is Kind.CLOSE and parcel.stream == 0:
+        if parcel.kind is ParcelKind.CLOSE and parcel.stream == 0:
             self._is_connected = False
             return
         child = self._children.get(parcel.stream)
         if child is None:  # it ended before the launcher knew
             return
-        if parcel.kind is Kind.DATA:
+        if parcel.kind is ParcelKind.DATA:
             child.pending += parcel.payload
             self._write(child)
-        elif parcel.kind is Kind.GRANT:
+        elif parcel.kind is ParcelKind.GRANT:
             child.credit += granted(parcel.payload)
             self._watch(child)
-        elif parcel.kind is Kind.CLOSE:
+        elif parcel.kind is ParcelKind.CLOSE:
             child.process.kill()
             child.is_readable = child.has_errors = False
             child.pending.clear()
@@ -157,7 +167,7 @@ class GatewayRelay:
                 if isinstance(error, FileNotFoundError)
                 else f"{argv[0]}: {error.strerror}"
             )
-            self._send(pack(Kind.ENDED, stream, json.dumps([127, why]).encode()))
+            self._send(pack(ParcelKind.ENDED, stream, json.dumps([127, why]).encode()))
             return
         self._children[stream] = child
         self._watch(child)
@@ -166,7 +176,7 @@ class GatewayRelay:
         data = _read_some(child.stdout, min(child.credit, MAX_DATA_BYTES))
         if data:
             child.credit -= len(data)
-            self._send(pack(Kind.DATA, child.stream, data))
+            self._send(pack(ParcelKind.DATA, child.stream, data))
         elif data is not None:
             child.is_readable = False
         self._watch(child)
@@ -202,7 +212,7 @@ class GatewayRelay:
         child.close_pipes()
         del self._children[child.stream]
         said = [child.process.returncode, child.error_text.decode("utf-8", "replace")]
-        self._send(pack(Kind.ENDED, child.stream, json.dumps(said).encode()))
+        self._send(pack(ParcelKind.ENDED, child.stream, json.dumps(said).encode()))
 
     def _watch(self, child: Child) -> None:
         read, write = selectors.EVENT_READ, selectors.EVENT_WRITE

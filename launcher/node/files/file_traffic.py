@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .sync_receiver import Receiver
 
 
-class FileTraffic:
+class FileThreads:
     """Hands each frame to the thread that works on it."""
 
     def __init__(

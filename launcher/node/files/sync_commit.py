@@ -11,10 +11,10 @@ import os
 
 from ...wire.manifest import FILE, FOLDER, LINK, Entry
 from ..system.lean_stdlib import suppress
-from .sync_compare import Comparison, sent_as
-from .sync_contents import Contents
+from .sync_compare import FolderComparison, sent_as
+from .sync_contents import SyncContents
 from .sync_folder import READ_BYTES, Folder, write_all
-from .sync_record import COMING, Record, Sent, coming
+from .sync_record import COMING, Sent, SyncRecord, coming
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,13 @@ class Commit:
     """One sync of one sender: `stage`, then `begin`, which change nothing if they fail, then `end`."""
 
     def __init__(
-        self, folder: Folder, record: Record, work: Comparison, *, sender: str, senders: dict[str, str]
+        self,
+        folder: Folder,
+        record: SyncRecord,
+        work: FolderComparison,
+        *,
+        sender: str,
+        senders: dict[str, str],
     ) -> None:
         """`senders`: all known senders, in words, with this one."""
         self._folder, self._record, self._work = folder, record, work
@@ -136,7 +142,7 @@ class Commit:
                 "start again"
             )
 
-    def end(self, contents: Contents) -> None:
+    def end(self, contents: SyncContents) -> None:
         """Remove, and put in place. Errors: OSError, named; ChangedMeanwhile"""
         folder, work = self._folder, self._work
         for path in work.removals:

@@ -22,7 +22,7 @@ else:
     from ...wire.fast_tuple import Record as NamedTuple
 
 
-class Rules(NamedTuple):
+class SyncRules(NamedTuple):
     """The sender, and whether (`is_forced`) files that it did not write may be changed too."""
 
     sender: str
@@ -30,7 +30,7 @@ class Rules(NamedTuple):
     trust: Trust
 
 
-class Comparison:
+class FolderComparison:
     """`refused` are names that stand there and are not ours to change, each with its owner (`Sent.sender`);
     `foreign` are those of other users, each with a clause. The rest is work, in the order of the list.
 
@@ -38,7 +38,9 @@ class Comparison:
     of a content that is there.
     """
 
-    def __init__(self, folder: Folder, entries: list[Entry], sent: dict[bytes, Sent], rules: Rules) -> None:
+    def __init__(
+        self, folder: Folder, entries: list[Entry], sent: dict[bytes, Sent], rules: SyncRules
+    ) -> None:
         """Errors: OSError"""
         self._folder = folder
         self._sent = sent

@@ -17,7 +17,7 @@ from .sync_record import coming
 _PART = b".part"
 
 
-class Contents:
+class SyncContents:
     """Contents are written by one thread; others may already read the part that is there."""
 
     def __init__(self, folder: Folder, sizes: dict[bytes, int]) -> None:

@@ -14,7 +14,7 @@ import time
 
 from ..system.lean_stdlib import suppress
 from ..system.listener import listen_on_all
-from .sync_contents import Contents
+from .sync_contents import SyncContents
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PeerTimes(NamedTuple):
 class PeerServer:
     """Listens in threads until it is closed."""
 
-    def __init__(self, token: str, contents: Contents, times: PeerTimes) -> None:
+    def __init__(self, token: str, contents: SyncContents, times: PeerTimes) -> None:
         """Errors: OSError if it cannot listen"""
         self._times = times
         self._token = token.encode()
@@ -159,7 +159,7 @@ def pull(
     source: SyncFrom,
     token: str,
     wanted: list[Entry],
-    contents: Contents,
+    contents: SyncContents,
     *,
     times: PeerTimes,
     is_over: Callable[[], bool],
@@ -188,7 +188,9 @@ def pull(
     return num_done, ""
 
 
-def _take(connection: socket.socket, entry: Entry, contents: Contents, is_over: Callable[[], bool]) -> str:
+def _take(
+    connection: socket.socket, entry: Entry, contents: SyncContents, is_over: Callable[[], bool]
+) -> str:
     contents.begin(entry)
     try:
         for piece in _pieces(connection, entry.size):

@@ -17,12 +17,12 @@ from ...wire.manifest import FILE, Entry, WrongList, contents_of, read_list, unp
 from ..system.lean_stdlib import suppress
 from ..system.own_addresses import own_addresses
 from .sync_commit import ChangedMeanwhile, Commit
-from .sync_compare import Comparison, Rules
-from .sync_contents import Contents
+from .sync_compare import FolderComparison, SyncRules
+from .sync_contents import SyncContents
 from .sync_folder import Folder, digest_of, kind_of
 from .sync_peer import PeerServer, PeerTimes, pull
 from .sync_place import Trust, Untrusted, open_place
-from .sync_record import LockedOut, Record, coming
+from .sync_record import LockedOut, SyncRecord, coming
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Receiver:
         self._is_changing = False
         self._beat_at = 0.0
         self._rest = b""
-        self._record: Record | None = None
+        self._record: SyncRecord | None = None
         threading.Thread(target=self._run, daemon=True).start()
 
     def take(self, item: bytes | SyncFrom) -> None:
@@ -132,17 +132,17 @@ class Receiver:
         record, why_no_record = None, OSError()
         silent_s = BEYOND_LIMIT * self._offer.within_s
         try:
-            record = self._record = Record(folder, trust, silent_s=silent_s)
+            record = self._record = SyncRecord(folder, trust, silent_s=silent_s)
         except OSError as error:  # a folder that is already as offered needs no writing
             why_no_record = error
         try:
             sent, doubt = ({}, "") if record is None else (record.sent, record.doubt)
-            rules = Rules(self._offer.sender, self._offer.is_forced, trust)
-            work = Comparison(folder, entries, sent, rules)
+            rules = SyncRules(self._offer.sender, self._offer.is_forced, trust)
+            work = FolderComparison(folder, entries, sent, rules)
             if record is None and (work.refused or not work.is_empty):
                 raise why_no_record
             _refuse(work, {} if record is None else record.senders, doubt, is_forced=self._offer.is_forced)
-            contents = Contents(folder, {one.digest: one.size for one in entries if one.kind == FILE})
+            contents = SyncContents(folder, {one.digest: one.size for one in entries if one.kind == FILE})
             for digest, path in work.place_of.items():
                 contents.add(digest, path)
             self._serve(contents)
@@ -167,7 +167,12 @@ class Receiver:
                 record.unlock()
 
     def _commit(
-        self, folder: Folder, record: Record, work: Comparison, contents: Contents, entries: list[Entry]
+        self,
+        folder: Folder,
+        record: SyncRecord,
+        work: FolderComparison,
+        contents: SyncContents,
+        entries: list[Entry],
     ) -> None:
         sender = self._offer.sender
         senders = {**record.senders, sender: self._offer.sent_from}
@@ -177,7 +182,7 @@ class Receiver:
         self._is_changing = True
         all_of_it.end(contents)
 
-    def _serve(self, contents: Contents) -> None:
+    def _serve(self, contents: SyncContents) -> None:
         if self._offer.peer_token:
             with suppress(OSError):  # without a server, the launcher sends the contents to the others
                 self._server = PeerServer(self._offer.peer_token, contents, self._times)
@@ -187,7 +192,7 @@ class Receiver:
         self._post(SyncWant(contents, num_bytes, port, own_addresses() if port else [], problem))
 
     def _take_contents(
-        self, folder: Folder, entries: list[Entry], work: Comparison, contents: Contents
+        self, folder: Folder, entries: list[Entry], work: FolderComparison, contents: SyncContents
     ) -> None:
         """Wait until all contents are there, from any source. Errors: OSError, _Refused"""
         needed = {one.digest for one in work.writes if one.kind == FILE}
@@ -225,7 +230,7 @@ class Receiver:
                     raise _Refused(f"{os.fsdecode(one.path)} came other than it was announced; start again")
             return
 
-    def _is_there(self, folder: Folder, entry: Entry, work: Comparison, contents: Contents) -> bool:
+    def _is_there(self, folder: Folder, entry: Entry, work: FolderComparison, contents: SyncContents) -> bool:
         """Tell whether the content is there under another name, or since a sync that was cut off."""
         if entry.digest in work.place_of and contents.copy(entry, work.place_of[entry.digest]):
             return True
@@ -243,7 +248,7 @@ class Receiver:
         contents.add(entry.digest, path)
         return True
 
-    def _write(self, num_bytes: int, contents: Contents) -> None:
+    def _write(self, num_bytes: int, contents: SyncContents) -> None:
         while num_bytes:
             if not self._rest:
                 self._rest = self._next_bytes(0)
@@ -288,7 +293,7 @@ class Receiver:
         return b"".join(parts)
 
 
-def _refuse(work: Comparison, senders: dict[str, str], doubt: str, *, is_forced: bool) -> None:
+def _refuse(work: FolderComparison, senders: dict[str, str], doubt: str, *, is_forced: bool) -> None:
     """Errors: _Refused if a file or folder stands there that may not be changed"""
     if work.foreign:
         raise _Refused(_why_foreign(work.foreign))
@@ -336,7 +341,7 @@ def _why_foreign(foreign: list[tuple[bytes, str]]) -> str:
     )
 
 
-def _notes(work: Comparison, doubt: str) -> list[str]:
+def _notes(work: FolderComparison, doubt: str) -> list[str]:
     notes = [f"stays, for it was changed there: {os.fsdecode(one)}" for one in work.kept]
     if work.kept_modes:
         which = f"{_some(work.kept_modes)}, which {'was' if len(work.kept_modes) == 1 else 'were'}"

@@ -58,7 +58,7 @@ class LockedOut(Exception):
     """Another process writes to this folder; the message says which."""
 
 
-class Record:
+class SyncRecord:
     """The folder `.dslaunch` in a folder that is sent to; its owner has the lock.
 
     `senders` describe those of `sent` in words. `doubt`: why the records of earlier syncs are unknown.

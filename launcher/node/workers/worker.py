@@ -24,7 +24,7 @@ PROMPT_AFTER_S = 0.2
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)  # the agent handles them all
 
 
-class Stream:
+class WorkerStream:
     """The reading end of a worker's stdout (number 1) or stderr (number 2)."""
 
     def __init__(self, fd: int, number: int, *, is_verbatim: bool = False) -> None:
@@ -81,7 +81,7 @@ class Worker:
     clock.
     """
 
-    def __init__(self, *, rank: int, pid: int, streams: tuple[Stream, Stream]) -> None:
+    def __init__(self, *, rank: int, pid: int, streams: tuple[WorkerStream, WorkerStream]) -> None:
         self.rank = rank
         self.pid = pid
         self.streams = streams
@@ -180,7 +180,10 @@ def start_worker(rank: int, start: Callable[[int, int], int], *, is_verbatim: bo
         os.close(err_write)
     for fd in (out_read, err_read):
         os.set_blocking(fd, False)
-    streams = (Stream(out_read, 1, is_verbatim=is_verbatim), Stream(err_read, 2, is_verbatim=is_verbatim))
+    streams = (
+        WorkerStream(out_read, 1, is_verbatim=is_verbatim),
+        WorkerStream(err_read, 2, is_verbatim=is_verbatim),
+    )
     return Worker(rank=rank, pid=pid, streams=streams)
 
 

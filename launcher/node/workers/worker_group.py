@@ -9,7 +9,7 @@ from ..observe.evidence import MemoryWatch, evidence_of, read_place
 from ..system.lean_stdlib import Selector, signal
 from ..system.private_folder import PrivateFolder
 from ..system.process_tree import reap
-from .worker import Stream, Worker
+from .worker import Worker, WorkerStream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,10 +125,10 @@ class WorkerGroup:
         for one in pipe.read():
             self._send(one)
 
-    def _watch(self, worker: Worker, stream: Stream) -> None:
+    def _watch(self, worker: Worker, stream: WorkerStream) -> None:
         self._selector.on_read(stream.fd, lambda: self._read_output(worker, stream))
 
-    def _read_output(self, worker: Worker, stream: Stream) -> bool:
+    def _read_output(self, worker: Worker, stream: WorkerStream) -> bool:
         """Pass on the output that is there; return whether more may be waiting."""
         if not stream.is_open:
             return False

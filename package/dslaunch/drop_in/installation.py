@@ -29,7 +29,7 @@ from .. import __version__
 from ..launcher.errors import LaunchError
 from ..launcher.node.system.plain_file import open_plain, read_plain
 from . import FOLDER
-from .installed_files import RECORD, File, Place, files_for, place_of_this_python
+from .installed_files import RECORD, File, InstallPlace, files_for, place_of_this_python
 from .seen import Seen, look
 
 __all__ = ["install", "place_of_this_python", "status", "uninstall"]
@@ -38,7 +38,7 @@ _MAX_BYTES = 1 << 20  # of a file that may be ours
 _UNINSTALL = "dslaunch drop-in uninstall"
 
 
-class State(Enum):
+class FileState(Enum):
     """Of a file that the record names, or that is to be made."""
 
     OURS = "as it was made"
@@ -47,25 +47,25 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class InstallationRecord:
     """What an installation has made: the digest of each file, by its path."""
 
     version: str  # of dslaunch
     folder: str  # where it has the package `deepspeed`
     digests: Mapping[Path, str]
 
-    def state_of(self, path: Path) -> State:
+    def state_of(self, path: Path) -> FileState:
         if not os.path.lexists(path):
-            return State.MISSING
-        return State.OURS if _digest_of(path) == self.digests.get(path) else State.CHANGED
+            return FileState.MISSING
+        return FileState.OURS if _digest_of(path) == self.digests.get(path) else FileState.CHANGED
 
     @property
-    def states(self) -> dict[Path, State]:
+    def states(self) -> dict[Path, FileState]:
         return {path: self.state_of(path) for path in self.digests}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class InstallationPlan:
     """What an installation will do. `removed` are files of ours from before, some of which are made anew."""
 
     removed: tuple[Path, ...]
@@ -76,7 +76,7 @@ class Plan:
 # ---- read
 
 
-def read_record(place: Place) -> Record | None:
+def read_record(place: InstallPlace) -> InstallationRecord | None:
     """Return what an installation has written down; None if there is none.
 
     Errors: LaunchError if it cannot be read
@@ -92,7 +92,7 @@ def read_record(place: Place) -> Record | None:
         }
         if any(one.parent not in (place.packages, place.scripts) for one in digests):
             raise ValueError("it names files in other folders")
-        return Record(version=str(found["version"]), folder=str(found["folder"]), digests=digests)
+        return InstallationRecord(version=str(found["version"]), folder=str(found["folder"]), digests=digests)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LaunchError(
             f"{path} cannot be read: {error}; remove it, and the files that begin with 'Made by `dslaunch "
@@ -103,7 +103,7 @@ def read_record(place: Place) -> Record | None:
 # ---- plan
 
 
-def plan_install(place: Place, files: tuple[File, ...]) -> Plan | None:
+def plan_install(place: InstallPlace, files: tuple[File, ...]) -> InstallationPlan | None:
     """Return what there is to do; None if all is there.
 
     Errors: LaunchError if DeepSpeed is there, a file is in the way, or a folder cannot be written
@@ -124,28 +124,28 @@ def plan_install(place: Place, files: tuple[File, ...]) -> Plan | None:
     in_the_way = [
         str(file.path)
         for file in files
-        if os.path.lexists(file.path) and old.get(file.path, State.CHANGED) is State.CHANGED
+        if os.path.lexists(file.path) and old.get(file.path, FileState.CHANGED) is FileState.CHANGED
     ]
     if in_the_way:
         raise LaunchError(
             f"{', '.join(in_the_way)}: there already, and not as dslaunch has made it; move it "
             "away, and install again"
         )
-    is_all = all(old.get(file.path) is State.OURS for file in files)
+    is_all = all(old.get(file.path) is FileState.OURS for file in files)
     if is_all and record is not None and record.digests == {file.path: _digest(file.data) for file in files}:
         return None
     wanted = {file.path for file in files}
-    return Plan(
-        removed=tuple(path for path, state in old.items() if state is State.OURS),
+    return InstallationPlan(
+        removed=tuple(path for path, state in old.items() if state is FileState.OURS),
         made=files,
-        left=tuple(path for path, state in old.items() if state is State.CHANGED and path not in wanted),
+        left=tuple(path for path, state in old.items() if state is FileState.CHANGED and path not in wanted),
     )
 
 
 # ---- do
 
 
-def install(place: Place, *, is_dry_run: bool) -> Iterator[str]:
+def install(place: InstallPlace, *, is_dry_run: bool) -> Iterator[str]:
     """Make an environment find dslaunch's `deepspeed`; yields what was done, in lines.
 
     All is as before where that fails.
@@ -164,13 +164,13 @@ def install(place: Place, *, is_dry_run: bool) -> Iterator[str]:
         except OSError as error:
             raise LaunchError(f"{error.filename}: {error.strerror}; nothing is installed") from None
         yield from (f"wrote {file.path}" for file in plan.made)
-        yield from (f"left {path}, which was {State.CHANGED.value}" for path in plan.left)
+        yield from (f"left {path}, which was {FileState.CHANGED.value}" for path in plan.left)
         yield f"`import deepspeed` of {place.python} gets dslaunch; `{_UNINSTALL}` undoes it"
     if not is_dry_run:
         yield from _command_hint(place, is_wanted=True)
 
 
-def _carry_out(place: Place, plan: Plan) -> None:
+def _carry_out(place: InstallPlace, plan: InstallationPlan) -> None:
     with ExitStack() as undo:
         for path in plan.removed:
             undo.callback(_write, path, path.read_bytes(), mode=path.stat().st_mode & 0o777)
@@ -186,7 +186,7 @@ def _carry_out(place: Place, plan: Plan) -> None:
         undo.pop_all()
 
 
-def _write_record(place: Place, files: tuple[File, ...], undo: ExitStack) -> None:
+def _write_record(place: InstallPlace, files: tuple[File, ...], undo: ExitStack) -> None:
     path = place.packages / RECORD
     if os.path.lexists(path):
         undo.callback(_write, path, path.read_bytes(), mode=path.stat().st_mode & 0o777)
@@ -203,7 +203,7 @@ def _write_record(place: Place, files: tuple[File, ...], undo: ExitStack) -> Non
     _write(path, f"{text}\n".encode(), mode=_mode(is_command=False), undo=undo)
 
 
-def uninstall(place: Place, *, is_dry_run: bool) -> Iterator[str]:
+def uninstall(place: InstallPlace, *, is_dry_run: bool) -> Iterator[str]:
     """Remove what an installation has made and is unchanged; yields what was done, in lines.
 
     Errors: LaunchError if a file cannot be removed, or the record cannot be read
@@ -213,9 +213,9 @@ def uninstall(place: Place, *, is_dry_run: bool) -> Iterator[str]:
         yield f"nothing to remove: {place.packages / RECORD} is not there"
         return
     for path, state in record.states.items():
-        if state is State.CHANGED:
+        if state is FileState.CHANGED:
             yield f"{'would leave' if is_dry_run else 'left'} {path}, which was {state.value}"
-        if state is State.OURS:
+        if state is FileState.OURS:
             yield from _remove(path, is_dry_run=is_dry_run)
     yield from _remove(place.packages / RECORD, is_dry_run=is_dry_run)
 
@@ -229,7 +229,7 @@ def _remove(path: Path, *, is_dry_run: bool) -> Iterator[str]:
     yield f"{'would remove' if is_dry_run else 'removed'} {path}"
 
 
-def status(place: Place) -> Iterator[str]:
+def status(place: InstallPlace) -> Iterator[str]:
     """Yield in lines what is installed, and which `deepspeed` programs and shells get.
 
     Errors: LaunchError if the record cannot be read, or the Python does not start
@@ -254,7 +254,7 @@ def _words(seen: Seen) -> str:
     return f"{name} {seen.version or '(no metadata)'} ({seen.origin})"
 
 
-def _command_hint(place: Place, *, is_wanted: bool) -> Iterator[str]:
+def _command_hint(place: InstallPlace, *, is_wanted: bool) -> Iterator[str]:
     """Say which command `deepspeed` a shell finds, and how it would find ours if that `is_wanted`."""
     found, ours = shutil.which("deepspeed"), place.scripts / "deepspeed"
     is_ours = found is not None and ours.exists() and os.path.samefile(found, ours)

@@ -60,7 +60,7 @@ if __name__ == "__main__":
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class InstallPlace:
     """An environment: its Python, the folder where that looks for packages,
     and the folder of its commands.
     """
@@ -79,15 +79,15 @@ class File:
     is_command: bool
 
 
-def place_of_this_python() -> Place:
-    return Place(
+def place_of_this_python() -> InstallPlace:
+    return InstallPlace(
         python=Path(sys.executable),
         packages=Path(sysconfig.get_path("purelib")),
         scripts=Path(sysconfig.get_path("scripts")),
     )
 
 
-def files_for(place: Place, *, folder: str = FOLDER, commands: str = BIN) -> tuple[File, ...]:
+def files_for(place: InstallPlace, *, folder: str = FOLDER, commands: str = BIN) -> tuple[File, ...]:
     """Return what is to be made in an environment.
 
     `folder` and `commands`: where dslaunch has the package and the commands.

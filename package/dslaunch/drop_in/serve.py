@@ -18,7 +18,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from .names import MODULES
-from .names.table import SAME, Fate, Module, Row
+from .names.table import SAME, Module, NameFate, NameRow
 
 PAGE = "docs/reference/compatibility.md"
 _CALLS = ("CALL", "CALL_FUNCTION", "CALL_METHOD", "PRECALL")
@@ -37,7 +37,7 @@ def serve(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
             return module.names
         home, there = _home(module, wanted)
         row = home.row_of(there)
-        if row is None or row.fate == Fate.REFUSED:
+        if row is None or row.fate == NameFate.REFUSED:
             return _below_or_absent(home, there, row, _instruction(sys._getframe(1)))
         value = _value(row, there)
         if name in sys.modules:  # not if it was started by `python -m`
@@ -111,7 +111,7 @@ def _home(module: Module, wanted: str) -> tuple[Module, str]:
     return module, wanted
 
 
-def _value(row: Row, wanted: str) -> Any:
+def _value(row: NameRow, wanted: str) -> Any:
     home, attribute = row.home_of(wanted)
     return getattr(import_module(home), attribute) if attribute else import_module(home)
 
@@ -134,7 +134,7 @@ def _instruction(frame: Any) -> str:
     return str(opname[frame.f_code.co_code[frame.f_lasti]])
 
 
-def _below_or_absent(module: Module, wanted: str, row: Row | None, instruction: str) -> Any:
+def _below_or_absent(module: Module, wanted: str, row: NameRow | None, instruction: str) -> Any:
     """Return a module that lies in this one, or what stands in for a name that is not here.
 
     Errors: AttributeError if it is not here and only asked for, or if DeepSpeed has no such name either

@@ -19,7 +19,7 @@ _FLAT_MASTERS = ("single_partition_of_fp32_groups", "fp32_flat_groups")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """Elements of a tensor that follow each other."""
 
     start: int  # the first of them, counted in the tensor
@@ -28,12 +28,12 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class TensorPieces:
     """A tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
     def copy_to(self, start: int, out: Tensor) -> None:
         """Write the elements from `start` on into `out`, as many as it has, rounded if its dtype is another.
@@ -56,7 +56,7 @@ class Pieces:
                     "checkpoint is damaged: load another one"
                 )
 
-    def _parts(self, start: int, numel: int) -> Iterator[tuple[Piece, int, int]]:
+    def _parts(self, start: int, numel: int) -> Iterator[tuple[TensorPiece, int, int]]:
         for piece in self.pieces:
             low, high = max(start, piece.start), min(start + numel, piece.start + piece.numel)
             if low < high:
@@ -69,15 +69,17 @@ class Pieces:
         return out.view(self.shape)
 
 
-def whole_tensor(value: Tensor, shape: Sequence[int] | None = None) -> Pieces:
+def whole_tensor(value: Tensor, shape: Sequence[int] | None = None) -> TensorPieces:
     """Return a tensor that is in one piece."""
     flat = value.detach().reshape(-1)
-    return Pieces(
-        tuple(value.shape if shape is None else shape), value.dtype, (Piece(0, flat.numel(), lambda: flat),)
+    return TensorPieces(
+        tuple(value.shape if shape is None else shape),
+        value.dtype,
+        (TensorPiece(0, flat.numel(), lambda: flat),),
     )
 
 
-Found = dict[str, dict[str, Pieces]]  # parameter -> master and states -> where they are
+Found = dict[str, dict[str, TensorPieces]]  # parameter -> master and states -> where they are
 
 
 def flat_partitions(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Sequence[int]]]) -> Found:
@@ -100,11 +102,11 @@ def flat_partitions(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Seque
                 _spans(offset, numel, size=own[MASTER].numel(), num_ranks=folder.num_optimizer_files)
             )
             found[name] = {
-                kind: Pieces(
+                kind: TensorPieces(
                     tuple(shape),
                     flat.dtype,
                     tuple(
-                        Piece(start, count, partial(_slice, folder, rank, group, kind, low, count))
+                        TensorPiece(start, count, partial(_slice, folder, rank, group, kind, low, count))
                         for start, count, rank, low in spans
                     ),
                 )
@@ -130,11 +132,13 @@ def sharded_parameters(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Se
             numel = prod(shape)
             part = ceil(numel / num_ranks)
             found[name] = {
-                kind: Pieces(
+                kind: TensorPieces(
                     tuple(shape),
                     flat.dtype,
                     tuple(
-                        Piece(rank * part, count, partial(_slice, folder, rank, group, kind, offset, count))
+                        TensorPiece(
+                            rank * part, count, partial(_slice, folder, rank, group, kind, offset, count)
+                        )
                         for rank in range(num_ranks)
                         if (count := min(part, numel - rank * part)) > 0
                     ),
@@ -150,7 +154,7 @@ def sharded_parameters(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Se
     return found
 
 
-def frozen_fragments(folder: DeepSpeedFolder, shapes: Mapping[str, Sequence[int]]) -> dict[str, Pieces]:
+def frozen_fragments(folder: DeepSpeedFolder, shapes: Mapping[str, Sequence[int]]) -> dict[str, TensorPieces]:
     """Return what stage 3 does not train: parts as those of `sharded_parameters`,
     in the files of the model.
     """
@@ -158,11 +162,11 @@ def frozen_fragments(folder: DeepSpeedFolder, shapes: Mapping[str, Sequence[int]
     for name, shape in shapes.items():
         numel = prod(shape)
         part = ceil(numel / folder.num_model_files)
-        found[name] = Pieces(
+        found[name] = TensorPieces(
             tuple(shape),
             folder.model(0)["frozen_param_fragments"][name].dtype,
             tuple(
-                Piece(rank * part, count, partial(_fragment, folder, rank, name, count))
+                TensorPiece(rank * part, count, partial(_fragment, folder, rank, name, count))
                 for rank in range(folder.num_model_files)
                 if (count := min(part, numel - rank * part)) > 0
             ),
@@ -182,8 +186,10 @@ def universal_parameters(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, 
         found[name] = {}
         for kind in kinds:
             values = partial(_universal, folder, name, kind)
-            piece = Piece(0, prod(shape), values)
-            found[name][MASTER if kind == "fp32" else kind] = Pieces(tuple(shape), values().dtype, (piece,))
+            piece = TensorPiece(0, prod(shape), values)
+            found[name][MASTER if kind == "fp32" else kind] = TensorPieces(
+                tuple(shape), values().dtype, (piece,)
+            )
     return found
 
 
@@ -337,7 +343,7 @@ def _flat_groups(
     return found
 
 
-def _part(flat: Tensor, start: int, stop: int, shape: tuple[int, ...]) -> Pieces:
+def _part(flat: Tensor, start: int, stop: int, shape: tuple[int, ...]) -> TensorPieces:
     return whole_tensor(flat.detach().view(-1)[start:stop], shape)
 
 

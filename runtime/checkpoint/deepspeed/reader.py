@@ -15,12 +15,12 @@ from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorag
 
 from ...errors import CheckpointError
 from ...strided import is_strided
-from ..files.tensor_runs import MODEL, Run, TensorRuns, model_name, state_name
+from ..files.tensor_runs import MODEL, TensorRun, TensorRuns, model_name, state_name
 from .folder import DeepSpeedFolder
 from .pieces import (
     MASTER,
     Found,
-    Pieces,
+    TensorPieces,
     base_optimizer,
     flat_partitions,
     frozen_fragments,
@@ -179,7 +179,7 @@ class DeepSpeedReader:
         self._folder.check_ranks(counts[0], of_model=is_sharded)
         return (sharded_parameters if is_sharded else flat_partitions)(self._folder, self._shapes)
 
-    def _find_weights(self, trained: Found) -> dict[str, Pieces]:
+    def _find_weights(self, trained: Found) -> dict[str, TensorPieces]:
         """Return parameters and buffers: masters, fragments of what is frozen, and what the module's
         state_dict has whole.
         """
@@ -206,7 +206,7 @@ class DeepSpeedReader:
             name not in module or tuple(module[name].shape) != tuple(shape) for name, shape in frozen.items()
         )
 
-    def _is_beside(self, name: str, pieces: Pieces) -> bool:
+    def _is_beside(self, name: str, pieces: TensorPieces) -> bool:
         return name in self._model["buffer_names"] or not pieces.dtype.is_floating_point
 
     def _find_aliases(self) -> dict[str, str]:
@@ -226,13 +226,13 @@ class DeepSpeedReader:
         return found
 
 
-def _metadata(pieces: Pieces) -> TensorStorageMetadata:
+def _metadata(pieces: TensorPieces) -> TensorStorageMetadata:
     return TensorStorageMetadata(
         properties=TensorProperties(dtype=pieces.dtype), size=torch.Size(pieces.shape), chunks=[]
     )
 
 
-def fill(out: Tensor, run: Run, source: Pieces) -> None:
+def fill(out: Tensor, run: TensorRun, source: TensorPieces) -> None:
     """Fill `out`, [run.numel], with what the run has of a tensor, or of this rank's part of it."""
     if run.cut is None:
         source.copy_to(run.start, out)

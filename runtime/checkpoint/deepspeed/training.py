@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...optimizers.registry import ELEMENTWISE, Row
+from ...optimizers.registry import ELEMENTWISE, OptimizerRow
 from .folder import DeepSpeedFolder
 from .pieces import base_optimizer
 
@@ -180,7 +180,7 @@ def _names(
     return names or (f"one with the states {', '.join(state_names)}",)
 
 
-def _row(group: Mapping[str, Any], state_names: Sequence[str]) -> Row | None:
+def _row(group: Mapping[str, Any], state_names: Sequence[str]) -> OptimizerRow | None:
     """Return the optimizer that has these states; where there are none, it has not stepped,
     or needs none: by its group.
     """

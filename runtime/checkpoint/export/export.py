@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ...errors import CheckpointError
 from ..storage.url_store import open_store
-from .output import Output
+from .output import OutputFiles
 from .output_plan import BIN, DEFAULT_SHARD_SIZE, SAFETENSORS, OutputPlan, Spec, plan_output
-from .progress_bar import Meter
+from .progress_bar import ProgressMeter
 from .source import Source
 
 FILE_NAMES = {"safetensors": f"model{SAFETENSORS}", "bin": f"pytorch_model{BIN}"}
@@ -47,8 +47,8 @@ def export(source: Source, out: str | os.PathLike[str], options: ExportOptions) 
     plan = plan_output(
         specs, aliases=aliases, file_name=options.file_name, max_shard_size=options.max_shard_size
     )
-    meter = Meter(f"export to {os.fspath(out)}", plan.num_bytes)
-    with meter, Output(open_store(out), plan) as output:
+    meter = ProgressMeter(f"export to {os.fspath(out)}", plan.num_bytes)
+    with meter, OutputFiles(open_store(out), plan) as output:
         for name in plan.order():
             output.put(name, _converted(name, source.tensor(name), specs[name].dtype))
             meter.advance(specs[name].num_bytes)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...errors import CheckpointError
 from ..storage.store import PARTIAL, Store
-from ..storage.stream import Stream
+from ..storage.stream import ByteStream
 from .output_plan import OutputFile, OutputPlan, Spec
 
 _DTYPES = {
@@ -44,7 +44,7 @@ _AROUND_TENSOR = 4096  # more than torch.save puts around one, and as much for i
 _AROUND_FILE = 1 << 16
 
 
-class Output:
+class OutputFiles:
     """The files of a plan, which are there under their names when all of them are complete.
 
     Use: `with Output(...) as output:` and `output.put(name, tensor)` for all names,
@@ -59,7 +59,7 @@ class Output:
         self._waiting: list[str] = []  # names that the file still has to get, last one first
         self._held: dict[str, Tensor] = {}  # tensors of a file that torch.save writes
         self._stack = ExitStack()
-        self._stream: Stream | None = None
+        self._stream: ByteStream | None = None
         self._done: list[str] = []
         self._prefix: str | None = None  # prefix of names before they are published
         self.where = f"{store.where}/{plan.index_name or plan.files[0].name}"
@@ -91,7 +91,7 @@ class Output:
             name = self._file.name if self._file else ""
             raise CheckpointError(f"{self._store.where}/{name} cannot be written: {error}") from error
 
-    def __enter__(self) -> Output:
+    def __enter__(self) -> OutputFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
@@ -186,7 +186,7 @@ def _header(file: OutputFile, aliases: Mapping[str, str]) -> bytes:
 class _Sink(io.RawIOBase):
     """File object that torch.save writes to."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
 
     def write(self, data: Any) -> int:

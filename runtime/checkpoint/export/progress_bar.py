@@ -12,7 +12,7 @@ _BAR_EVERY_S, _LINE_EVERY_S = 0.2, 10.0
 _BAR_WIDTH = 30
 
 
-class Meter:
+class ProgressMeter:
     """Progress of one piece of work of known bytes; call `advance` as it goes on.
 
     Also a context, which ends the line of a bar.
@@ -43,7 +43,7 @@ class Meter:
             self._next_at = now + (_BAR_EVERY_S if self._is_bar else _LINE_EVERY_S)
             self._show(now)
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> ProgressMeter:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -13,7 +13,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from .manifest import Span, check_bytes
+from .manifest import FileSpan, check_bytes
 
 # A zip archive; every member has such a header in front of its bytes, which are not compressed.
 _HEADER = struct.Struct(
@@ -30,7 +30,7 @@ class SpanReader:
     def __init__(self) -> None:
         self._buffers = [bytearray(), bytearray()]
 
-    def read(self, file: IO[bytes], spans: Sequence[Span], *, where: str) -> Iterator[memoryview]:
+    def read(self, file: IO[bytes], spans: Sequence[FileSpan], *, where: str) -> Iterator[memoryview]:
         """Give the bytes of each span, until the next is asked for, which is read and checked meanwhile.
 
         Errors: CheckpointError if they are not what was written; OSError

@@ -22,7 +22,7 @@ def digest(data: bytes | memoryview) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
-class Span(NamedTuple):
+class FileSpan(NamedTuple):
     """A part of a file."""
 
     offset: int
@@ -41,7 +41,7 @@ class Manifest:
     world_size: int
     zero_stage: int
     global_steps: int
-    files: Mapping[str, tuple[Span, ...]]
+    files: Mapping[str, tuple[FileSpan, ...]]
     format: int = FORMAT
 
     @property
@@ -49,7 +49,7 @@ class Manifest:
         """Number of bytes of all files but the manifest itself."""
         return sum(span.num_bytes for spans in self.files.values() for span in spans)
 
-    def with_files(self, files: Mapping[str, tuple[Span, ...]]) -> Manifest:
+    def with_files(self, files: Mapping[str, tuple[FileSpan, ...]]) -> Manifest:
         """Return it complete."""
         return replace(self, files=dict(sorted(files.items())))
 
@@ -94,7 +94,7 @@ def read_manifest(store: Store, tag: str) -> Manifest:
     return manifest
 
 
-def check_bytes(data: bytes | memoryview, span: Span, *, where: str) -> None:
+def check_bytes(data: bytes | memoryview, span: FileSpan, *, where: str) -> None:
     """See that `data` is what was written.
 
     Errors: CheckpointError
@@ -115,5 +115,5 @@ def _from_json(found: Any) -> Manifest:
         raise ValueError("it is no manifest of dslaunch's, which is an object with a digest")
     if found.pop(_DIGEST) != digest(_dump(found)):
         raise ValueError("it is not what was written")
-    files = {name: tuple(Span(*span) for span in spans) for name, spans in found["files"].items()}
+    files = {name: tuple(FileSpan(*span) for span in spans) for name, spans in found["files"].items()}
     return Manifest(**{**found, "files": files})

@@ -28,7 +28,7 @@ from ..storage.store import Store
 from .archive import SpanReader, tensor_in
 from .format import TRAINING_FILE
 from .manifest import check_bytes, read_manifest
-from .tensor_runs import MODEL, PlacedBox, Run, TensorRuns
+from .tensor_runs import MODEL, PlacedBox, TensorRun, TensorRuns
 from .writer import METADATA
 
 # All classes that `.metadata` may name; a pickle runs whatever it names.
@@ -148,9 +148,9 @@ class CheckpointReader:
         self._read_runs([self._whole_run(name)], {name: whole.view(-1)})
         return whole
 
-    def _whole_run(self, name: str) -> Run:
+    def _whole_run(self, name: str) -> TensorRun:
         shape = tuple(self._tensors[name].size)
-        return Run(name=name, shape=shape, start=0, numel=prod(shape), flat=name, offset=0)
+        return TensorRun(name=name, shape=shape, start=0, numel=prod(shape), flat=name, offset=0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the module's state_dict, whole and in host memory."""
@@ -162,7 +162,7 @@ class CheckpointReader:
         state |= saved["extra_state"]
         return state
 
-    def _read_runs(self, runs: Sequence[Run], flats: Mapping[str, Tensor]) -> None:
+    def _read_runs(self, runs: Sequence[TensorRun], flats: Mapping[str, Tensor]) -> None:
         wanted: dict[str, list[tuple[_StorageInfo, ReadItem, Tensor]]] = {}
         for run in runs:
             for item, place in self._items(run, flats[run.flat]):
@@ -179,7 +179,7 @@ class CheckpointReader:
                         box = self._box(archive, item) if box is None else box
                         place.copy_(_part(box, item))
 
-    def _items(self, run: Run, flat: Tensor) -> Iterable[tuple[ReadItem, Tensor]]:
+    def _items(self, run: TensorRun, flat: Tensor) -> Iterable[tuple[ReadItem, Tensor]]:
         """Yield the items to read for a run, each with the tensor that it goes to."""
         boxes = list(_boxes_of(run))
         places = {box.offsets: box.of(flat) for box in boxes}
@@ -189,7 +189,7 @@ class CheckpointReader:
                 place = place.narrow(dim, offset, length)
             yield item, place
 
-    def _read_items(self, run: Run, boxes: Sequence[PlacedBox]) -> list[ReadItem]:
+    def _read_items(self, run: TensorRun, boxes: Sequence[PlacedBox]) -> list[ReadItem]:
         chunks = [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes)) for box in boxes]
         return create_read_items_for_chunk_list(run.name, self._tensors[run.name], chunks)
 
@@ -226,7 +226,7 @@ class _Told:
             raise CheckpointError(f"{self._where} cannot be read: {error}") from error
 
 
-def _boxes_of(run: Run) -> Iterator[PlacedBox]:
+def _boxes_of(run: TensorRun) -> Iterator[PlacedBox]:
     return run.boxes(max_numel=max(1, run.numel))
 
 

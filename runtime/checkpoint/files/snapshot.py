@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...offload.pinned_memory import host_empty
-from .tensor_runs import Run, TensorRuns
+from .tensor_runs import TensorRun, TensorRuns
 
 
 class Memory:
@@ -50,7 +50,7 @@ class Snapshot:
         self._copies: dict[str, Tensor] = {}
         self._problem: Exception | None = None
         self._moment: torch.cuda.Event | None = None
-        runs: list[Run] = [
+        runs: list[TensorRun] = [
             replace(run, offset=run.offset - self._ranges[run.flat][0]) for run in tensor_runs.runs
         ]
         self.tensor_runs = replace(

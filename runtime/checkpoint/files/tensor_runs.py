@@ -61,7 +61,7 @@ class PlacedBox(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class TensorRun:
     """Elements of one tensor that follow each other in C order, and where they lie here."""
 
     name: str  # name in the checkpoint
@@ -90,7 +90,7 @@ class Run:
 class TensorRuns:
     """Runs that lie in a few flat tensors, which may be on a disk between their uses."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[TensorRun, ...]
     dtypes: Mapping[str, torch.dtype]  # flat tensor's name -> dtype
     flats: Callable[[], Mapping[str, Tensor]]  # the flat tensors, while they are here
     here: Callable[[bool], AbstractContextManager[object]]  # have them here; whether they are to be changed
@@ -102,7 +102,7 @@ def runs_of_tensors(tensors: Mapping[str, Tensor]) -> TensorRuns:
     contiguous = {name: value.detach().contiguous().reshape(-1) for name, value in tensors.items()}
     return TensorRuns(
         runs=tuple(
-            Run(name=name, shape=tuple(value.shape), start=0, numel=value.numel(), flat=name, offset=0)
+            TensorRun(name=name, shape=tuple(value.shape), start=0, numel=value.numel(), flat=name, offset=0)
             for name, value in tensors.items()
         ),
         dtypes={name: value.dtype for name, value in tensors.items()},
@@ -174,7 +174,7 @@ class SubBufferRuns:
             runs += self._runs(kind, source(kind, torch.float32), self._state_range, self._state_range[0])
         return self._tensor_runs(runs, names)
 
-    def _tensor_runs(self, runs: Sequence[Run], kinds: Sequence[str]) -> TensorRuns:
+    def _tensor_runs(self, runs: Sequence[TensorRun], kinds: Sequence[str]) -> TensorRuns:
         sub_buffer = self.sub_buffer
         dtypes = dict.fromkeys(kinds, torch.float32)
         dtypes |= {
@@ -206,7 +206,7 @@ class SubBufferRuns:
 
     def _runs(
         self, flat: str, name_of: Callable[[str], str | None], wanted: tuple[int, int], flat_start: int
-    ) -> Iterator[Run]:
+    ) -> Iterator[TensorRun]:
         for member, slot in zip(self.sub_buffer.members, self.sub_buffer.layout.slots, strict=True):
             name = name_of(self.sub_buffer.domain.true_name(member.name))
             if name is None:
@@ -215,7 +215,7 @@ class SubBufferRuns:
             cut = self.sub_buffer.domain.cut_of(member.param)
             shape = slot.shape if cut is None else cut.shape
             if low < high:
-                yield Run(
+                yield TensorRun(
                     name=name,
                     shape=shape,
                     cut=cut,
@@ -225,7 +225,7 @@ class SubBufferRuns:
                     offset=low - flat_start,
                 )
             elif slot.numel == 0 and self._is_first and prod(shape) == 0:
-                yield Run(name=name, shape=shape, start=0, numel=0, flat=flat, offset=0)
+                yield TensorRun(name=name, shape=shape, start=0, numel=0, flat=flat, offset=0)
 
 
 def _swapped(state: str, name: str) -> str:

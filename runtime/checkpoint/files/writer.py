@@ -30,9 +30,9 @@ from torch.distributed.checkpoint.metadata import (
 from ...offload.device_copies import Arrival
 from ...offload.pinned_memory import host_empty
 from ..storage.store import Store
-from ..storage.stream import Stream
-from .manifest import Span
-from .tensor_runs import PlacedBox, Run, TensorRuns
+from ..storage.stream import ByteStream
+from .manifest import FileSpan
+from .tensor_runs import PlacedBox, TensorRun, TensorRuns
 
 METADATA = ".metadata"
 _BOX_BYTES = 32 << 20  # a reader of any part of a box reads all of it
@@ -50,7 +50,7 @@ class Written(NamedTuple):
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str
-    span: Span
+    span: FileSpan
 
 
 def write_runs(store: Store, folder: str, all_runs: Sequence[TensorRuns], *, rank: int) -> list[Written]:
@@ -102,15 +102,15 @@ def make_metadata(written: Sequence[Written]) -> bytes:
     return pickle.dumps(Metadata(dict(tensors), storage_data=places))
 
 
-def spans_of(written: Sequence[Written]) -> dict[str, tuple[Span, ...]]:
+def spans_of(written: Sequence[Written]) -> dict[str, tuple[FileSpan, ...]]:
     """Return the spans of all ranks' files, from their beginnings to their ends."""
-    spans: dict[str, list[Span]] = {}
+    spans: dict[str, list[FileSpan]] = {}
     for box in written:
         spans.setdefault(box.file, []).append(box.span)
     return {file: tuple(sorted(parts)) for file, parts in spans.items()}
 
 
-def _boxes(tensor_runs: TensorRuns) -> Iterator[tuple[Run, PlacedBox]]:
+def _boxes(tensor_runs: TensorRuns) -> Iterator[tuple[TensorRun, PlacedBox]]:
     for run in tensor_runs.runs:
         max_numel = _BOX_BYTES // tensor_runs.dtypes[run.flat].itemsize
         for box in run.boxes(max_numel=max_numel):
@@ -126,13 +126,15 @@ def _box_bytes(all_runs: Sequence[TensorRuns]) -> Iterator[int]:
 class _Coming(NamedTuple):
     """A box whose values are here, or on their way."""
 
-    run: Run
+    run: TensorRun
     box: PlacedBox
     values: Tensor  # [box.numel] in host memory
     arrival: Arrival | None
 
 
-def _on_host(tensor_runs: TensorRuns, flats: Mapping[str, Tensor]) -> Iterator[tuple[Run, PlacedBox, Tensor]]:
+def _on_host(
+    tensor_runs: TensorRuns, flats: Mapping[str, Tensor]
+) -> Iterator[tuple[TensorRun, PlacedBox, Tensor]]:
     """Yield each box with its elements in host memory, which is reused when the next one is asked for.
 
     Boxes on a GPU come through two page-locked buffers: while the caller has one, the next box is on its
@@ -176,7 +178,7 @@ class _Buffers:
         return buffer[: like.nbytes].view(like.dtype)
 
 
-def _arrived(coming: _Coming) -> tuple[Run, PlacedBox, Tensor]:
+def _arrived(coming: _Coming) -> tuple[TensorRun, PlacedBox, Tensor]:
     """Return the box as a tensor with a storage of its own: torch.save writes all of a storage."""
     if coming.arrival is not None:
         coming.arrival.wait()
@@ -203,12 +205,12 @@ def _save_box(values: Tensor, sink: _Sink) -> None:
 class _Sink(io.RawIOBase):
     """File object that torch.save writes one box to."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self._stream, self._hash = stream, xxhash.xxh3_64()
         self._begin = stream.tell()
 
-    def span(self) -> Span:
-        return Span(self._begin, self._stream.tell() - self._begin, self._hash.hexdigest())
+    def span(self) -> FileSpan:
+        return FileSpan(self._begin, self._stream.tell() - self._begin, self._hash.hexdigest())
 
     def write(self, data: Any) -> int:
         self._hash.update(data)

@@ -16,7 +16,7 @@ import torch
 from ...errors import CheckpointError, UserError, without_credentials
 from ..export.export import FILE_NAMES, ExportOptions, export
 from ..export.output_plan import shard_bytes, size_text
-from ..export.progress_bar import Meter
+from ..export.progress_bar import ProgressMeter
 from ..export.source import locate, open_source
 from ..files.reader import CheckpointReader
 from ..save import doomed
@@ -44,7 +44,7 @@ def _verify(given: dict[str, Any]) -> int:
         CheckpointReader(store, tag)  # says that this is none, and what is there
     try:
         reader = CheckpointReader(store, tag)
-        with Meter(f"verified {reader.where}", reader.manifest.num_bytes) as meter:
+        with ProgressMeter(f"verified {reader.where}", reader.manifest.num_bytes) as meter:
             reader.verify(meter.advance)
         reader.training()
     except CheckpointError as error:

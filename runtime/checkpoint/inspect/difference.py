@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from ...strided import bytes_of, is_strided, kind_of
-from ..export.progress_bar import Meter
+from ..export.progress_bar import ProgressMeter
 from ..files.manifest import digest
 from ..files.reader import CheckpointReader
 
@@ -119,7 +119,7 @@ def _values(a: CheckpointReader, b: CheckpointReader, names: list[str]) -> Itera
     sizes = {
         name: found.size.numel() * found.properties.dtype.itemsize for name, found in a.tensors().items()
     }
-    with Meter("compared", 2 * sum(sizes[name] for name in names)) as meter:
+    with ProgressMeter("compared", 2 * sum(sizes[name] for name in names)) as meter:
         for name in names:
             left, right = a.tensor(name).view(-1), b.tensor(name).view(-1)
             meter.advance(2 * sizes[name])

@@ -22,7 +22,7 @@ _DEEPSPEED = "DeepSpeed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CheckpointRow:
     """One checkpoint. None stands for values that a damaged one does not tell."""
 
     tag: str
@@ -43,7 +43,7 @@ class Row:
         return asdict(self)
 
 
-def rows(store: Store) -> list[Row]:
+def rows(store: Store) -> list[CheckpointRow]:
     """Return all checkpoints, oldest first, then those that DeepSpeed wrote,
     then those that are not complete.
 
@@ -55,15 +55,17 @@ def rows(store: Store) -> list[Row]:
         latest = store.latest()
     except CheckpointError as error:
         if LATEST not in tags:  # a checkpoint may have that name
-            found.append(Row(tag=LATEST, state="damaged", is_latest=False, problem=str(error)))
+            found.append(CheckpointRow(tag=LATEST, state="damaged", is_latest=False, problem=str(error)))
     found += [_row(store, tag, latest) for tag in tags]
     found += [
         _deepspeed_row(path, path.name == latest) for path in _deepspeed_paths(store) if path.name not in tags
     ]
-    found += [Row(tag=tag, state="partial", is_latest=tag == latest) for tag in store.partial_tags()]
+    found += [
+        CheckpointRow(tag=tag, state="partial", is_latest=tag == latest) for tag in store.partial_tags()
+    ]
     if latest is not None and latest not in {row.tag for row in found}:
         problem = f"{store.where}/{latest} is not there, or neither dslaunch nor DeepSpeed wrote it"
-        found.append(Row(tag=latest, state="missing", is_latest=True, problem=problem))
+        found.append(CheckpointRow(tag=latest, state="missing", is_latest=True, problem=problem))
     if not found:
         raise CheckpointError(
             f"{store.where} holds no checkpoint; give the folder that save_checkpoint() wrote to"
@@ -71,12 +73,12 @@ def rows(store: Store) -> list[Row]:
     return found
 
 
-def _row(store: Store, tag: str, latest: str | None) -> Row:
+def _row(store: Store, tag: str, latest: str | None) -> CheckpointRow:
     try:
         manifest = read_manifest(store, tag)
     except CheckpointError as error:
-        return Row(tag=tag, state="damaged", is_latest=tag == latest, problem=str(error))
-    return Row(
+        return CheckpointRow(tag=tag, state="damaged", is_latest=tag == latest, problem=str(error))
+    return CheckpointRow(
         tag=tag,
         state="good",
         is_latest=tag == latest,
@@ -96,11 +98,11 @@ def _deepspeed_paths(store: Store) -> list[Path]:
     return sorted(filter(is_deepspeed, store.root.iterdir()), key=lambda path: path.stat().st_mtime_ns)
 
 
-def _deepspeed_row(path: Path, is_latest: bool) -> Row:
+def _deepspeed_row(path: Path, is_latest: bool) -> CheckpointRow:
     try:
         model = DeepSpeedFolder(path).model(0)  # the file's tensors stay on the disk
         stage = model["ds_config"].get("zero_optimization", {}).get("stage", 0)
-        return Row(
+        return CheckpointRow(
             tag=path.name,
             state=_DEEPSPEED,
             is_latest=is_latest,
@@ -119,13 +121,13 @@ def _deepspeed_row(path: Path, is_latest: bool) -> Row:
             if isinstance(error, CheckpointError)
             else f"{path} is not as DeepSpeed 0.19 writes checkpoints: {error!r}"
         )
-        return Row(tag=path.name, state=_DEEPSPEED, is_latest=is_latest, problem=what)
+        return CheckpointRow(tag=path.name, state=_DEEPSPEED, is_latest=is_latest, problem=what)
 
 
 _TITLES = ("tag", "step", "written (UTC)", "size", "ranks", "stage", "state", "")
 
 
-def as_text(found: Sequence[Row]) -> str:
+def as_text(found: Sequence[CheckpointRow]) -> str:
     """Return the same as a table for people, with the problems below."""
     cells = [
         (

@@ -13,7 +13,7 @@ from typing import IO
 
 from .regular_file import open_regular
 from .store import LATEST, MANIFEST, PARTIAL, REMOVED, REPLACED, Store, hidden, tag_of
-from .stream import DirectStream, Stream, naming
+from .stream import ByteStream, DirectStream, naming
 
 _OUTPUT = "export-"
 _MARK = ".begun-"  # start of a file's name, before a random number: by it ranks see that they have one folder
@@ -131,7 +131,7 @@ class FolderStore(Store):
         if claim is not None:
             os.close(claim)
 
-    def stream(self, name: str, *, capacity: int) -> AbstractContextManager[Stream]:
+    def stream(self, name: str, *, capacity: int) -> AbstractContextManager[ByteStream]:
         (self.root / name).parent.mkdir(parents=True, exist_ok=True)
         return DirectStream(self.root / name, capacity=capacity)
 

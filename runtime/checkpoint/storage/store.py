@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager
 from typing import IO
 
 from ...errors import CheckpointError, without_credentials
-from .stream import Stream
+from .stream import ByteStream
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -85,7 +85,7 @@ class Store(ABC):
         """Give back the space of a save that failed, when no rank writes any more. For one rank. No error."""
 
     @abstractmethod
-    def stream(self, name: str, *, capacity: int) -> AbstractContextManager[Stream]:
+    def stream(self, name: str, *, capacity: int) -> AbstractContextManager[ByteStream]:
         """Write a new file of at most `capacity` bytes, which is durable at the end of the block."""
 
     @abstractmethod

@@ -22,7 +22,7 @@ _PAGE = 4096
 _MODE = 0o666  # the umask narrows it
 
 
-class Stream(Protocol):
+class ByteStream(Protocol):
     """Receiver of bytes, front to back."""
 
     def write(self, data: bytes | memoryview) -> int:

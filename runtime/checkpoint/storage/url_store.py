@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from ...errors import CheckpointError
 from .folder_store import FolderStore
 from .store import LATEST, MANIFEST, PARTIAL, Store, hidden, tag_of
-from .stream import Stream
+from .stream import ByteStream
 
 
 class UrlStore(Store):
@@ -89,9 +89,9 @@ class UrlStore(Store):
             self._remove(partial if self._is_there(tag) else tag)
 
     @contextmanager
-    def stream(self, name: str, *, capacity: int) -> Iterator[Stream]:
+    def stream(self, name: str, *, capacity: int) -> Iterator[ByteStream]:
         with self._fs.open(self._path(name), "wb") as file:
-            yield cast("Stream", file)
+            yield cast("ByteStream", file)
 
     def put(self, name: str, data: bytes) -> None:
         self._fs.pipe_file(self._path(name), data)

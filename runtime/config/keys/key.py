@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from .value import ANY, BOOL, OBJECT, Kind, show
+from .value import ANY, BOOL, OBJECT, ValueKind, show
 
 
 class Fate(Enum):
@@ -26,7 +26,7 @@ class Key:
 
     path: str
     fate: Fate
-    kind: Kind = ANY
+    kind: ValueKind = ANY
     is_off: Callable[[Any], bool] = lambda value: (
         False
     )  # tells whether a value of that kind turns the key off; used where hinted or refused
@@ -35,7 +35,7 @@ class Key:
     types: tuple[str, ...] = ()
 
 
-def _is_one_of(values: tuple[object, ...], kind: Kind) -> Callable[[Any], bool]:
+def _is_one_of(values: tuple[object, ...], kind: ValueKind) -> Callable[[Any], bool]:
     return lambda value: kind.convert(value) in values
 
 
@@ -52,20 +52,20 @@ def nothing_enabled(value: Any) -> bool:
 
 
 def hint(
-    path: str, kind: Kind, note: str, *, quiet: tuple[object, ...] = (), types: tuple[str, ...] = ()
+    path: str, kind: ValueKind, note: str, *, quiet: tuple[object, ...] = (), types: tuple[str, ...] = ()
 ) -> Key:
     """`quiet` are the values that ask for nothing, which no warning needs to name."""
     return Key(path=path, fate=Fate.HINT, kind=kind, note=note, is_off=_is_one_of(quiet, kind), types=types)
 
 
-def unmet(path: str, kind: Kind, note: str, *, quiet: tuple[object, ...] = ()) -> Key:
+def unmet(path: str, kind: ValueKind, note: str, *, quiet: tuple[object, ...] = ()) -> Key:
     """Return a hinted key whose request is not met."""
     return replace(hint(path, kind, note, quiet=quiet), fate=Fate.UNMET)
 
 
 def refused(
     path: str,
-    kind: Kind = BOOL,
+    kind: ValueKind = BOOL,
     *,
     off: tuple[object, ...] = (False,),
     note: str,
@@ -88,6 +88,6 @@ def opaque(path: str, is_off: Callable[[Any], bool], off: str, note: str) -> Key
     return Key(path=path, fate=Fate.REFUSED, kind=OBJECT, is_off=is_off, off=off, note=note)
 
 
-def details(section: str, **kinds: Kind) -> Iterator[Key]:
+def details(section: str, **kinds: ValueKind) -> Iterator[Key]:
     """Yield the other keys of a section whose switch is refused when on."""
     return (Key(path=f"{section}.{name}", fate=Fate.DETAIL, kind=kind) for name, kind in kinds.items())

@@ -33,7 +33,7 @@ def show_name(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ValueKind:
     """A set of values. `words` completes the sentence "<key> <value> is not ..."."""
 
     words: str
@@ -96,73 +96,79 @@ _DTYPE_NAMES = {
     "bfloat16": "bf16",
 }
 
-BOOL = Kind(words="true or false", accepts=lambda value: isinstance(value, bool))
-TEXT = Kind(words="a text", accepts=lambda value: isinstance(value, str))
-TEXTS = Kind(
+BOOL = ValueKind(words="true or false", accepts=lambda value: isinstance(value, bool))
+TEXT = ValueKind(words="a text", accepts=lambda value: isinstance(value, str))
+TEXTS = ValueKind(
     words="a list of texts",
     accepts=lambda value: value == [] or _is_list_of(TEXT.accepts)(value),
     convert=tuple,
 )
-AXES = Kind(
+AXES = ValueKind(
     words="a list of some of pp, dp, sp and tp, each once, the outermost first",
     accepts=lambda v: _is_list_of(lambda one: one in ("pp", "dp", "sp", "tp"))(v) and len(set(v)) == len(v),
     convert=tuple,
 )
-OBJECT = Kind(words="an object: { ... }", accepts=lambda value: isinstance(value, dict))
-LIST = Kind(words="a list: [ ... ]", accepts=lambda value: isinstance(value, (list, tuple)))
-ANY = Kind(words="anything", accepts=lambda value: True)
-PLAIN = Kind(words="what a JSON file can hold", accepts=_is_plain)
-INT = Kind(words="a whole number", accepts=_is_whole, convert=int)
-COUNT = Kind(words="a whole number, 0 or above", accepts=lambda v: _is_whole(v) and v >= 0, convert=int)
-POSITIVE = Kind(words="a whole number above 0", accepts=lambda v: _is_whole(v) and v > 0, convert=int)
-START = Kind(words="a whole number, -1 or above", accepts=lambda v: _is_whole(v) and v >= -1, convert=int)
-INTERVAL = Kind(
+OBJECT = ValueKind(words="an object: { ... }", accepts=lambda value: isinstance(value, dict))
+LIST = ValueKind(words="a list: [ ... ]", accepts=lambda value: isinstance(value, (list, tuple)))
+ANY = ValueKind(words="anything", accepts=lambda value: True)
+PLAIN = ValueKind(words="what a JSON file can hold", accepts=_is_plain)
+INT = ValueKind(words="a whole number", accepts=_is_whole, convert=int)
+COUNT = ValueKind(words="a whole number, 0 or above", accepts=lambda v: _is_whole(v) and v >= 0, convert=int)
+POSITIVE = ValueKind(words="a whole number above 0", accepts=lambda v: _is_whole(v) and v > 0, convert=int)
+START = ValueKind(
+    words="a whole number, -1 or above", accepts=lambda v: _is_whole(v) and v >= -1, convert=int
+)
+INTERVAL = ValueKind(
     words="a whole number, 0 or above",
     accepts=lambda v: v == math.inf or COUNT.accepts(v),
     convert=lambda v: None if v in (0, math.inf) else int(v),  # both spellings of "never" are in use
 )
-NUMBER = Kind(words="a number", accepts=_is_number, convert=float)
-SIZE = Kind(words="a number, 0 or above", accepts=_is_lr, convert=float)
-RATIO = Kind(words="a number from 0 to 1", accepts=lambda v: _is_number(v) and 0 <= v <= 1, convert=float)
+NUMBER = ValueKind(words="a number", accepts=_is_number, convert=float)
+SIZE = ValueKind(words="a number, 0 or above", accepts=_is_lr, convert=float)
+RATIO = ValueKind(
+    words="a number from 0 to 1", accepts=lambda v: _is_number(v) and 0 <= v <= 1, convert=float
+)
 # The loss is multiplied in float32, whose largest power of two is 2 ** 127.
-SCALE_POWER = Kind(
+SCALE_POWER = ValueKind(
     words="a whole number from 0 to 127", accepts=lambda v: _is_whole(v) and 0 <= v <= 127, convert=int
 )
-LOSS_SCALE = Kind(
+LOSS_SCALE = ValueKind(
     words="a number from 0 to 2 ** 127",
     accepts=lambda v: _is_number(v) and 0 <= v <= 2.0**127,
     convert=float,
 )
-BETA = Kind(words="a number from 0 to below 1", accepts=lambda v: _is_number(v) and 0 <= v < 1, convert=float)
-BETAS = Kind(
+BETA = ValueKind(
+    words="a number from 0 to below 1", accepts=lambda v: _is_number(v) and 0 <= v < 1, convert=float
+)
+BETAS = ValueKind(
     words="a list of two numbers from 0 to below 1",
     accepts=lambda value: _is_list_of(BETA.accepts)(value) and len(value) == 2,
     convert=lambda value: (float(value[0]), float(value[1])),
 )
-LRS = Kind(
+LRS = ValueKind(
     words="a number, 0 or above, or a list with one for each parameter group",
     accepts=lambda value: _is_lr(value) or _is_list_of(_is_lr)(value),
     convert=_one_or_list,
 )
-MOMS = Kind(
+MOMS = ValueKind(
     words="a number from 0 to below 1, or a list with one for each parameter group",
     accepts=lambda value: BETA.accepts(value) or _is_list_of(BETA.accepts)(value),
     convert=_one_or_list,
 )
 
 
-def choice(*names: str) -> Kind:
+def choice(*names: str) -> ValueKind:
     """Kind of a value that is one of `names`, whatever its case; read as it is spelled here."""
     spelled = {name.lower(): name for name in names}
     *others, last = (f'"{name}"' for name in names)
-    return Kind(
+    return ValueKind(
         words=f"{', '.join(others)} or {last}" if others else last,
         accepts=lambda value: isinstance(value, str) and value.lower() in spelled,
         convert=lambda value: spelled[value.lower()],
     )
 
 
-DTYPE = Kind(
+DTYPE = ValueKind(
     words='"fp32", "fp16", "bf16", "float32", "float16" or "bfloat16"',
     accepts=lambda value: isinstance(value, str) and value.lower() in _DTYPE_NAMES,
     convert=lambda value: _DTYPE_NAMES[value.lower()],

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .key import Key, hint, is_empty, opaque, refused
-from .value import BOOL, COUNT, RATIO, Kind
+from .value import BOOL, COUNT, RATIO, ValueKind
 
 _GATHERED = "state_dict() is always whole"
 
 
-def _stage3(name: str, kind: Kind, note: str) -> Iterator[Key]:
+def _stage3(name: str, kind: ValueKind, note: str) -> Iterator[Key]:
     """DeepSpeed takes these with and without their prefix."""
     for spelling in (f"stage3_{name}", name):
         yield hint(f"zero_optimization.{spelling}", kind, note)

@@ -26,7 +26,7 @@ from ..parameters.param_shard import holder_of
 from ..parameters.param_status import detach
 from ..parameters.shared_memory import warn_of_kept_views
 from ..parameters.sub_buffer_plan import Member
-from ..parameters.writes import Turns
+from ..parameters.writes import ComparisonTurns
 from ..units.beside_units import place_beside_units
 from ..units.make_units import make_units, members_of
 from ..units.partition import IsLeaf, cut_into_units, parameters_here
@@ -114,7 +114,7 @@ class ShardedModel:
                 params.on_taken = partial(_call, weakref.WeakMethod(self._let_go))
         self._reducer = make_reducer(self.trained, domains, ends_step=self._trainer.ends_step)
         self._copied = tuple(sub_buffer for sub_buffer in sub_buffers if sub_buffer.has_copies)
-        self._turns = Turns([sub_buffer.param_shard.writes for sub_buffer in self._copied])
+        self._turns = ComparisonTurns([sub_buffer.param_shard.writes for sub_buffer in self._copied])
         self.parked_states = ParkedStates(sub_buffers)
 
     @property

@@ -112,7 +112,7 @@ class Writes:
         return sum(map(_VERSION, self._params)), sum(map(Tensor.data_ptr, self._params))
 
 
-class Turns:
+class ComparisonTurns:
     """The order in which sub-buffers compare their values, by step."""
 
     def __init__(self, writes: Sequence[Writes]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.backends.known_hosts import HostKey, KnownHosts, Names, Standing
+from dslaunch.launcher.backends.known_hosts import HostKey, HostNames, KnownHosts, Standing
 
 ED = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ/36eqJJSWiVzT5D47Gv0kbEj7yz5Ml9E8FeGplPYc8"
 ED_2 = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEFEMQB4jRR5kPCnmm4X0sOaMO+yE2XK7G0k5Q6cYpV3"
@@ -83,7 +83,7 @@ def test_a_key_is_added_once_behind_whole_lines_and_found_from_then_on(before: s
         path.write_text(before)
     known = KnownHosts()
     for expected in (Standing.UNKNOWN, Standing.KNOWN):
-        assert known.judge(key_of(ED), Names("a"), [str(path)], adds=True).standing is expected
+        assert known.judge(key_of(ED), HostNames("a"), [str(path)], adds=True).standing is expected
     assert path.read_text() == (before.rstrip() + "\n" if before else "") + f"a {ED}\n"
     assert written(known.known("b", [str(path)]).keys) == ([ED_2] if before else [])
 
@@ -93,13 +93,13 @@ def test_a_key_that_another_program_has_added_meanwhile_counts(tmp_path: Path) -
     known = KnownHosts()
     assert known.known("a", [str(path)]).keys == ()
     path.write_text(f"a {ED_2}\n")
-    assert known.judge(key_of(ED), Names("a"), [str(path)], adds=True).standing is Standing.CHANGED
+    assert known.judge(key_of(ED), HostNames("a"), [str(path)], adds=True).standing is Standing.CHANGED
     assert path.read_text() == f"a {ED_2}\n"
 
 
 def test_a_key_that_cannot_be_written_down_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "known_hosts"
-    finding = KnownHosts().judge(key_of(ED), Names("a"), [str(path)], adds=True)
+    finding = KnownHosts().judge(key_of(ED), HostNames("a"), [str(path)], adds=True)
     assert finding.standing is Standing.UNKNOWN
     assert finding.unwritten == f"{path}: File exists"

@@ -15,8 +15,9 @@ from typing import Any
 import paramiko
 import pytest
 
+from dslaunch.launcher.backends.openssh_words import Dropped
 from dslaunch.launcher.backends.ssh_config import Target
-from dslaunch.launcher.backends.ssh_login import Dropped, SshFiles, log_in
+from dslaunch.launcher.backends.ssh_login import SshFiles, log_in
 from dslaunch.launcher.errors import EXIT_HOST, LaunchError
 from tests.launcher.backends.test_ssh_files import make_key
 

@@ -21,7 +21,7 @@ from dslaunch.launcher.errors import EXIT_HOST, LaunchError
 from dslaunch.launcher.options import Options, SshOptions
 from dslaunch.launcher.options.backend import LAUNCHERS, BackendOptions
 from dslaunch.launcher.options.elastic import ElasticOptions
-from dslaunch.launcher.options.metrics import MetricsOptions, Place
+from dslaunch.launcher.options.metrics import ListenAddress, MetricsOptions
 from dslaunch.launcher.options.rendezvous import RendezvousOptions
 from dslaunch.launcher.options.restart import RestartOptions
 from dslaunch.launcher.options.text import MAY_BE_EMPTY
@@ -232,8 +232,8 @@ def test_nothing_but_a_script_means_the_defaults(parse: Parse) -> None:
         ("--force_multi --dry_run", {"force_multi": True, "dry_run": True}),
         ("--kill_grace 0 --heartbeat 1", {"kill_grace_s": 0.0, "heartbeat_s": 1.0}),
         ("--report out.json", {"report": "out.json"}),
-        ("--metrics_port 9400", {"metrics": MetricsOptions(endpoint=Place("127.0.0.1", 9400))}),
-        ("--metrics_port [::]:9400", {"metrics": MetricsOptions(endpoint=Place("::", 9400))}),
+        ("--metrics_port 9400", {"metrics": MetricsOptions(endpoint=ListenAddress("127.0.0.1", 9400))}),
+        ("--metrics_port [::]:9400", {"metrics": MetricsOptions(endpoint=ListenAddress("::", 9400))}),
         ("--no_ssh_check", {"rendezvous": RendezvousOptions(no_ssh_check=True)}),
         ("--node_rank -1", {}),
         (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dslaunch.launcher.fleet.check_facts import ClusterFacts, HostFacts
-from dslaunch.launcher.fleet.check_report import Report, as_dict, as_text, report_of
+from dslaunch.launcher.fleet.check_report import CheckSummary, as_dict, as_text, report_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GIB = 1 << 30
@@ -77,7 +77,7 @@ def cluster(*hosts: HostFacts, **changed: Any) -> ClusterFacts:
     return ClusterFacts(**given)
 
 
-def texts(report: Report, *, are_problems: bool) -> list[tuple[str, ...]]:
+def texts(report: CheckSummary, *, are_problems: bool) -> list[tuple[str, ...]]:
     return [(*one.hosts, one.text) for one in report.findings if one.is_problem is are_problems]
 
 

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.fleet.each_host import EachHost, Outcome, describe_failures
+from dslaunch.launcher.fleet.each_host import EachHost, HostsOutcome, describe_failures
 from dslaunch.launcher.fleet.host_output import HostOutput
 from dslaunch.launcher.output.console import Console
 from dslaunch.launcher.wire.frames import (
@@ -24,7 +24,7 @@ from dslaunch.launcher.wire.frames import (
 from tests.launcher.memory_host import HELLO, Change, MemoryHost, after, first, plan_of, way_to
 
 
-def run(*hosts: MemoryHost | Exception) -> tuple[Outcome, list[str], str]:
+def run(*hosts: MemoryHost | Exception) -> tuple[HostsOutcome, list[str], str]:
     """How it ended, the sentences on that, and what is shown of the command's output."""
     out = io.BytesIO()
     console = Console(log_level="error", out=out, err=io.BytesIO())
@@ -71,4 +71,4 @@ def test_what_one_host_does_wrong_keeps_no_other_from_it(wrong: Change | Excepti
 
 
 def test_on_honest_hosts_it_ends_well() -> None:
-    assert run(good(0), good(1)) == (Outcome(failures=(), interrupted_by=None), [], "n[0-1]: fine\n")
+    assert run(good(0), good(1)) == (HostsOutcome(failures=(), interrupted_by=None), [], "n[0-1]: fine\n")

@@ -11,7 +11,7 @@ from dslaunch.launcher.inputs.selection import Selected
 from dslaunch.launcher.job.mesh import (
     ORDER,
     HostSlots,
-    Mesh,
+    JobMesh,
     check_hosts,
     describe,
     fit,
@@ -35,8 +35,8 @@ def slots(*numbers: int) -> list[HostSlots]:
     return [HostSlots(f"h{place}", number) for place, number in enumerate(numbers, start=1)]
 
 
-@given(st.builds(Mesh, SIZES, SIZES, SIZES, SIZES, ep=st.just(1), order=st.permutations(ORDER).map(tuple)))
-def test_lines_and_places_are_those_of_the_runtime(mesh: Mesh) -> None:
+@given(st.builds(JobMesh, SIZES, SIZES, SIZES, SIZES, ep=st.just(1), order=st.permutations(ORDER).map(tuple)))
+def test_lines_and_places_are_those_of_the_runtime(mesh: JobMesh) -> None:
     axes = Axes(pp=mesh.pp, dp=mesh.dp, sp=mesh.sp, tp=mesh.tp, order=mesh.order)
     for name in ORDER:
         assert sorted(mesh.lines(name)) == sorted(axes.lines([name])), name
@@ -45,7 +45,7 @@ def test_lines_and_places_are_those_of_the_runtime(mesh: Mesh) -> None:
 
 @given(st.permutations(ORDER).map(tuple))
 def test_groups_of_experts_are_those_of_the_runtime(order: tuple[str, ...]) -> None:
-    mesh = Mesh(pp=2, dp=2, sp=2, tp=2, ep=4, order=order)
+    mesh = JobMesh(pp=2, dp=2, sp=2, tp=2, ep=4, order=order)
     together, _ = expert_lines(Axes(pp=2, dp=2, sp=2, tp=2, order=order), 4)
     assert sorted(mesh.lines("ep")) == sorted(together)
     for line in together:
@@ -53,7 +53,7 @@ def test_groups_of_experts_are_those_of_the_runtime(order: tuple[str, ...]) -> N
 
 
 def test_groups_of_experts_are_consecutive_among_the_ranks_that_share_the_rest() -> None:
-    mesh = Mesh(pp=2, dp=2, sp=2, tp=2, ep=2)
+    mesh = JobMesh(pp=2, dp=2, sp=2, tp=2, ep=2)
     assert mesh.lines("ep")[:4] == [(0, 2), (1, 3), (4, 6), (5, 7)]
 
 
@@ -124,22 +124,22 @@ def test_axes_that_do_not_fit_the_ranks_are_refused(sizes: dict[str, int], text:
 
 
 def test_hosts_of_different_sizes_have_whole_groups_of_tp_and_sp() -> None:
-    check_hosts(Mesh(dp=5, tp=2), slots(4, 6))
-    check_hosts(Mesh(tp=8), slots(4, 4))  # the same on all
+    check_hosts(JobMesh(dp=5, tp=2), slots(4, 6))
+    check_hosts(JobMesh(tp=8), slots(4, 4))  # the same on all
     with pytest.raises(LaunchError, match=r"host h2 has 6 ranks, which is no multiple of 4, .*: tp would"):
-        check_hosts(Mesh(dp=2, tp=4), slots(8, 6))
+        check_hosts(JobMesh(dp=2, tp=4), slots(8, 6))
     with pytest.raises(LaunchError, match=r"host h2 has 6 ranks, which is no multiple of 4, .*: sp would"):
-        check_hosts(Mesh(dp=2, sp=2, tp=2), slots(8, 6))
+        check_hosts(JobMesh(dp=2, sp=2, tp=2), slots(8, 6))
 
 
 def test_an_axis_that_sends_in_every_layer_across_hosts_is_warned_of() -> None:
-    assert warnings_of(Mesh(pp=2, dp=2, tp=2), slots(4, 4)) == []
-    (line,) = warnings_of(Mesh(dp=1, sp=4, tp=2), slots(4, 4))
+    assert warnings_of(JobMesh(pp=2, dp=2, tp=2), slots(4, 4)) == []
+    (line,) = warnings_of(JobMesh(dp=1, sp=4, tp=2), slots(4, 4))
     assert line.startswith("--mesh=dp=1,sp=4,tp=2: sp crosses hosts, first with ranks 0 to 6 on h1 and h2: ")
 
 
 def test_the_table_says_which_axis_leaves_a_host() -> None:
-    assert describe(Mesh(pp=2, dp=4, tp=2, ep=4), slots(4, 4, 4, 4)) == [
+    assert describe(JobMesh(pp=2, dp=4, tp=2, ep=4), slots(4, 4, 4, 4)) == [
         "mesh: pp 2 x dp 4 x tp 2 on 4 hosts",
         "  axis  size  stride  inside a host",
         "  tp    2     1       yes",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.job.mesh import Mesh
+from dslaunch.launcher.job.mesh import JobMesh
 from dslaunch.launcher.job.mesh_estimate import Estimate, estimate_of
 from dslaunch.launcher.options.mesh import EstimateOptions
 
@@ -38,14 +38,14 @@ def test_the_numbers_are_those_of_the_formulas(tmp_path: Path) -> None:
     dense = 4 * block + 2 * 32 * 64
     one = estimate(tmp_path, micro_batches=8, micro_batch=2, stage=1)
     assert one.sizes.dense == dense
-    mesh = Mesh(pp=2, dp=2, sp=2, tp=2)
+    mesh = JobMesh(pp=2, dp=2, sp=2, tp=2)
     width = 4 * 2 * SEQ / 2  # bytes of a micro batch's part for each element
     assert one.sent_bytes(mesh, "tp") == 8 * 2 * 8 * 0.5 * width * 64
     assert one.sent_bytes(mesh, "sp") == 8 * 2 * 2 * 0.5 * width * (64 + 2 * 32)
     assert one.sent_bytes(mesh, "pp") == 2 * 8 * width * 64
     assert one.sent_bytes(mesh, "dp") == 2 * 0.75 * dense / 4 * 4
     assert one.held_bytes(mesh) == dense / 4 * (4 + 4 + 8 / 4)
-    assert one.sent_bytes(Mesh(dp=1), "dp") == 0
+    assert one.sent_bytes(JobMesh(dp=1), "dp") == 0
     assert "a rank holds 370 KiB" in one.describe(mesh)
 
 
@@ -57,7 +57,7 @@ def test_experts_are_shared_by_fewer_ranks(tmp_path: Path) -> None:
     experts = 4 * 8 * 3 * 64 * 128
     dense = 4 * (64 * 64 * 2 + 2 * 64 * 32) + 2 * 32 * 64
     assert one.sizes.experts == experts
-    mesh = Mesh(dp=4, ep=2)
+    mesh = JobMesh(dp=4, ep=2)
     assert one.sent_bytes(mesh, "ep") == 4 * 4 * 0.5 * 2 * SEQ * 64 * 2
     assert one.sent_bytes(mesh, "dp") == pytest.approx(3 * 2 * (0.75 * dense + 0.5 * experts / 2))
     assert one.held_bytes(mesh) == pytest.approx((2 + 4 + 12) * (dense / 4 + experts / 2 / 2))

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from dslaunch.launcher.inputs.hostfile import Host
 from dslaunch.launcher.inputs.selection import Selected
-from dslaunch.launcher.job.resize import JOINING_S, Known, Rules, next_attempt, resize
+from dslaunch.launcher.job.resize import JOINING_S, HostsNow, ResizeRules, next_attempt, resize
 from dslaunch.launcher.job.restart import Attempt, Decision
 from dslaunch.launcher.job.verdict import Failure, HostFailure, RankFailure, Verdict
 from dslaunch.launcher.options.mesh import MeshOptions
@@ -24,13 +24,13 @@ def attempt(hosts: str, **fields: Any) -> Attempt:
     return Attempt(run_id="r", hosts=selected(hosts), **fields)
 
 
-def known(coming: str = "", spares: str = "", **going: str) -> Known:
-    return Known(going, selected(coming), selected(spares), {"c": "is back"})
+def known(coming: str = "", spares: str = "", **going: str) -> HostsNow:
+    return HostsNow(going, selected(coming), selected(spares), {"c": "is back"})
 
 
-def rules(wanted: int, min_nodes: int | None = None, mesh: dict[str, int] | None = None) -> Rules:
+def rules(wanted: int, min_nodes: int | None = None, mesh: dict[str, int] | None = None) -> ResizeRules:
     restart = RestartOptions(min_nodes=min_nodes, max_nodes=wanted, max_restarts=1, min_uptime_s=0.0)
-    return Rules(restart, MeshOptions(sizes=tuple((mesh or {}).items())), wanted)
+    return ResizeRules(restart, MeshOptions(sizes=tuple((mesh or {}).items())), wanted)
 
 
 def shown(decision: Decision | None) -> tuple[str, str] | None:
@@ -66,7 +66,7 @@ GONE = "was told to go (x)"
     ],
 )  # fmt: skip
 def test_the_hosts_that_a_job_should_have(
-    hosts: str, now: Known, by: Rules, expected: tuple[str, str] | None
+    hosts: str, now: HostsNow, by: ResizeRules, expected: tuple[str, str] | None
 ) -> None:
     assert shown(resize(attempt(hosts), now, by)) == expected
 
@@ -125,7 +125,7 @@ FREE = "starting again, which counts as no restart"
     ],
 )  # fmt: skip
 def test_what_comes_after_an_attempt(
-    verdict: Verdict, now: Known, joined: str, expected: tuple[str, str], num_restarts: int
+    verdict: Verdict, now: HostsNow, joined: str, expected: tuple[str, str], num_restarts: int
 ) -> None:
     decision = next_attempt(attempt("a b", joined=frozenset(joined.split())), verdict, now, rules(3))
     assert shown(decision) == expected

@@ -10,7 +10,7 @@ import pytest
 
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.page.curves import Shares
-from dslaunch.launcher.page.read_run import Source, find_source, read_run
+from dslaunch.launcher.page.read_run import RunSource, find_source, read_run
 from dslaunch.launcher.page.run import Run
 from tests.launcher.made_events import BEGAN_AT, GIB, Made, as_lines, events_of, write_events
 
@@ -212,7 +212,7 @@ def test_two_files_of_a_job_are_one_run(tmp_path: Path) -> None:
     old, new = tmp_path / "events.old", tmp_path / "events"
     old.write_bytes(as_lines(events[:middle]))
     new.write_bytes(as_lines([opening[0], opening[1], opening[2], *events[middle:]]))
-    run = read_run(Source(label="x", events=new))
+    run = read_run(RunSource(label="x", events=new))
     whole = run_of(write_events(tmp_path / "whole" / "events", small()))
     assert run.curves.totals["0"] == whole.curves.totals["0"]
     assert [one.number for one in run.attempts] == [0, 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dslaunch.launcher.registry.record import Record, State, this_boot, this_host, write_record
+from dslaunch.launcher.registry.record import JobRecord, JobState, this_boot, this_host, write_record
 
 
 def make_record(jobs: Path, name: str = "train", key: str = "0001", **fields: Any) -> Path:
@@ -18,10 +18,10 @@ def make_record(jobs: Path, name: str = "train", key: str = "0001", **fields: An
         "cwd": "/",
         "launcher": "ssh",
         "is_detached": True,
-        "state": State.ENDED,
+        "state": JobState.ENDED,
         **fields,
     }
     folder = jobs / f"{name}.{key}"
     folder.mkdir(mode=0o700)
-    write_record(folder, Record(name=name, key=key, **given))
+    write_record(folder, JobRecord(name=name, key=key, **given))
     return folder

@@ -16,13 +16,13 @@ from dslaunch.launcher.inputs.line_prefix import Origin
 from dslaunch.launcher.options.logs import LogOptions
 from dslaunch.launcher.output.console import Console
 from dslaunch.launcher.output.display import (
+    AllStarted,
     Answered,
     Begun,
     Below,
     Lines,
     Raw,
     Said,
-    Started,
     Status,
     StreamDisplay,
 )
@@ -82,7 +82,7 @@ def test_what_a_display_shows_is_read_as_it_was_written(tmp_path: Path) -> None:
     shown = [
         Begun(1, ORIGINS),
         Status("2 of 3 workers up"),
-        Started(),
+        AllStarted(),
         Lines(1.25, (0, 2), 2, b"\xff\x00 \xc3\xa4\n"),
         Said(2.5, 30, "warning: \udcff"),
         Below(3.0, "    more"),

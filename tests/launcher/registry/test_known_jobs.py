@@ -15,7 +15,7 @@ from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.registry import known_jobs as registry
 from dslaunch.launcher.registry.following import now_of
 from dslaunch.launcher.registry.known_jobs import AmbiguousError, clean, find_job, known_jobs, look_at
-from dslaunch.launcher.registry.record import State
+from dslaunch.launcher.registry.record import JobState
 from tests.launcher.registry.records import make_record
 from tests.launcher.registry.test_holder import start_holder
 
@@ -33,11 +33,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("fields", "state", "why"),
     [
-        ({"state": State.ENDED}, "ended", ""),
-        ({"state": State.RUNNING, "pid": 4711}, "lost", "its dslaunch (pid 4711) was killed"),
-        ({"state": State.RUNNING, "boot_id": "before"}, "lost", "was started anew"),
-        ({"state": State.RUNNING, "boot_id": "b", "host": "other"}, "elsewhere", "on other: ask there"),
-        ({"state": State.ENDED, "boot_id": "b", "host": "other"}, "ended", ""),
+        ({"state": JobState.ENDED}, "ended", ""),
+        ({"state": JobState.RUNNING, "pid": 4711}, "lost", "its dslaunch (pid 4711) was killed"),
+        ({"state": JobState.RUNNING, "boot_id": "before"}, "lost", "was started anew"),
+        ({"state": JobState.RUNNING, "boot_id": "b", "host": "other"}, "elsewhere", "on other: ask there"),
+        ({"state": JobState.ENDED, "boot_id": "b", "host": "other"}, "ended", ""),
     ],
 )
 def test_what_has_become_of_a_job(folder: Path, fields: dict[str, object], state: str, why: str) -> None:
@@ -49,7 +49,7 @@ def test_what_has_become_of_a_job(folder: Path, fields: dict[str, object], state
 
 
 def test_a_job_whose_process_holds_its_lock_is_there(folder: Path) -> None:
-    path = make_record(folder, state=State.RUNNING)
+    path = make_record(folder, state=JobState.RUNNING)
     holder = start_holder(path)
     job = look_at(path)
     assert job is not None
@@ -70,7 +70,7 @@ def test_the_job_that_is_meant(folder: Path) -> None:
     with pytest.raises(AmbiguousError, match=r"2 jobs are called a: write the exact name of one") as caught:
         find_job("a")
     assert [one.record.id for one in caught.value.jobs] == ["a.0001", "a.0002"]
-    holder = start_holder(make_record(folder, "a", "0003", state=State.RUNNING))
+    holder = start_holder(make_record(folder, "a", "0003", state=JobState.RUNNING))
     assert find_job("a").record.id == "a.0003"  # the one that is there
     holder.kill()
     holder.communicate()
@@ -79,7 +79,7 @@ def test_the_job_that_is_meant(folder: Path) -> None:
 
 
 def test_a_process_id_means_a_job_that_is_there(folder: Path) -> None:
-    path = make_record(folder, state=State.RUNNING, pid=4711)
+    path = make_record(folder, state=JobState.RUNNING, pid=4711)
     with pytest.raises(LaunchError, match="no job '4711' is known"):
         find_job("4711")
     holder = start_holder(path)
@@ -95,9 +95,9 @@ def test_old_records_are_removed_and_jobs_that_are_there_are_not(
     now = time.time()
     old = now - registry.KEPT_S - 60
     make_record(folder, "old", ended_at=old, began_at=old)
-    make_record(folder, "lost", state=State.RUNNING, began_at=old)
-    make_record(folder, "away", state=State.RUNNING, began_at=old, host="other", boot_id="b")
-    running = make_record(folder, "running", state=State.RUNNING, began_at=old)
+    make_record(folder, "lost", state=JobState.RUNNING, began_at=old)
+    make_record(folder, "away", state=JobState.RUNNING, began_at=old, host="other", boot_id="b")
+    running = make_record(folder, "running", state=JobState.RUNNING, began_at=old)
     for number in range(5):
         make_record(folder, "new", f"{number:04}", ended_at=now - number)
     half_made = folder / "half.0001"
@@ -115,7 +115,7 @@ def test_old_records_are_removed_and_jobs_that_are_there_are_not(
 def test_a_record_of_another_machine_goes_when_that_gives_no_sign_of_life(folder: Path) -> None:
     """Counted by the clock of the file system: this machine's may be wrong."""
     old = time.time() - registry.KEPT_S - 60
-    fields = {"state": State.RUNNING, "began_at": old, "host": "other", "boot_id": "b"}
+    fields = {"state": JobState.RUNNING, "began_at": old, "host": "other", "boot_id": "b"}
     for name in ("gone", "silent", "writes"):
         path = make_record(folder, name, **fields)
         (path / "lock").touch()
@@ -137,7 +137,7 @@ def test_without_any_record_there_are_no_jobs(tmp_path: Path, monkeypatch: pytes
 
 def test_a_job_whose_record_was_removed_has_no_exit_code_that_is_told(folder: Path) -> None:
     """Of one that failed before its workers ran nothing is left, and it did not end with 0."""
-    path = make_record(folder, state=State.STARTING, exit_code=0)
+    path = make_record(folder, state=JobState.STARTING, exit_code=0)
     holder = start_holder(path)
     job = look_at(path)
     assert job is not None

@@ -15,7 +15,7 @@ from dslaunch.launcher.options import Options
 from dslaunch.launcher.options.detach import DetachOptions
 from dslaunch.launcher.registry import own_entry
 from dslaunch.launcher.registry.own_entry import OwnEntry, make_folder
-from dslaunch.launcher.registry.record import State, read_record
+from dslaunch.launcher.registry.record import JobState, read_record
 from tests.launcher.local_job import poll
 
 MAKE = """
@@ -56,10 +56,10 @@ def test_a_name_that_was_given_may_come_again() -> None:
 def test_a_record_that_cannot_be_written_is_told_and_nothing_raises() -> None:
     folder = make_folder(Options(program="train.py"))
     entry = OwnEntry(folder, Options(program="train.py"), is_detached=True)
-    entry.change(state=State.RUNNING)
+    entry.change(state=JobState.RUNNING)
     found = read_record(folder)
     assert found is not None
-    assert found.state is State.RUNNING
+    assert found.state is JobState.RUNNING
     entry.remove()
     entry.change(exit_code=1)
     assert "the record of the job is out of date: No such file or directory" in entry.problem

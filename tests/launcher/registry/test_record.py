@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.registry import record
-from dslaunch.launcher.registry.record import State, name_from, read_record, write_record
+from dslaunch.launcher.registry.record import JobState, name_from, read_record, write_record
 from tests.launcher.registry.records import make_record
 from tests.small_disk import small_disk_at
 
 
 def test_a_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    fields = {"hosts": ("a", "b"), "shown": ((0, 3),), "state": State.RUNNING, "command": ("x", "\udcff")}
+    fields = {"hosts": ("a", "b"), "shown": ((0, 3),), "state": JobState.RUNNING, "command": ("x", "\udcff")}
     folder = make_record(tmp_path, **fields)
     found = read_record(folder)
     assert found is not None

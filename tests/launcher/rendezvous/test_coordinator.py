@@ -146,7 +146,7 @@ class Meeting:
         for sock in self._sockets:
             sock.close()
         if self.coordinator is not None:
-            self.coordinator._state = module.State.ENDED  # if the test left it in the middle
+            self.coordinator._state = module.CoordinatorState.ENDED  # if the test left it in the middle
             self.coordinator.join(SOON_S)
         self.console.drain(SOON_S)
         self._log.close()

@@ -6,7 +6,7 @@ import io
 import socket
 
 from dslaunch.launcher.output.console import Console
-from dslaunch.launcher.rendezvous.member import Doors, Member
+from dslaunch.launcher.rendezvous.member import Doors, OtherNodes
 from tests.launcher.rendezvous.identity import IDENTITY
 
 
@@ -24,7 +24,7 @@ class Controller:
 
 
 def test_the_second_door_is_tried_within_a_short_rendezvous_timeout() -> None:
-    member = Member(
+    member = OtherNodes(
         IDENTITY, 1, console=Console(log_level="info", err=io.BytesIO()), heartbeat_s=9.0, timeout_s=2.0
     )
     with socket.create_server(("127.0.0.1", 0)) as second, socket.socket() as first:

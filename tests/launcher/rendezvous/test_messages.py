@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dslaunch.launcher.job.mesh import Mesh
+from dslaunch.launcher.job.mesh import JobMesh
 from dslaunch.launcher.job.verdict import HostFailure, OutputFailure, RankFailure
 from dslaunch.launcher.rendezvous.messages import (
     MAX_FRAME_BYTES,
@@ -153,7 +153,7 @@ def test_the_place_of_a_rank_elsewhere_is_that_of_the_mesh() -> None:
     """It is known here: what the worker itself said does not travel."""
     failure = RankFailure(rank=3, local_rank=1, host="b", pid=7, code=3, signal=0, at_s=1.0, place="stage 9")
     news = news_of(failure, node_rank=1, now=1.0)
-    with_mesh = replace(IDENTITY, mesh=Mesh(pp=2, dp=2))
+    with_mesh = replace(IDENTITY, mesh=JobMesh(pp=2, dp=2))
     assert failure_of(news, with_mesh, now=1.0) == failure._replace(place="stage 1 of 2, dp 1")
     stranger = failure_of(news._replace(rank=1 << 50), with_mesh, now=1.0)
     assert isinstance(stranger, RankFailure)

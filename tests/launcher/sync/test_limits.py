@@ -10,7 +10,7 @@ import pytest
 
 from dslaunch.launcher.node.files.sync_folder import Folder
 from dslaunch.launcher.node.files.sync_place import Trust
-from dslaunch.launcher.node.files.sync_record import LockedOut, Record
+from dslaunch.launcher.node.files.sync_record import LockedOut, SyncRecord
 from dslaunch.launcher.sync import sender as module
 from dslaunch.launcher.sync.manifest import walk
 from dslaunch.launcher.sync.sender import Sender
@@ -42,7 +42,7 @@ def test_the_lock_is_waited_for_as_long_as_its_owner_works(
     from dslaunch.launcher.node.files import sync_record
 
     first, second = opened(tmp_path), opened(tmp_path)
-    owner = Record(first, Trust(), silent_s=1.0)
+    owner = SyncRecord(first, Trust(), silent_s=1.0)
     clock = Clock()
     works_until, beats = clock.now + 5000, []
 
@@ -58,11 +58,11 @@ def test_the_lock_is_waited_for_as_long_as_its_owner_works(
     with pytest.raises(
         LockedOut, match=f"process {os.getpid()} on .* is writing there, and nothing has moved for 75 s"
     ):
-        Record(second, Trust(), silent_s=75.0)
+        SyncRecord(second, Trust(), silent_s=75.0)
     assert works_until + 70 < working.now < works_until + 80
     assert len(beats) > 5000  # so the launcher does not take it for the one that stands still
     owner.unlock()
-    Record(second, Trust(), silent_s=1.0).unlock()
+    SyncRecord(second, Trust(), silent_s=1.0).unlock()
     first.close()
     second.close()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.sync import origin
-from dslaunch.launcher.sync.origin import Origin, origin_of
+from dslaunch.launcher.sync.origin import SyncOrigin, origin_of
 from dslaunch.launcher.wire.frames import Problem, Synced
 from tests.launcher.sync.pair import HostHere, sync, tree_of
 
@@ -245,7 +245,7 @@ def mounted(tmp_path: Path, *lines: str) -> str:
 def test_a_folder_on_a_server_is_one_sender_on_every_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def at(path: str, hostname: str, *lines: str) -> Origin:
+    def at(path: str, hostname: str, *lines: str) -> SyncOrigin:
         with monkeypatch.context() as patch:
             patch.setattr(os, "uname", lambda: os.uname_result(["Linux", hostname, "", "", ""]))
             return origin_of(path.encode(), proc=mounted(tmp_path, *lines))

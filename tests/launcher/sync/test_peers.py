@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.node.files import sync_peer
-from dslaunch.launcher.node.files.sync_contents import Contents
+from dslaunch.launcher.node.files.sync_contents import SyncContents
 from dslaunch.launcher.node.files.sync_folder import Folder
 from dslaunch.launcher.node.files.sync_peer import PeerServer, PeerTimes
 from dslaunch.launcher.sync.sender import Tree
@@ -214,7 +214,7 @@ class Serving:
         self.entry = Entry(b"a", FILE, 0o644, size, 0, digest.digest())
         (there / ".dslaunch/coming").mkdir(parents=True)
         self.folder = Folder(bytes(there), os.open(there, os.O_RDONLY))
-        self.contents = Contents(self.folder, {self.entry.digest: size})
+        self.contents = SyncContents(self.folder, {self.entry.digest: size})
         self.server = PeerServer("t" * 32, self.contents, PeerTimes(1.0, 5.0, silent_s))
         self.client = socket.create_connection(("127.0.0.1", self.server.port))
         self.client.settimeout(20)

@@ -484,7 +484,7 @@ def test_a_folder_that_cannot_be_written_is_named(
     monkeypatch.setattr(os, "mkdir", no)
     assert "Read-only file system; nothing there was changed" in refused(sync(here, there)[0])
     put(there / "a")
-    monkeypatch.setattr(sync_receiver, "Record", sync_receiver.Record)
+    monkeypatch.setattr(sync_receiver, "SyncRecord", sync_receiver.SyncRecord)
     synced(*sync(here, there))  # all is there: nothing has to be written
 
 

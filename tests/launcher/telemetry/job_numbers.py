@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from dslaunch.launcher.inputs.line_prefix import Origin
 from dslaunch.launcher.node.observe.metrics import FOLDED, add_own_time, fold
-from dslaunch.launcher.telemetry.straggler_watch import Straggler, StragglerWatch
+from dslaunch.launcher.telemetry.straggler_watch import FoundStraggler, StragglerWatch
 from dslaunch.launcher.wire.frames import Metrics
 
 
@@ -57,7 +57,7 @@ class FakeJob:
         ]
         self.watch = StragglerWatch(self.origins, place_of=place_of)
         self.now = 0.0
-        self.news: list[Straggler] = []
+        self.news: list[FoundStraggler] = []
         self._work, self._hosts, self._noise, self._is_folding = work, hosts, noise, is_folding
         self._has_phases = has_phases
         self._random = random.Random(seed)
@@ -66,7 +66,7 @@ class FakeJob:
 
     def run(
         self, seconds: float, *, host_numbers: Callable[[str, float], dict[str, Any]] = lambda host, at: {}
-    ) -> list[Straggler]:
+    ) -> list[FoundStraggler]:
         """Go on for so long; returns what was news in this time."""
         begun, end = len(self.news), self.now + seconds
         told: dict[int, dict[str, Any]] = {}
@@ -121,6 +121,6 @@ def hosts(num_hosts: int, num_ranks: int) -> dict[str, list[int]]:
     return {name: list(range(place * num_ranks, (place + 1) * num_ranks)) for place, name in enumerate(names)}
 
 
-def named(news: Sequence[Straggler]) -> list[tuple[int, str, str]]:
+def named(news: Sequence[FoundStraggler]) -> list[tuple[int, str, str]]:
     """Rank, host and cause of each."""
     return [(one.rank, one.host, one.cause) for one in news if not one.is_over]

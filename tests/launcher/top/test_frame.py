@@ -13,10 +13,10 @@ from dslaunch.launcher.top.bars import ASCII, BLOCKS, bar, spark, step_bar
 from dslaunch.launcher.top.frame import Frame, make_frame
 from dslaunch.launcher.top.once import glyphs_for
 from dslaunch.launcher.top.spans import cut, num_columns, plain
-from dslaunch.launcher.top.view import Facts, View
+from dslaunch.launcher.top.view import JobFacts, View
 from tests.launcher.made_events import Made, events_of
 
-RUNNING = Facts(name="pretrain", state="running")
+RUNNING = JobFacts(name="pretrain", state="running")
 SIZES = [(80, 24), (160, 50), (40, 12), (20, 3), (500, 200), (1, 1)]
 
 
@@ -29,7 +29,7 @@ def state_of(made: Made) -> RunState:
 
 def frame_of(
     state: RunState,
-    facts: Facts = RUNNING,
+    facts: JobFacts = RUNNING,
     *,
     width: int = 80,
     height: int = 24,
@@ -160,19 +160,19 @@ def test_a_job_that_hangs_or_only_starts() -> None:
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        (Facts(name="a", state="ended", is_live=False, exit_code=0), "ended with exit code 0"),
+        (JobFacts(name="a", state="ended", is_live=False, exit_code=0), "ended with exit code 0"),
         (
-            Facts(name="a", state="ended", is_live=False, exit_code=3, verdict="rank 1 exited"),
+            JobFacts(name="a", state="ended", is_live=False, exit_code=3, verdict="rank 1 exited"),
             "ended with exit code 3: rank 1 exited",
         ),
         (
-            Facts(name="a", state="lost", is_live=False, why="its dslaunch was killed"),
+            JobFacts(name="a", state="lost", is_live=False, why="its dslaunch was killed"),
             "its dslaunch was killed",
         ),
-        (Facts(name="a", state="running", has_events=False), "nothing is told of this job yet"),
+        (JobFacts(name="a", state="running", has_events=False), "nothing is told of this job yet"),
     ],
 )
-def test_the_record_says_how_it_ended(facts: Facts, said: str) -> None:
+def test_the_record_says_how_it_ended(facts: JobFacts, said: str) -> None:
     assert text_of(frame_of(RunState(), facts)).split("\n")[1] == said
 
 
@@ -225,7 +225,7 @@ def test_a_screen_without_room_for_rows_counts_none() -> None:
 
 def test_a_job_that_is_gone_has_no_ranks_that_train() -> None:
     state = state_of(MADE["ranks"])
-    text = text_of(frame_of(state, Facts(name="a", state="lost", is_live=False, why="killed")))
+    text = text_of(frame_of(state, JobFacts(name="a", state="lost", is_live=False, why="killed")))
     assert "    5 gpu01 gone " in text
     assert "training" not in text
     assert "others wait" not in text

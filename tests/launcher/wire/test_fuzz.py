@@ -31,7 +31,7 @@ from dslaunch.launcher.wire.frames import (
     Stop,
     encode,
 )
-from dslaunch.launcher.wire.mux import MAGIC as RELAY_MAGIC, Kind, Unpacker, pack
+from dslaunch.launcher.wire.mux import MAGIC as RELAY_MAGIC, ParcelKind, Unpacker, pack
 from tests.launcher.controller.test_link import MemoryChannel
 
 WITHIN_S = 30.0
@@ -77,7 +77,7 @@ def test_bytes_of_no_form_are_parcels_or_a_protocol_error(data: bytes, cut_at: i
     try:
         for piece in (data[:cut_at], data[cut_at:]):
             for parcel in unpacker.feed(piece):
-                assert parcel.kind in Kind
+                assert parcel.kind in ParcelKind
     except ProtocolError:
         return
 
@@ -92,8 +92,12 @@ any_payload = st.one_of(
 
 
 @settings(max_examples=60)
-@given(parcels=st.lists(st.tuples(st.sampled_from(list(Kind)), st.integers(0, 2), any_payload), max_size=5))
-def test_whatever_a_relay_says_ends_in_a_channel_or_a_reason(parcels: list[tuple[Kind, int, bytes]]) -> None:
+@given(
+    parcels=st.lists(st.tuples(st.sampled_from(list(ParcelKind)), st.integers(0, 2), any_payload), max_size=5)
+)
+def test_whatever_a_relay_says_ends_in_a_channel_or_a_reason(
+    parcels: list[tuple[ParcelKind, int, bytes]],
+) -> None:
     stream = MemoryChannel()
     stream.chunks.get()  # the magic of an agent
     stream.chunks.put(RELAY_MAGIC)

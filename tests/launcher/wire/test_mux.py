@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from dslaunch.launcher.wire.frames import ProtocolError
-from dslaunch.launcher.wire.mux import Kind, Parcel, Unpacker, granted, pack, pack_grant
+from dslaunch.launcher.wire.mux import Parcel, ParcelKind, Unpacker, granted, pack, pack_grant
 
 PARCELS = [
-    Parcel(Kind.OPEN, 1, b'["ssh"]'),
-    Parcel(Kind.DATA, 1, bytes(range(256))),
-    Parcel(Kind.DATA, 2**32 - 1, b""),
-    Parcel(Kind.CLOSE, 0, b""),
+    Parcel(ParcelKind.OPEN, 1, b'["ssh"]'),
+    Parcel(ParcelKind.DATA, 1, bytes(range(256))),
+    Parcel(ParcelKind.DATA, 2**32 - 1, b""),
+    Parcel(ParcelKind.CLOSE, 0, b""),
 ]
 
 
@@ -25,7 +25,7 @@ def test_parcels_arrive_however_the_stream_is_cut(size: int) -> None:
 
 def test_a_grant_says_its_number() -> None:
     (parcel,) = Unpacker().feed(pack_grant(7, 300_000))
-    assert (parcel.kind, parcel.stream, granted(parcel.payload)) == (Kind.GRANT, 7, 300_000)
+    assert (parcel.kind, parcel.stream, granted(parcel.payload)) == (ParcelKind.GRANT, 7, 300_000)
     with pytest.raises(ProtocolError):
         granted(b"abc")
 

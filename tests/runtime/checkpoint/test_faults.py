@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch import CheckpointError
 from dslaunch.runtime.checkpoint.files.format import TRAINING_FILE
-from dslaunch.runtime.checkpoint.files.manifest import Manifest, Span, digest
+from dslaunch.runtime.checkpoint.files.manifest import FileSpan, Manifest, digest
 from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
 from dslaunch.runtime.checkpoint.files.writer import METADATA, make_metadata
 from dslaunch.runtime.checkpoint.storage.folder_store import FolderStore
@@ -384,7 +384,7 @@ def test_a_file_that_would_run_a_program_is_refused_and_not_run(tmp_path: Path, 
     files = {METADATA: make_metadata([]), TRAINING_FILE: saved.getvalue()}
     if name == METADATA:
         files[METADATA] = pickle.dumps(Runs(f"touch {trace}"))
-    spans = {one: (Span(0, len(data), digest(data)),) for one, data in files.items()}
+    spans = {one: (FileSpan(0, len(data), digest(data)),) for one, data in files.items()}
     manifest = Manifest(
         tag="tag",
         version="",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from dslaunch.runtime.config.batch import Batch, resolve_batch
+from dslaunch.runtime.config.batch import BatchSizes, resolve_batch
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_comes_out_always_agrees_with_itself_and_with_what_was_given(
 @given(micro=st.integers(1, 64), steps=st.integers(1, 64), world_size=st.integers(1, 64))
 def test_any_two_sides_give_the_same_triangle(micro: int, steps: int, world_size: int) -> None:
     train = micro * steps * world_size
-    whole = Batch(train_batch_size=train, micro_batch_size=micro, gradient_accumulation_steps=steps)
+    whole = BatchSizes(train_batch_size=train, micro_batch_size=micro, gradient_accumulation_steps=steps)
     assert resolve_batch(train, micro, None, world_size=world_size) == whole
     assert resolve_batch(train, None, steps, world_size=world_size) == whole
     assert resolve_batch(None, micro, steps, world_size=world_size) == whole

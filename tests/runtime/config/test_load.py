@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from dslaunch.runtime.config import Config, load_config
-from dslaunch.runtime.config.config import Origin
+from dslaunch.runtime.config.config import ConfigOrigin
 from dslaunch.runtime.config.optimizer import AdamParams, MuonParams, TorchOptimizerParams, optimizer_names
 from dslaunch.runtime.config.scheduler import OneCycleParams, TorchSchedulerParams, WarmupParams
 from dslaunch.runtime.config.torch_scheduler import torch_scheduler_names
@@ -31,7 +31,7 @@ def message_of(values: dict[str, Any]) -> str:
 def test_a_batch_size_is_all_that_must_be_given() -> None:
     config = load()
     assert config == Config(
-        origin=Origin(name="ds_config", given={}),
+        origin=ConfigOrigin(name="ds_config", given={}),
         world_size=2,
         train_batch_size=8,
         train_micro_batch_size_per_gpu=4,

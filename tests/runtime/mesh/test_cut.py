@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from dslaunch.runtime.checkpoint.files.tensor_runs import Run
+from dslaunch.runtime.checkpoint.files.tensor_runs import TensorRun
 from dslaunch.runtime.mesh.cut import Cut, Piece, are_whole, cut_evenly
 
 SHAPES = st.lists(st.sampled_from((1, 2, 3, 4, 6, 8)), min_size=1, max_size=3).map(tuple)
@@ -44,7 +44,7 @@ def test_the_boxes_of_all_ranks_runs_are_the_whole(
         step = -(-(flat.numel() + 3) // dp)
         for start in range(0, flat.numel(), step):
             numel = min(step, flat.numel() - start)
-            run = Run(name="w", shape=shape, start=start, numel=numel, flat="", offset=start, cut=cut)
+            run = TensorRun(name="w", shape=shape, start=start, numel=numel, flat="", offset=start, cut=cut)
             for box in run.boxes(max_numel=data.draw(st.sampled_from((1, 5, 1000)))):
                 where = tuple(slice(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))
                 assert box.numel == saved[where].numel()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dslaunch
-from dslaunch.launcher.job.mesh import Mesh
+from dslaunch.launcher.job.mesh import JobMesh
 from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.runtime.sequence.hugging_face import UlyssesSPAttentionHF
 from dslaunch.runtime.sequence.loss import mean_over_tokens
@@ -70,7 +70,7 @@ def _sent(rank: int, stage: int, axis: str) -> int:
 )
 def test_the_runtime_sends_what_was_estimated(ranks: Ranks, tmp_path: Path, axis: str, stage: int) -> None:
     one = estimate(tmp_path, micro_batches=MICRO, stage=stage)
-    mesh = Mesh(**{axis: 2})  # type: ignore[arg-type]
+    mesh = JobMesh(**{axis: 2})  # type: ignore[arg-type]
     wanted = sum(one.sent_bytes(mesh, name) for name in {axis, "dp"})
     for sent in ranks(_sent, stage, axis, world_size=2):
         assert sent == pytest.approx(wanted, rel=0.15)  # of 4 blocks; tp sends for both ends, too
@@ -94,4 +94,4 @@ def _stages(rank: int) -> int:
 def test_a_stage_between_others_sends_what_was_estimated(ranks: Ranks, tmp_path: Path) -> None:
     one = estimate(tmp_path, micro_batches=4, seq=1)
     one = one._replace(sizes=one.sizes._replace(hidden=4))
-    assert ranks(_stages, world_size=3)[1] == one.sent_bytes(Mesh(pp=3), "pp")
+    assert ranks(_stages, world_size=3)[1] == one.sent_bytes(JobMesh(pp=3), "pp")

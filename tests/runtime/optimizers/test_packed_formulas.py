@@ -17,7 +17,7 @@ from dslaunch.kernels.cuda import lamb, steps
 from dslaunch.kernels.cuda.arrays import CPU
 from dslaunch.runtime.optimizers.adagrad import AdagradFormula
 from dslaunch.runtime.optimizers.adam import AdamFormula
-from dslaunch.runtime.optimizers.formula import FlatArrays, Formula, Run
+from dslaunch.runtime.optimizers.formula import ElementRun, FlatArrays, Formula
 from dslaunch.runtime.optimizers.lamb import LambFormula
 from dslaunch.runtime.optimizers.lion import LionFormula
 from dslaunch.runtime.optimizers.on_device import SWITCH
@@ -74,8 +74,8 @@ def _run(
             grads=((0, grad[:joint]), (joint, grad[joint:])),
             states=states,
             runs=(
-                Run(offset=0, numel=CUT, group=groups[0], step=step),
-                Run(offset=CUT, numel=N - 1 - CUT, group=groups[1], step=step),
+                ElementRun(offset=0, numel=CUT, group=groups[0], step=step),
+                ElementRun(offset=CUT, numel=N - 1 - CUT, group=groups[1], step=step),
             ),
             param_out=param_out,
         )
@@ -113,7 +113,7 @@ def test_sgd_is_torchs(options: dict[str, Any]) -> None:
     for step in range(1, 21):
         expected.grad = _normal(step)
         optimizer.step()
-        run = Run(offset=0, numel=N, group=group, step=step)
+        run = ElementRun(offset=0, numel=N, group=group, step=step)
         formula.update([FlatArrays(param=param, grads=((0, _normal(step)),), states=states, runs=(run,))])
     torch.testing.assert_close(param, expected.detach(), rtol=0, atol=20 * 6 * 4 * 2.0**-24)
 
@@ -128,7 +128,7 @@ def test_adam_is_torchs(kind: type[torch.optim.AdamW] | type[torch.optim.Adam], 
     for step in range(1, STEPS + 1):
         expected.grad = _normal(step)
         optimizer.step()
-        run = Run(offset=0, numel=N, group=group, step=step)
+        run = ElementRun(offset=0, numel=N, group=group, step=step)
         one = FlatArrays(param=param, grads=((0, _normal(step)),), states=states, runs=(run,))
         getattr(formula, way)([one])
     torch.testing.assert_close(param, expected.detach(), rtol=0, atol=ROUNDING)

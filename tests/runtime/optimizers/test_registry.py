@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch.kernels import _C, SGD
 from dslaunch.runtime.config.optimizer import optimizer_names, optimizer_params
-from dslaunch.runtime.optimizers.formula import FlatArrays, Formula, Run
-from dslaunch.runtime.optimizers.registry import FROM_CONFIG, OPTIMIZERS, Row, row_of
+from dslaunch.runtime.optimizers.formula import ElementRun, FlatArrays, Formula
+from dslaunch.runtime.optimizers.registry import FROM_CONFIG, OPTIMIZERS, OptimizerRow, row_of
 from tests.kernels.optimizers import OPTIMIZERS as IN_TESTS, Optimizer, make_arrays
 from tests.runtime.models import make_config, make_model, train_engine
 from tests.runtime.ranks import Ranks
@@ -88,7 +88,7 @@ def test_an_optimizer_or_a_mode_that_the_compiled_module_does_not_have_is_refuse
 
 
 @every_row
-def test_a_row_names_what_there_is(row: Row) -> None:
+def test_a_row_names_what_there_is(row: OptimizerRow) -> None:
     assert {one.name for one in row.load("FORMULAS")} == set(row.names)
     assert all(row.formula(name).name == name for name in row.names)
     assert row.is_elementwise is all(one.is_elementwise for one in row.load("FORMULAS"))
@@ -103,7 +103,7 @@ def test_a_row_names_what_there_is(row: Row) -> None:
 
 
 @every_class
-def test_a_class_is_had_from_ops(row: Row, name: str) -> None:
+def test_a_class_is_had_from_ops(row: OptimizerRow, name: str) -> None:
     home = getattr(dslaunch.ops, row.module) if row.is_deepspeeds else dslaunch.ops
     assert getattr(home, name) is row.load(name)
 
@@ -128,7 +128,7 @@ def test_torchs_operations_do_what_the_kernel_does(optimizer: Optimizer) -> None
         )
         for step in range(1, STEPS + 1):
             arrays.grads = ((0, normal(step)),)
-            arrays.runs = (Run(offset=0, numel=N, group=group, step=step),)
+            arrays.runs = (ElementRun(offset=0, numel=N, group=group, step=step),)
             getattr(formula, way)([arrays])
         sides.append(arrays)
     kernels, torchs = sides
@@ -139,7 +139,9 @@ def test_torchs_operations_do_what_the_kernel_does(optimizer: Optimizer) -> None
 
 
 @every_class
-def test_a_class_steps_as_its_formula_does_and_goes_on_from_what_it_saved(row: Row, name: str) -> None:
+def test_a_class_steps_as_its_formula_does_and_goes_on_from_what_it_saved(
+    row: OptimizerRow, name: str
+) -> None:
     kind = row.load(name)
     param = nn.Parameter(normal(0))
     optimizer = kind([param], lr=0.1)
@@ -149,7 +151,7 @@ def test_a_class_steps_as_its_formula_does_and_goes_on_from_what_it_saved(row: R
     for step in range(1, STEPS + 1):
         param.grad = normal(step)
         optimizer.step()
-        run = Run(offset=0, numel=N, group=group, step=step)
+        run = ElementRun(offset=0, numel=N, group=group, step=step)
         formula.update([FlatArrays(param=flat, grads=((0, normal(step)),), states=states, runs=(run,))])
         again = kind([param], lr=0.3)
         again.load_state_dict(optimizer.state_dict())
@@ -187,7 +189,7 @@ def test_a_ds_config_names_it_and_an_engine_steps_it(ranks: Ranks) -> None:
 
 def test_a_state_that_is_not_there_is_refused_where_it_is_needed() -> None:
     formula = next(one for row in OPTIMIZERS for one in row.load("FORMULAS") if one.kernel is not SGD)
-    run = Run(
+    run = ElementRun(
         offset=0,
         numel=N,
         group={("betas"): (0.9, 0.99), ("lr"): 0.1, ("eps"): 1e-8, ("weight_decay"): 0.0},

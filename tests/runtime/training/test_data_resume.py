@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 import dslaunch
 from dslaunch import ConfigError, RepeatingLoader
-from dslaunch.runtime.data.loader import Loader, Position, make_loader
+from dslaunch.runtime.data.loader import DataPosition, Loader, make_loader
 from tests.runtime.models import make_config, make_model
 from tests.runtime.ranks import Ranks
 
@@ -91,7 +91,7 @@ def test_what_workers_have_read_ahead_does_not_count() -> None:
     loader = make(num_workers=2)
     batches = iter(loader)
     next(batches)  # the workers have been given four more
-    assert loader.position == Position(epoch=0, num_samples=6)
+    assert loader.position == DataPosition(epoch=0, num_samples=6)
 
 
 def global_batches(length: int, world_size: int, micro: int, state: dict[str, int] | None = None) -> Batches:
@@ -136,10 +136,10 @@ def test_parts_are_those_of_torchs_distributed_sampler(length: int, world_size: 
 def test_the_end_of_an_epoch_is_the_beginning_of_the_next() -> None:
     loader = make(24)
     assert len(list(loader)) == 4
-    assert loader.position == Position(epoch=1)
+    assert loader.position == DataPosition(epoch=1)
     none_left = make(4, drop_last=True)
     assert list(none_left) == []
-    assert none_left.position == Position(epoch=1)
+    assert none_left.position == DataPosition(epoch=1)
 
 
 def test_a_position_set_in_the_middle_of_an_iteration_ends_it() -> None:
@@ -160,7 +160,7 @@ def test_other_data_begins_its_epoch_anew(caplog: pytest.LogCaptureFixture) -> N
     state = stopped_after(6, make(23))
     loader = make(30)
     loader.load_state_dict(state)
-    assert loader.position == Position(epoch=1)
+    assert loader.position == DataPosition(epoch=1)
     assert caplog.messages == [
         "the checkpoint's training data had 23 samples and this run's has 30: epoch 1 begins anew"
     ]
@@ -320,7 +320,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_goes_on_with_the_next_batch(
     assert later[0][1] == whole[0][1]
 
 
-def _module_only(rank: int, folder: str) -> tuple[Position, Position]:
+def _module_only(rank: int, folder: str) -> tuple[DataPosition, DataPosition]:
     def make_engine() -> dslaunch.Engine:
         engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(), training_data=Rows())
         return engine
@@ -343,6 +343,6 @@ def _module_only(rank: int, folder: str) -> tuple[Position, Position]:
 
 def test_the_weights_alone_bring_no_position(ranks: Ranks, tmp_path: Path) -> None:
     assert ranks(_module_only, str(tmp_path), world_size=1)[0] == (
-        Position(),
-        Position(epoch=0, num_samples=12),
+        DataPosition(),
+        DataPosition(epoch=0, num_samples=12),
     )

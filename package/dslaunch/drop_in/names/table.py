@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Fate:
+class NameFate:
     """What becomes of a name."""
 
     WORKS = "works"
@@ -16,7 +16,7 @@ class Fate:
     REFUSED = "refused"
 
 
-class Row(NamedTuple):
+class NameRow(NamedTuple):
     """Some names of one module with the same fate.
 
     `topic` is a heading of the compatibility page, for those refused.
@@ -41,38 +41,38 @@ class Module(NamedTuple):
     """
 
     name: str
-    rows: tuple[Row, ...] = ()
+    rows: tuple[NameRow, ...] = ()
     why: str | None = None
     topic: str = ""
 
     @property
     def names(self) -> list[str]:
         """Return what can be had."""
-        return [name for row in self.rows if row.fate != Fate.REFUSED for name in row.names]
+        return [name for row in self.rows if row.fate != NameFate.REFUSED for name in row.names]
 
-    def row_of(self, name: str) -> Row | None:
+    def row_of(self, name: str) -> NameRow | None:
         return next((row for row in self.rows if name in row.names), None)
 
 
-def works(home: str, names: str) -> Row:
+def works(home: str, names: str) -> NameRow:
     """As in DeepSpeed. `home` is a module of ours, "ours=theirs" in `names` gives one another name there."""
-    return Row(Fate.WORKS, _homes(home, names))
+    return NameRow(NameFate.WORKS, _homes(home, names))
 
 
-def mapped(home: str, names: str, note: str) -> Row:
-    return Row(Fate.MAPPED, _homes(home, names), note)
+def mapped(home: str, names: str, note: str) -> NameRow:
+    return NameRow(NameFate.MAPPED, _homes(home, names), note)
 
 
-def refused(topic: str, names: str, note: str) -> Row:
-    return Row(Fate.REFUSED, dict.fromkeys(names.split(), ""), note, topic)
+def refused(topic: str, names: str, note: str) -> NameRow:
+    return NameRow(NameFate.REFUSED, dict.fromkeys(names.split(), ""), note, topic)
 
 
-def inside(names: str) -> Row:
+def inside(names: str) -> NameRow:
     """Public in spelling only: what DeepSpeed's own modules share."""
     return refused(INSIDE, names, "is a part of how DeepSpeed works inside")
 
 
-def absent(name: str, topic: str, why: str, *rows: Row) -> Module:
+def absent(name: str, topic: str, why: str, *rows: NameRow) -> Module:
     """A module of which there is nothing, or only what the rows have.
 
     What is below it is not here either, if it has no line of its own.

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from dslaunch.launcher.inputs.env_file import EnvEntry, expand
-from dslaunch.launcher.node.agent.agent import Agent, State
+from dslaunch.launcher.node.agent.agent import Agent, AgentState
 from dslaunch.launcher.node.observe import gpu_cores
 from dslaunch.launcher.node.system import listener
 from dslaunch.launcher.node.system.private_folder import PrivateFolder
@@ -625,7 +625,7 @@ def test_where_no_port_is_free_that_is_said_and_nothing_waits_for_one(
 def test_a_host_that_does_not_get_ready_is_given_up_with_the_step_it_is_at() -> None:
     told: list[Any] = []
     agent = Agent.__new__(Agent)  # one whose thread is in the kernel
-    agent._state, agent._prepare_by = State.WAITING, 10.0
+    agent._state, agent._prepare_by = AgentState.WAITING, 10.0
     agent._job = SimpleNamespace(prepare_timeout_s=1.0)  # type: ignore[assignment]
     agent._uplink = SimpleNamespace(send=told.append)  # type: ignore[assignment]
     agent._begin_step("entering the folder /nfs/job")

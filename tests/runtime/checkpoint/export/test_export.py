@@ -24,7 +24,7 @@ import dslaunch
 from dslaunch import CheckpointError, ConfigError
 from dslaunch.runtime.checkpoint.export.export import ExportOptions, export
 from dslaunch.runtime.checkpoint.export.output_plan import Spec, plan_output, shard_bytes
-from dslaunch.runtime.checkpoint.export.progress_bar import Meter
+from dslaunch.runtime.checkpoint.export.progress_bar import ProgressMeter
 from dslaunch.runtime.checkpoint.export.source import Source, open_source
 from dslaunch.runtime.checkpoint.storage.url_store import open_store
 from dslaunch.utils import zero_to_fp32, zero_to_torch
@@ -575,7 +575,7 @@ class Terminal(io.StringIO):
 
 def _shown(stream: io.StringIO, times: list[float]) -> str:
     now = iter([0.0, *times, 99.0])
-    with Meter("export", 4 * 10**9, stream=stream, clock=lambda: next(now)) as meter:
+    with ProgressMeter("export", 4 * 10**9, stream=stream, clock=lambda: next(now)) as meter:
         for _ in times:
             meter.advance(10**9)
     return stream.getvalue()
