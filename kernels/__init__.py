@@ -20,7 +20,7 @@ if __name__ == "dslaunch.kernels":
     )
     from .norm import squared_norm
 
-    # In one line, as an exception: a new optimizer is written into optimizers.py alone.
+    # A star import, as an exception: a new optimizer is written into optimizers.py alone.
     from .optimizers import *  # noqa: F403
     from .shard import Kernel
 

@@ -30,7 +30,7 @@ MAX_NUM_THREADS = 1024
 MIN_BLOCK_BYTES = 4096
 MAX_BLOCK_BYTES = 1 << 30
 
-# These keep their files in memory; since Linux 6.6 they take O_DIRECT without acting on it.
+# File systems that keep their files in memory; since Linux 6.6 they take O_DIRECT without acting on it.
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -53,7 +53,7 @@ def aligned_empty(nbytes: int) -> HostArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Direct:
-    """How direct I/O goes on one file. `fd` is -1 where it does not, and `reason` says why."""
+    """Direct I/O on one file. `fd` is -1 where it does not work, and `reason` says why."""
 
     fd: int
     page_bytes: int
@@ -75,7 +75,7 @@ class DiskRequest:
         self._begin = begin
         self._end = end
         self._is_write = is_write
-        self._is_seen = False  # whether it was waited for: then a failure was told
+        self._is_seen = False  # True once it was waited for: then a failure was raised
 
     @property
     def done(self) -> bool:
@@ -112,7 +112,7 @@ class DiskFile:
         self._pool = pool
         self._native: _C.DiskFile | None = native
         self._home = os.getpid()
-        self._requests: deque[DiskRequest] = deque()  # not known to be done
+        self._requests: deque[DiskRequest] = deque()  # requests that are not known to be done
 
     @property
     def is_direct(self) -> bool:
@@ -230,7 +230,8 @@ class DiskEngine:
             raise OSError(errno.EAGAIN, f"cannot start {num_threads} threads ({error}); use fewer") from error
         self._files: weakref.WeakSet[DiskFile] = weakref.WeakSet()
         self._warned: set[Path] = set()
-        self._end = weakref.finalize(self, self._pool.close)  # at exit too: what was on its way still arrives
+        # also at exit: requests on their way still arrive
+        self._end = weakref.finalize(self, self._pool.close)
 
     def create(self, path: str | os.PathLike[str], nbytes: int) -> DiskFile:
         """Make a file of `nbytes`, readable by its owner only, with all of its space taken.

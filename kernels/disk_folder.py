@@ -38,7 +38,7 @@ LOCAL_FILE_SYSTEMS = ("ext4", "xfs", "btrfs", "f2fs", "zfs", "tmpfs", "ramfs", "
 JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,200}")
 JOB_FOLDER = re.compile(r"dslaunch-[A-Za-z0-9._-]{1,200}")
 LOCK_FILE = re.compile(r"(rank[0-9]{1,9})\.lock")
-CLEANING_TIME_S = 10.0  # how long a lock may be held by a process that only removes what a dead one left
+CLEANING_TIME_S = 10.0  # limit for a lock of a process that only removes what a dead one left
 POLL_S = 0.05
 
 
@@ -158,7 +158,7 @@ def _take_lock(job: Path, name: str, *, is_local: bool) -> int:
 
 def _open_lock(job: Path, name: str) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    while True:  # until no other process removes the job's folder in between
+    while True:  # retry while another process removes the job's folder in between
         with contextlib.suppress(FileExistsError):
             os.mkdir(job, 0o700)
         with contextlib.suppress(FileNotFoundError):

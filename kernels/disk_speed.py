@@ -1,4 +1,4 @@
-"""How fast a disk engine writes and reads a file, measured as an optimizer step uses it: large arrays,
+"""Speed of a disk engine, writing and reading a file as an optimizer step does: large arrays,
 several on their way.
 """
 
@@ -10,7 +10,7 @@ from typing import cast
 
 from .disk import DiskFile, DiskRequest, aligned_empty
 
-PIECE_BYTES = 64 << 20  # one request
+PIECE_BYTES = 64 << 20  # size of one request
 NUM_PIECES = 2  # buffers: one is on its way while the other is waited for
 
 

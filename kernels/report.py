@@ -1,4 +1,4 @@
-"""What of the kernels works on this machine, as JSON: `python -m dslaunch.kernels.report`.
+"""State of the kernels on this machine, as JSON: `python -m dslaunch.kernels.report`.
 
 `dslaunch report-env` runs it in a process of its own: a kernel that this processor cannot run ends that
 process, and not the report.
@@ -24,7 +24,7 @@ from .disk_speed import measure
 
 NUMEL = 70_000  # enough for two threads
 PROBE_BYTES = 1 << 20
-# One value for every hyper-parameter that a segment may have.
+# A value for every hyper-parameter that a segment may have.
 HYPER: dict[str, Any] = {
     "lr": 1e-3,
     "beta1": 0.9,
@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     print(
         "\ndslaunch facts: " + json.dumps(report(given.nvme_path, given.disk_test))
-    )  # where the launcher looks
+    )  # the launcher looks there
 
 
 if __name__ == "__main__":

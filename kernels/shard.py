@@ -1,4 +1,4 @@
-"""What the shards and steps of every optimizer have in common.
+"""Common part of the shards and steps of every optimizer.
 
 Arrays are torch CPU tensors, numpy arrays or anything else that exports
 its memory through DLPack.
@@ -7,7 +7,7 @@ its memory through DLPack.
 Every `*_step` updates `param` and the states of all shards in place and
 writes `param_out` where it is given. `grad_scale` is multiplied into
 the gradient first: 1 / loss scale times the clip factor. All arithmetic
-is float32; what is stored as 16 bits is rounded once, to nearest even.
+is float32; values stored as 16 bits are rounded once, to nearest even.
 Elements outside every segment, or without a gradient, are left as they
 are, in every array. The result has the same bits for every vector width
 and every `num_threads` (0: OpenMP's default). The GIL is released.

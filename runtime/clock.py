@@ -1,4 +1,4 @@
-"""How long the parts of a step take, for `wall_clock_breakdown`."""
+"""Times of the parts of a step, for `wall_clock_breakdown`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the launcher tells a worker in its environment. The only file that reads it."""
+"""The launcher's settings in a worker's environment. The only file that reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .errors import ConfigError
 from .started import StartedProcess, find_started
 
 _DEFAULT_TIMEOUT_MIN = 30
-_DEBUG = "collectives"  # what DSLAUNCH_DEBUG may be
+_DEBUG = "collectives"  # allowed value of DSLAUNCH_DEBUG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,10 @@ class WorkerEnvironment:
     local_rank: int
     world_size: int
     is_launched: bool  # False: this is a single process, and nothing says where others could reach it
-    timeout: timedelta  # of one collective
+    timeout: timedelta  # limit of one collective
     watchdog_s: float | None  # a collective that takes longer is reported; 0: none is; None: nothing was said
-    checks_order: bool  # of collectives, after every step
-    max_restarts: int = 0  # how often the launcher starts a job again that failed
+    checks_order: bool  # compares collectives after every step
+    max_restarts: int = 0  # number of times that the launcher starts a failed job again
     local_world_size: int = 1  # workers of the job on this host
     mesh: tuple[tuple[str, int], ...] = ()  # sizes of axes that the launcher was given, by name
     mesh_order: tuple[str, ...] = ()  # of the axes, the outermost first; none: the launcher was given none
@@ -78,15 +78,15 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsPlace:
-    """Where a worker tells its numbers: see docs/design/events.md."""
+    """Destination of a worker's numbers: see docs/design/events.md."""
 
-    path: str  # of a named pipe, which may not be there yet
+    path: str  # named pipe, which may not be there yet
     rank: int
     interval_s: float  # at most one line in so many seconds
 
 
 def read_metrics(environ: Mapping[str, str] | None = None) -> MetricsPlace | None:
-    """Read DSLAUNCH_METRICS_PIPE, DSLAUNCH_METRICS_INTERVAL (seconds, default 1) and RANK; None: nobody asks.
+    """Read DSLAUNCH_METRICS_PIPE, DSLAUNCH_METRICS_INTERVAL (seconds, default 1) and RANK; None: no one asks.
 
     Errors: ConfigError for a value that is not allowed
     """

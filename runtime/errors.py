@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
-# In a URL: what stands before the host's @, and what follows `?`, as signatures do.
+# Parts of a URL: before the host's @, and after `?`, where signatures stand.
 _CREDENTIALS = (
     (re.compile(r"""://[^/\s'"]*@"""), "://***@"),
     (re.compile(r"""(://[^\s'"?]*\?)(?!\*{3})[^\s'";,)]+"""), r"\1***"),
@@ -54,7 +54,7 @@ class CheckpointError(UserError, ValueError, AssertionError, RuntimeError):
 
 
 class NoCheckpointError(CheckpointError, FileNotFoundError):
-    """There is none where one was looked for."""
+    """There is no checkpoint in the given place."""
 
 
 class CollectiveError(UserError):
@@ -76,7 +76,7 @@ class LossScaleError(UserError):
 
 
 class SkippedStepsError(UserError):
-    """So many steps in a row were skipped that nothing is trained."""
+    """So many steps in a row were skipped that training makes no progress."""
 
     exit_code = 1
 
@@ -97,8 +97,8 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
             if isinstance(error, known):
                 _tell(text)
         return
-    # Not sys.stderr: torch.distributed's own hook, which calls this one,
-    # holds that back and loses it at SystemExit.
+    # Not sys.stderr: torch.distributed's own hook, which calls this one, holds that back and loses it at
+    # SystemExit.
     print(f"dslaunch: {error}", file=sys.__stderr__, flush=True)
     if hasattr(sys, "ps1") or sys.flags.inspect:  # a person goes on typing
         return

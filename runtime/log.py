@@ -63,7 +63,7 @@ def log_dist_once(message: str, ranks: Sequence[int] | None = None, level: int =
 
 
 def print_dist(message: object, ranks: Sequence[int] | None = None) -> None:
-    """Print the message on these ranks, whatever the level; see `get_dist_msg`."""
+    """Print the message on these ranks, at any level; see `get_dist_msg`."""
     text = get_dist_msg(message, ranks)
     if text is not None:
         print(text, flush=True)

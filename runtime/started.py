@@ -24,7 +24,7 @@ from typing import NamedTuple
 from .errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
-DEFAULT_PORT = 29500  # of DeepSpeed's arguments: it was not chosen
+DEFAULT_PORT = 29500  # default of DeepSpeed's arguments: it was not chosen
 _FIRST_PORT, _NUM_PORTS = 20000, 12000  # below those that Linux gives to connections
 _FIELDS = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
 _STEP = "SLURM_STEP_NUM_TASKS"
@@ -39,7 +39,7 @@ class _Names(NamedTuple):
     size: tuple[str, ...]
     local_rank: tuple[str, ...]
     local_size: tuple[str, ...]
-    job: tuple[str, ...]  # all of them together name the job; none are there: its starter does
+    job: tuple[str, ...]  # together they name the job; empty: the starter's process does
 
 
 def _world(kind: str, prefix: str, *job: str) -> _Names:
@@ -66,16 +66,16 @@ _HYDRA = _Names(
 class StartedProcess:
     """One process of a job of several that MPI or Slurm has started."""
 
-    who: str  # what says so, as OMPI_COMM_WORLD_RANK=1
-    kind: str  # as dslaunch --launcher has it
+    who: str  # the variable that says so, as OMPI_COMM_WORLD_RANK=1
+    kind: str  # its name in dslaunch --launcher
     rank: int
     size: int
     local_rank: int
     local_size: int
-    job: str  # is equal on all ranks, and another in each job of this host; empty: not known on all of them
-    master: str  # where rank 0 listens; empty: not known
+    job: str  # equal on all ranks, and another in each job of this host; empty: not known on all of them
+    master: str  # host of rank 0; empty: not known
     why_not: str = ""  # the job cannot be joined
-    instead: str = ""  # how else it can be
+    instead: str = ""  # another way to start
 
 
 def find_started(env: Mapping[str, str]) -> StartedProcess | None:
@@ -146,7 +146,9 @@ def _number(env: Mapping[str, str], names: tuple[str, ...], default: int) -> int
 
 
 def _local_size_of_slurm(env: Mapping[str, str]) -> int:
-    """How many tasks of the step are on this host: 2 on the third of `4(x2),2`; 0 if that is not said."""
+    """Return how many tasks of the step are on this host: 2 on the third of `4(x2),2`; 0 if that is not
+    said.
+    """
     node = _number(env, ("SLURM_NODEID",), 0)
     for piece in env.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", piece)
@@ -185,7 +187,7 @@ def _starter(rank_names: tuple[str, ...]) -> int:
         try:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             status = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:  # it is another user's, or this is no Linux
+        except OSError:  # the process is another user's, or this is no Linux
             return pid
         if not any(one.startswith(tuple(f"{name}=".encode() for name in rank_names)) for one in variables):
             return pid

@@ -12,7 +12,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-_NO_OPERATIONS = Tensor.__torch_dispatch__  # of a class that leaves them as they are
+_NO_OPERATIONS = Tensor.__torch_dispatch__  # a class that has it changes no operation
 
 
 def is_strided(value: object) -> TypeGuard[Tensor]:

@@ -5,11 +5,11 @@ No torch: arrays arrive through DLPack.
 Kernels are compiled at first use for the chip that is there, and kept on the disk; see compiler.py.
 
 [Note: a step on a device]
-As [Note: a step] in kernels/shard.py, with every array on one CUDA device, which must be the current one. A
-step has the bits of the CPU's, NaN aside. It is queued on `stream` (a `cudaStream_t` as an int; 0 is the
-default stream) and returns at once; `stream` must already wait for whatever writes the arrays. Several shards
-become one launch: 64 runs of elements fit in 4 KiB of kernel parameters, 512 in the 32 KiB of drivers from
-CUDA 12.1 on, and each combination of dtypes is a launch of its own.
+Steps are those of [Note: a step] in kernels/shard.py, with every array on one CUDA device, which must be the
+current one. A step has the bits of the CPU's, NaN aside. It is queued on `stream` (a `cudaStream_t` as an
+int; 0 is the default stream) and returns at once; `stream` must already wait for whatever writes the arrays.
+Several shards become one launch: 64 runs of elements fit in 4 KiB of kernel parameters, 512 in the 32 KiB of
+drivers from CUDA 12.1 on, and each combination of dtypes is a launch of its own.
 
 `device_scale` is one float32 on the device that is multiplied into the gradient beside `grad_scale`, such as
 a clip factor that was computed there: the host does not wait for it. Where it is infinite or NaN nothing is

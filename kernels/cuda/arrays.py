@@ -48,8 +48,8 @@ class _VersionedTensor(ctypes.Structure):
     )
 
 
-_READ_ONLY = 1  # in `flags`
-_MAJOR = 1  # of the versions that are known here
+_READ_ONLY = 1  # bit in `flags`
+_MAJOR = 1  # major version that is known here
 
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
 _is_valid.argtypes = [ctypes.py_object, ctypes.c_char_p]

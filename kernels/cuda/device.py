@@ -23,7 +23,7 @@ _LARGE_CAPABILITY = (7, 0)
 
 
 class Device(Protocol):
-    """What a step needs of a device."""
+    """Calls of a step to a device."""
 
     @property
     def table_sizes(self) -> tuple[TableSize, ...]:
@@ -31,7 +31,7 @@ class Device(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """How many blocks keep the device busy."""
+        """Number of blocks that keep the device busy."""
 
     def prepare(self, program: Program, kernel: str) -> None:
         """Have a kernel ready, so that launching it cannot fail for want of it."""
@@ -70,7 +70,7 @@ class CudaDevice:
         self._kernels: dict[
             tuple[Program, str], tuple[int, object]
         ] = {}  # the handle, and what keeps it loaded
-        self._failures: dict[Program, str] = {}  # what would fail again, after as long a try
+        self._failures: dict[Program, str] = {}  # programs that would fail again, after as long a try
         self.num_blocks = properties.multiprocessor_count * _BLOCKS_PER_PROCESSOR
         has_large = version >= _LARGE_DRIVER and capability >= _LARGE_CAPABILITY
         self.table_sizes: tuple[TableSize, ...] = (SMALL, LARGE) if has_large else (SMALL,)

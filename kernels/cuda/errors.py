@@ -1,4 +1,4 @@
-"""What keeps the CUDA kernels from running here."""
+"""Errors that keep the CUDA kernels from running here."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from .shards import Reading, ReadSegment, Rule, read_shards
 from .steps import TYPE_NAMES, WITHOUT_OUT, program_of
 from .table import Launch, Run, TableSize, Variant, num_chunks_of, plan_launches
 
-# As in lamb.cu.
+# Values of lamb.cu.
 MAX_SEGMENTS = 120
 _SEGMENTS = struct.Struct("<II")
 _SEGMENT = struct.Struct("<3d2I")
@@ -48,7 +48,7 @@ def step(
         coefficient_bytes=reading.coefficient_bytes,
         sizes=on.table_sizes,
         factor=reading.factor,
-        may_skip_head=False,  # where a chunk begins is part of the order of additions
+        may_skip_head=False,  # the begin of a chunk is part of the order of additions
     )
     first = [program_of(rule, launch.variant, launch.size) for launch in directions]
     num_segments = len(reading.segments)

@@ -35,11 +35,11 @@ class Rule:
 
 
 class SegmentOfHeader(NamedTuple):
-    """What the optimizer's header makes of a segment."""
+    """A segment in the form of the optimizer's header."""
 
     offset: int
     numel: int
-    coefficients: bytes  # as the kernel has them
+    coefficients: bytes  # in the kernel's layout
     mode: int  # DSLAUNCH_MODE
     num_states: int
 
@@ -58,13 +58,13 @@ class Reading:
     """The arguments of one call, checked."""
 
     runs: tuple[Run, ...]
-    segments: tuple[ReadSegment, ...]  # of every shard, one shard after another
+    segments: tuple[ReadSegment, ...]  # segments of every shard, one shard after another
     arrays: tuple[DeviceArray, ...]  # keep the memory alive
     factor: int = 0  # the address of `device_scale`; 0: there is none
 
     @property
     def coefficient_bytes(self) -> int:
-        """How many bytes the coefficients of a segment take; 0 without segments."""
+        """Number of bytes of a segment's coefficients; 0 without segments."""
         return len(self.segments[0].of_header.coefficients) if self.segments else 0
 
     @property

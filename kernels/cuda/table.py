@@ -1,9 +1,9 @@
-"""What one launch works on: runs of elements, packed into the tables of `runs.cuh`.
+"""The work of one launch: runs of elements, packed into the tables of `runs.cuh`.
 
 Pure arithmetic on addresses.
 
-A run is what lies one behind the other in every array and shares its coefficients: the part of a segment that
-one piece of the gradient covers.
+A run has its elements one behind the other in every array, with the same coefficients: the part of a segment
+that one piece of the gradient covers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from .arrays import ITEM_BYTES
 
-# As in runs.cuh.
+# Values of runs.cuh.
 NUM_THREADS = 256
 CHUNK_NUMEL = 8192
 PACK_NUMEL = 8
@@ -22,19 +22,19 @@ UNALIGNED = 0xFFFF
 _PACK_BYTES = 16
 _HEADER = struct.Struct("<QII")
 _RUN = struct.Struct("<5QqIHH")
-_MAX_CHUNKS = 2**31  # of one table; block indices have 32 bits
+_MAX_CHUNKS = 2**31  # limit of one table; block indices have 32 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSize:
-    """How much one launch can carry in its parameters."""
+    """Capacity of one launch's parameters."""
 
     max_runs: int
     max_coefficients: int
 
     @property
     def macros(self) -> tuple[tuple[str, str], ...]:
-        """What a kernel that takes such a table is compiled with."""
+        """Macros with which a kernel that takes such a table is compiled."""
         return (
             ("DSLAUNCH_MAX_RUNS", str(self.max_runs)),
             ("DSLAUNCH_MAX_COEFFICIENTS", str(self.max_coefficients)),
@@ -47,7 +47,9 @@ LARGE = TableSize(max_runs=512, max_coefficients=64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What a kernel is compiled for: the dtypes, None where there is no such array, and DSLAUNCH_MODE."""
+    """Properties for which a kernel is compiled: the dtypes, None where there is no such array, and
+    DSLAUNCH_MODE.
+    """
 
     grad: str
     state: str | None = None
@@ -67,9 +69,9 @@ class Run:
     param: int = 0
     states: tuple[int, int] = (0, 0)
     param_out: int = 0
-    coefficients: bytes = b""  # as the kernel's Coefficients
+    coefficients: bytes = b""  # the kernel's Coefficients
     update: int = 0  # LAMB's direction; not in the table
-    segment: int = 0  # its place among all segments of the call; not in the table
+    segment: int = 0  # index among all segments of the call; not in the table
 
     def addresses(self) -> tuple[tuple[int, int], ...]:
         """The address in each array that there is, and the bytes of one element."""
@@ -81,7 +83,7 @@ class Run:
 
     @property
     def head(self) -> int:
-        """How many elements come before one that is 16-byte aligned in every array;
+        """Number of elements before the first that is 16-byte aligned in every array;
         UNALIGNED if there is none.
         """
         arrays = self.addresses()
@@ -99,7 +101,7 @@ class Launch:
     size: TableSize
     table: bytes
     num_chunks: int
-    runs: tuple[Run, ...]  # what is in the table
+    runs: tuple[Run, ...]  # runs in the table
 
 
 def plan_launches(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-# As of `typing`, whose import takes half of the time before the command `dslaunch` can answer Ctrl-C.
+# Stands for that of `typing`, whose import takes half of the time before `dslaunch` can answer Ctrl-C.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -79,16 +79,16 @@ _MODULE_OF = {
     "zero": ".runtime.zero.api",
 }
 
-# What pyproject's [train] names.
+# Packages of pyproject's [train].
 _NEEDED = ("torch", "numpy", "pydantic", "hjson", "fsspec", "xxhash")
 
 __all__ = sorted(["__version__", *_HOME_OF, *_MODULE_OF])
 
 
-if not TYPE_CHECKING:  # to a type checker it would mean that there is every name
+if not TYPE_CHECKING:  # a type checker would believe that there is every name
 
     def __getattr__(name: str) -> Any:
-        from importlib import import_module  # here: see above
+        from importlib import import_module  # imported late: see above
 
         if name not in _HOME_OF and name not in _MODULE_OF:
             raise AttributeError(f"module 'dslaunch' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -1,4 +1,4 @@
-"""For `import dslaunch.checkpointing`: the same module that `from dslaunch import checkpointing` gives."""
+"""Module for `import dslaunch.checkpointing`, the same that `from dslaunch import checkpointing` gives."""
 
 from __future__ import annotations
 

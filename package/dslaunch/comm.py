@@ -1,4 +1,4 @@
-"""For `import dslaunch.comm`: the same module that `from dslaunch import comm` gives."""
+"""Module for `import dslaunch.comm`, the same that `from dslaunch import comm` gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For `import dslaunch.moe`: the same module that `from dslaunch import moe` gives."""
+"""Module for `import dslaunch.moe`, the same that `from dslaunch import moe` gives."""
 
 from __future__ import annotations
 

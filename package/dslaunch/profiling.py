@@ -1,4 +1,4 @@
-"""For `import dslaunch.profiling`: the same module that `from dslaunch import profiling` gives."""
+"""Module for `import dslaunch.profiling`, the same that `from dslaunch import profiling` gives."""
 
 from __future__ import annotations
 

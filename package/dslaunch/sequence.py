@@ -1,4 +1,4 @@
-"""For `import dslaunch.sequence`: the same module that `from dslaunch import sequence` gives."""
+"""Module for `import dslaunch.sequence`, the same that `from dslaunch import sequence` gives."""
 
 from __future__ import annotations
 

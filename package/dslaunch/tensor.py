@@ -1,4 +1,4 @@
-"""For `import dslaunch.tensor`: the same module that `from dslaunch import tensor` gives."""
+"""Module for `import dslaunch.tensor`, the same that `from dslaunch import tensor` gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For `import dslaunch.zero`: the same module that `from dslaunch import zero` gives."""
+"""Module for `import dslaunch.zero`, the same that `from dslaunch import zero` gives."""
 
 from __future__ import annotations
 

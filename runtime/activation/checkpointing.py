@@ -48,13 +48,13 @@ _log = logging.getLogger("dslaunch")
 
 
 class _Process:
-    """What was configured, and what has happened since."""
+    """The configuration, and the state since."""
 
     def __init__(self) -> None:
         self.config = ActivationConfig()
         self.model_parallel_rank = 0
         self.is_configured = False
-        self.is_explicit = False  # by configure(), not by a ds_config that initialize() was given
+        self.is_explicit = False  # True after configure(), False if a ds_config of initialize() configured it
         self.was_called = False  # checkpoint()
         self.is_warned = False
         self.tracker = RngTracker()
@@ -90,7 +90,7 @@ def configure(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Set what `checkpoint()` does in this process, from now on and whatever a ds_config says that
+    """Configure `checkpoint()` in this process, from now on and whatever a ds_config says that
     initialize() is given.
 
     `mpu_` is None or tells this rank's place in its model-parallel group. What is given by name goes before
@@ -218,7 +218,9 @@ def take_times() -> str:
 
 
 def _sharded_location(leaf: Any) -> ParamLocation | None:
-    """Where the parameter lives that `leaf` is, or is a view of, if it is a sharded one."""
+    """Return the location of the parameter that `leaf` is or is a view of; None unless it is a sharded
+    one.
+    """
     if not isinstance(leaf, Tensor):
         return None
     location = location_of(leaf if leaf._base is None else leaf._base)

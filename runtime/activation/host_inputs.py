@@ -32,7 +32,7 @@ def to_host(tensor: Tensor, *, is_pinned: bool = True) -> Tensor | HostCopy:
         # length.
         is_pinned = is_pinned and tensor.is_cuda
         values = torch.empty_like(tensor, device="cpu", pin_memory=is_pinned)
-        # In the stream that computes: a program may change the tensor next, or free it.
+        # The copy runs in the stream that computes: a program may change the tensor next, or free it.
         values.copy_(tensor, non_blocking=is_pinned)
         copied = torch.cuda.current_stream(tensor.device).record_event() if is_pinned else None
         return HostCopy(values, tensor.device, copied)

@@ -1,4 +1,4 @@
-"""What a training costs: throughput, monitors, and a profile of what a model computes.
+"""Costs of a training: throughput, monitors, and a profile of what a model computes.
 
 It may import checkpoint and what stands below it.
 """

@@ -1,4 +1,4 @@
-"""What a GPU's memory is used for, told when a rank runs out of it."""
+"""Uses of a GPU's memory, printed when a rank runs out of it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..placement.stage_policy import Placement
 from ..zero.model.sharded_model import ShardedModel
 
 _GIB = 2**30
-_CACHE_SHARE = 0.1  # of the GPU, in pieces that are free and fit nothing
+_CACHE_SHARE = 0.1  # part of the GPU in free pieces that fit no request
 _ALLOC_CONF = "PYTORCH_CUDA_ALLOC_CONF" if torch.__version__ < "2.9" else "PYTORCH_ALLOC_CONF"
 _MODELS: weakref.WeakSet[ShardedModel] = weakref.WeakSet()
 
 
 class Use(NamedTuple):
-    """One kind of memory on a GPU, in bytes, and what makes it smaller."""
+    """One kind of memory on a GPU, in bytes, and the way to make it smaller."""
 
     kind: str
     num_bytes: int
@@ -71,7 +71,7 @@ def describe_memory() -> str:
 
 
 class Kinds(NamedTuple):
-    """What models hold on a device, in bytes."""
+    """Memory that models hold on a device, in bytes."""
 
     parameters: int
     gathered: int  # parameters, for their uses

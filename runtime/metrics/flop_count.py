@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 _aten = torch.ops.aten
-# What the formulas of torch leave out; each counts a multiplication and an addition as two.
+# Operations that torch's formulas leave out; each counts a multiplication and an addition as two.
 _FORMULAS: Mapping[Any, Callable[..., int]] = {
     _aten._scaled_dot_product_flash_attention_for_cpu: lambda query, key, value, *args, **kwargs: (
         sdpa_flop_count(query.shape, key.shape, value.shape)  # type: ignore[no-untyped-call]
@@ -40,7 +40,7 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.total = 0
         self.uncounted: Counter[str] = (
             Counter()
-        )  # by name, operations that surely cost much and have no formula
+        )  # name -> calls of operations that surely cost much and have no formula
         self._is_whole: set[Any] = {torch.ops.prim.device.default}  # operations that consist of no others
 
     def __torch_dispatch__(

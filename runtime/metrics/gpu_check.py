@@ -1,4 +1,4 @@
-"""How each GPU computes: what `dslaunch check --gpu` starts, one rank on each slot.
+"""Check of each GPU's arithmetic: `dslaunch check --gpu` starts this program, one rank on each slot.
 
 No rank waits for another. Each prints one line of JSON: how fast its GPU multiplies and copies, and whether
 its products are right.
@@ -18,8 +18,8 @@ import torch
 
 from ...shared import marks
 
-ENOUGH_S = 0.5  # for which each operation is repeated
-SIZE = 8192  # of a side of the matrices: 128 MiB in bfloat16
+ENOUGH_S = 0.5  # each operation is repeated for so long
+SIZE = 8192  # side of the matrices: 128 MiB in bfloat16
 TIMEOUT_S = 60.0  # a GPU that hangs does so without end
 
 
@@ -30,7 +30,7 @@ def main(size: int = SIZE) -> NoReturn:
     watchdog.start()
     try:
         told = _measured(size)
-    except Exception as error:  # of a driver or a library: whatever it is, it is told
+    except Exception as error:  # any error of a driver or a library goes into the answer
         told = {"problem": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
     _tell(told)
     os._exit(0)  # a context that is broken may not end
@@ -72,7 +72,7 @@ def _measured(size: int) -> dict[str, Any]:
 
 
 def _num_wrong(device: torch.device, size: int) -> int:
-    """How many rows and columns of a product are wrong.
+    """Return how many rows and columns of a product are wrong.
 
     The matrices hold small whole numbers, so every sum is exact in float32, in whatever order it is made; and
     the sums of the product's rows and columns are known without the product.
@@ -92,7 +92,7 @@ def _num_wrong(device: torch.device, size: int) -> int:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """Of one call, as the GPU does it again and again."""
+    """Return the seconds of one call, as the GPU repeats it."""
     num_calls = 1
     while True:
         work()  # the first one of all may be slow

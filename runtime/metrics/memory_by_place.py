@@ -1,4 +1,4 @@
-"""What ranks hold of a model from step to step, by their place along the axes of the job."""
+"""Memory that ranks hold of a model from step to step, by their place along the axes of the job."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Held(NamedTuple):
     parameters: int
     gradients: int
     masters: int
-    states: int | None  # of the optimizer; None: torch's makes them in the first step
-    whole_in_a_batch: int = 0  # besides, what a pipeline has in shards between its batches alone
+    states: int | None  # the optimizer's; None: torch's makes them in the first step
+    whole_in_a_batch: int = 0  # besides, values that a pipeline has in shards between its batches alone
 
 
 def memory_by_place(
@@ -93,7 +93,7 @@ def _whole_parameters(units: Iterable[Unit]) -> int:
 
 
 def _whole_gradients(model: ShardedModel) -> int:
-    """Those that autograd makes and the ranks then have in shards."""
+    """Elements of the gradients that autograd makes and the ranks then have in shards."""
     trained = [one for unit in model.units for one in unit.sub_buffers if one.is_trained]
     sharded = [one for one in trained if isinstance(one.gradients, ShardedGradients)]
     return sum(_numel(one) * one.plan.dtype.itemsize for one in sharded)

@@ -1,4 +1,4 @@
-"""How much memory a rank uses, for the launcher: of its GPU, or of its process."""
+"""Memory that a rank uses, for the launcher: of its GPU, or of its process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .pipe import file_of
 
 # Kinds take a look at each tensor: the longer they have not changed, the less often.
 _KINDS_FIRST_S, _KINDS_LAST_S = 2.0, 60.0
-_LOOK_S = 1.5  # in between it is what it was: every second line by default
+_LOOK_S = 1.5  # numbers are taken so often, for every second line by default
 _KIB = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class MemoryNumbers:
-    """Of one process and its GPU, if it has one.
+    """Memory numbers of one process and its GPU, if it has one.
 
     Units: bytes
     """
@@ -66,7 +66,9 @@ class MemoryNumbers:
         return {**numbers, "mem_total": self._total, **self._kinds}
 
     def _of_gpu(self) -> dict[str, int]:
-        """What torch has of it; the activations are what there was beside the rest when that was most."""
+        """Return torch's numbers of the GPU; activations are the memory beside the rest when that was
+        most.
+        """
         found = torch.cuda.memory_stats_as_nested_dict(self._device)
         reserved, allocated = (found[f"{name}_bytes"]["all"] for name in ("reserved", "allocated"))
         held = sum(self._kinds.values())

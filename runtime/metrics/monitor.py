@@ -1,4 +1,4 @@
-"""Where an engine's numbers go: TensorBoard, CSV files, Weights & Biases.
+"""Destinations of an engine's numbers: TensorBoard, CSV files, Weights & Biases.
 
 Source: DeepSpeed 0.19.8 monitor/: the same names, folders, files and x axis
 """
@@ -18,7 +18,7 @@ from ..config.load import load_config
 from ..config.monitor import CsvConfig, MonitorConfig, TensorBoardConfig, WandbConfig
 from ..errors import ConfigError
 
-Event = tuple[str, Any, int]  # its name, a number or a tensor of one, and the samples trained so far
+Event = tuple[str, Any, int]  # name, a number or a tensor of one, and the samples trained so far
 
 
 def get_monitor_config(param_dict: Mapping[str, Any]) -> MonitorConfig:
@@ -34,7 +34,7 @@ def get_monitor_config(param_dict: Mapping[str, Any]) -> MonitorConfig:
 
 
 class Monitor(Protocol):
-    """One place where events go."""
+    """One destination of events."""
 
     def write_events(self, event_list: Iterable[Event]) -> None:
         """Write them. Files have them at once; a run of W&B has them with the next
@@ -54,7 +54,7 @@ class TensorBoardMonitor:
         Errors: ConfigError without the package
         """
         _require("tensorboard")
-        from torch.utils.tensorboard import SummaryWriter  # here: it costs 0.5 s and a package
+        from torch.utils.tensorboard import SummaryWriter  # imported late: it costs 0.5 s and a package
 
         folder = _folder("tensorboard", config.output_path, config.job_name)
         self.summary_writer: Any = SummaryWriter(log_dir=str(folder))
@@ -93,7 +93,7 @@ class CsvMonitor:
                 writer.writerow([samples, float(value)])
 
     def close(self) -> None:
-        """Nothing is open between events."""
+        """Do nothing: no file is open between events."""
 
 
 class WandbMonitor:
@@ -107,7 +107,7 @@ class WandbMonitor:
         Errors: ConfigError without the package
         """
         _require("wandb")
-        import wandb  # here: it costs a second and a package
+        import wandb  # imported late: it costs a second and a package
 
         self.run: Any = wandb.init(project=config.project, group=config.group, entity=config.team)
 
@@ -121,7 +121,9 @@ class WandbMonitor:
 
 
 class MonitorMaster:
-    """All that the ds_config switches on, on rank 0; on the other ranks nothing, and events are dropped."""
+    """All monitors that the ds_config switches on, on rank 0; on the other ranks none, and events are
+    dropped.
+    """
 
     def __init__(self, monitor_config: MonitorConfig, *, rank: int | None = None) -> None:
         """Open them. `rank` None: that of the process group.

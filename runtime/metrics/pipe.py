@@ -24,18 +24,18 @@ from ..environment import MetricsPlace, claim_metrics, read_metrics
 MAX_LINE_BYTES = 4096  # a pipe takes so many whole or not at all
 _FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-_END_S = 0.2  # for what a GPU has not handed over, when the program ends
+_END_S = 0.2  # time for a GPU's last numbers, when the program ends
 
 
 class Teller(Protocol):
     """An engine that tells numbers. Times are those of time.monotonic()."""
 
     made_at: float
-    ended_at: float  # its last step
+    ended_at: float  # time of its last step
 
 
 class Pipe:
-    """One process's end of the pipe. Whatever becomes of the other end, it neither waits nor fails."""
+    """One process's end of the pipe. Whatever becomes of the other end, this one neither waits nor fails."""
 
     def __init__(self, place: MetricsPlace) -> None:
         self._place = place
@@ -45,14 +45,15 @@ class Pipe:
         self._late: deque[tuple[Mapping[str, Any], bool]] = deque()  # not in `_told` yet
         self._fd: int | None = None
         self._opened: tuple[int, int] | None = None  # the file that it was opened for
-        self.due_at = self._state_at = float("-inf")  # when the next line may be written, or a state again
-        self._told: dict[str, Any] = {}  # since the last line; numbers, and tensors of a GPU
+        # time of the next line at the earliest, and of the last state
+        self.due_at = self._state_at = float("-inf")
+        self._told: dict[str, Any] = {}  # numbers since the last line, and tensors of a GPU
         self.line: dict[str, Any] | None = None  # the next one, which waits for numbers of a GPU
         self._state: str | None = None
-        self._files: dict[str, str] = {}  # by name, those that are to be written
+        self._files: dict[str, str] = {}  # name -> content of the files that are to be written
         self._of_program: set[str] = set()
-        self.has_engine = False  # there is one, so steps are its steps
-        self.ask: Callable[[], Mapping[str, Any]] = dict  # what else there is to tell, once for each line
+        self.has_engine = False  # True if the steps are an engine's
+        self.ask: Callable[[], Mapping[str, Any]] = dict  # returns further numbers, once for each line
         self.teller: weakref.ref[Teller] | None = None
         atexit.register(self.end)
 
@@ -74,7 +75,7 @@ class Pipe:
         return self.teller is engine
 
     def release(self, engine: weakref.ref[Teller]) -> None:
-        """That engine has ended."""
+        """Forget that engine, which has ended."""
         if self.teller is engine:
             self.teller = None
 
@@ -89,7 +90,7 @@ class Pipe:
         self.look()
 
     def look_if_due(self) -> None:
-        """As `look`, for what is called in each step."""
+        """Look, as `look` does, but in calls that each step makes."""
         if time.monotonic() >= self.due_at:
             self.look()
 
@@ -152,7 +153,7 @@ class Pipe:
                 self._is_busy = False
 
     def _take(self, numbers: Mapping[str, Any], *, is_program: bool) -> None:
-        step = {"step"} if self.has_engine else set()  # which is the engine's
+        step = {"step"} if self.has_engine else set()  # the engine's step
         if is_program:
             self._of_program.update(numbers)
         others = step if is_program else self._of_program - step
@@ -185,7 +186,7 @@ class Pipe:
         self.line = None
         if not whole:
             return False
-        # A line that cannot be written is not tried at each step.
+        # Do not try a line that cannot be written again at each step.
         self.due_at = now + self._place.interval_s
         if self._send(whole):
             if file is not None:
@@ -217,7 +218,7 @@ class Pipe:
             with _without_signal():
                 return os.write(fd, line) == len(line)
         except BlockingIOError:
-            return False  # it is full
+            return False  # the pipe is full
         except OSError:  # the pipe is not there yet, is gone, or has no reader
             if self._fd is not None:
                 os.close(self._fd)
@@ -256,7 +257,7 @@ def _copy_from_gpu(line: dict[str, Any]) -> None:
     """Begin to copy the numbers that GPUs have."""
     for name, value in line.items():
         if getattr(value, "is_cuda", False):
-            from ..comm.numbers import ReadBack  # here: it imports torch
+            from ..comm.numbers import ReadBack  # imported late: it imports torch
 
             line[name] = ReadBack(value)
 
@@ -273,7 +274,7 @@ def _take_from_gpu(line: dict[str, Any]) -> bool:
 
 @cache
 def process_pipe() -> Pipe | None:
-    """Return that of this process; None where the launcher asks for no numbers, and in a process that the
+    """Return the pipe of this process; None where the launcher asks for no numbers, and in a process that the
     worker has started, whose steps are not the worker's.
 
     Errors: ConfigError for a value in the environment that is not allowed
@@ -288,7 +289,7 @@ def _loads_data() -> bool:
     """Whether this is a process of a DataLoader. It begins before the worker has told anything, so nothing
     that it inherits says that another one tells.
     """
-    data = sys.modules.get("torch.utils.data")  # in such a process it is there
+    data = sys.modules.get("torch.utils.data")  # a process of a DataLoader has the module
     return data is not None and data.get_worker_info() is not None
 
 

@@ -15,7 +15,7 @@ from .amounts import duration_to_string, flops_to_string, macs_to_string, number
 class ModuleRow:
     """One module, with all that it calls. Units: elements, operations, seconds."""
 
-    name: str  # in its parent
+    name: str  # name in its parent
     class_name: str
     params: int
     flops: int
@@ -116,7 +116,7 @@ class ModelProfile:
 
 
 def aggregated_lines(root: ModuleRow, *, module_depth: int, top_modules: int) -> Iterator[str]:
-    """For each depth, the `top_modules` classes with most parameters, MACs and latency,
+    """Yield a line for each depth: the `top_modules` classes with most parameters, MACs and latency,
     all modules of a class together.
     """
     by_depth: list[dict[str, list[float]]] = []

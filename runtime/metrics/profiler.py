@@ -28,7 +28,7 @@ from .profile_report import ModelProfile, ModuleRow, ProfiledRun, aggregated_lin
 
 
 class JobSizes(Protocol):
-    """What a profile says of the job that it was made in; an engine tells it."""
+    """Facts of the job in which a profile was made; an engine tells them."""
 
     @property
     def world_size(self) -> int:
@@ -47,12 +47,12 @@ class JobSizes(Protocol):
 
 @dataclass(slots=True)
 class _Reading:
-    """All calls of one module; what it calls is part of them."""
+    """All calls of one module, with the calls that it makes itself."""
 
     num_calls: int = 0
     flops: int = 0
     duration_s: float = 0.0
-    open_calls: list[tuple[float, int]] = field(default_factory=list)  # when, and FLOPs so far
+    open_calls: list[tuple[float, int]] = field(default_factory=list)  # begin of each, and FLOPs before it
 
 
 class FlopsProfiler:
@@ -72,7 +72,7 @@ class FlopsProfiler:
         self.recompute_fwd_factor = recompute_fwd_factor
         self.started = False
         self.step_times_s: Mapping[str, float] = {}  # "forward", "backward" and "step" of the engine's step
-        self.flops = self.macs = self.params = 0  # as print_model_profile() last said
+        self.flops = self.macs = self.params = 0  # as the last print_model_profile() printed them
         self._readings: dict[nn.Module, _Reading] = {}
         self._uncounted: dict[str, int] = {}
         self._open = ExitStack()
@@ -99,11 +99,11 @@ class FlopsProfiler:
             reading.open_calls.append((time.perf_counter(), count.total))
 
         def end(module: nn.Module, args: Any, output: Any) -> None:
-            if not reading.open_calls:  # it was stopped inside
+            if not reading.open_calls:  # the profile was stopped inside
                 return
             wait_for_device()
             began_s, flops = reading.open_calls.pop()
-            if not reading.open_calls:  # else it is a call inside a call
+            if not reading.open_calls:  # the outermost call, not a call inside a call
                 reading.num_calls += 1
                 reading.duration_s += time.perf_counter() - began_s
                 reading.flops += count.total - flops
@@ -234,7 +234,9 @@ class FlopsProfiler:
         )
 
     def _flops(self, module: nn.Module) -> int:
-        """Of a container that is never called, as a ModuleList: of its children."""
+        """Return the module's operations; for a container that is never called, as a ModuleList, its
+        children's.
+        """
         reading = self._readings.get(module)
         if reading is not None and reading.num_calls:
             return reading.flops

@@ -16,13 +16,13 @@ from ..environment import read_trace
 from ..errors import ConfigError
 from .pipe import Pipe, process_pipe
 
-MOST_NAMES = 32  # that a program may tell: with an engine's they fit into one line
+MOST_NAMES = 32  # names that a program may report: with an engine's they fit into one line
 LONGEST_NAME = 40
 _TAKEN = ("state", "file")
-_ESCAPED = '"\\'  # in JSON these take two bytes
+_ESCAPED = '"\\'  # these take two bytes in JSON
 _AMOUNTS = frozenset(
     ("steps", "step_s", "forward_s", "backward_s", "optimizer_s", "comm_s", "paused_s", "data_s")
-)  # of the interval: they are added up, and rates come from them
+)  # amounts of the interval: they are added up, and rates come from them
 _LARGEST_WHOLE = 2**53  # a float holds those below exactly
 
 
@@ -58,7 +58,7 @@ def report(*, step: int | None = None, loss: SupportsFloat | None = None, **numb
 
 
 class _Steps:
-    """What a program without an engine has told of its steps."""
+    """Steps that a program without an engine has reported."""
 
     def __init__(self) -> None:
         self._last: tuple[int, float] | None = None
@@ -75,7 +75,9 @@ class _Steps:
         self._names |= new
 
     def count(self, pipe: Pipe, told: dict[str, Any]) -> dict[str, float]:
-        """How many steps there were since the last call, and how long they took, where no engine tells it."""
+        """Return the number of steps since the last call, and how long they took, where no engine tells
+        it.
+        """
         if pipe.has_engine or "step" not in told or {"steps", "step_s"} & told.keys():
             return {}
         now, before = time.monotonic(), self._last
@@ -92,10 +94,10 @@ def _process_steps() -> _Steps:
 
 @cache
 def _step_marker() -> Callable[[int], None] | None:
-    """What a trace is to be told of steps; None where none is asked for."""
+    """Return the call that tells a trace of a step; None where no trace is asked for."""
     if read_trace() is None:
         return None
-    from ..tracing.tracer import mark_step  # here: few programs are traced
+    from ..tracing.tracer import mark_step  # imported late: few programs are traced
 
     return mark_step
 

@@ -28,12 +28,14 @@ _watched: weakref.WeakKeyDictionary[nn.Module, StepMetrics] = weakref.WeakKeyDic
 
 
 class _LastStep:
-    """What is told of the last step of an engine. Of most steps nothing is, so here they only leave it."""
+    """Numbers of an engine's last step. Most steps are not reported, so here they only leave them."""
 
     def __init__(self) -> None:
-        self.values: tuple[Any, ...] = ()  # of _VALUES
-        self.tokens, self.num_copies = 0, 1  # this rank's, and how many ranks have others
-        self.get_lr: weakref.WeakMethod[Callable[[], Sequence[float]]] | None = None  # of each group
+        self.values: tuple[Any, ...] = ()  # one for each name in _VALUES
+        # this rank's tokens, and the number of ranks that have the same ones
+        self.tokens, self.num_copies = 0, 1
+        # returns the rate of each group
+        self.get_lr: weakref.WeakMethod[Callable[[], Sequence[float]]] | None = None
 
     def numbers(self) -> dict[str, Any]:
         """Return it by name."""
@@ -50,12 +52,13 @@ class _LastStep:
 
 
 class _Process:
-    """What the engines of a process have together: where its time goes, and its memory."""
+    """Common numbers of the engines of a process: where its time goes, and its memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.phases = Phases(device)
         self.memory = MemoryNumbers(device)
-        self.last: Callable[[], dict[str, Any]] | None = None  # what is told of the last step, unless it was
+        # returns the numbers of the last step, unless they were told
+        self.last: Callable[[], dict[str, Any]] | None = None
         self.is_evaluating = False
         self.is_quiet = False  # inside of an untimed step: its calls tell nothing
 
@@ -71,7 +74,7 @@ def _process(pipe: Pipe, device: torch.device) -> _Process:
 
 
 class StepMetrics:
-    """Of one engine. Nothing here waits, for a device or for another rank."""
+    """Metrics of one engine. They never wait, for a device or for another rank."""
 
     def __init__(self, pipe: Pipe, device: torch.device) -> None:
         self.process = process = _process(pipe, device)
@@ -91,7 +94,7 @@ class StepMetrics:
         self._last.num_copies = axes.dp * axes.sp
         recorder, pipe = model.domains.wire.recorder, self._pipe
         recorder.phases = self._phases
-        recorder.tell_hang = lambda text: pipe.tell_file("hang", json.dumps(text))  # it outlives this engine
+        recorder.tell_hang = lambda text: pipe.tell_file("hang", json.dumps(text))  # outlives this engine
 
     def watch(self, module: nn.Module) -> None:
         """Note evaluations of the engine's module that do not go through the engine, where they are usual.
@@ -107,7 +110,7 @@ class StepMetrics:
         if self._hook is not None:
             self._hook.remove()
         if self.process.last is self._tell_last:
-            told = self._tell_last()  # it asks the engine
+            told = self._tell_last()  # the engine is asked now, before it ends
             self.process.last = lambda: told
         self._pipe.release(self._self)
 
@@ -134,7 +137,7 @@ class StepMetrics:
     def evaluating(self) -> AbstractContextManager[None]:
         """Around a forward that is part of no step."""
         if not self.process.is_evaluating:
-            self._pipe.look_if_due()  # what is told of the steps before is of training
+            self._pipe.look_if_due()  # the numbers of earlier steps are training's
             self.process.is_evaluating = True
             self.process.is_quiet = False
             self._pipe.tell_state("evaluating")
@@ -192,12 +195,13 @@ def _note_evaluation(module: nn.Module, _: Any) -> None:
     metrics = _watched.get(module)
     if metrics is not None:
         with metrics.evaluating():
-            pass  # what follows is part of it, up to the next forward that trains
+            pass  # the time from here on is part of it, up to the next forward that trains
 
 
 def _first_tokens(given: Any) -> Tensor | None:
     """Depth first; a dict's input_ids go before its other values."""
-    # For each micro batch. What is no tensor is found out first: torch's own isinstance takes longer.
+    # It runs for each micro batch. Values that are no tensor are found first: torch's own isinstance takes
+    # longer.
     if isinstance(given, (tuple, list)):
         parts = given
     elif isinstance(given, dict):

@@ -1,4 +1,4 @@
-"""How many samples per second are trained."""
+"""Number of samples per second that are trained."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class ThroughputTimer:
         self.start_step = start_step
         self.steps_per_output = steps_per_output
         self.epoch_count = 0
-        self.micro_step_count = 0  # of the epoch
+        self.micro_step_count = 0  # count in the epoch
         self.global_step_count = 0
         self._log = logging_fn or partial(print, flush=True)
         self._must_wait = config.synchronized
         self._began_s: float | None = None
         self._is_running = False
         self._total = (0, 0.0)  # samples, seconds
-        self._last = (0, 0.0)  # since the last line
-        self._open_s = 0.0  # of the step that has not ended
+        self._last = (0, 0.0)  # at the last line
+        self._open_s = 0.0  # time of the step that has not ended
 
     def update_epoch_count(self) -> None:
         """Say that another epoch begins."""

@@ -1,4 +1,4 @@
-"""What a process does, by name and time, in the steps that `dslaunch --trace` asks for.
+"""Traces: the work of a process, by name and time, in the steps that `dslaunch --trace` asks for.
 
 It may import environment and what stands below it.
 """

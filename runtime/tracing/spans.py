@@ -1,7 +1,7 @@
-"""What this process does and when, by name, while its steps are traced.
+"""Spans of work of this process, by name and time, while its steps are traced.
 
 The places that tell it look at `SPANS.is_on` first: where nothing is traced, each costs that comparison.
-Standard library only, so that whatever is traced may import it.
+Standard library only, so that all traced code may import it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-MAX_SPANS = 200_000  # of one trace; 40 MB of memory or so
+MAX_SPANS = 200_000  # limit of one trace; 40 MB of memory or so
 
 
-_NOTHING = nullcontext()  # to make one anew takes longer than to enter it
+_NOTHING = nullcontext()  # to make it anew takes longer than to enter it
 
 
 class Span(NamedTuple):
@@ -25,12 +25,12 @@ class Span(NamedTuple):
     name: str
     began: int
     ended: int
-    thread: int  # as the kernel numbers it
+    thread: int  # the kernel's number
     args: dict[str, Any] | None
 
 
 class Spans:
-    """Of one process. Any thread may add some."""
+    """Spans of one process. Any thread may add some."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -46,7 +46,7 @@ class Spans:
         self.is_on = True
 
     def end(self) -> None:
-        """Nothing more is kept."""
+        """Keep no more spans."""
         self.is_on = False
 
     def take(self) -> list[Span]:

@@ -23,14 +23,14 @@ class TorchProfile:
     def __init__(self) -> None:
         self.problem = ""
         self._profile: Any = None
-        self._thread = 0  # which began it, and alone may end it
+        self._thread = 0  # the thread that began it, and alone may end it
 
     @property
     def is_on(self) -> bool:
         return self._profile is not None
 
     def warm_up(self) -> None:
-        """What the first profile of a process takes is then not in the first step that is traced."""
+        """Take the cost of a process's first profile out of the first step that is traced."""
         if sys.modules.get("torch") is None or _is_another_on(None):
             return
         with contextlib.suppress(RuntimeError):
@@ -86,7 +86,7 @@ class TorchProfile:
                 profile.stop()
 
     def forget(self) -> None:
-        """In a child that was forked, which can end no profile."""
+        """Forget the profile in a forked child, which cannot end it."""
         self._profile = None
 
 

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class Tracer:
-    """Of this process. `enter` and `end_step` are told the steps by the engine or, in a program without one,
-    by `dslaunch.report(step=...)`.
+    """Tracer of this process. The engine calls `enter` and `end_step`, or, in a program without an engine,
+    `dslaunch.report(step=...)` does.
 
-    While `is_armed` is false nothing of it needs to be called.
+    While `is_armed` is false no call is needed.
     """
 
     def __init__(self, request: TraceRequest | None) -> None:
@@ -51,7 +51,7 @@ class Tracer:
         self._profile = TorchProfile()
         self._is_warm = self._has_begun = False
         self._file = -1
-        self._step = 0  # whose window is open; 0: none is
+        self._step = 0  # the step whose window is open; 0: none is
         self._began = 0
         self._data_since = 0
         self._marked = -1  # the last step that a program without an engine has told
@@ -100,7 +100,7 @@ class Tracer:
             SPANS.add(kind, kind, began)
 
     def end_micro_batch(self) -> None:
-        """What the program does from now on until the next forward is to get its data."""
+        """Count the program's time from now until the next forward as loading of data."""
         self._data_since = time.monotonic_ns()
 
     def end_step(self, step: int) -> None:
@@ -188,13 +188,13 @@ class Tracer:
         self._file = -1
 
     def _forget(self) -> None:
-        """In a child that was forked: the trace is its parent's."""
+        """Forget the trace in a forked child: it is the parent's."""
         self.is_armed, self._file, self._step = False, -1, 0
         self._profile.forget()
         SPANS.end()
 
     def _end_program(self) -> None:
-        """It ends in the middle of a step, or before one that was asked for."""
+        """End in the middle of a step, or before one that was asked for."""
         if self.is_armed:
             self._close("the program ended")
         self._profile.end()
@@ -248,7 +248,7 @@ def _clocks() -> list[int]:
 
 
 def _marked(kind: str) -> AbstractContextManager[object]:
-    """As a range of torch's, too, where a GPU works: what was started inside has that name there."""
+    """Mark a range of torch's, too, where a GPU works: kernels that start inside have its name there."""
     if not SPANS.has_gpu:
         return contextlib.nullcontext()
     from torch.profiler import record_function

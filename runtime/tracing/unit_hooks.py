@@ -22,13 +22,13 @@ class TracedUnit(NamedTuple):
 
     @property
     def tops(self) -> tuple[nn.Module, ...]:
-        """Those that are in no other one of them."""
+        """Modules of the unit that are inside no other of its modules."""
         inner = {id(below) for one in self.modules for below in one.modules() if below is not one}
         return tuple(one for one in self.modules if id(one) not in inner)
 
 
 class UnitHooks:
-    """They are on the modules from here until `remove`, so that a training that is not traced has none.
+    """Hooks that are on the modules from here until `remove`, so that an untraced training has none.
 
     The forward of a unit is that of its modules. Its backward begins when a gradient reaches what they
     returned, and ends when the next unit's begins, or the whole.
@@ -36,7 +36,7 @@ class UnitHooks:
 
     def __init__(self, units: Sequence[TracedUnit], spans: Spans) -> None:
         self._spans = spans
-        self._began: dict[int, int] = {}  # by module
+        self._began: dict[int, int] = {}  # module -> begin
         self._in_backward: tuple[str, int] | None = None  # the unit, and since when
         self._hooks = [
             hook

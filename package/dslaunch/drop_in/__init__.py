@@ -18,13 +18,13 @@ import os
 
 VARIABLE = "DSLAUNCH_DROP_IN"
 PYTHON_VARIABLE = "DSLAUNCH_PYTHON"
-"""Which Python the commands in `bin/` take.
+"""Path of the Python that the commands in `bin/` take.
 
-Without it, that of the environment in which they are, or python3.
+Without it, the Python of the environment in which they are, or python3.
 """
 MODES = ("auto", "always", "never")
 VERSION = "0.19.8+dslaunch"
-"""What `deepspeed.__version__` says: the level of DeepSpeed that programs may expect, and whose it is."""
+"""Value of `deepspeed.__version__`: the level of DeepSpeed that programs may expect, and whose it is."""
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = os.path.join(_HERE, "path")

@@ -1,4 +1,4 @@
-"""What a Python that starts does about DSLAUNCH_DROP_IN: importing this does it.
+"""Reading of DSLAUNCH_DROP_IN when a Python starts: importing this module does it.
 
 See "How a program finds it".
 """
@@ -23,7 +23,7 @@ def _begin() -> None:
             file=sys.stderr,
             flush=True,
         )
-    if mode == "auto" and FOLDER in sys.path:  # by PYTHONPATH, or by `dslaunch drop-in install`
+    if mode == "auto" and FOLDER in sys.path:  # set by PYTHONPATH, or by `dslaunch drop-in install`
         return
     sys.path[:] = [one for one in sys.path if one != FOLDER]
     if mode in ("auto", "always"):

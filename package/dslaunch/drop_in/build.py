@@ -1,4 +1,4 @@
-"""What DeepSpeed's installation writes down about itself, as it is on this machine."""
+"""Description of DeepSpeed's installation, as it would be on this machine."""
 
 from __future__ import annotations
 

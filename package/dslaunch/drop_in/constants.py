@@ -11,7 +11,7 @@ TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 CROSS_RANK, CROSS_SIZE, LOCAL_RANK = "CROSS_RANK", "CROSS_SIZE", "LOCAL_RANK"
 default_pg_timeout = timedelta(minutes=int(os.environ.get("DEEPSPEED_TIMEOUT", "10")))
 MIN_SWAPPABLE_BYTES = 1024**2
-HAS_TRITON = False  # no kernel here is Triton's
+HAS_TRITON = False  # none of our kernels is Triton's
 
 DEEPSPEED_ENVIRONMENT_NAME = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
 DEEPSPEED_ENVIRONMENT_PATHS = [os.path.expanduser("~"), "."]

@@ -1,4 +1,4 @@
-"""Who this is, by DeepSpeed's names."""
+"""Identity of this package, by DeepSpeed's names."""
 
 from __future__ import annotations
 

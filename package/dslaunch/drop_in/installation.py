@@ -34,7 +34,7 @@ from .seen import Seen, look
 
 __all__ = ["install", "place_of_this_python", "status", "uninstall"]
 
-_MAX_BYTES = 1 << 20  # of a file that may be ours
+_MAX_BYTES = 1 << 20  # limit for a file that may be ours
 _UNINSTALL = "dslaunch drop-in uninstall"
 
 
@@ -50,8 +50,8 @@ class FileState(Enum):
 class InstallationRecord:
     """What an installation has made: the digest of each file, by its path."""
 
-    version: str  # of dslaunch
-    folder: str  # where it has the package `deepspeed`
+    version: str  # dslaunch's version
+    folder: str  # folder of the package `deepspeed`
     digests: Mapping[Path, str]
 
     def state_of(self, path: Path) -> FileState:
@@ -70,7 +70,7 @@ class InstallationPlan:
 
     removed: tuple[Path, ...]
     made: tuple[File, ...]
-    left: tuple[Path, ...] = ()  # in the record, changed, and not to be made
+    left: tuple[Path, ...] = ()  # files in the record that were changed, and are not to be made
 
 
 # ---- read
@@ -148,7 +148,7 @@ def plan_install(place: InstallPlace, files: tuple[File, ...]) -> InstallationPl
 def install(place: InstallPlace, *, is_dry_run: bool) -> Iterator[str]:
     """Make an environment find dslaunch's `deepspeed`; yields what was done, in lines.
 
-    All is as before where that fails.
+    A failed installation leaves all as it was.
 
     Errors: LaunchError as plan_install(), or if a file cannot be written,
             or the Python does not find it afterwards
@@ -277,7 +277,7 @@ def _digest_of(path: Path) -> str | None:
 
 
 def _mode(*, is_command: bool) -> int:
-    return 0o777 if is_command else 0o666  # which the umask narrows
+    return 0o777 if is_command else 0o666  # the umask narrows it
 
 
 def _write(path: Path, data: bytes, *, mode: int, undo: ExitStack | None = None) -> None:

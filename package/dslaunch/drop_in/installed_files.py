@@ -107,7 +107,9 @@ def files_for(place: InstallPlace, *, folder: str = FOLDER, commands: str = BIN)
 
 
 def _after_hash_bang(python: Path) -> str:
-    """What starts this Python from a script's first line, which can hold neither spaces nor long paths."""
+    """Return the start of a script that runs this Python: a first line can hold neither spaces nor long
+    paths.
+    """
     text = str(python)
     is_fit = not any(letter.isspace() for letter in text) and len(os.fsencode(text)) + 2 < _LONGEST_FIRST_LINE
     return text if is_fit else "/usr/bin/env python3"

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class fragment_address:
-    """Where a parameter lies in a flat buffer. Units: elements"""
+    """Place of a parameter in a flat buffer. Units: elements"""
 
     numel: int
     start: int
@@ -28,7 +28,7 @@ class SubparamShape:
 
 
 class LossScalerState:
-    """What a loss scaler of DeepSpeed's held, as attributes: `cur_scale`, `dynamic` and others."""
+    """State of a loss scaler of DeepSpeed's, as attributes: `cur_scale`, `dynamic` and others."""
 
     cur_scale: float
     dynamic: bool

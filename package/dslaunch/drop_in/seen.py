@@ -1,4 +1,4 @@
-"""Which `deepspeed` a Python finds, as one that starts now sees it."""
+"""The `deepspeed` that a Python finds, as one that starts now sees it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import VARIABLE
 
 _LIMIT_S = 60
 
-# Of ours, wherever it comes from, the metadata says whose it is. A folder without __init__.py is no package,
+# The metadata tells whether a package is ours, wherever it lies. A folder without __init__.py is no package,
 # and has no origin.
 _PROGRAM = """
 import glob, json, os, sys
@@ -43,10 +43,12 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a program gets by `import deepspeed`, and what it would get without dslaunch. None: nothing."""
+    """The package that `import deepspeed` gives, and the one that it would give without dslaunch. None: no
+    package.
+    """
 
     origin: str | None  # the file
-    version: str | None  # what the metadata says
+    version: str | None  # version in the metadata
     other: str | None
     other_version: str | None
 
@@ -56,7 +58,7 @@ class Seen:
 
     @property
     def other_words(self) -> str:
-        """What there is beside ours, in words; empty if there is nothing."""
+        """Packages beside ours, in words; empty if there are none."""
         version = "" if self.other_version is None else f" {self.other_version}"
         return f"DeepSpeed{version} ({self.other or 'its metadata alone'})" if self.other or version else ""
 
@@ -67,7 +69,7 @@ def look(python: Path, *, heeds_variable: bool) -> Seen:
     Errors: LaunchError if it does not start
     """
     env = {name: value for name, value in os.environ.items() if heeds_variable or name != VARIABLE}
-    # In /, because it looks for modules where it is started: a folder `deepspeed` there is not what is meant.
+    # Run in /: Python looks for modules in its folder, and a folder `deepspeed` there is not the package.
     try:
         ended = subprocess.run(
             [python, "-c", _PROGRAM],

@@ -1,10 +1,10 @@
-"""What the modules of the package `deepspeed` have in common: each hands out the names that
+"""Common part of the modules of the package `deepspeed`: each hands out the names that
 the table has for it.
 
 Only `deepspeed` itself is a file. Its modules, all of DeepSpeed's, are made when they are imported, by a
-finder that Python asks last. What a module of DeepSpeed's has and ours has not can be imported and raises
-when it is used (stand_in.py); `hasattr()` and `getattr()` say that it is not there, so that a program that
-asks first takes its other way.
+finder that Python asks last. A module that DeepSpeed has and we have not can be imported and raises when it
+is used (stand_in.py); `hasattr()` and `getattr()` say that a name is not there, so that a program that asks
+first takes its other way.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def serve(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         if row is None or row.fate == NameFate.REFUSED:
             return _below_or_absent(home, there, row, _instruction(sys._getframe(1)))
         value = _value(row, there)
-        if name in sys.modules:  # not if it was started by `python -m`
+        if name in sys.modules:  # absent if the module was started by `python -m`
             sys.modules[name].__dict__[wanted] = value
         return value
 
@@ -78,7 +78,7 @@ class _Loader:
     """Makes a module of DeepSpeed's. `python -m` of one calls its main()."""
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """As Python makes modules."""
+        """Let Python make the module."""
 
     def exec_module(self, module: ModuleType) -> None:
         module.__getattr__, module.__dir__ = serve(module.__name__)  # type: ignore[method-assign]
@@ -89,7 +89,7 @@ class _Loader:
 
 
 def _folders() -> dict[str, str]:
-    from .names.modules import FOLDERS  # here: a program that imports `deepspeed` alone never asks
+    from .names.modules import FOLDERS  # imported late: a program that imports `deepspeed` alone never asks
 
     return FOLDERS
 
@@ -100,7 +100,8 @@ def _home(module: Module, wanted: str) -> tuple[Module, str]:
     """
     if module.why is not None or module.row_of(wanted) is not None or wanted.startswith("_"):
         return module, wanted
-    from .names.passed_on import PASSED_ON  # here: most programs take names from where they are defined
+    # imported late: most programs take names from where they are defined
+    from .names.passed_on import PASSED_ON
 
     for home, words in PASSED_ON.get(module.name, {}).items():
         for word in words.split():
@@ -129,7 +130,7 @@ def _instruction(frame: Any) -> str:
     """Return what asks for a name: a call, of hasattr() or getattr(), or `module.name`, or
     `from module import name`.
     """
-    from opcode import opname  # here: most programs ask only for what is there
+    from opcode import opname  # imported late: most programs ask only for names that are there
 
     return str(opname[frame.f_code.co_code[frame.f_lasti]])
 
@@ -154,7 +155,7 @@ def _below_or_absent(module: Module, wanted: str, row: NameRow | None, instructi
     else:
         text = f'{what} is not in dslaunch: {why}; see "{topic}" in {PAGE}'
         if not is_asked:
-            from .stand_in import stand_in  # here: most programs use only what is there
+            from .stand_in import stand_in  # imported late: most programs use only names that are there
 
             return stand_in(module.name, wanted, text)
     if instruction == "IMPORT_FROM":

@@ -1,4 +1,4 @@
-"""What a program gets for a name of DeepSpeed's that is not here: it can be imported and named,
+"""Stand-in for a name of DeepSpeed's that is not here: it can be imported and named,
 and raises when it is used.
 
 A program imports more than it uses: an optional layer, a type for an annotation, a class that a function
@@ -113,7 +113,7 @@ def stand_in(module: str, name: str, text: str) -> type:
 
 
 def _pickled(cls: type) -> str | tuple[Callable[[str, str, str], type], tuple[str, str, str]]:
-    """What pickle writes, to send one to another process: how to have it there;
+    """Return the value that pickle writes: how to have the stand-in in another process;
     of a class made from one, its name.
     """
     text = vars(cls).get("_text")

@@ -16,9 +16,9 @@ from ..runtime.zero.parameters.param_status import ZeroParamStatus
 
 
 class _Status:
-    """What a tensor has itself goes before this.
+    """Descriptor of a status; a tensor's own attribute goes before it.
 
-    Setting is here because torch takes what can be read of Tensor for a property.
+    `__set__` is there because torch takes what can be read of Tensor for a property.
     """
 
     def __get__(self, tensor: Tensor | None, owner: type) -> Any:

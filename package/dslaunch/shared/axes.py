@@ -20,7 +20,7 @@ from math import prod
 
 ORDER = ("pp", "dp", "sp", "tp")  # the outermost first, unless another order is given
 AXES = ("pp", "dp", "ep", "sp", "tp")  # groups of ep lie among dp x sp
-SEPARATOR = "-"  # of the axes in a written order
+SEPARATOR = "-"  # stands between the axes in a written order
 SAMPLES = ("dp", "sp")  # along these the ranks train the same parameters
 HOLDERS = ("dp", "sp", "tp")  # along these they hold the same layers, or parts of them
 

@@ -12,7 +12,7 @@ _MIN_LAST = 16  # columns that a last cell needs, to be broken in its column
 
 
 def terminal_columns() -> int | None:
-    """How wide a table on stdout may be: as the terminal, or as COLUMNS says of it.
+    """Return the width of a table on stdout: the terminal's, or that in COLUMNS.
 
     None: any width, for a file or a pipe.
     """

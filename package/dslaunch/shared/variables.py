@@ -8,26 +8,26 @@ from __future__ import annotations
 # The plan of a job sets them, the same on every host.
 MESH = "DSLAUNCH_MESH"  # sizes and order of the axes, as --mesh takes them
 TRACE = "DSLAUNCH_TRACE"  # the steps to trace, as 10-12
-DROP_IN = "DSLAUNCH_DROP_IN"  # whether `import deepspeed` is ours
+DROP_IN = "DSLAUNCH_DROP_IN"  # says whether `import deepspeed` is ours
 
-# Each host sets them when it starts a rank.
+# Variables that each host sets when it starts a rank.
 DEVICES = "CUDA_VISIBLE_DEVICES"
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 THREADS = "OMP_NUM_THREADS"
 MASTER_ADDR = "MASTER_ADDR"
 MASTER_PORT = "MASTER_PORT"
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where torch writes why a rank failed
-PLACE_FILE = "DSLAUNCH_PLACE_FILE"  # where a rank writes its place along the axes
-METRICS_PIPE = "DSLAUNCH_METRICS_PIPE"  # where a rank writes its numbers
-METRICS_INTERVAL = "DSLAUNCH_METRICS_INTERVAL"  # in seconds; one line at most in each
-RESIZE_FILE = "DSLAUNCH_RESIZE_FILE"  # is there when ranks are asked to save and end
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torch writes there why a rank failed
+PLACE_FILE = "DSLAUNCH_PLACE_FILE"  # file in which a rank writes its place along the axes
+METRICS_PIPE = "DSLAUNCH_METRICS_PIPE"  # pipe into which a rank writes its numbers
+METRICS_INTERVAL = "DSLAUNCH_METRICS_INTERVAL"  # seconds from one line to the next, at least
+RESIZE_FILE = "DSLAUNCH_RESIZE_FILE"  # exists when ranks are asked to save and end
 TRACE_FILE = "DSLAUNCH_TRACE_FILE"  # the beginning of the names of a rank's traces
 PROFILER_LOG = "KINETO_LOG_LEVEL"
 
 MAX_CONNECTIONS = "32"  # hardware queues of a process: CUDA has 8 by itself, and a training more streams
 PROFILER_LOG_QUIET = "99"  # torch's profiler tells stderr that it begins and ends
 
-# When a host sets those that it does not always set.
+# When a host sets the variables that it does not always set.
 WITH_GPUS = "if the host has GPUs"
 WITH_GPUS_UNSET = "if the host has GPUs and does not set it"
 WITHOUT_GPUS_UNSET = "if the host has no GPUs and does not set it"

@@ -1,4 +1,4 @@
-"""What stands beside the engine: collectives, the accelerator, utilities, checkpoints' tools,
+"""Names beside the engine: collectives, the accelerator, utilities, checkpoints' tools,
 launcher, monitors.
 """
 

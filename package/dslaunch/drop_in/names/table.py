@@ -36,8 +36,8 @@ class NameRow(NamedTuple):
 
 
 class Module(NamedTuple):
-    """One module of DeepSpeed's. `why` is set where there is nothing of it,
-    or nothing but what the rows have.
+    """One module of DeepSpeed's. `why` is set where it is missing, or has no names
+    but those of the rows.
     """
 
     name: str
