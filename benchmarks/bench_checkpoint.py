@@ -38,14 +38,14 @@ PEERS = ("FSDP2", "DeepSpeed 2", "DeepSpeed 3")
 NUM_RANKS = 2
 ROUNDS = 5
 SHORT_ROUNDS = 2
-SAVE_GOAL = 1.1  # of a raw write
-STALL_GOAL = 0.1  # of a save that training waits for
+SAVE_GOAL = 1.1  # times a raw write
+STALL_GOAL = 0.1  # part of a save for which training waits
 # Bytes per parameter: the 16-bit value, the float32 master, and AdamW's two states;
 # these two leave out the first.
 BYTES_PER_PARAMETER = {**dict.fromkeys((RAW, *OURS, "DeepSpeed 2"), 14), "FSDP2": 12, "DeepSpeed 3": 12}
 TIMEOUT_S = 900
 
-Found = dict[str, dict[str, Turn]]  # by tool, and by what it did
+Found = dict[str, dict[str, Turn]]  # tool -> work -> turn
 
 
 def _take_turn(team: Team, what: str, folder: Path) -> Turn:

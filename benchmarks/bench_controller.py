@@ -1,10 +1,10 @@
-"""What a host costs the launcher: the real controller and real frames,
+"""Cost of a host for the launcher: the real controller and real frames,
 with 100 to 4,000 hosts that exist in memory only.
 
 Run: python benchmarks/bench_controller.py [--hosts 4000]       (nothing here fails on a number)
 
-Each host has 8 workers that write 20 lines and end. What is measured is this process: CPU time and memory, in
-all and for each host. Flat columns per host mean that the controller does O(1) work for each.
+Each host has 8 workers that write 20 lines and end. This process is measured: CPU time and memory, in all and
+for each host. Flat columns per host mean that the controller does O(1) work for each.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ LINES_PER_RANK = 20
 
 
 class MeasuredHost(MemoryHost):
-    """All that it says after the start is made before the measurement begins,
-    and it remembers nothing of what it hears.
+    """Host that makes all its frames after the start before the measurement begins, and remembers no frame
+    that it gets.
     """
 
     def __init__(self, node: NodePlan) -> None:
@@ -47,7 +47,7 @@ class MeasuredHost(MemoryHost):
 
 
 def whole_run(node: NodePlan) -> Iterator[Frame]:
-    """What the agent of this host says of workers that write their lines and end."""
+    """Yield the frames of this host's agent, whose workers write their lines and end."""
     for rank in node.ranks:
         yield Started(rank.rank, 100 + rank.rank)
         for line in range(LINES_PER_RANK):

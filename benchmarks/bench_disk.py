@@ -100,8 +100,8 @@ def fio(what: str, path: Path) -> float:
 
 @contextmanager
 def deepspeed(num_threads: int) -> Iterator[Mover | str]:
-    """Its engine in a process of its own, or why there is none."""
-    with tempfile.TemporaryFile("w+") as said:  # no pipe: a build says more than fits in one
+    """Yield its engine in a process of its own, or why there is none."""
+    with tempfile.TemporaryFile("w+") as said:  # no pipe: the output of a build does not fit in one
         worker = subprocess.Popen(
             [sys.executable, "-c", DEEPSPEED_WORKER, str(num_threads)],
             stdin=subprocess.PIPE,

@@ -34,7 +34,7 @@ ROUNDS = 2
 IMPORTS = 5
 TIMEOUT_S = 600
 IMPORT_GOAL = 0.1
-# How far 20 steps of the two may drift apart: sums in another order,
+# Limit of the drift of 20 steps between the two: sums are made in another order,
 # and in bfloat16 weights that are rounded.
 AGREE = {"fp32": 1e-4, "bf16": 2e-2}
 
@@ -51,7 +51,7 @@ CASES = (
 
 
 class Run(NamedTuple):
-    """What rank 0 of one run says. `start_s`: from the start of the process to the first step."""
+    """Answer of rank 0 of one run. `start_s`: from the start of the process to the first step."""
 
     version: str
     losses: list[float]
@@ -93,7 +93,7 @@ def measure(case: tuple[str, ...], tools: dict[str, Path], rounds: int) -> dict[
     """The medians of some runs, the tools taking turns; the losses are those of the last."""
     runs: dict[str, list[Run]] = {tool: [] for tool in tools}
     for folder in tools.values():
-        run(case, folder)  # what is compiled or cached once is not measured
+        run(case, folder)  # time to compile or cache is not measured
     for _ in range(rounds):
         for tool, folder in tools.items():
             runs[tool].append(run(case, folder))

@@ -1,4 +1,4 @@
-"""How long it takes until something runs: the command itself, and a one-line job on this
+"""Time until something runs: the command itself, and a one-line job on this
 machine, beside torchrun.
 
 Run: python benchmarks/bench_launch.py      (medians of whole processes; nothing here fails on a time)

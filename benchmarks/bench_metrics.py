@@ -1,4 +1,4 @@
-"""What it costs that engines tell their numbers: the same steps with and without, in turn, in one job.
+"""Cost of the numbers that engines tell: the same steps with and without, in turn, in one job.
 
     python benchmarks/bench_metrics.py [--rounds 5] [--pairs 100] [--sizes middle large]
 
@@ -30,10 +30,10 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch.runtime.metrics.step_metrics import StepMetrics
 
-LONG_S, OF_LONG, OF_SHORT = 0.010, 0.003, 0.01  # what telling may cost of the time of a step
+LONG_S, OF_LONG, OF_SHORT = 0.010, 0.003, 0.01  # limits of the cost, as a part of the time of a step
 NUM_WARMUP = 10
 TOLD_S, UNTOLD_S = 4.0, 1.0  # in turn
-INTERVAL_S = 1.0  # of lines
+INTERVAL_S = 1.0  # interval of lines
 
 
 class Size(NamedTuple):
@@ -42,7 +42,7 @@ class Size(NamedTuple):
     name: str
     depth: int
     width: int
-    samples: int  # of a micro batch
+    samples: int  # samples of a micro batch
     unit: int | None = None  # elements; None: as many as by default
 
 
@@ -161,7 +161,7 @@ def measure(rank: int, size: Size, stage: int, num_rounds: int, num_pairs: int, 
         return switch.take(began, is_timed=is_timed)
 
     def steps_for(seconds: float) -> list[Took]:
-        """So many on all ranks."""
+        """Run so many seconds of steps on all ranks."""
         end, goes_on, found = time.perf_counter() + seconds, torch.ones(1), []
         while goes_on.item():
             found.append(step())
@@ -222,8 +222,9 @@ def _inside_s(steps: Iterable[Took]) -> float:
 
 
 def _ratio(ones: list[Took], others: list[Took]) -> str:
-    """Of a step to its neighbour, so that a busy machine slows both: the median, and where it is with 95 %
-    certainty, which is between two ranks of the sorted ratios whatever their distribution.
+    """Return the ratio of a step to its neighbour, so that a busy machine slows both: the median, and its
+    range with 95 % certainty, which lies between two ranks of the sorted ratios whatever their
+    distribution.
     """
     ratios = sorted(one.step_s / other.step_s for one, other in zip(ones, others, strict=True))
     half = 0.98 * len(ratios) ** 0.5
@@ -233,7 +234,7 @@ def _ratio(ones: list[Took], others: list[Took]) -> str:
 
 
 def read(pipe: str) -> None:
-    """As an agent does."""
+    """Read the pipe as an agent does."""
     with open(pipe, "rb") as lines:
         for _ in lines:
             pass

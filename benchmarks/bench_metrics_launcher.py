@@ -1,4 +1,4 @@
-"""What the numbers of a large job cost its launcher: real frames, the real stream of events, all its files,
+"""Cost of a large job's numbers for its launcher: real frames, the real stream of events, all its files,
 and an endpoint that Prometheus asks, with hosts that exist in memory only.
 
 Run: python benchmarks/bench_metrics_launcher.py [--hosts 64]       (nothing here fails on a number)
@@ -50,7 +50,7 @@ WARM_UP = 5
 
 
 def frame_of(host: int, interval: int, *, is_folded: bool) -> bytes:
-    """What the agent of this host sends."""
+    """Return the frame that this host's agent sends."""
     rows = {
         RANKS_PER_HOST * host + local: {
             name: value_of(name, interval + place + local) for place, name in enumerate(NUMBERS)

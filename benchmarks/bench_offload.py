@@ -1,4 +1,4 @@
-"""What training needs in memory and on a disk, and how long a step takes, wherever values lie:
+"""Memory and disk that training needs, and time of a step, wherever values lie:
 on CPUs, over gloo.
 
     python benchmarks/bench_offload.py [FOLDER] [--short] [--publish]
@@ -41,11 +41,11 @@ SHORT = {"width": 512, "blocks": 6, "sequence": 32, "num_steps": 1}  # 19 millio
 # and in float32 elsewhere
 AGREE = 0.05
 
-Found = dict[tuple[int, int, str], Taken]  # by ranks, micro batches and row
+Found = dict[tuple[int, int, str], Taken]  # (ranks, micro batches, row) -> answer
 
 
 def measure(turn: Turn, num_ranks: int) -> Taken:
-    """What rank 0 says.
+    """Return the answer of rank 0.
 
     Errors: RuntimeError if a rank failed
     """

@@ -1,4 +1,4 @@
-"""What it costs to carry output: many ranks that write many lines, beside torchrun in the same run.
+"""Cost of carrying output: many ranks that write many lines, beside torchrun in the same run.
 
 Run: python benchmarks/bench_output.py [num_ranks [num_lines]]        (fails if dslaunch
                                                                             loses or mixes a line)
@@ -34,13 +34,13 @@ LINE = re.compile(rb"(\d{4}) (\d{7}) loss=2.345678 grad_norm=0.123456 lr=0.00030
 
 class Run(NamedTuple):
     wall_s: float
-    cpu_s: float  # of everything but the workers
+    cpu_s: float  # CPU seconds of all but the workers
     num_bytes: int
     num_bad: int  # lines that were lost, cut or mixed
 
 
 def run(command: list[str], folder: Path, num_ranks: int, num_lines: int) -> Run:
-    """One job with its stdout in a file."""
+    """Run one job with its stdout in a file."""
     num_shown = 1 if "--tee=0" in command else num_ranks
     with open(folder / "out", "wb") as out, open(folder / "err", "wb") as err:
         began = time.perf_counter()

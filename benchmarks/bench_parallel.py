@@ -31,7 +31,7 @@ from dslaunch.runtime.pipeline.schedule import NAMES, make_table, shape_of, simu
 COMMAND = "make bench-parallel"
 BUBBLES = "bubbles"
 BUBBLE_ROUNDS = 3
-LIMIT_S = 150  # of one tool with one model, its start too; some take 30 s on idle cores
+LIMIT_S = 150  # limit of one tool with one model, its start too; some take 30 s on idle cores
 STEP_HEADS = ("layout", "model", "tool", "ms a step", "MB of the rank that has most")
 GOAL_HEADS = ("layout", "model", "dslaunch", "peer", "time, ratio", "memory, ratio", "goal")
 BUBBLE_HEADS = ("schedule", "bubble by its table", "as measured", "ms by its table", "ms", "ratio", "goal")
@@ -39,14 +39,14 @@ WITHIN = 1.05  # a batch of layers that sleep, of what its table says
 
 
 ROUNDS, ROUNDS_OF_8 = 5, 3
-PEERS = {  # by part: ours, and who does the same
+PEERS = {  # part -> ours, and the peers that do the same
     "tensor": (("dslaunch 1", "DeepSpeed 1"), ("dslaunch 1", "torch"), ("dslaunch 3", "torch")),
     "stages": (("dslaunch 1", "DeepSpeed 1"), ("dslaunch 1", "torch")),
     "sequences": (("dslaunch 1", "DeepSpeed 1"), ("dslaunch 3", "DeepSpeed 3")),
     "experts": (("dslaunch 2", "DeepSpeed 2"),),
     "together": (("dslaunch 1", "torch"), ("dslaunch 3", "torch")),
 }
-NO_PEER = {  # and why another one does not
+NO_PEER = {  # parts without a peer, and why
     "sequences": "sp4: torch alone is not there, for its `context_parallel()` has kernels for GPUs only.",
     "experts": "ep4: DeepSpeed refuses its MoE at stage 3, and torch alone has no layer of experts.",
     "together": "pp2 x dp2 x tp2: DeepSpeed is not there: in its pipelines Megatron-LM divides the layers.",
@@ -55,7 +55,7 @@ PARTS_HERE = (*PEERS, BUBBLES)
 
 
 class Report:
-    """What was found, as rows of tables."""
+    """Results, as rows of tables."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline

@@ -1,4 +1,4 @@
-"""What the runtime's Python costs for each parameter in a step of stage 3.
+"""Cost of the runtime's Python for each parameter in a step of stage 3.
 
     python benchmarks/bench_small_parameters.py
 
@@ -38,7 +38,9 @@ STEPS, WARM_UP, PROBES = 20, 4, 20_000
 
 
 class Block(nn.Module):
-    """Each is a unit. Half of its parameters are saved as they are, half as another view of their memory."""
+    """A block that is a unit. Half of its parameters are saved as they are, half as another view of their
+    memory.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +72,7 @@ class Clock:
         self.is_on, self._since = True, time.thread_time()
 
     def stop(self) -> None:
-        """It has ended."""
+        """End the timing."""
         self._change()
         self.is_on = False
 

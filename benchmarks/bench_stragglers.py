@@ -1,4 +1,4 @@
-"""How often the right rank or link is named, and how often one is named where all is well.
+"""Rate at which the right rank or link is named, and at which one is named where all is well.
 
     python benchmarks/bench_stragglers.py [--runs 20] [--labs 3] [--kinds compute data link none]
                                                 [--engine]
@@ -27,13 +27,13 @@ from tests.launcher.command import Command
 WORKER = Path(__file__).parent / "straggler_worker.py"
 KINDS = ("compute", "data", "link", "none")
 NUM_HOSTS = 3
-SECONDS = 40.0  # of training: the window, the time until it is full, and some more
+SECONDS = 40.0  # time of training: the window, the time until it is full, and some more
 LIMIT_S = 400.0
 LINK_MBIT = 700.0  # 53 Mbit of a step take 76 ms, of 100 ms without network
 
 
 class Run(NamedTuple):
-    """One job, what was to be named, and what was."""
+    """One job, the rank or link to be named, and the named one."""
 
     kind: str
     number: int
@@ -95,7 +95,7 @@ def run_job(
 
 
 def step_of(events: Sequence[dict[str, Any]]) -> float:
-    """Of all ranks and steps in the mean."""
+    """Return the mean time of a step over all ranks."""
     rows = [row for one in events if one["event"] == "metrics" for row in one["ranks"].values()]
     steps = sum(row.get("steps", 0) for row in rows)
     return sum(row.get("step_s", 0.0) for row in rows) / steps if steps else 0.0

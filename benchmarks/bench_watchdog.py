@@ -1,4 +1,4 @@
-"""What the watchdog costs: the note of each collective beside the smallest collective there is,
+"""Cost of the watchdog: the note of each collective beside the smallest collective there is,
 and the looks at the board.
 
     python benchmarks/bench_watchdog.py
@@ -61,7 +61,7 @@ def _collective(rank: int, file: str) -> None:
         lambda: dist.all_gather_into_tensor(flat, flat.chunk(2)[rank], async_op=True).wait(),
         lambda: comm.all_gather_(flat, what="unit 'x'").wait(),
         num_calls=300,
-        clock=time.thread_time,  # of the caller: what it waits for depends on what else the machine does
+        clock=time.thread_time,  # the caller's time: its waits depend on the machine's other work
     )
     if rank == 0:
         print(

@@ -37,7 +37,7 @@ ZERO = PARTS["zero"]
 SHAPES, TOOLS = ZERO.shapes, ZERO.tools
 RANKS = (1, 2, 4)
 ROUNDS = 9
-# Who takes turns with whom: all at once would need more memory than a small machine has.
+# Tools that take turns: all at once would need more memory than a small machine has.
 ALONE = (("torch", "dslaunch 0", "dslaunch 3"),)
 TOGETHER = (
     ("DDP", "dslaunch 0", "dslaunch 1", "DeepSpeed 1"),
@@ -64,11 +64,11 @@ GOALS = (
     *((MANY_SMALL, 2, "dslaunch 3", peer, 1.0) for peer in ("FSDP2", "DeepSpeed 3")),
 )
 
-Found = dict[tuple[str, int], dict[str, Turn]]  # by shape and number of ranks, and by tool
+Found = dict[tuple[str, int], dict[str, Turn]]  # (shape, number of ranks) -> tool -> turn
 
 
 def _groups(shape: str, num_ranks: int) -> Sequence[Sequence[str]]:
-    if shape == MANY_SMALL:  # as many ranks as a small machine has cores: Python is what takes the time
+    if shape == MANY_SMALL:  # as many ranks as a small machine has cores: Python takes the time
         return SMALL_TOGETHER if num_ranks == 2 else ()
     return ALONE if num_ranks == 1 else TOGETHER
 
@@ -122,7 +122,7 @@ def _goal_rows(found: Found) -> list[tuple[str, ...]]:
 
 
 def draw(found: Found, path: Path) -> None:
-    """One group of bars for each shape and number of ranks."""
+    """Draw one group of bars for each shape and number of ranks."""
     cases = [case for case in found if case[1] > 1]
     tools = [tool for tool in TOOLS if any(tool in found[case] for case in cases)]
     width = 0.8 / len(tools)

@@ -34,7 +34,7 @@ CHUNK = 16 << 20
 
 
 class Saver(Protocol):
-    """What is measured."""
+    """The measured object."""
 
     def step(self, tokens: Tensor) -> object:
         """Train."""
@@ -129,7 +129,7 @@ class _Fsdp2:
 
 
 class _Raw:
-    """As many bytes as a checkpoint of ours, written from memory that is there."""
+    """Writer of as many bytes as a checkpoint of ours has, from memory that is there."""
 
     def __init__(self, model: Gpt) -> None:
         self._left = 14 * numel_of(model) // dist.get_world_size()
@@ -160,7 +160,7 @@ HAS_ASYNC = ("dslaunch 2", "dslaunch 3", "FSDP2")
 
 
 def saver_of(model: Gpt, text: str) -> Saver:
-    """What a tool makes of the model."""
+    """Return the tool's saver for the model."""
     if text == RAW:
         return _Raw(model)
     if text == "FSDP2":
@@ -173,11 +173,11 @@ def saver_of(model: Gpt, text: str) -> Saver:
 
 
 class Turn(NamedTuple):
-    """What one save or load took."""
+    """Times of one save or load."""
 
-    s: float  # until it is done on all ranks
-    stall_s: float  # that training waited, with what its next step took longer
-    memory_bytes: float  # at most, on this rank, beside what training has
+    s: float  # time until it is done on all ranks
+    stall_s: float  # time that training waited, with the delay of its next step
+    memory_bytes: float  # peak on this rank, beside training's memory
 
 
 def take_turn(saver: Saver, what: str, folder: str, tokens: Tensor) -> Turn:

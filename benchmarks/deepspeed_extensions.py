@@ -1,4 +1,4 @@
-"""What DeepSpeed compiles when it first starts on CPUs, compiled before its ranks are timed."""
+"""Extensions that DeepSpeed compiles at its first start on CPUs, compiled before its ranks are timed."""
 
 from __future__ import annotations
 

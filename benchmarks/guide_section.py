@@ -74,7 +74,7 @@ def picture(path: Path, title: str, where: str, size: tuple[float, float] = (8, 
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """As Markdown."""
+    """Return a table as Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
@@ -91,7 +91,7 @@ def left_out(missing: str) -> str:
 
 
 def paragraphs(*parts: str) -> str:
-    """Those that are not empty."""
+    """Join the parts that are not empty."""
     return "\n\n".join(filter(None, parts))
 
 

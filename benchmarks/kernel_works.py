@@ -1,4 +1,4 @@
-"""What bench_kernels.py measures: one piece of work, done by dslaunch and by others."""
+"""Works that bench_kernels.py measures: each is done by dslaunch and by others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Work:
 
 
 def kernel_works(numel: int, num_threads: int) -> Iterator[Work]:
-    """One kernel each, in the dtypes of a bf16 model unless the name says otherwise."""
+    """Yield one work for each kernel, in the dtypes of a bf16 model unless the name says otherwise."""
 
     def work(name: str, num_bytes: int, step: Callable[..., object], shard: object) -> Work:
         call = partial(step, (shard,), num_threads=num_threads)
@@ -136,7 +136,7 @@ def _torch_passes(numel: int) -> Call:
 
 
 def _deepspeed_passes(numel: int, deepspeed_adam: Any) -> Call:
-    """What ZeRO stage 2 of DeepSpeed 0.19.8 does with a CPU optimizer: copy, norm in float64,
+    """Return the work of ZeRO stage 2 of DeepSpeed 0.19.8 with a CPU optimizer: copy, norm in float64,
     one factor, step, copy.
     """
     master, model_param, grad = _param(numel), torch.empty(numel, dtype=BF16), torch.randn(numel).to(BF16)
@@ -168,7 +168,7 @@ def load_deepspeed_adam(build: Path) -> tuple[Any, str]:
         from deepspeed.ops.adam import DeepSpeedCPUAdam  # late: seconds, and it may not be there
 
         DeepSpeedCPUAdam([_param(1)])
-    except Exception as error:  # whatever its build says: the others are measured all the same
+    except Exception as error:  # any error of its build: the others are measured all the same
         return None, f"DeepSpeed's CPU Adam does not build here: {type(error).__name__}"
     return DeepSpeedCPUAdam, ""
 

@@ -18,7 +18,7 @@ from benchmarks.launch_peers import Command, Job
 from tests.lab import Host
 
 TIMEOUT_S = 180.0
-# Each program ends with a file that says when it was there; all hosts have the clock of this machine.
+# Each program ends with a file that tells its time; all hosts have the clock of this machine.
 STAMP = '#!/bin/sh\ndate +%s.%N > "stamp-$(hostname)"\n'
 FIRST_ALL_REDUCE = """\
 import time
@@ -37,10 +37,10 @@ dist.destroy_process_group()
 
 
 class Time(NamedTuple):
-    """Of one command, or the medians of some."""
+    """Time of one command, or the medians of some."""
 
-    wall_s: float  # until the last worker was there
-    cpu_s: float  # of the command and all that it started on its own machine
+    wall_s: float  # time until the last worker was there
+    cpu_s: float  # CPU time of the command and all that it started on its own machine
 
 
 class CommandFailed(Exception):

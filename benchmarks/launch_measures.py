@@ -1,4 +1,4 @@
-"""What the launch benchmark measures: the curve over the number of hosts,
+"""Measures of the launch benchmark: the curve over the number of hosts,
 and single things that have a goal.
 """
 
@@ -23,15 +23,15 @@ TRIVIAL, TORCH = "./stamp.sh", "first.py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much is measured."""
+    """Extent of the measurement."""
 
-    counts: tuple[int, ...]  # of hosts
+    counts: tuple[int, ...]  # numbers of hosts
     num_runs: int
     num_warm_ups: int
-    num_local_workers: int  # on one host
+    num_local_workers: int  # workers on one host
 
 
-Row = Mapping[str, Time]  # by tool
+Row = Mapping[str, Time]  # tool -> time
 
 
 class Bench:
@@ -84,7 +84,7 @@ class Bench:
         self._report(f"{time.monotonic() - self._began_at:5.0f} s  {line}")
 
     def _medians(self, what: str, tools: Mapping[str, Callable[[], Time]], *, is_warm: bool = False) -> Row:
-        """Each tool measured in turns, and what came out said."""
+        """Measure each tool in turns, and print the results."""
         times = take_turns(
             tools,
             num_runs=self._size.num_runs,

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 DSLAUNCH = str(Path(sys.executable).with_name("dslaunch"))
 DEEPSPEED_FOLDER = Path(sys.prefix) / "deepspeed"
-DEEPSPEED_NEEDS = ("cpuinfo", "einops", "msgpack", "tqdm")  # what `make setup` puts beside it
+DEEPSPEED_NEEDS = ("cpuinfo", "einops", "msgpack", "tqdm")  # packages that `make setup` puts beside it
 OPENMPI = "mpirun.openmpi"
 MANY = 10**6
 REPORT = "report.json"
-STATIC_PORT = 29511  # not the one of the launchers that choose for themselves
+STATIC_PORT = 29511  # differs from the port of launchers that choose for themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ def mpirun(job: Job) -> Command:
 
 
 def torchrun(job: Job) -> Command:
-    """By hand, as its manual says: the same command on every host, all at once."""
+    """Start torchrun by hand, as its manual says: the same command on every host, all at once."""
     words = (
         f"{sys.executable} -m torch.distributed.run --nnodes {len(job.hosts)} "
         f"--nproc-per-node {job.num_slots}"
@@ -158,7 +158,7 @@ def why_no_deepspeed() -> str:
 
 
 def curve_tools() -> tuple[Tool, ...]:
-    """Those whose time is measured against the number of hosts, ours first."""
+    """Tools whose time is measured against the number of hosts, ours first."""
     no_deepspeed = why_no_deepspeed() or _why_not("pdsh")
     return (
         Tool("dslaunch", dslaunch, "", MANY),

@@ -1,4 +1,4 @@
-"""What the launch benchmark found: as a table for people, as JSON, as a picture,
+"""Results of the launch benchmark: as a table for people, as JSON, as a picture,
 and as a section of the guide.
 """
 
@@ -20,7 +20,7 @@ ON_ONE_MACHINE = "all hosts on one machine"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One measure beside one peer; None is what could not be measured."""
+    """One measure beside one peer; None where it could not be measured."""
 
     measure: str
     ours: float | None
@@ -65,14 +65,14 @@ class Results:
     targets: tuple[Target, ...]
     num_runs: int
     missing: tuple[str, ...]  # why a tool was left out
-    phases: Mapping[int, Mapping[str, float]]  # by the number of hosts: when each phase of ours had ended
+    phases: Mapping[int, Mapping[str, float]]  # number of hosts -> end of each phase of ours
 
 
 # ---- for people
 
 
 def markdown(results: Results) -> str:
-    """Where it was measured, the table of the curve and the table of the targets."""
+    """Return the place of the measurement, the table of the curve and the table of the targets."""
     curve = [
         (str(count), *(_seconds(times[place]) for times in results.curve.values()))
         for place, count in enumerate(results.counts)
@@ -116,7 +116,7 @@ def publish(results: Results, guide: Path) -> None:
 
 
 def draw(results: Results, path: Path) -> None:
-    """One line for each tool, both axes logarithmic."""
+    """Draw one line for each tool, both axes logarithmic."""
     curve = {
         name: {
             str(count): round(s, 2) for count, s in zip(results.counts, times, strict=True) if s is not None

@@ -13,8 +13,9 @@ VOCABULARY = 512
 HEAD_DIM = 64
 ADAMW = {"lr": 1e-4, "weight_decay": 0.01}
 EP, EXPERTS = 4, 8  # ranks that share the experts, and experts
-AUX = 0.01  # of the loss that evens the load out
-SLEEP_S = 0.05  # of a forward, of the gradients of inputs, and of those of parameters: that of a real stage
+AUX = 0.01  # factor of the loss that evens the load out
+# time of a forward, of the gradients of inputs, and of those of parameters: that of a real stage
+SLEEP_S = 0.05
 
 
 class Shape(NamedTuple):
@@ -24,7 +25,7 @@ class Shape(NamedTuple):
     blocks: int
     batch: int
     sequence: int
-    layers: int = 0  # of a block, each a few modules that compute next to nothing; 0: a block of a GPT
+    layers: int = 0  # layers of a block, each a few modules that compute next to nothing; 0: a block of a GPT
 
 
 class Attention(nn.Module):
@@ -90,7 +91,7 @@ class Gpt(nn.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        logits = self.head(self.norm(x)).float()  # of a bfloat16 model, too: its losses are compared
+        logits = self.head(self.norm(x)).float()  # float32 also for a bfloat16 model: its losses are compared
         return loss_of(logits[:, :-1], tokens[:, 1:])
 
 

@@ -1,5 +1,5 @@
 """One rank of bench_offload.py: trains a GPT in bfloat16 with values in one place, and answers the first line
-that it reads with what that took, a `Taken` as JSON.
+that it reads with the cost, a `Taken` as JSON.
 
 python offload_worker.py TURN      a `Turn` as JSON, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set
 """
@@ -24,7 +24,7 @@ from benchmarks.turn import bytes_of, serve, start_of_peak, timed
 
 
 class Turn(NamedTuple):
-    """What is to be trained, and where its values lie."""
+    """The model to be trained, and the places of its values."""
 
     width: int
     blocks: int
@@ -38,11 +38,11 @@ class Turn(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """By rank 0. Bytes are those beside what the process had before the model was made."""
+    """Measurement by rank 0. Bytes are those beside the process's memory before the model was made."""
 
-    s: float  # per step, the median
-    loss: float  # of the last one
-    peak_bytes: int  # of resident memory, during the steps
+    s: float  # median per step
+    loss: float  # loss of the last step
+    peak_bytes: int  # peak of resident memory, during the steps
     formula_bytes: float
     disk_bytes: int
     disk_formula_bytes: float

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.guide_section import GUIDE
 
 PICTURE = GUIDE.with_name("overview.png")
-FIGURES_KEY = "Description"  # of the PNG's texts
+FIGURES_KEY = "Description"  # key among the PNG's texts
 COLORS = {
     "dslaunch": "tab:blue",
     "FSDP2": "0.45",
@@ -48,12 +48,12 @@ MEMORY_CASES = (
     "engine, stage 3, bf16",
 )
 
-Bars = Mapping[str, Mapping[str, float]]  # by tool, then by case
+Bars = Mapping[str, Mapping[str, float]]  # tool -> case -> number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What the picture shows, as the tables have it."""
+    """Figures of the picture, as the tables have them."""
 
     machine: str
     start_s: Bars  # tool -> number of hosts -> seconds
@@ -95,7 +95,7 @@ def figures(text: str) -> Figures:
 
 
 def section(text: str, command: str) -> str:
-    """What `command` has written into the page."""
+    """Return the section that `command` has written into the page."""
     found = re.search(rf"<!-- made by `{command}`: begin -->(.*?)<!-- made by", text, re.DOTALL)
     if found is None:
         raise ValueError(f"{GUIDE.name} has no tables of `{command}`")

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 FORWARD_S, BACKWARD_S, OPTIMIZER_S, DATA_S = 0.04, 0.04, 0.01, 0.01
 ENGINE_FORWARD_S, ENGINE_BACKWARD_S, ENGINE_DATA_S = 0.012, 0.015, 0.003
-LONGER = 0.3  # of a step
-MEGABYTES = 4.0  # of gradients
+LONGER = 0.3  # part of a step
+MEGABYTES = 4.0  # size of the gradients
 WIDTH = 64
 
 
@@ -41,7 +41,7 @@ class Teller:
             self._sums[name] = self._sums.get(name, 0) + value
         if time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + self._every_s
-            with contextlib.suppress(OSError):  # not there yet, or full: it is told the next time
+            with contextlib.suppress(OSError):  # the pipe is not there yet, or full: the next line tells it
                 self._tell()
 
     def _tell(self) -> None:
@@ -61,7 +61,7 @@ def nap(seconds: float) -> float:
 
 
 class Slow(nn.Module):
-    """Its forward and its backward take so long."""
+    """Module whose forward and backward take so long."""
 
     def __init__(self, forward_s: float) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Slow(nn.Module):
 
 
 def train(seconds: float, kind: str, longer: float) -> None:
-    """As if."""
+    """Train without a model: compute, wait and send as training does."""
     dist.init_process_group("gloo")
     longer_s = longer * (FORWARD_S + BACKWARD_S + OPTIMIZER_S + DATA_S)
     forward_s = FORWARD_S + longer_s * (kind == "compute")

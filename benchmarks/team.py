@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.launch_peers import DEEPSPEED_FOLDER
 
 TIMEOUT_S = 900
-# What DeepSpeed compiles when it is first used: apart from what other checkouts and users compile, whose
-# paths are others, so that each would compile it again, and whose locks would be waited for.
+# DeepSpeed's extensions, compiled at first use: apart from those of other checkouts and users, whose paths
+# differ, so that each would compile them again, and whose locks would be waited for.
 EXTENSIONS_FOLDER = Path(sys.prefix) / "torch_extensions"
 
 
@@ -95,7 +95,7 @@ class Team:
 
 
 def environments(num_ranks: int) -> list[dict[str, str]]:
-    """What each rank is told, and where DeepSpeed and what it compiles are."""
+    """Return each rank's variables, and the place of DeepSpeed and its extensions."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     told = {

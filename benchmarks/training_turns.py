@@ -16,7 +16,7 @@ from benchmarks.team import TIMEOUT_S, Team
 
 TRAINING = str(Path(__file__).with_name("training_worker.py"))
 AGREE = 1e-3  # the losses of some dozens of steps of AdamW, whose roundings differ
-QUIET_S = 2.0  # who waits longer is told for what
+QUIET_S = 2.0  # a longer wait is explained
 
 # a NamedTuple of numbers with `loss`, the last step's
 T = TypeVar("T", bound=tuple[float, ...])

@@ -41,13 +41,13 @@ COLUMNS, ROWS = (
     ("qkv", "up"),
     ("out", "down"),
 )  # linear layers of a Block, by how tensor parallelism cuts them
-SMALL_WHOLE = ", small parameters whole"  # as by default; elsewhere stage3_param_persistence_threshold is 0
+SMALL_WHOLE = ", small parameters whole"  # the default; elsewhere stage3_param_persistence_threshold is 0
 
 Step = Callable[[Tensor], Any]  # one step on tokens; returns the loss, a number or a tensor of one element
 
 
 class Tool(NamedTuple):
-    """Who trains: `NAME STAGE, MORE`."""
+    """Tool that trains: `NAME STAGE, MORE`."""
 
     name: str
     stage: int = 0
@@ -72,8 +72,8 @@ class Part:
     tp: int = 1  # ranks that share each layer
     sp: int = 1  # ranks that share each sequence
     pp: int = 1
-    steps: int = 4  # of a turn
-    size: Callable[[Shape], tuple[int, ...]] = lambda shape: (shape.batch, shape.sequence)  # of a batch
+    steps: int = 4  # steps of a turn
+    size: Callable[[Shape], tuple[int, ...]] = lambda shape: (shape.batch, shape.sequence)  # shape of a batch
 
     def batches(self, shape: Shape, turn: int) -> list[Tensor]:
         """Ranks that compute together have the same samples."""
@@ -84,10 +84,10 @@ class Part:
 
 
 class Turn(NamedTuple):
-    """What some steps took."""
+    """Times of some steps."""
 
-    s: float  # per step
-    loss: float  # of the last one
+    s: float  # seconds per step
+    loss: float  # loss of the last step
     page_faults: float  # per step, of this rank
     memory_mb: float  # resident at most so far, of the rank that has most
 
@@ -206,7 +206,7 @@ def _zero(part: Part, shape: Shape, tool: Tool) -> Step:
 
 
 def _llama_config(stage: int, model: Any) -> dict[str, Any]:
-    """One block at a time, as fully_shard() is told to."""
+    """Return a configuration that wraps one block at a time, as fully_shard() is told to."""
     block = numel_of(model.model.layers[0])
     return config_of(
         stage,

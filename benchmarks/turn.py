@@ -1,4 +1,4 @@
-"""What the ranks of the benchmarks have in common: they do something for each line that they read, and
+"""Common part of the ranks of the benchmarks: they do something for each line that they read, and
 answer each with one of JSON.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-Answer = Callable[[int, str], Any]  # to the number and the words of a line, as a NamedTuple
+Answer = Callable[[int, str], Any]  # takes the number and the words of a line; returns a NamedTuple
 
 
 def serve(prepare: Callable[[], Answer]) -> None:

@@ -31,10 +31,11 @@ class WorkerEnvironment:
     max_restarts: int = 0  # number of times that the launcher starts a failed job again
     local_world_size: int = 1  # workers of the job on this host
     mesh: tuple[tuple[str, int], ...] = ()  # sizes of axes that the launcher was given, by name
-    mesh_order: tuple[str, ...] = ()  # of the axes, the outermost first; none: the launcher was given none
-    resize_file: str | None = None  # is there when the hosts are to change; None: they cannot
-    place_file: str | None = None  # where the launcher reads this rank's place along the axes
-    started: StartedProcess | None = None  # by MPI or Slurm, which have said all that is known of the job
+    mesh_order: tuple[str, ...] = ()  # axes, the outermost first; empty: the launcher was given none
+    resize_file: str | None = None  # exists when the hosts are to change; None: they cannot
+    place_file: str | None = None  # file in which the launcher reads this rank's place along the axes
+    # start by MPI or Slurm, which have said all that is known of the job
+    started: StartedProcess | None = None
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:

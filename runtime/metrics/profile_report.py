@@ -39,7 +39,7 @@ class ProfiledRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProfile:
-    """What is printed. FLOPS are operations per second."""
+    """The profile of a model, for printing. FLOPS are operations per second."""
 
     root: ModuleRow
     run: ProfiledRun | None

@@ -39,7 +39,7 @@ _UNINSTALL = "dslaunch drop-in uninstall"
 
 
 class FileState(Enum):
-    """Of a file that the record names, or that is to be made."""
+    """State of a file that the record names, or that is to be made."""
 
     OURS = "as it was made"
     CHANGED = "changed since, or made by another program"
@@ -48,7 +48,7 @@ class FileState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallationRecord:
-    """What an installation has made: the digest of each file, by its path."""
+    """Files of an installation: the digest of each file, by its path."""
 
     version: str  # dslaunch's version
     folder: str  # folder of the package `deepspeed`
@@ -66,7 +66,7 @@ class InstallationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstallationPlan:
-    """What an installation will do. `removed` are files of ours from before, some of which are made anew."""
+    """Changes of an installation. `removed` are files of ours from before, some of which are made anew."""
 
     removed: tuple[Path, ...]
     made: tuple[File, ...]
@@ -146,7 +146,7 @@ def plan_install(place: InstallPlace, files: tuple[File, ...]) -> InstallationPl
 
 
 def install(place: InstallPlace, *, is_dry_run: bool) -> Iterator[str]:
-    """Make an environment find dslaunch's `deepspeed`; yields what was done, in lines.
+    """Let an environment find dslaunch's `deepspeed`; yield the changes, in lines.
 
     A failed installation leaves all as it was.
 

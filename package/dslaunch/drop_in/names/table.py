@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class NameFate:
-    """What becomes of a name."""
+    """The fate of a name."""
 
     WORKS = "works"
     MAPPED = "mapped"  # ours in its place, with a difference that the note says
@@ -55,7 +55,9 @@ class Module(NamedTuple):
 
 
 def works(home: str, names: str) -> NameRow:
-    """As in DeepSpeed. `home` is a module of ours, "ours=theirs" in `names` gives one another name there."""
+    """Row of names that work as in DeepSpeed. `home` is a module of ours; "ours=theirs" in `names` gives a
+    name another name there.
+    """
     return NameRow(NameFate.WORKS, _homes(home, names))
 
 
