@@ -1,1 +1,1 @@
-"""What exists only because programs written for DeepSpeed call it. Nothing else of the runtime imports it."""
+"""Calls that exist only for programs written for DeepSpeed. No other folder of the runtime imports them."""

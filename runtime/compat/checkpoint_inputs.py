@@ -72,7 +72,7 @@ class CheckpointHiddenStatesOffload(torch.autograd.graph.saved_tensors_hooks):
 
     def __exit__(self, *args: object) -> None:
         super().__exit__(*args)
-        self._newest.clear()  # what is still on the device stays there
+        self._newest.clear()  # inputs on the device stay there
 
     def _pack(self, tensor: Tensor) -> Tensor | _Kept:
         if not self._is_moved(tensor):
@@ -102,7 +102,7 @@ def get_checkpoint_hidden_states_offloading_ctx_manager(**options: Any) -> Check
 
 def _is_of_checkpoint() -> bool:
     """Whether it is torch's checkpoint that saves: its own hooks take what the function inside saves."""
-    frame = sys._getframe(3)  # of who saves the tensor
+    frame = sys._getframe(3)  # frame of the code that saves the tensor
     while frame.f_back is not None and frame.f_globals.get("__name__") in _BETWEEN:
         frame = frame.f_back
     return frame.f_globals.get("__name__") == _CHECKPOINTS

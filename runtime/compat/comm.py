@@ -39,7 +39,7 @@ ProcessGroup = dist.ProcessGroup
 ReduceOp = dist.ReduceOp
 _SUM: Any = dist.ReduceOp.SUM
 
-# What DeepSpeed's module has beside these, and what to do instead.
+# Names of DeepSpeed's module that are absent here, and what to do instead.
 _ABSENT = (
     (
         "torch.distributed has the one back end, which init_distributed(dist_backend=...) chooses",
@@ -408,7 +408,7 @@ def _together(works: Sequence[Work], *, async_op: bool) -> Together | None:
     return None
 
 
-if not TYPE_CHECKING:  # to a type checker it would mean that there is every name
+if not TYPE_CHECKING:  # a type checker would believe that there is every name
 
     def __getattr__(name: str) -> NoReturn:
         """Say of a name of DeepSpeed's module that is absent what to do instead."""

@@ -41,7 +41,8 @@ def clip_grad_norm_(
             "engine.get_global_grad_norm() for the norm"
         )
     grads = [param.grad for param in given if param.grad is not None]
-    device = given[0].device if given else group_device()  # though this rank's data may have reached none
+    # the group's also if this rank's data has reached no parameter
+    device = given[0].device if given else group_device()
     norm = _norm(grads, norm_type, device)
     if dist.is_initialized() and dist.get_world_size() > 1:
         norm /= dist.get_world_size()

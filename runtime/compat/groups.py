@@ -1,5 +1,5 @@
-"""Which ranks share what. Layers and sequences may be divided over neighbours, and experts over ranks that
-train on data of their own.
+"""Groups of ranks by what they share. Layers and sequences may be divided over neighbours, and experts over
+ranks that train on data of their own.
 
 Source: DeepSpeed 0.19.8 utils/groups.py
 """

@@ -119,7 +119,7 @@ def all_to_all(
 
 
 class Work(Protocol):
-    """What a collective returns with `async_op=True`, torch's own or one of these."""
+    """Result of a collective with `async_op=True`, torch's own or one of these."""
 
     def wait(self, timeout: timedelta = ...) -> bool:
         """Block (NCCL: make the current stream wait) until the result is in place."""
@@ -129,10 +129,10 @@ class Work(Protocol):
 
 
 class Followed:
-    """One of torch's and what this rank does afterwards, which is done by the first wait()."""
+    """A collective of torch's, and this rank's work after it, which the first wait() does."""
 
     def __init__(self, work: dist.Work | None, finish: Callable[[], None]) -> None:
-        """None: it is done, and so is what follows."""
+        """Follow `work`; None: it is done, and `finish` is, too."""
         self._work = work
         self._finish: Callable[[], None] | None = finish
         if work is None:

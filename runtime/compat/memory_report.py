@@ -1,4 +1,4 @@
-"""How much memory is in use, printed when a program asks."""
+"""Memory in use, printed when a program asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One seed for all that a training program draws from."""
+"""One seed for all random numbers of a training program."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def set_random_seed(seed: int) -> None:
     random.seed(seed)
     torch.manual_seed(seed % 2**63)
     if find_spec("numpy") is not None:
-        import numpy  # not needed for anything else
+        import numpy  # no other function needs it
 
         numpy.random.seed(seed % 2**32)

@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class ZeroStageEnum(int, Enum):
-    """What is sharded: what the name says, and all that the stages before shard."""
+    """Names of the stages: each shards what its name says, and all that the stages before it shard."""
 
     disabled = 0
     optimizer_states = 1

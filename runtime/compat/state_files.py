@@ -69,7 +69,7 @@ def get_model_state_file(checkpoint_dir: _Where, zero_stage: int) -> str:
 
 
 def _deepspeeds(where: _Where, what: str) -> list[str]:
-    """In the order of ranks; none if the folder has no checkpoint of DeepSpeed's."""
+    """Return the files in the order of ranks; none if the folder has no checkpoint of DeepSpeed's."""
     folder = Path(where)
     found = sorted(
         map(str, folder.glob(f"*_{what}.pt")),

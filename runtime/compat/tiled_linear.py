@@ -19,8 +19,8 @@ from ..zero.gathered_parameters import GatheredParameters
 
 
 class TiledLinear(nn.Module):
-    """As torch.nn.Linear, computed tile by tile: `linears[i][j]` makes part i of the outputs from
-    part j of the inputs.
+    """Linear layer like torch.nn.Linear, computed tile by tile: `linears[i][j]` makes part i of the outputs
+    from part j of the inputs.
     """
 
     def __init__(  # noqa: PLR0913  (DeepSpeed's signature)
@@ -143,7 +143,7 @@ class TiledLinear(nn.Module):
 
 
 class TiledLinearReturnBias(TiledLinear):
-    """For layers that return (output, bias) and leave adding the bias to their caller,
+    """Tiled linear layer that returns (output, bias) and leaves adding the bias to its caller,
     as Megatron-LM's do.
     """
 

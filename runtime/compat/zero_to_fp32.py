@@ -153,7 +153,7 @@ def load_state_dict_from_zero_checkpoint(
     model = model.cpu()
     try:
         missing, unexpected = model.load_state_dict(state, strict=False)
-    except RuntimeError as error:  # of shapes
+    except RuntimeError as error:  # shapes that differ
         raise CheckpointError(f"{checkpoint_dir}: {' '.join(str(error).split())}") from error
     for names, where in ((missing, "the checkpoint lacks"), (unexpected, "the model lacks")):
         if names:

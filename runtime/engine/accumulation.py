@@ -1,4 +1,4 @@
-"""Which micro batch of an optimizer step it is."""
+"""Place of the present micro batch in an optimizer step."""
 
 from __future__ import annotations
 

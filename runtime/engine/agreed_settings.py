@@ -1,4 +1,6 @@
-"""What of a ds_config must be the same on all ranks, for all of them to train the same in the same order."""
+"""Settings of a ds_config that must be the same on all ranks, for all of them to train the same in the same
+order.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _AGREED = (
     "sequence",
     "use_data_before_expert_parallelism",
 )
-_OWN = ("nvme_path", "pin_memory")  # of offload: each host has its own
+_OWN = ("nvme_path", "pin_memory")  # keys of offload: each host has its own values
 
 
 def agreed_settings(config: Config, optimizer: FlatOptimizer | None) -> dict[str, Any]:

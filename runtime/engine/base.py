@@ -1,4 +1,4 @@
-"""What both kinds of engine have: a model in flat buffers, the end of a step, batch sizes, memory, data,
+"""Common part of both kinds of engine: a model in flat buffers, the end of a step, batch sizes, memory, data,
 saving and loading.
 """
 
@@ -64,7 +64,7 @@ class EngineBase(Saving):
         self.lr_scheduler: Any = None
         self.training_dataloader: Any = None
         self.collate_fn: Any = None
-        self.mpu: Any = None  # what initialize() was given; of a model in stages its grid
+        self.mpu: Any = None  # the argument of initialize(); the grid of a model in stages
         self.device, self.local_rank = device, worker.local_rank
         self.global_rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._axes, self._divided = axes, divided
@@ -106,7 +106,9 @@ class EngineBase(Saving):
         )
 
     def _units_to_trace(self) -> tuple[TracedUnit, ...]:
-        """None where a whole model is compiled: with hooks on its modules it would be compiled again."""
+        """Units to trace; None where a whole model is compiled: with hooks on its modules it would be
+        compiled again.
+        """
         if self.is_compiled:
             return ()
         return tuple(TracedUnit(unit.name, unit.modules) for unit in self._model.units)
@@ -122,7 +124,7 @@ class EngineBase(Saving):
         return nullcontext() if self._divided is None else self._divided.naming_misfits()
 
     def _autocast(self) -> AbstractContextManager[object]:
-        """What `torch_autocast` asks for.
+        """Return the context that `torch_autocast` asks for.
 
         Copies in 16 bits are not kept for other uses where parameters come and go.
         """
@@ -159,7 +161,7 @@ class EngineBase(Saving):
                 self._grad_norm, self._was_step_applied = self._update()
         self._progress.micro_steps += 1
         self._accumulation.end_micro_batch(is_boundary=is_boundary)
-        # What may raise comes last: a program that catches it goes on with the next batch.
+        # Calls that may raise come last: a program that catches the error goes on with the next batch.
         if is_boundary:
             self._scaler.update(is_overflow=not self._was_step_applied)
             if self._was_step_applied and self.lr_scheduler is not None:
@@ -191,7 +193,7 @@ class EngineBase(Saving):
             print(f"{step=}, {skipped=}, {lr=}, {mom=}", flush=True)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set all gradients to zero; their memory is kept, whatever `set_to_none` says."""
+        """Set all gradients to zero; their memory is kept for any value of `set_to_none`."""
         self._model.zero_gradients()
 
     def is_gradient_accumulation_boundary(self) -> bool:
@@ -399,7 +401,7 @@ class EngineBase(Saving):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "module":  # not set yet
+            if name == "module":  # the module is not set yet
                 raise
         try:
             return getattr(self.module, name)

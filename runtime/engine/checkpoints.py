@@ -50,7 +50,7 @@ class Checkpoints:
         self._accumulation, self._preemption = accumulation, preemption
         self._is_restarted = is_restarted
         self._forget_losses, self._state = forget_losses, state
-        self._saved_in: str | None = None  # all ranks have agreed to end before the next forward
+        self._saved_in: str | None = None  # set once all ranks have agreed to end before the next forward
 
     def save(
         self,
@@ -67,7 +67,7 @@ class Checkpoints:
         """
         begun_at = perf_counter()
         with self._state("saving"):  # the import, too
-            from ..checkpoint.save import SaveOptions, prepare  # here: see the top of this file
+            from ..checkpoint.save import SaveOptions, prepare  # imported late: see the top of this file
 
             options = SaveOptions(
                 save_latest=save_latest, exclude_frozen_parameters=exclude_frozen_parameters
@@ -118,7 +118,7 @@ class Checkpoints:
         Order: a collective
         """
         with self._state("loading"):  # the import, too
-            from ..checkpoint.load import LoadPlan, load_checkpoint  # here: see the top of this file
+            from ..checkpoint.load import LoadPlan, load_checkpoint  # imported late: see the top of this file
 
             self._saver.wait()
             training = self._training(True)
@@ -170,7 +170,7 @@ class Checkpoints:
         self._saver.close()
 
     def _warn_of_gradients(self, training: Training) -> None:
-        """No checkpoint has gradients."""
+        """Warn of gradients in use: no checkpoint has any."""
         if self._accumulation.num_partial and training.job.is_first:
             _log.warning(
                 "save_checkpoint() after %d of %d micro batches of step %d: their gradients are not saved, "
@@ -195,6 +195,6 @@ class Checkpoints:
                 step,
             )
         num_ended = self._accumulation.forget()
-        if not with_progress:  # else they are the checkpoint's
+        if not with_progress:  # otherwise they are the checkpoint's
             training.progress.micro_steps -= num_ended
         self._forget_losses()

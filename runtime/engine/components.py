@@ -1,4 +1,4 @@
-"""What an engine is made of, and the order in which it is made."""
+"""Parts of an engine, and the order in which they are made."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class EngineTrainer(Trainer):
         self._accumulation, self._saver, self._order_check = accumulation, saver, order_check
         self.device, self._has_optimizer, self._on_taken = device, has_optimizer, on_taken
         self.schedule = StepSchedule()
-        self.hooks: list[Callable[[], object]] = []  # what takes them away
+        self.hooks: list[Callable[[], object]] = []  # calls that remove the hooks
 
     def ends_step(self) -> bool:
         """Without an optimizer no step ends."""
@@ -99,7 +99,7 @@ class EngineTrainer(Trainer):
             self._order_check.end_forward(self.device)
 
     def before_end(self) -> None:
-        """No hook of the engine stays on a parameter."""
+        """Remove the engine's hooks from all parameters."""
         for release in self.hooks:
             release()
 
@@ -146,7 +146,7 @@ class Components:
         _tell_of_storage(config, worker, job)
         timeout = group_timeout() or worker.timeout
         self.watchdog = watch(job, limit_s=worker.watchdog_s, timeout=timeout)
-        # None where no other rank is waited for
+        # None on a rank that waits for no other
         self.order_check = None if job.is_alone else _order_check(self.domains, timeout)
         self.accumulation = Accumulation(
             config.gradient_accumulation_steps,
@@ -238,7 +238,7 @@ class Components:
 
 
 def _preemption(config: Config, worker: WorkerEnvironment, job: Job) -> Preemption | None:
-    """What may end the program before its time; None where nothing may."""
+    """Return the watch for an early end of the program; None where none is possible."""
     save_dir, file = config.checkpoint.preemption_save_dir, worker.resize_file
     return None if save_dir is None and file is None else Preemption(job, save_dir=save_dir, resize_file=file)
 
@@ -273,8 +273,8 @@ def _tell_of_storage(config: Config, worker: WorkerEnvironment, job: Job) -> Non
 
 
 def _loss_scaling(config: Config, policy: Policy) -> Fp16Config:
-    """How the loss is scaled; of a program written for DeepSpeed without hysteresis where nothing is sharded,
-    as there.
+    """Return the scale of the loss; for a program written for DeepSpeed it has no hysteresis where no value
+    is sharded, as there.
     """
     found = config.loss_scaling
     if config.origin.is_lenient and not policy.is_sharded:
@@ -334,7 +334,7 @@ def _offload(
         )
     groups = [] if optimizer is None else optimizer.param_groups
     trained = [one for group in groups for one in group["params"] if one.requires_grad]
-    num_trained = sum(param.numel() for param in trained if not is_lazy(param))  # which is an error soon
+    num_trained = sum(param.numel() for param in trained if not is_lazy(param))  # an error soon
     return make_offload(plan, config.zero, config.aio, num_trained=num_trained, job=job)
 
 

@@ -1,4 +1,4 @@
-"""What `loss.backward()` means where the engine does not run it: the same as
+"""Meaning of `loss.backward()` where the engine does not run it: the same as
 `engine.backward(loss)`, or an error.
 
 Autograd's backward knows nothing of micro batches and of fp16's loss scale. Hooks on the parameters make its
@@ -66,7 +66,7 @@ class DirectBackward:
 
     def known_from(self, loss: Tensor) -> Tensor:
         """Return this loss, which has its factors; a backward that begins with it is known."""
-        if self._hooks and loss.requires_grad:  # else none begins with it
+        if self._hooks and loss.requires_grad:  # without either no backward begins with it
             reference = weakref.ref(self)
 
             def begin(_: Tensor) -> None:
@@ -79,7 +79,7 @@ class DirectBackward:
         return loss
 
     def forget(self) -> None:
-        """No backward is under way: one that failed does not tell its end."""
+        """Note that no backward is under way: one that failed does not tell its end."""
         self._num_known = 0
 
     def release(self) -> None:

@@ -22,11 +22,11 @@ from ..errors import ConfigError
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.fused_rule import FusedRule
 
-_SEGMENT = re.compile(r".*segments\[(\d+)\]\.(.*)", re.DOTALL)  # what the kernels say of a segment
+_SEGMENT = re.compile(r".*segments\[(\d+)\]\.(.*)", re.DOTALL)  # the kernels' name of a segment
 
 
 class HyperParameters:
-    """Those of one optimizer's groups that are numbers, and the largest norm of the gradients."""
+    """Numbers among the hyper-parameters of one optimizer's groups, and the largest norm of the gradients."""
 
     def __init__(self, optimizer: FlatOptimizer, job: Job) -> None:
         self._optimizer, self._job = optimizer, job
@@ -101,7 +101,7 @@ class HyperParameters:
                     yield f"param_groups[{index}][{key!r}]", numbers if len(numbers) > 1 else numbers[0]
 
     def _about_rates(self) -> str:
-        """What is wrong with them, in words that say what to do."""
+        """Describe what is wrong with the rates, and what to do."""
         lowest = 0.0 if isinstance(self._optimizer.rule, FusedRule) else float("-inf")
         for index, rate in enumerate(self._rates):
             if not isinstance(rate, float) or not isfinite(rate) or rate < lowest:

@@ -1,4 +1,4 @@
-"""What watches an engine's steps: the clock, the throughput, monitors, the profile of one step,
+"""Instruments that observe an engine's steps: the clock, the throughput, monitors, the profile of one step,
 the log of collectives.
 """
 
@@ -28,15 +28,15 @@ from ..tracing.spans import SPANS
 from ..tracing.tracer import process_tracer
 from ..zero.model.sharded_model import ShardedModel
 
-# As DeepSpeed's timers are called, and its events.
+# DeepSpeed's names of timers and events.
 _TIMER_OF = {"forward": "fwd", "backward": "bwd", "step": "step"}
 _PHASE_OF = {"forward": FORWARD, "backward": BACKWARD, "step": OPTIMIZER, "data": DATA}
 
 
 class Instruments:
-    """They watch an engine's steps.
+    """Instruments that observe an engine's steps.
 
-    What is off costs a comparison: nothing is timed, and no device is waited for.
+    An instrument that is off costs a comparison: no time is taken, and the host waits for no device.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Instruments:
         if isinstance(part, Tensor):
             part = part.float()
             if self.metrics is not None:
-                part = part.clone()  # it is read later, and the program may change its loss
+                part = part.clone()  # the sum is read later, and the program may change its loss
         self._loss = part if self._loss is None else self._loss + part
         if self._writes_events and isinstance(self._loss, Tensor):
             self._read_loss = ReadBack(self._loss)  # it is here when the norm is
@@ -231,7 +231,7 @@ class Instruments:
         profiler.end_profile()
 
     def _events(self, lr: float, loss_scale: float) -> Iterator[Event]:
-        """What DeepSpeed writes after a step; the times are those of the whole step."""
+        """Yield the events that DeepSpeed writes after a step; the times are those of the whole step."""
         samples, times_s = self._progress.global_samples, self._last_times_s
         if self._loss is not None:
             loss = self._read_loss.wait().item() if isinstance(self._loss, Tensor) else self._loss

@@ -1,4 +1,4 @@
-"""How an engine comes to be: from what a program gives to the object that trains."""
+"""Construction of an engine: from a program's arguments to the object that trains."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ClientScheduler = Any  # an object with step(), or a callable that makes one fro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What an engine is made of, as a program gives it."""
+    """A program's arguments for an engine."""
 
     model: nn.Module
     config: ConfigSource
@@ -96,7 +96,8 @@ def make_engine(
     if device.type == "cpu":
         require_compiled()  # now, and not in the first step
         keep_freed_memory()
-    with torch.inference_mode(False), _told_of_engines_before(model):  # what is made in it is never trained
+    # a tensor made in inference mode is never trained
+    with torch.inference_mode(False), _told_of_engines_before(model):
         parts = _divide(request, axes, settings, device)
         flat_optimizer = choose_optimizer(
             settings,
@@ -106,7 +107,7 @@ def make_engine(
             model_parameters=parts.model_parameters,
             may_be_empty=axes.pp > 1,
         )
-        # what may fail by a user's mistake comes before the model changes
+        # a user's mistake must be found before the model changes
         scheduler = _choose_scheduler(settings, request.lr_scheduler, flat_optimizer)
         kind: Callable[..., _Steps | _Stages] = stages if isinstance(model, StagesModule) else steps
         engine = kind(
@@ -122,7 +123,7 @@ def make_engine(
         engine.lr_scheduler, engine.collate_fn = scheduler, request.collate_fn
         if request.training_data is not None:
             engine.training_dataloader = engine.deepspeed_io(request.training_data)
-    memory = measure_memory(engine)  # on all ranks, whichever prints
+    memory = measure_memory(engine)  # all ranks measure, whichever prints
     if settings.dump_state and engine.global_rank == 0:
         print(json.dumps(summarize(engine, memory), indent=2), flush=True)
     if engine._instruments.metrics is not None and engine.global_rank == 0:
@@ -154,7 +155,7 @@ def _read_settings(request: Request, worker: WorkerEnvironment, sizes: MpuSizes 
 
 
 def _axes_of(model: nn.Module, settings: Config) -> Axes:
-    """Those of the job."""
+    """Return the axes of the job."""
     built = model.axes if isinstance(model, StagesModule) else Axes()
     order = built.order if settings.mesh is None else settings.mesh.order or built.order
     return axes_of_job(

@@ -33,9 +33,8 @@ _log = logging.getLogger("dslaunch")
 
 
 class OptimizerStep:
-    """It averages the gradients over all ranks, takes their norm, clips, updates this rank's shards,
-    gathers the parameters and sets the gradients to zero. Gradients that are infinite or NaN change
-    nothing but the counters.
+    """One step: average the gradients over all ranks, take their norm, clip, update this rank's shards,
+    gather the parameters and set the gradients to zero. Infinite or NaN gradients change the counters only.
     """
 
     def __init__(  # noqa: PLR0913
@@ -76,7 +75,7 @@ class OptimizerStep:
         self._hyper_parameters.look()
         model.finish_gradients()
         self._saver.before_change()
-        scale = self._scaler.scale  # that of the backwards: it changes between steps only
+        scale = self._scaler.scale  # the scale of the backwards: it changes between steps only
         norm = self._agree_on_norm()
         grad_norm = norm / scale
         is_finite = isfinite(grad_norm)
@@ -121,7 +120,7 @@ class OptimizerStep:
             note += self._inputs.notes
         norm, notes = global_grad_norm(trained, self._domains, device=self._model.device, note=note)
         said = [one[0] for one in notes]
-        is_same = len(set(said)) == 1  # then each of what it was made of is, too
+        is_same = len(set(said)) == 1  # the values behind an equal note are equal, too
         self.roll_call.settle([self.roll_call.note] if is_same else said)
         self._hyper_parameters.settle([self._hyper_parameters.note] if is_same else said)
         if self._preemption is not None:
@@ -147,7 +146,7 @@ class OptimizerStep:
 
     @property
     def _note(self) -> float:
-        """What this rank has to say of the model, the groups and the hyper-parameters, as one number: each
+        """Return this rank's note on the model, the groups and the hyper-parameters, as one number: each
         that is sent costs a GPU a launch.
         """
         return float(crc32(pack("dd", self.roll_call.note, self._hyper_parameters.note)))
@@ -159,7 +158,7 @@ class OptimizerStep:
             return
         gathers: list[Pending] = []
 
-        def start_unshard(sub_buffer: SubBuffer) -> None:  # while the next shard is being updated
+        def start_unshard(sub_buffer: SubBuffer) -> None:  # called while the next shard is being updated
             gathers.append(self._model.publish(sub_buffer))
 
         self._optimizer.step(grad_scale=grad_scale, after_sub_buffer=start_unshard)

@@ -1,4 +1,6 @@
-"""Where this rank is along the axes of its job, told to the launcher: its report of a failure says so."""
+"""File that tells the launcher this rank's place along the axes of its job: its report of a failure names
+it.
+"""
 
 from __future__ import annotations
 

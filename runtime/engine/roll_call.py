@@ -35,7 +35,7 @@ _FREEZE = (
 
 
 class RollCall:
-    """Of one engine, made when its model lies in flat buffers."""
+    """Roll call of one engine, made when its model lies in flat buffers."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class RollCall:
         self._unused = None if ignores_unused else Unused(model.trained)
         self._tables: list[dict[str, Any]] = []
         self._present: list[Any] = []
-        self._untrained: tuple[str, ...] = ()  # they require a gradient; all are told
+        self._untrained: tuple[str, ...] = ()  # names that require a gradient; all are reported
         self._about_model = self._complaint = ""
         self._of_groups = self._in_groups()
         self._num_groups = len(groups)
@@ -67,7 +67,7 @@ class RollCall:
 
     @property
     def note(self) -> float:
-        """A number that is 0 where all is as it was at the start, and that ranks on which the same has
+        """Checksum of the changes since the start; 0: no change. Ranks with the same
         changed have in common.
         """
         told = (*self.freezing.names, "", *self._untrained, "", self._complaint)

@@ -1,4 +1,4 @@
-"""What a training loop calls to save and load: checkpoints of a training, and weights for other programs."""
+"""Calls of a training loop to save and load: checkpoints of a training, and weights for other programs."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class Saving(nn.Module):
         z3_params_to_fetch: Iterable[nn.Parameter] | None = None,
         allowed_missing_keys: Iterable[str] | None = None,
     ) -> None:
-        """Load `checkpoint["module"]`; `custom_load_fn(src=state, dst=module)` does it in place of
+        """Load `checkpoint["module"]`; `custom_load_fn(src=state, dst=module)` does it instead of
         load_state_dict(). A strict load may leave out the `allowed_missing_keys`. Sharded parameters are
         always fetched, whatever is said of that.
 

@@ -1,4 +1,4 @@
-"""Steps that are skipped because gradients are infinite or NaN: which parts are told what.
+"""Report of steps that are skipped because gradients are infinite or NaN, with the parts of the model.
 
 A step is told in one line, with what rank 0 can know without slowing down those that are not skipped: the
 norm has said that a gradient is not finite; where, each rank looks up in its part of the averages. Whose it
@@ -31,29 +31,29 @@ NUM_TOLD = 10
 _DEFAULT_LIMIT = {
     True: 1000,
     False: 100,
-}  # by whether the loss is scaled, which skips steps to find the scale
+}  # whether the loss is scaled, which skips steps to find the scale -> limit
 
 
 class _Bad(NamedTuple):
     """A parameter whose gradient is not finite; the greatest comes first in a backward."""
 
-    place: int  # of its sub-buffer among the trained ones
-    member: int  # in the sub-buffer
-    label: str  # of the sub-buffer
+    place: int  # index of its sub-buffer among the trained ones
+    member: int  # index in the sub-buffer
+    label: str  # the sub-buffer's
     name: str
 
 
 class SkippedSteps:
-    """Of one engine."""
+    """Skipped steps of one engine."""
 
     def __init__(self, config: Config, sub_buffers: Sequence[SubBuffer], job: Job) -> None:
         self._sub_buffers, self._job = tuple(sub_buffers), job
         limit = config.max_skipped_steps
         self._limit = _DEFAULT_LIMIT[config.loss_scaling.enabled] if limit is None else limit
         self._is_lenient = config.origin.is_lenient
-        self._losses: list[Tensor | float] = []  # of this step's micro batches
+        self._losses: list[Tensor | float] = []  # losses of this step's micro batches
         self._num_in_a_row = 0
-        self._num_recent = 0  # among the last EVERY steps
+        self._num_recent = 0  # number among the last EVERY steps
 
     def note_loss(self, loss: Tensor | float) -> None:
         """A micro batch has this loss."""
@@ -127,10 +127,10 @@ class SkippedSteps:
         of_models: dict[int, list[_Bad]] = {}
         for leader, bad in zip(self._job.leaders, everywhere, strict=True):
             of_models.setdefault(leader, []).extend(bad)
-        # Of models on other ranks the last: if they are stages of a pipeline, its backward comes first.
+        # Take the last of models on other ranks: if they are stages of a pipeline, its backward comes first.
         leader, found = max((item for item in of_models.items() if item[1]), default=(0, []))
         if not found:
-            return "as their norm is"  # of numbers whose squares are too large
+            return "as their norm is"  # the numbers' squares are too large
         num_units = len({one.place for one in found})
         first = max([one for one in found if one.label != f"unit '{ROOT}'"] or found)
         others = f" of {num_units} units" if num_units > 1 else ""

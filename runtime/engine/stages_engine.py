@@ -41,7 +41,7 @@ class StagesEngine(EngineBase):
     """
 
     module: StagesModule
-    _shuffles = False  # as DeepSpeed's
+    _shuffles = False  # DeepSpeed's default
 
     def __init__(self, module: StagesModule, **options: Any) -> None:
         """Order:  a collective
@@ -141,9 +141,7 @@ class StagesEngine(EngineBase):
         return outcome
 
     def _held_units(self) -> Sequence[Unit]:
-        """Those that are whole for the whole of a batch; tied ones are, as their stages use them at other
-        times.
-        """
+        """Units that are whole during a batch; tied ones are, as their stages use them at other times."""
         if self._how.unshard != MICRO_BATCH:
             return self._model.units
         tied = {id(param) for key, _ in tied_over_stages(self.module) for param in self._tied(key)}
@@ -163,7 +161,7 @@ class StagesEngine(EngineBase):
 
     @contextmanager
     def _whole_or_broken(self) -> Iterator[None]:
-        """What fails in the middle leaves gradients of a part of the batch, which count no more, and, between
+        """Drop a batch that fails in the middle: its gradients do not count, and, between
         stages, messages on their way, which the next batch would take for its own.
         """
         try:
@@ -397,7 +395,7 @@ class StagesEngine(EngineBase):
         super().compile(*args, **kwargs)
 
     def destroy(self) -> None:
-        """As the base does, and give up the groups of the stages."""
+        """Destroy the engine, and give up the groups of the stages."""
         super().destroy()
         self._axis.without_group()
         for neighbour in self._neighbours.values():
@@ -419,7 +417,7 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-# What StepEngine has, whose micro batches the program runs.
+# Methods of StepEngine, whose micro batches the program runs.
 for _name in (
     "forward",
     "backward",

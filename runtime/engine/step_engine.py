@@ -18,8 +18,8 @@ from .instruments import loss_value
 
 
 class StepEngine(EngineBase):
-    """Every call of `step()` ends a micro batch. At a gradient accumulation boundary it then takes one
-    optimizer step, see `OptimizerStep`, and steps the scheduler.
+    """Engine whose calls of `step()` each end a micro batch. At a gradient accumulation boundary it then
+    takes one optimizer step, see `OptimizerStep`, and steps the scheduler.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

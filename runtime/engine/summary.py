@@ -1,4 +1,4 @@
-"""What `dump_state` prints at the start: what is trained, on what, in which portions,
+"""Output of `dump_state` at the start: the model, the devices, the batch sizes,
 and the whole configuration.
 """
 

@@ -30,7 +30,7 @@ _SIZES = (16, 8, 4, 2, 1)  # bytes of an element
 
 
 class _Piece(NamedTuple):
-    """What becomes present at once: the parameters of one sub-buffer,
+    """Weights that become present at once: the parameters of one sub-buffer,
     or one tensor that lies in none, by its name.
     """
 
@@ -40,8 +40,8 @@ class _Piece(NamedTuple):
 
 
 class WeightsStream:
-    """One pass over all weights. Tensors of 8 bytes an element come first, then those of 4, 2 and 1, as
-    `plan_output` wants them.
+    """One pass over all weights. Tensors of 8 bytes an element come first, then those of 4, 2 and 1, the
+    order of `plan_output`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class WeightsStream:
         for dtype, sub_buffer, others in self._pieces:
             if sub_buffer is None:
                 found |= {name: Spec(tuple(value.shape), dtype) for name, value in others.items()}
-            elif sub_buffer.comm.sharers.is_first:  # else another stage gives it
+            elif sub_buffer.comm.sharers.is_first:  # otherwise another stage gives it
                 found |= {name: Spec(shape, dtype) for name, shape in self._members(sub_buffer)}
         return found
 
@@ -124,7 +124,8 @@ class WeightsStream:
                     if spec.dtype.itemsize == size:
                         yield name, self._receive(rank, spec).cpu()
 
-    # These are no collectives that all ranks with the same layers do: they are left out of what is compared.
+    # Only some ranks with the same layers send these messages: they are left out of the comparison of
+    # collectives.
 
     def _send(self, value: Tensor) -> None:
         if value.numel():
@@ -207,7 +208,7 @@ def write_weights(
     Order:  every rank must call this
     Errors: CheckpointError, on every rank, if it cannot be written
     """
-    shard_bytes(max_shard_size)  # before anything is sent: an error here is the same on every rank
+    shard_bytes(max_shard_size)  # an error here, before all messages, is the same on every rank
     problem: str | None = None
     sent = iter(weights)
     if job.is_first:

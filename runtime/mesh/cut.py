@@ -55,8 +55,8 @@ class Cut:
     def boxes(
         self, offsets: Sequence[int], sizes: Sequence[int]
     ) -> Iterator[tuple[tuple[int, ...], int, int]]:
-        """Yield, for a box of the part, the offsets in the whole of each box that it is made of, and the
-        first index
+        """Yield, for each box in the whole that a box of the part is made of, its offsets there, and the
+        first index along `dim` and the size that it has in the part's box.
         """
         dim, start = self.dim, offsets[self.dim]
         for piece in self.pieces:

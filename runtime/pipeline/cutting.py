@@ -1,8 +1,8 @@
-"""Where a list of layers is cut into parts: numbers only.
+"""Cuts of a list of layers into parts: numbers only.
 
 A cut is a list of bounds: part i has the layers from bounds[i] to bounds[i + 1].
 
-Source: DeepSpeed 0.19.8 runtime/utils.py, `partition_uniform` and `partition_balanced`, whose cuts these are
+Source: DeepSpeed 0.19.8 runtime/utils.py, `partition_uniform` and `partition_balanced`: the same cuts
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def cut_balanced(weights: Sequence[float], num_parts: int) -> list[int]:
     if num_layers <= num_parts:
         return cut_uniformly(num_layers, num_parts)
     ends = [0.0, *accumulate(map(float, weights))]
-    # Of the first layers in so many parts, by the number of layers: the heaviest and the lightest part.
+    # The heaviest and the lightest part of the first layers in so many parts, by the number of layers.
     best: list[tuple[float, float]] = [(0.0, inf), *[(inf, inf)] * num_layers]
-    starts: list[list[int]] = []  # by part: where it starts, by where it ends
+    starts: list[list[int]] = []  # part -> its start, by its end
     for part in range(1, num_parts + 1):
         longer: list[tuple[float, float]] = [(inf, inf)] * (num_layers + 1)
         chosen = [0] * (num_layers + 1)

@@ -23,7 +23,7 @@ class _Message(NamedTuple):
     """From a stage to the next one, or, a gradient, to the one before."""
 
     is_gradient: bool
-    stage: int  # that sends it
+    stage: int  # the stage that sends it
     micro_batch: int
 
     def __str__(self) -> str:
@@ -38,13 +38,13 @@ _Given = tuple[Contents, tuple[Tensor, ...]]
 class _Live:
     """One micro batch in one stage, from its forward to the end of its backward."""
 
-    inputs: tuple[Tensor, ...]  # those whose gradients are handed back
-    outputs: tuple[Tensor, ...] = ()  # what was handed on, or the loss
+    inputs: tuple[Tensor, ...]  # inputs whose gradients are handed back
+    outputs: tuple[Tensor, ...] = ()  # outputs for the next stage, or the loss
     grads: tuple[Tensor | None, ...] = ()
     rest: Rest | None = None
 
     def run_backward(self) -> None:
-        """All of it."""
+        """Run the whole backward."""
         if self.outputs:
             torch.autograd.backward(
                 [
@@ -56,7 +56,7 @@ class _Live:
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """What passes through the pipeline; a rank has what it needs of it."""
+    """Values that pass through the pipeline; a rank has those that it needs."""
 
     keys: Sequence[int]  # by micro batch: equal where shapes and types of all inputs are equal
     inputs: Sequence[Any] = ()
@@ -67,21 +67,21 @@ class Batch:
 
 @dataclass(slots=True)
 class BatchOutcome:
-    """Of a batch, on the rank of the last stage."""
+    """Outcome of a batch, on the rank of the last stage."""
 
     losses: list[Tensor] = field(default_factory=list)
-    more_losses: dict[str, list[Tensor]] = field(default_factory=dict)  # which the module has, by name
-    outputs: list[Any] = field(default_factory=list)  # where no loss is computed
-    last_output: Any = None  # of the last micro batch
+    more_losses: dict[str, list[Tensor]] = field(default_factory=dict)  # name -> losses that the module has
+    outputs: list[Any] = field(default_factory=list)  # set where no loss is computed
+    last_output: Any = None  # output of the last micro batch
 
 
 class Executor:
-    """Of one engine."""
+    """Executor of one engine."""
 
     def __init__(self, module: StagesModule, post: Post) -> None:
         self.module, self.post = module, post
-        # What passes from a stage to the next, by stage, key of the micro batch and whether gradients are
-        # wanted: as this rank has told it, and as it was told.
+        # Contents that pass from a stage to the next, by stage, key of the micro batch and whether gradients
+        # are wanted: as this rank has told them, and as it was told.
         self._told: dict[tuple[int, int, bool], Contents] = {}
         self._known: dict[tuple[int, int, bool], Contents] = {}
 
@@ -137,7 +137,7 @@ class Executor:
 
 
 class _Run:
-    """One batch."""
+    """Run of one batch."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class _Run:
         self._around_forward, self._around_backward = around_forward, around_backward
         self._due = _incoming(table, self._place, self._shape)
         self._arrivals: dict[_Message, IncomingMessage] = {}
-        self._handed: dict[_Message, _Given] = {}  # from one stage of this rank to another
+        self._handed: dict[_Message, _Given] = {}  # values from one stage of this rank to another
         self._live: dict[tuple[int, int], _Live] = {}
         self.outcome = BatchOutcome()
 
@@ -213,7 +213,7 @@ class _Run:
         message = self._due[source].popleft()
         if message.is_gradient:
             outputs = self._live[message.stage - 1, message.micro_batch].outputs
-            if any(one.requires_grad for one in outputs):  # else there is no such message
+            if any(one.requires_grad for one in outputs):  # otherwise there is no such message
                 contents = Contents(True, tuple(_describe(one) for one in outputs if one.requires_grad))
                 self._arrivals[message] = self._post.receive(source, contents, what=str(message))
             return
@@ -355,7 +355,7 @@ def _describe(tensor: Tensor) -> Described:
 
 
 class _Enter(torch.autograd.Function):
-    """What has come from another rank, so that layers may change it in place."""
+    """Entry of a value from another rank, so that layers may change it in place."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -372,7 +372,7 @@ def _enter(tensor: Tensor) -> Tensor:
 
 
 class _ReceiveGradient(torch.autograd.Function):
-    """Where the backward of an output begins with a gradient that has come.
+    """Begin of the backward of an output, with a gradient that has come.
 
     torch.autograd.backward(outputs, gradients) compares their shapes with symbolic ones, and loads 480
     modules for that.

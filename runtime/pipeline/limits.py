@@ -1,4 +1,4 @@
-"""What does not go with a pipeline, each refused by its name."""
+"""Settings that do not work with a pipeline, each refused by its name."""
 
 from __future__ import annotations
 

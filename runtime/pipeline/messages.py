@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline send each other: tensors, from one to another, in an order that both know."""
+"""Messages between the ranks of a pipeline: tensors, from one to another, in an order that both know."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Described(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What one stage hands to the next, before it is there."""
+    """Description of the values that one stage hands to the next, before they are there."""
 
-    is_tuple: bool  # else it is one tensor
+    is_tuple: bool  # False: one tensor
     tensors: tuple[Described, ...]
 
     def __str__(self) -> str:
@@ -119,7 +119,7 @@ class Post:
         return partial(Messages, starts, tells_its_end=self._device.type != "cpu")
 
     def _begin(self, op: str, what: str, place: int, *, sent_bytes: int = 0) -> Flight:
-        # Without its size: micro batches of other ranks with the same layers may have other shapes.
+        # The size is left out: micro batches of other ranks with the same layers may have other shapes.
         own, other = self._ranks[self._place], self._ranks[place]
         lane, line = (SEND_LANE, (own, other)) if op == "send" else (RECEIVE_LANE, (other, own))
         return self._wire.begin(op, None, what, sent_bytes=sent_bytes, lane=lane, line=Line("", line))
@@ -140,5 +140,5 @@ class Post:
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """Its bytes: NCCL knows fewer types than torch."""
+    """Return the tensor's bytes: NCCL knows fewer types than torch."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

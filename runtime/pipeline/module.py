@@ -32,7 +32,7 @@ from .topology import Topology, axes_of
 
 Layer = LayerSpec | Callable[..., Any]  # a module is callable, too
 
-# Of these classes DeepSpeed checkpoints this kind of layer alone.
+# In these classes DeepSpeed checkpoints this kind of layer alone.
 _MEGATRON = ("GPTModelPipe", "GPT2ModelPipe")
 _MEGATRON_LAYER = "ParallelTransformerLayerPipe"
 
@@ -109,7 +109,7 @@ class StagesModule(nn.Module):
         self.curr_layer = self._local_start
         self.tied_modules = nn.ModuleDict()
         self.tied_weight_attrs: dict[str, list[str]] = {}
-        self._funcs: dict[int, list[Callable[..., Any]]] = {}  # by stage
+        self._funcs: dict[int, list[Callable[..., Any]]] = {}  # stage -> functions
         self._build()
         self._forget_others()
         self.to(choose_device(read_environment()))
@@ -167,7 +167,9 @@ class StagesModule(nn.Module):
                     )
 
     def _check_shared(self) -> None:
-        """What is one parameter here would be several, on ranks that know nothing of each other."""
+        """Refuse a parameter in layers of several stages: it would be several, on ranks that know nothing of
+        each other.
+        """
         first: dict[int, tuple[int, str]] = {}
         for number, layer in enumerate(self._layer_specs):
             for name, param in layer.named_parameters() if isinstance(layer, nn.Module) else ():
@@ -222,7 +224,7 @@ class StagesModule(nn.Module):
         ]
 
     def _check_no_buffers(self, key: str) -> None:
-        """Each stage would change its own copy of a buffer that a checkpoint has once."""
+        """Refuse buffers in tied layers: each stage would change its own copy, and a checkpoint has one."""
         buffers = [name for name, _ in self.tied_modules[key].named_buffers()]
         if buffers and len(self.ranks_with(key)) > 1:
             raise ConfigError(
@@ -349,7 +351,7 @@ def _axes(num_stages: int | None, topology: Topology | None) -> Axes:
         return axes
     if not isinstance(num_stages, int) or num_stages < 1 or world_size % num_stages:
         raise RuntimeError(f"num_stages {num_stages!r} does not divide the {world_size} ranks of the job")
-    worker = read_environment()  # with what dslaunch --mesh says
+    worker = read_environment()  # with the axes of dslaunch --mesh
     sizes = {axis: size for axis, size in worker.mesh if axis in ("sp", "tp")}
     try:
         return axes_of_job(world_size, pp=num_stages, **sizes, order=worker.mesh_order or ORDER)
@@ -368,7 +370,7 @@ def _check_not_sharded(layers: Iterable[Layer]) -> None:
     probe = nn.Module()
     probe.register_parameter(
         "probe", nn.Parameter(torch.zeros(1, device="cpu"))
-    )  # which an open zero.Init takes
+    )  # an open zero.Init shards this parameter
     given = [param for layer in layers if isinstance(layer, nn.Module) for param in layer.parameters()]
     if any(early_of(param) is not None for param in [*probe.parameters(), *given]):
         raise ConfigError(
@@ -379,7 +381,7 @@ def _check_not_sharded(layers: Iterable[Layer]) -> None:
 
 def _num_trained(layer: Layer) -> int:
     if isinstance(layer, LayerSpec):
-        with torch.random.fork_rng(devices=()):  # to count draws nothing
+        with torch.random.fork_rng(devices=()):  # counting draws no numbers
             try:
                 with torch.device("meta"):
                     built = layer.build()

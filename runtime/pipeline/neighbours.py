@@ -20,8 +20,8 @@ Edge = tuple[int, int]  # two places along the pipeline, the smaller one first
 class Neighbour(NamedTuple):
     """The two axes of this rank and another one."""
 
-    to: Axis  # what this rank sends
-    of: Axis  # what it receives
+    to: Axis  # axis on which this rank sends
+    of: Axis  # axis on which it receives
 
     def without_groups(self) -> None:
         """Destroy both groups."""

@@ -18,17 +18,17 @@ from torch.utils._pytree import tree_flatten
 from ..comm.rank_group import Job
 from ..errors import ConfigError, PipelineError
 
-_NONE_WANTED, _FAILED = -1.0, -2.0  # in place of a number of micro batches
+_NONE_WANTED, _FAILED = -1.0, -2.0  # stand for a number of micro batches
 
 
 @dataclass(slots=True)
 class Reading:
-    """What one rank has of a batch."""
+    """Samples of a batch on one rank."""
 
     wanted: int  # micro batches; 0 on ranks whose stages read none
     pairs: list[tuple[Any, Any]] = field(default_factory=list)  # inputs and labels
-    error: Exception | None = None  # of the data
-    misfit: Exception | None = None  # of those that are compared with other ranks'
+    error: Exception | None = None  # error of the data
+    misfit: Exception | None = None  # error of the comparison with other ranks' data
 
     def take(self, source: Callable[[], Iterator[Any]], make_pair: Callable[[Any], tuple[Any, Any]]) -> None:
         """Read as many as are wanted, or as there are."""
@@ -76,7 +76,7 @@ class Reading:
         else:
             text = f"{type(self.error or self.misfit).__name__}: {self.error or self.misfit}"
         told = job.all_gather_objects((self.error is None, text), what="why a micro batch was not read")
-        # What could not be read is the cause of what others see that compare theirs with it.
+        # A rank that could not read is the cause of the misfits on ranks that compare with it.
         is_misfit, rank = min((is_misfit, rank) for rank, (is_misfit, text) in enumerate(told) if text)
         own = self.misfit if is_misfit else self.error
         if own is not None:

@@ -1,4 +1,4 @@
-"""In which order a rank runs forwards and backwards of its stages: tables, and what they cost.
+"""Orders in which a rank runs forwards and backwards of its stages: tables, and their costs.
 
 A table has a list of actions for each rank of the pipeline. Each begins as soon as the one before has ended
 and what it needs has come; so the tables have no times in them.
@@ -25,12 +25,12 @@ ONE_FORWARD_ONE_BACKWARD, GPIPE = "1f1b", "gpipe"
 
 
 class Kind(Enum):
-    """What is done to one micro batch in one stage."""
+    """Kind of work on one micro batch in one stage."""
 
     FORWARD = "F"
     BACKWARD = "B"  # both of:
     INPUTS = "I"  # the gradients of what has come from the stage before
-    WEIGHTS = "W"  # those of the parameters
+    WEIGHTS = "W"  # the gradients of the parameters
 
 
 class Action(NamedTuple):
@@ -44,7 +44,7 @@ class Action(NamedTuple):
         return f"{self.stage}{self.kind.value}{self.micro_batch}"
 
 
-Table = tuple[tuple[Action, ...], ...]  # by rank of the pipeline
+Table = tuple[tuple[Action, ...], ...]  # actions by rank of the pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +249,7 @@ def _plain(actions: Iterable[Any]) -> Iterable[Action]:
 
 
 class Cost(NamedTuple):
-    """Of one batch."""
+    """Cost of one batch."""
 
     bubble: float  # the share of the ranks' time in which they wait
     held: tuple[int, ...]  # by rank: the most micro batches of a stage whose activations it has at once

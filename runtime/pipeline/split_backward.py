@@ -45,7 +45,7 @@ class Rest:
                     params.append(param)
                     grads.append(grad)
         if params:
-            # Through autograd, which adds, and calls the hooks.
+            # Autograd adds them, and calls the hooks.
             torch.autograd.backward([param.view_as(param) for param in params], grads)
 
 
@@ -98,7 +98,7 @@ def _weights(turn: _Turn) -> Grads:
     ]
     if not roots:  # no gradient has come here
         return (None,) * len(turn.params)
-    # What one node on the way sends to another has been counted in what arrived there.
+    # Gradients from one node to another on the way were counted when they arrived there.
     hooks = [
         node.register_prehook(_replace(grads))
         for node, grads in turn.arrived.items()
@@ -156,7 +156,7 @@ def _turns(
     children: dict[Node, tuple[Node, ...]],
 ) -> list[_Turn]:
     param_of = {get_gradient_edge(param).node: param for param in params if param.requires_grad}
-    nodes_of: dict[Node, set[Node]] = {}  # by the parameter's node: where the way to it begins
+    nodes_of: dict[Node, set[Node]] = {}  # node of a parameter -> the first nodes of the way to it
     for node in on_the_way | beside:
         seen: set[Node] = set()
         waiting = [child for child in children[node] if child not in on_the_way]

@@ -13,7 +13,7 @@ AXIS_OF = {"pipe": "pp", "data": "dp", "sequence": "sp", "model": "tp"}
 
 
 class Topology(Protocol):
-    """What a program gives a PipelineModule to say where its ranks lie, such as a ProcessTopology."""
+    """Argument of a PipelineModule that says where its ranks lie, such as a ProcessTopology."""
 
     def get_axis_names(self) -> Sequence[str]:
         """Return the names of the axes, the outermost first."""

@@ -1,4 +1,4 @@
-"""What every accelerator can do."""
+"""Common calls of all accelerators."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Accelerator(ABC):
 
     _name: str
     _communication_backend_name: str
-    _is_synchronous: bool  # whether a call returns when its work is done
+    _is_synchronous: bool  # True if a call returns when its work is done
     _pins_memory: bool
 
     def __init__(self) -> None:
@@ -324,7 +324,7 @@ class Accelerator(ABC):
             found.append(torch.bfloat16)
         return found
 
-    # Each makes a tensor of its dtype on the current device from values, as torch.tensor() does.
+    # Each property makes a tensor of its dtype on the current device from values, as torch.tensor() does.
 
     @property
     def BFloat16Tensor(self) -> Callable[..., Tensor]:

@@ -38,11 +38,11 @@ class CpuAccelerator(Accelerator):
         self._resident = ResidentMemory()
 
     def device_name(self, device_index: int | None = None) -> str:
-        """Return cpu, whatever the index: there is one."""
+        """Return cpu for any index: there is one device."""
         return self._name
 
     def set_device(self, device_index: int) -> None:
-        """Nothing to choose."""
+        """Do nothing: there is one device."""
 
     def current_device(self) -> int:
         """Return LOCAL_RANK: what a program counts its devices by."""
@@ -58,7 +58,7 @@ class CpuAccelerator(Accelerator):
         return read_environment().local_world_size
 
     def synchronize(self, device_index: int | None = None) -> None:
-        """Nothing to wait for."""
+        """Do nothing: each call is done when it returns."""
 
     def is_available(self) -> bool:
         return True

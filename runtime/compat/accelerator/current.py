@@ -1,4 +1,4 @@
-"""Which accelerator this process has."""
+"""The accelerator of this process."""
 
 from __future__ import annotations
 

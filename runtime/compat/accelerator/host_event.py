@@ -9,7 +9,7 @@ from ...errors import ConfigError
 
 
 class HostEvent:
-    """As torch.cuda.Event where each call is done when it returns: the host's clock says
+    """Event like torch.cuda.Event where each call is done when it returns: the host's clock says
     when it was recorded.
     """
 
@@ -29,10 +29,10 @@ class HostEvent:
         self._recorded_at = perf_counter()
 
     def wait(self, stream: Any = None) -> None:
-        """Nothing to wait for."""
+        """Do nothing: the event has happened."""
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: the event has happened."""
 
     def query(self) -> bool:
         """Whether all before it is done: always."""

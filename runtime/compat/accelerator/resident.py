@@ -1,4 +1,4 @@
-"""How much of the host's memory this process has."""
+"""Host memory that this process uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed's engine has and ours has not, and what to do instead.
+"""Names of DeepSpeed's engine that ours lacks, and what to do instead.
 
 Source: DeepSpeed 0.19.8 runtime/engine.py, `DeepSpeedEngine`: all its public methods and attributes
 """
@@ -131,7 +131,7 @@ class Fixed:
 
 
 def names_by_reason() -> Iterable[tuple[str, tuple[str, ...]]]:
-    """What is absent, in groups."""
+    """Return the absent names, in groups."""
     return ((reason, tuple(names.split())) for reason, names in _BY_REASON)
 
 

@@ -1,4 +1,4 @@
-"""What programs read of `engine._config`, DeepSpeed's object of the settings in effect:
+"""Values of `engine._config`, DeepSpeed's object of the settings in effect, for programs that read it:
 the same names, from ours.
 
 Source: DeepSpeed 0.19.8 runtime/config.py, `DeepSpeedConfig._initialize_params`, and runtime/zero/config.py,

@@ -77,7 +77,7 @@ class PipelineEngine(DeepSpeedEngine, StagesEngine):
         return self.settings.micro_batch_size
 
     def get_pipeline_parallel_rank(self) -> int:
-        """As `stage_id`."""
+        """Return `stage_id`."""
         return self.stage_id
 
     def get_additional_losses(self) -> dict[str, Tensor] | None:

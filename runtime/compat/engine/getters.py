@@ -1,4 +1,4 @@
-"""What programs for DeepSpeed read of an engine: counters, sizes, what is on."""
+"""Values of an engine that programs for DeepSpeed read: counters, sizes, switches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .optimizer import DeepSpeedOptimizer
 
 
 class DeepSpeedEngine(EngineBase):
-    """What both engines are to programs for DeepSpeed. Its getters, most of which are methods, are no
+    """Interface of both engines for programs for DeepSpeed. Its getters, most of which are methods, are no
     collectives.
     """
 
@@ -72,7 +72,7 @@ class DeepSpeedEngine(EngineBase):
         """
         return [group.get("type", 0.0) for group in self._groups()]
 
-    # With these three the engine is what Lightning's Fabric calls optimizable,
+    # These three let Lightning's Fabric call the engine optimizable,
     # so that its optimizer.step() is the engine's.
 
     @property
@@ -161,7 +161,7 @@ class DeepSpeedEngine(EngineBase):
         return self._axes.coordinates(self.global_rank)["tp"]
 
     def get_tensor_parallel_rank(self) -> int:
-        """As get_model_parallel_rank(), DeepSpeed's other name."""
+        """Return get_model_parallel_rank(), under DeepSpeed's other name."""
         return self.get_model_parallel_rank()
 
     def autotp_size(self) -> int:
@@ -320,7 +320,7 @@ class DeepSpeedEngine(EngineBase):
         left_out = self._weights.frozen() if exclude_frozen_parameters else set()
         return self._weights.consolidated_state_dict(left_out)
 
-    _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict  # what older trainers call
+    _zero3_consolidated_16bit_state_dict = _consolidated_16bit_state_dict  # name that older trainers call
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -17,7 +17,7 @@ from ...pipeline.schedule import ONE_FORWARD_ONE_BACKWARD
 from ...pipeline.topology import Topology
 from .topology import PipelineParallelGrid, ProcessTopology, topology_of
 
-# What DeepSpeed's module has and this one has not, and what to do instead.
+# Names of DeepSpeed's module that this one lacks, and what to do instead.
 _TIED = "a step sums the gradients of tied layers with all others; tied_comms says who shares them"
 _FILES = "engine.save_checkpoint() and engine.load_checkpoint() know all layers, and write other files"
 _ABSENT = {

@@ -1,6 +1,6 @@
-"""Which rank is where, under DeepSpeed's names: for programs that ask.
+"""Places of ranks under DeepSpeed's names: for programs that ask.
 
-Source: DeepSpeed 0.19.8 runtime/pipe/topology.py, whose names and numbers these are
+Source: DeepSpeed 0.19.8 runtime/pipe/topology.py, the same names and numbers
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINES = {
     "data": ("dp",),
     "sequence": ("sp",),
     "slice": ("tp",),
-    "model": ("pp", "tp"),  # all that hold one copy of the model together
+    "model": ("pp", "tp"),  # all ranks that hold one copy of the model together
 }
 
 
@@ -116,7 +116,7 @@ class PipeDataParallelTopology(ProcessTopology):
 
 
 class PipeModelDataParallelTopology(ProcessTopology):
-    """As that, and each layer is divided over neighbours."""
+    """Topology of pipeline and data in which each layer is divided over neighbours."""
 
     def __init__(self, num_pp: int, num_mp: int, num_dp: int) -> None:
         super().__init__(axes=["pipe", "data", "model"], dims=[num_pp, num_dp, num_mp])
