@@ -21,6 +21,7 @@ from tests.runtime.ranks import Ranks
 from tests.runtime.zero.model.test_reducer import KINDS, Branching, Failing, MoreAndMore
 
 STEPS = 4
+FEW_STEPS = 2  # of each of many ways: one from nothing, and one with momentum
 SGD = {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.5}}
 # Ranks and parts of a loss are added in another order than in one process: a few roundings. Seen: 5e-7.
 DRIFT = 2e-6
@@ -42,13 +43,14 @@ def _own(engine: dslaunch.Engine, step: int) -> Tensor:
 def _plain(
     kind: type[nn.Module] = Uneven,
     *,
+    steps: int = STEPS,
     before: Callable[[nn.Module, int], object] = lambda model, step: None,
     edit: Callable[[Tensor], object] = lambda grad: None,
 ) -> dict[str, Tensor]:
     """What one process comes to; `edit` is called with each gradient before the step."""
     model = make_model(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
-    for step in range(STEPS):
+    for step in range(steps):
         optimizer.zero_grad()
         before(model, step)
         loss_of(model, batch(step)).backward()
@@ -244,7 +246,7 @@ def _train_all_ways(
     for way in WAYS[-num_ways:]:
         model = make_model()
         engine = _engine(model, stage, **changes)
-        for step in range(STEPS):
+        for step in range(FEW_STEPS):
             way(engine, step)
         params = {name: value.cpu() for name, value in snapshot(model.named_parameters()).items()}
         found[way.__name__] = (params, engine.comm_order_hash())
@@ -266,7 +268,7 @@ def _train_all_ways(
 def test_how_backward_is_called_makes_no_difference(
     ranks: Ranks, stage: int, changes: dict[str, Any], world_size: int
 ) -> None:
-    expected = _plain()
+    expected = _plain(steps=FEW_STEPS)
     results = ranks(_train_all_ways, stage, changes, world_size=world_size)
     for result in results:
         for way, (params, order) in result.items():
@@ -283,7 +285,7 @@ def test_how_backward_is_called_makes_no_difference(
 )
 def test_nor_where_collectives_go_on_beside_the_host(cuda_ranks: Ranks, stage: int, num_ways: int) -> None:
     """On the fake device, which finds memory that is used while a collective may be at work in it."""
-    expected = _plain()
+    expected = _plain(steps=FEW_STEPS)
     for result in cuda_ranks(_train_all_ways, stage, {}, num_ways, world_size=2):
         for way, (params, _) in result.items():
             assert worst_difference(params, expected) <= DRIFT, way
