@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -91,6 +92,9 @@ def _be_parent(number: int) -> None:
 
     import tests.runtime.ranks as plain
 
+    for name in plain.IMPORTED:  # once, and not in each process: it takes a second
+        with suppress(ImportError):
+            import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for them
     asked = socket.socket(fileno=number)
     multiprocessing.current_process().authkey = asked.recv(len(multiprocessing.current_process().authkey))
