@@ -126,13 +126,6 @@ TOPICS = (
     Topic("information", "Information"),
 )
 
-# Second names of options for scripts written for DeepSpeed: they stand under that topic.
-DEEPSPEED_NAMES = {
-    "--num_accelerators": "--num_gpus",
-    "--min_elastic_nodes": "--min_nodes",
-    "--max_elastic_nodes": "--max_nodes",
-}
-
 # The first page shows only these, so that it fits on a screen.
 FIRST_PAGE = {
     "What most jobs need": (

@@ -8,7 +8,7 @@ import click
 
 from ..options.option import JobOption
 from .absent_options import ABSENT
-from .help_topics import COMMANDS, DEEPSPEED_NAMES, FIRST_PAGE, TOPICS, Topic
+from .help_topics import COMMANDS, FIRST_PAGE, TOPICS, Topic
 from .prefix_command import option_records, write_groups
 
 EXAMPLES = """
@@ -56,10 +56,15 @@ def job_records(ctx: click.Context, job: click.Command) -> dict[str, tuple[str, 
     """Return option_records() without the names that only DeepSpeed's scripts use."""
     records = option_records(ctx, job)
     for name, (written, does) in records.items():
-        for other in DEEPSPEED_NAMES:
+        for other in deepspeed_names(job):
             written = written.replace(f", {other}", "")
         records[name] = (written, does)
     return records
+
+
+def deepspeed_names(job: click.Command) -> dict[str, str]:
+    """Second names of options, for scripts written for DeepSpeed, and the first: they stand in that topic."""
+    return {one.deepspeed: one.opts[0] for one in job.params if isinstance(one, JobOption) and one.deepspeed}
 
 
 def topic_options(topic: Topic, job: click.Command) -> tuple[str, ...]:
@@ -74,7 +79,7 @@ def topic_records(
     """Return each option of the topic as it is written, with its help."""
     found = [records[name] for name in topic_options(topic, job)]
     if topic.name == "deepspeed":
-        found += [(f"{name} N", f"The same as {ours}.") for name, ours in DEEPSPEED_NAMES.items()]
+        found += [(f"{name} N", f"The same as {ours}.") for name, ours in deepspeed_names(job).items()]
     return found
 
 

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from ..options.text import MAY_BE_EMPTY
+from ..options.option import JobOption
 
 PROFILE = "--profile"
 PLACES = ("FILE", "DIR", "FOLDER")  # placeholders of options with a path
-TAKES_STREAM = ("hostfile",)  # - stands for standard input
 # Settings of every command, and of those whose last argument is a program with arguments of its own.
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 PROGRAM_SETTINGS = {**SETTINGS, "allow_interspersed_args": False}
@@ -57,6 +56,10 @@ def write_groups(
             formatter.write_dl([records[name] for name in names])
 
 
+def _may_be_empty(option: click.Option) -> bool:
+    return isinstance(option, JobOption) and option.may_be_empty
+
+
 def _without_empty(
     typed: list[Typed], options: Mapping[str, click.Option], *, in_file: frozenset[str] = frozenset()
 ) -> list[Typed]:
@@ -70,7 +73,7 @@ def _without_empty(
         option = options.get(one.name)
         if option is not None:
             _refuse_value(one, option, options)
-        if option is None or one.value or not one.has_value or option.name in MAY_BE_EMPTY:
+        if option is None or one.value or not one.has_value or _may_be_empty(option):
             left.append(one)
         elif option.name not in in_file:
             raise click.UsageError(
@@ -84,14 +87,15 @@ def _refuse_value(one: Typed, option: click.Option, options: Mapping[str, click.
     """Errors: click.UsageError for a value that was meant as something else: the next option, the end of the
     options, or a stream
     """
-    if len(one.words) > 1 and option.name not in MAY_BE_EMPTY:
+    if len(one.words) > 1 and not _may_be_empty(option):
         name = one.value.partition("=")[0]
         if one.value == "--" or name in options or name.replace("-", "_").replace("__", "--", 1) in options:
             raise click.UsageError(
                 f"{one.name} is followed by {one.value[:80]}, which is no value; write {one.name} "
                 f"{option.metavar}, or {one.name}={one.value[:80]} if that is meant"
             )
-    if one.value == "-" and option.metavar in PLACES and option.name not in TAKES_STREAM:
+    takes_stream = isinstance(option, JobOption) and option.takes_stream
+    if one.value == "-" and option.metavar in PLACES and not takes_stream:
         raise click.UsageError(
             f"{one.name} takes no stream, for which - stands; give a path, ./- for a file of that name"
         )

@@ -52,6 +52,7 @@ class Options(NamedTuple):
         "-H",
         "--hostfile",
         topic="hosts",
+        takes_stream=True,
         metavar="FILE",
         help="Hosts and slots: a file, -, or a list.  [default: /job/hostfile, or a batch system's]",
     )
@@ -76,7 +77,7 @@ class Options(NamedTuple):
     )
     num_gpus: int = option(
         "--num_gpus",
-        "--num_accelerators",
+        deepspeed="--num_accelerators",
         topic="hosts",
         default=-1,
         type=NUM_GPUS,

@@ -91,6 +91,7 @@ class BackendOptions(NamedTuple):
     launcher_args: tuple[str, ...] = option(  # words for its program, as a shell would split them
         "--launcher_args",
         topic="launchers",
+        may_be_empty=True,
         default=(),
         read=_split,
         metavar="WORDS",

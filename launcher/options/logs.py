@@ -33,6 +33,7 @@ class LogOptions(NamedTuple):
     prefix: str | None = option(
         "--prefix",
         topic="output",
+        may_be_empty=True,
         read=_template,
         metavar="TEMPLATE",
         help=f"What stands before each line; fields: {', '.join(FIELDS)}.  [default: '{{host}}:{{rank}} |']",

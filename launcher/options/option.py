@@ -14,14 +14,29 @@ T = TypeVar("T")
 
 class JobOption(click.Option):
     """`topic` is the part of the help that it stands in, `needs` the option of the same record without which
-    it has no effect, `absent` a value that means not given, as scripts for DeepSpeed write it.
+    it has no effect.
+
+    As scripts for DeepSpeed have them: `deepspeed` is another name, `absent` a value that means not given.
+    `may_be_empty`: an empty value says something; that of another option is refused, for it comes from a
+    variable of the shell that is not set. `takes_stream`: - stands for standard input.
     """
 
     def __init__(
-        self, names: list[str], *, topic: str, needs: str = "", absent: Any = None, **of_click: Any
+        self,
+        names: list[str],
+        *,
+        topic: str,
+        needs: str = "",
+        deepspeed: str = "",
+        absent: Any = None,
+        may_be_empty: bool = False,
+        takes_stream: bool = False,
+        **of_click: Any,
     ) -> None:
-        super().__init__(names, **of_click)
-        self.topic, self.needs, self.absent = topic, needs, absent
+        super().__init__([*names, *filter(None, [deepspeed])], **of_click)
+        self.topic, self.needs = topic, needs
+        self.deepspeed, self.absent = deepspeed, absent
+        self.may_be_empty, self.takes_stream = may_be_empty, takes_stream
 
     def is_given(self, given: Mapping[str, Any]) -> bool:
         """Whether the command line, by parameter name, has it."""

@@ -48,7 +48,7 @@ class RestartOptions(NamedTuple):
     )
     min_nodes: int | None = option(
         "--min_nodes",
-        "--min_elastic_nodes",
+        deepspeed="--min_elastic_nodes",
         topic="elastic",
         type=NODE_LIMIT,
         absent=-1,
@@ -57,7 +57,7 @@ class RestartOptions(NamedTuple):
     )
     max_nodes: int | None = option(
         "--max_nodes",
-        "--max_elastic_nodes",
+        deepspeed="--max_elastic_nodes",
         topic="elastic",
         type=NODE_LIMIT,
         absent=-1,

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from ..inputs.host import MAX_LABEL_LENGTH, USER_RULE, is_ipv6, is_user, why_no_name
 
-# Options of which an empty value says something. Any other one is refused: it comes from a variable of the
-# shell that is not set, and would take the option away without a word.
-MAY_BE_EMPTY = frozenset({"prefix", "launcher_args"})
-
 MAX_JOB_ID_LENGTH = 200
 
 _ONE_COLON = "':' may stand only in an IPv6 address"

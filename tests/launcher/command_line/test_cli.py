@@ -22,9 +22,9 @@ from dslaunch.launcher.options import Options, SshOptions
 from dslaunch.launcher.options.backend import LAUNCHERS, BackendOptions
 from dslaunch.launcher.options.elastic import ElasticOptions
 from dslaunch.launcher.options.metrics import ListenAddress, MetricsOptions
+from dslaunch.launcher.options.option import JobOption
 from dslaunch.launcher.options.rendezvous import RendezvousOptions
 from dslaunch.launcher.options.restart import RestartOptions
-from dslaunch.launcher.options.text import MAY_BE_EMPTY
 from dslaunch.launcher.run import host_pool, make_plan, run_job
 from tests.mistakes import mistakes
 
@@ -411,7 +411,9 @@ def test_no_option_with_a_value_is_switched_off_by_an_empty_one(fail: Fail) -> N
     with context_of(cli.dslaunch) as context:
         parameters = cli.dslaunch.get_params(context)
     options = [one for one in parameters if isinstance(one, click.Option) and not one.is_flag]
-    names = [name for one in options for name in one.opts if one.name not in MAY_BE_EMPTY | {"profile"}]
+    may_be_empty = {one.name for one in options if isinstance(one, JobOption) and one.may_be_empty}
+    assert may_be_empty == {"prefix", "launcher_args"}
+    names = [name for one in options for name in one.opts if one.name not in may_be_empty | {"profile"}]
     assert len(names) > 30
     for name in names:
         full = (

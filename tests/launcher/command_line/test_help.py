@@ -13,7 +13,7 @@ import pytest
 
 from dslaunch.launcher.command_line import cli, help_topics, man
 from dslaunch.launcher.command_line.absent_options import ABSENT
-from dslaunch.launcher.command_line.job_help import topic_names, topic_options
+from dslaunch.launcher.command_line.job_help import deepspeed_names, topic_names, topic_options
 
 
 def _inner(group: str) -> list[str]:
@@ -23,6 +23,7 @@ def _inner(group: str) -> list[str]:
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 INNER = [f"help {group} {name}" for group in ("checkpoint", "drop-in") for name in _inner(group)]
+DEEPSPEED_NAMES = deepspeed_names(cli.dslaunch)
 OPTIONS = [one for one in cli.dslaunch.params if isinstance(one, click.Option)]
 
 
@@ -100,12 +101,12 @@ def test_help_all_has_every_option_with_a_sentence_below_its_title(
     for topic, start, end in zip(help_topics.TOPICS, places, [*places[1:], len(lines)], strict=True):
         section = "\n".join(lines[start:end])
         for option in (one for one in OPTIONS if one.name in topic_options(topic, cli.dslaunch)):
-            names = [name for name in option.opts if name not in help_topics.DEEPSPEED_NAMES]
+            names = [name for name in option.opts if name not in DEEPSPEED_NAMES]
             does = (option.help or "").split()[0]
             assert re.search(rf"^  {', '.join(names)}( \S+)?\s+{re.escape(does)}", section, re.MULTILINE), (
                 names
             )
-    for name, ours in help_topics.DEEPSPEED_NAMES.items():
+    for name, ours in DEEPSPEED_NAMES.items():
         assert f"  {name} N " in text
         assert f"The same as {ours}." in text
         assert any(name in one.opts and ours in one.opts for one in OPTIONS)
@@ -121,10 +122,8 @@ def test_a_topic_shows_its_options_and_no_others(
     found = set(re.findall(r"^  (?:-\w, )?(--\w+)", text.partition("that are not here")[0], re.MULTILINE))
     wanted = {one.opts[-1] for one in OPTIONS if one.name in topic_options(topic, cli.dslaunch)} | {"--help"}
     if topic.name == "deepspeed":
-        wanted |= set(help_topics.DEEPSPEED_NAMES)
-    wanted = {
-        help_topics.DEEPSPEED_NAMES.get(name, name) if topic.name != "deepspeed" else name for name in wanted
-    }
+        wanted |= set(DEEPSPEED_NAMES)
+    wanted = {DEEPSPEED_NAMES.get(name, name) if topic.name != "deepspeed" else name for name in wanted}
     assert found | {"--help"} == {"--tee" if name == "--ranks" else name for name in wanted}
 
 
