@@ -15,58 +15,72 @@ from ..comm.mesh import ALONE, Axis
 from ..comm.wire import Wire
 from .domain import Domains
 
-_last: weakref.ref[Domains] | None = None
+_last: tuple[weakref.ref[Domains], weakref.ref[dist.ProcessGroup]] | None = None
 
 
 def note(domains: Domains) -> None:
-    """Let the functions below answer from these domains, as long as they live."""
+    """Let the functions below answer from these domains, as long as they and the job's process group live."""
     global _last
-    _last = weakref.ref(domains)
+    _last = weakref.ref(domains), weakref.ref(_job())
+
+
+def _job() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    if group is None:
+        raise AssertionError("there is no process group")
+    return group
+
+
+def _current() -> Domains | None:
+    if _last is None or not dist.is_initialized():
+        return None
+    domains, group = _last
+    return domains() if group() is _job() else None
 
 
 def current_axes() -> Axes:
     """Return how the job's ranks are arranged; all have samples of their own before an engine is made."""
-    domains = None if _last is None else _last()
+    domains = _current()
     return Axes(dp=dist.get_world_size()) if domains is None else domains.axes
 
 
 def sharers() -> Axis | None:
     """Return the ranks that share dense parameters with this one; None before an engine is made."""
-    domains = None if _last is None else _last()
+    domains = _current()
     return None if domains is None else domains.dense.comm.mesh.sharers
 
 
 def expert_axes() -> Mapping[str, tuple[Axis, Axis]]:
     """Return by DeepSpeed's name the ranks that hold all experts together, and those that hold the same."""
-    domains = None if _last is None else _last()
+    domains = _current()
     return {} if domains is None else domains.of_experts
 
 
 def data_axis() -> Axis | None:
     """Return the ranks that have other samples for the same layers; None before an engine is made."""
-    domains = None if _last is None else _last()
+    domains = _current()
     return None if domains is None else domains.data
 
 
 def tensor_axis() -> Axis:
     """Return the ranks that hold the other parts of this one's layers."""
-    domains = None if _last is None else _last()
+    domains = _current()
     return ALONE if domains is None else domains.dense.comm.mesh.copies
 
 
 def sequence_axis() -> Axis | None:
     """Return the ranks that have the other parts of this one's samples; None before an engine is made."""
-    domains = None if _last is None else _last()
+    domains = _current()
     return None if domains is None else domains.sequence
 
 
 def sums_over_sequence() -> bool:
     """Whether the gradients of ranks that share samples are added, and not averaged."""
-    domains = None if _last is None else _last()
+    domains = _current()
     return domains is not None and domains.dense.comm.mesh.rescale != 1.0
 
 
 def current_wire() -> Wire | None:
     """Return what counts and watches over what the engine sends; None before an engine is made."""
-    domains = None if _last is None else _last()
+    domains = _current()
     return None if domains is None else domains.wire

@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import dslaunch
 from dslaunch.runtime.compat import groups
 from dslaunch.runtime.errors import ConfigError
+from tests.runtime.models import make_config, make_model
 from tests.runtime.ranks import Ranks
 
 
@@ -29,6 +31,26 @@ def _ask(rank: int) -> tuple[Any, ...]:
 
 def test_all_ranks_share_the_data_and_nothing_else(ranks: Ranks) -> None:
     assert ranks(_ask, world_size=2) == [(3, [0, 1], 2, rank, 0, (1, 0), (1, 0)) for rank in range(2)]
+
+
+_kept: list[Any] = []
+
+
+def _keep(rank: int) -> int:
+    _kept.append(dslaunch.initialize(model=make_model(), config=make_config())[0])
+    return groups.data_parallel_world_size()
+
+
+def _ask_later(rank: int) -> tuple[Any, ...]:
+    try:
+        return _ask(rank)
+    finally:
+        _kept.clear()
+
+
+def test_an_engine_of_an_earlier_process_group_does_not_answer_for_a_later_one(ranks: Ranks) -> None:
+    assert ranks(_keep, world_size=3) == [3, 3, 3]
+    assert [one[1:4] for one in ranks(_ask_later, world_size=2)] == [([0, 1], 2, 0), ([0, 1], 2, 1)]
 
 
 def test_there_is_no_group_of_a_sequence_nor_one_before_the_start() -> None:
