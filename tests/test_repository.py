@@ -131,3 +131,21 @@ def test_no_two_public_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
     assert {name: at for name, at in places.items() if len(at) > 1 and name not in SAME_NAME} == {}
+
+
+# Folders whose docstrings begin with a verb ("Return ...") or a noun ("Sizes of ...").
+PLAIN_DOCSTRINGS = ("benchmarks/", "kernels/", "package/", "runtime/")
+
+
+def test_no_docstring_begins_with_what_of_or_that() -> None:
+    riddles = [
+        f"{path}:{line.lineno}: {line.value.value}"
+        for path, module in sources(*PLAIN_DOCSTRINGS).items()
+        for node in ast.walk(module)
+        if path.startswith(PLAIN_DOCSTRINGS)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        for line in node.body
+        if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
+        if isinstance(line.value.value, str) and re.match(r"\s*(What|Of|That|Which|Who)\b", line.value.value)
+    ]
+    assert riddles == []
