@@ -90,7 +90,7 @@ class Switch:
         self._seconds, self._is_inside, self._due_at = 0.0, False, 0.0
         for where, names in (
             (phases, ("begin_call", "end_call", "begin_wait", "end_wait")),
-            (self._instruments, ("forward", "time", "part", "note_loss", "report_step")),
+            (self._instruments, ("forward", "time", "part", "note_loss", "end_optimizer_step")),
         ):
             for name in names:
                 setattr(where, name, self._timed(getattr(where, name)))

@@ -90,7 +90,7 @@ def explain(kind: type[BaseException], text: Callable[[], str]) -> None:
     _EXPLANATIONS[kind] = text
 
 
-def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if not isinstance(error, UserError):
         _excepthook(kind, error, trace)
         for known, text in _EXPLANATIONS.items():
@@ -114,8 +114,8 @@ def _tell(text: Callable[[], str]) -> None:
     print(*(f"dslaunch: {line}" for line in lines), sep="\n", file=sys.__stderr__, flush=True)
 
 
-def report_user_errors_in_one_line() -> None:
+def show_user_errors_in_one_line() -> None:
     """Make an uncaught UserError end the program with its line and exit code instead of a traceback; an
     interactive session of Python gets the line and goes on.
     """
-    sys.excepthook = _report
+    sys.excepthook = _show

@@ -74,7 +74,7 @@ def command(**given: Any) -> int:
     """
     from ..backends.choose import direct_connect
     from ..fleet.check import Check, CheckSettings
-    from ..fleet.check_report import as_dict, as_text, report_of
+    from ..fleet.check_summary import as_dict, as_text, summary_of
     from ..options.process import ProcessOptions
     from ..output.console import Console
     from ..run.host_pool import choose_hosts, host_options, nodes_of
@@ -101,15 +101,15 @@ def command(**given: Any) -> int:
         nodes, num_slots, settings, connect=direct_connect(options, nodes, say=console.say), console=console
     )
     facts = check.run()
-    report = report_of(facts)
+    summary = summary_of(facts)
     console.drain()
-    told = as_dict(facts, report)
+    told = as_dict(facts, summary)
     if not given["is_json"]:
-        _print(as_text(facts, report))
+        _print(as_text(facts, summary))
     for name, measure in _MEASURES.items():
         if not given[f"asks_{name}"]:
             continue
-        if report.exit_code:
+        if summary.exit_code:
             console.warn(f"not measured, because not all hosts can be used: {_NAMES[name]}")
             continue
         hosts = [

@@ -132,7 +132,7 @@ class Controller:
             try:
                 self._run_phases()
                 self._stop_and_wait()
-                self._files.report_collected(self._roster.hosts)
+                self._files.say_collected(self._roster.hosts)
                 self._wait_for_peers()
             finally:
                 self._files.end_sync()
@@ -187,7 +187,7 @@ class Controller:
 
     def _find_master(self) -> None:
         """Find the address at which all others reach node 0; a node that does not reach it has failed."""
-        self._files.report_sync()
+        self._files.say_synced()
         for note in self._roster.notes():
             self._console.say(note)
         self._begin_search()

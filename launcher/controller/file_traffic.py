@@ -136,7 +136,7 @@ class FileTraffic:
         if self._sender is not None:
             self._sender.close()
 
-    def report_sync(self) -> None:
+    def say_synced(self) -> None:
         if self._sender is not None:
             for note in self._sender.notes():
                 self._console.say(note)
@@ -228,7 +228,7 @@ class FileTraffic:
         host.is_over = True
         host.link.abandon()
 
-    def report_collected(self, hosts: Sequence[HostState]) -> None:
+    def say_collected(self, hosts: Sequence[HostState]) -> None:
         """Report the collected files at the end."""
         if not (self._started or any(host.pids for host in hosts)):
             return  # no worker has run that could have written files
@@ -236,9 +236,9 @@ class FileTraffic:
             if self.is_asked(host):
                 self._current[host].lose(host)
         for collector in self._collectors:
-            self._report(collector, hosts)
+            self._say(collector, hosts)
 
-    def _report(self, collector: Collector, hosts: Sequence[HostState]) -> None:
+    def _say(self, collector: Collector, hosts: Sequence[HostState]) -> None:
         option = collector.option
         for host in hosts:
             if host.pids and host not in self._started and self._is_wanted(collector, host):

@@ -8,7 +8,7 @@ import time
 
 from ..inputs.host_list import folded
 from .check_facts import ClusterFacts
-from .check_report import CheckSummary
+from .check_summary import CheckSummary
 
 _LOOKS = {  # a question of the check: the command that shows the same on the host
     "python": "{python} --version",
@@ -23,13 +23,13 @@ _LOOKS = {  # a question of the check: the command that shows the same on the ho
 
 
 def page_of(
-    cluster: ClusterFacts, report: CheckSummary, *, now_s: float | None = None
+    cluster: ClusterFacts, summary: CheckSummary, *, now_s: float | None = None
 ) -> tuple[str, list[str]]:
     """Return a sentence, and the lines below it: each host that has a problem, with all its oddities.
 
     `now_s` since 1970 is for tests.
     """
-    problems = [one for one in report.findings if one.is_problem]
+    problems = [one for one in summary.findings if one.is_problem]
     bad = [host for host in cluster.hosts if any(host.name in one.hosts for one in problems)]
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s))
     num_hosts = len(cluster.hosts)
@@ -46,7 +46,7 @@ def page_of(
             for question, look in _LOOKS.items()
             if question in host.unanswered or host.answers.get(question, {}).get("problem")
         ]
-        for row in report.rows:
+        for row in summary.rows:
             for value, names, is_odd in row.values:
                 if is_odd and host.name in names:
                     usual, others, _ = row.values[0]

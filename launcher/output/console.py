@@ -222,7 +222,7 @@ class Console:
         failed = [one for one in (verdict.culprit, *verdict.others) if one is not None]
         self._ranks.look(is_end=True)
         if failed:
-            self._report_failures(failed, likely_cause=verdict.likely_cause)
+            self._say_failures(failed, likely_cause=verdict.likely_cause)
             if verdict.correction:
                 self.error(verdict.correction)
         elif verdict.exit_code == 0:
@@ -247,7 +247,7 @@ class Console:
         words.append(f"report: {written}" if written else "")
         return "; ".join(filter(None, words))
 
-    def _report_failures(self, failed: Sequence[Failure], *, likely_cause: str) -> None:
+    def _say_failures(self, failed: Sequence[Failure], *, likely_cause: str) -> None:
         if not any(isinstance(one, RankFailure) for one in failed):
             for line in describe_all(failed):
                 self.error(line)

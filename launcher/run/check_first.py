@@ -14,7 +14,7 @@ from ..errors import EXIT_HOST, LaunchError
 from ..fleet.check import Check, CheckSettings
 from ..fleet.check_facts import Finding
 from ..fleet.check_page import page_of
-from ..fleet.check_report import report_of
+from ..fleet.check_summary import summary_of
 from ..fleet.gpu_speed import faults_of_speed
 from ..fleet.network import faults_of
 from ..inputs.selection import Selected
@@ -77,13 +77,13 @@ def _look(options: Options, attempt: Attempt, console: Console, refused: Refused
     num_slots = [len(one.devices) for one in hosts]
     connect = direct_connect(options, nodes, say=console.say, refused=refused)
     facts = Check(nodes, num_slots, settings, connect=connect, console=console).run()
-    report = report_of(facts)
-    for one in report.findings:
+    summary = summary_of(facts)
+    for one in summary.findings:
         if not one.is_problem:
             console.warn(f"{', '.join(one.hosts)}: {one.text}")
-    unfit = _first_reasons(one for one in report.findings if one.is_problem)
+    unfit = _first_reasons(one for one in summary.findings if one.is_problem)
     if unfit:
-        console.show(*page_of(facts, report))
+        console.show(*page_of(facts, summary))
     else:
         console.say(f"{_all(len(hosts))} can be used (looked at in {facts.took_s:.1f} s)")
     return unfit

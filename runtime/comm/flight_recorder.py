@@ -147,7 +147,7 @@ class Flight:
             else:
                 self._work = send()
         except RuntimeError:
-            self._report_failure()
+            self._say_failure()
             raise
         return self
 
@@ -186,7 +186,7 @@ class Flight:
         try:
             result = call()
         except RuntimeError:
-            self._report_failure()
+            self._say_failure()
             raise
         finally:
             self.is_awaited = False
@@ -211,7 +211,7 @@ class Flight:
             SPANS.add("communication", str(label), int(self.began * 1e9), until, **about)
         SPANS.add("wait", f"wait for {label}", since, until, op=label.op, what=label.what)
 
-    def _report_failure(self) -> None:
+    def _say_failure(self) -> None:
         self._is_over = True
         waited_s = time.monotonic() - self.began
         print(

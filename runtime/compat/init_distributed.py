@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from ..comm.process_group import start_process_group
 from ..environment import read_environment
-from ..errors import ConfigError, report_user_errors_in_one_line
+from ..errors import ConfigError, show_user_errors_in_one_line
 from ..started import refusal
 
 
@@ -35,7 +35,7 @@ def init_distributed(  # noqa: PLR0913  (DeepSpeed's signature)
     Errors: ConfigError if dist_init_required is False and there is no process group, or if a job of MPI or
             Slurm cannot be joined
     """
-    report_user_errors_in_one_line()
+    show_user_errors_in_one_line()
     require_process_group(dist_init_required)
     worker = read_environment()
     says_nothing = init_method is None and rank < 0 and world_size < 0

@@ -169,7 +169,7 @@ class EngineBase(Saving):
             self._print_progress()
         self._instruments.end_micro_batch(is_boundary=is_boundary)
         if is_boundary:
-            self._instruments.report_step(
+            self._instruments.end_optimizer_step(
                 get_lr=self.get_lr, loss_scale=self._scaler.scale, grad_norm=self._grad_norm
             )
             self._checkpoints.end_if_preempted()

@@ -187,7 +187,7 @@ class Instruments:
         if self.tracer.is_armed:
             self.tracer.end_micro_batch()
 
-    def report_step(
+    def end_optimizer_step(
         self, *, get_lr: Callable[[], Sequence[float]], loss_scale: float, grad_norm: float | None
     ) -> None:
         """After an optimizer step: print, write and tell what was measured in it.

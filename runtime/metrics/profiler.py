@@ -24,7 +24,7 @@ from ..clock import wait_for_device
 from ..errors import ConfigError
 from .amounts import duration_to_string, macs_to_string, number_to_string, params_to_string
 from .flop_count import FlopCount, counted
-from .profile_report import ModelProfile, ModuleRow, ProfiledRun, aggregated_lines, write
+from .model_profile import ModelProfile, ModuleRow, ProfiledRun, aggregated_lines, write
 
 
 class JobSizes(Protocol):

@@ -46,7 +46,7 @@ from ..comm.process_group import choose_device, start_process_group
 from ..comm.rank_group import Job
 from ..config.source import read_source
 from ..environment import read_environment
-from ..errors import ConfigError, report_user_errors_in_one_line
+from ..errors import ConfigError, show_user_errors_in_one_line
 from ..mesh.mpu import read_mpu
 from ..placement.stage_policy import Placement, policy_for_stage
 from ..strided import is_strided
@@ -131,7 +131,7 @@ class Init:
         )  # the outer context has the parameters that are made in here
         if not self.is_enabled:
             return
-        report_user_errors_in_one_line()
+        show_user_errors_in_one_line()
         worker = read_environment()
         start_process_group(worker)
         self.device = choose_device(worker)

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 MISTAKE = """\
-from dslaunch.runtime.errors import ConfigError, report_user_errors_in_one_line
-report_user_errors_in_one_line()
+from dslaunch.runtime.errors import ConfigError, show_user_errors_in_one_line
+show_user_errors_in_one_line()
 raise ConfigError("lr=-1: must be above 0")
 """
 

@@ -180,7 +180,7 @@ class Agent:
             self._look_at_metrics(now)
             if self._notice is not None:
                 self._look_at_notice(now)
-            elif self._state == AgentState.RUNNING and self._workers.is_reported:
+            elif self._state == AgentState.RUNNING and self._workers.is_told:
                 self._state = AgentState.STOPPING
                 self._ending.begin_with_left_over()
         if self._state == AgentState.STOPPING and self._ending.go_on(now):
@@ -192,7 +192,7 @@ class Agent:
         A failure here ends the metrics, not the job.
         """
         try:
-            if self._metrics is not None and self._workers.is_reported:
+            if self._metrics is not None and self._workers.is_told:
                 self._metrics.send(now)
                 self._end_metrics()
             elif self._metrics is not None:
@@ -238,7 +238,7 @@ class Agent:
 
     def _look_at_notice(self, now: float) -> None:
         """Look for a notice while the workers run; its command ends before the left-over processes do."""
-        if self._notice is not None and self._state == AgentState.RUNNING and not self._workers.is_reported:
+        if self._notice is not None and self._state == AgentState.RUNNING and not self._workers.is_told:
             self._notice.look(now)
         elif self._notice is not None:
             self._notice.close()

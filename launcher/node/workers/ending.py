@@ -44,4 +44,4 @@ class Ending:
         elif self._kill_at > now + LEFT_OVER_GRACE_S and self._workers.is_ended:
             kill_descendants(self._top, signal.SIGTERM)  # the workers' own children
             self._kill_at = now + LEFT_OVER_GRACE_S
-        return not descendants(self._top) and self._workers.is_reported
+        return not descendants(self._top) and self._workers.is_told

@@ -87,7 +87,7 @@ class Worker:
         self.streams = streams
         self.status: int | None = None
         self.ended_at = 0.0
-        self.is_reported = False
+        self.is_told = False
         self.is_prompting = False  # it reads a terminal, so it may wait for an answer to an open line
         self.has_local_rank = False  # dslaunch gives it as the first argument
         self.error_file: str | None = None  # torch's @record writes there

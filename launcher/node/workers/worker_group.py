@@ -59,9 +59,9 @@ class WorkerGroup:
         return [worker.pid for worker in self._workers if worker.status is None]
 
     @property
-    def is_reported(self) -> bool:
+    def is_told(self) -> bool:
         """Tell whether all of them ended and the launcher was told so; true if there are none."""
-        return all(worker.is_reported for worker in self._workers)
+        return all(worker.is_told for worker in self._workers)
 
     def signal(self, *signums: int, is_for_group: bool = True) -> None:
         """Send each of the signals to every worker that runs, with its process group or alone."""
@@ -93,7 +93,7 @@ class WorkerGroup:
                             pid, status, is_our_kill=is_our_kill
                         )
         for worker in self._workers:
-            self._report_end_of(worker)
+            self._tell_end_of(worker)
 
     def send_prompts(self, now: float) -> None:
         """Send the open lines of workers that read a terminal, after they were left for a while."""
@@ -139,16 +139,16 @@ class WorkerGroup:
             self._send(Output(worker.rank, stream.number, text_of(text)))
         return may_have_more
 
-    def _report_end_of(self, worker: Worker) -> None:
+    def _tell_end_of(self, worker: Worker) -> None:
         """Once a worker has ended, pass on all its output and then report how it ended."""
-        if worker.status is None or worker.is_reported:
+        if worker.status is None or worker.is_told:
             return
         for stream in worker.streams:
             while not self._is_paused and self._read_output(worker, stream):
                 pass
             if stream.is_open:
                 return  # goes on at a later tick, when the launcher has read more
-        worker.is_reported = True
+        worker.is_told = True
         self._send(_exited(worker, worker.status))
 
 

@@ -118,7 +118,7 @@ class Watchdog:
         self._board.set(self._note(self._rank), position.to_json())
         self._reported = list(position.issued)
         if self._is_reporter():
-            self._report()
+            self._tell()
         self._round += 1
 
     def _compare_paths(self) -> None:
@@ -176,7 +176,7 @@ class Watchdog:
                 return False
         return self._board.is_first(f"{self._round}/reporter")
 
-    def _report(self) -> None:
+    def _tell(self) -> None:
         notes = [self._note(rank) for rank in range(self._world_size)]
         self._wait_for(*notes)
         positions = {

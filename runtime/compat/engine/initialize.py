@@ -14,7 +14,7 @@ from ...comm.process_group import start_process_group
 from ...data.loader import Loader
 from ...engine.make_engine import ClientScheduler, ConfigSource, Request, make_engine
 from ...environment import read_environment
-from ...errors import ConfigError, report_user_errors_in_one_line
+from ...errors import ConfigError, show_user_errors_in_one_line
 from ...log import logger as _log
 from ...step.choose_optimizer import ClientOptimizer, ModelParameters
 from ..init_distributed import require_process_group
@@ -58,7 +58,7 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
             this dslaunch was installed where its kernels could not be compiled
     Source: DeepSpeed 0.19.8 deepspeed/__init__.py, `initialize`
     """
-    report_user_errors_in_one_line()
+    show_user_errors_in_one_line()
     if not isinstance(model, nn.Module):
         raise ConfigError(f"initialize(model={type(model).__name__}): must be a torch.nn.Module")
     request = Request(

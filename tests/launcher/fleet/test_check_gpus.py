@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from dslaunch.launcher.fleet.check_facts import HostFacts, read_answer
-from dslaunch.launcher.fleet.check_report import report_of
+from dslaunch.launcher.fleet.check_summary import summary_of
 from dslaunch.launcher.node.observe.inspection import answer
-from tests.launcher.fleet.test_check_report import answers, cluster, host, texts
+from tests.launcher.fleet.test_check_summary import answers, cluster, host, texts
 
 FAKE = Path(__file__).parents[1] / "fake_nvml"
 H100X8: dict[str, Any] = json.loads((FAKE / "h100x8.json").read_text())
@@ -85,9 +85,9 @@ def test_a_host_on_which_nvml_says_nothing(
 
 
 def test_gpus_without_fault_have_their_rows_and_no_finding() -> None:
-    report = report_of(cluster(host_with(0, gpus()), host_with(1, gpus())))
-    assert report.findings == ()
-    rows = {row.label: row.values[0][0] for row in report.rows if row.is_same}
+    summary = summary_of(cluster(host_with(0, gpus()), host_with(1, gpus())))
+    assert summary.findings == ()
+    rows = {row.label: row.values[0][0] for row in summary.rows if row.is_same}
     shown = {
         "driver's CUDA": "12.4",
         "GPU memory": "8 x 80 GiB",
@@ -118,19 +118,19 @@ def test_gpus_without_fault_have_their_rows_and_no_finding() -> None:
     ],
 )  # fmt: skip
 def test_a_fault_of_a_gpu_is_named_with_host_and_number(nvml: dict[str, Any], text: str) -> None:
-    report = report_of(cluster(host_with(0, gpus()), host_with(1, nvml), host_with(2, gpus())))
-    ((name, said),) = texts(report, are_problems=False)
+    summary = summary_of(cluster(host_with(0, gpus()), host_with(1, nvml), host_with(2, gpus())))
+    ((name, said),) = texts(summary, are_problems=False)
     assert name == "node2"
     assert said.startswith(text)
-    assert report.exit_code == 0
+    assert summary.exit_code == 0
 
 
 def test_a_gpu_that_is_lost_keeps_its_host_from_being_used() -> None:
     lost = gpus(gpu3={"problem": "GPU is lost", "name": "", "memory_bytes": -1, "num_nvlinks": 0,
                       "num_nvlinks_up": 0, "pcie_width": -1, "ecc_errors": -1, "throttling": -1})  # fmt: skip
-    report = report_of(cluster(host_with(0, gpus()), host_with(1, lost)))
-    ((name, said),) = texts(report, are_problems=True)
-    assert (name, texts(report, are_problems=False)) == ("node2", [])
+    summary = summary_of(cluster(host_with(0, gpus()), host_with(1, lost)))
+    ((name, said),) = texts(summary, are_problems=True)
+    assert (name, texts(summary, are_problems=False)) == ("node2", [])
     assert said.startswith("GPU 3 cannot be used: GPU is lost; look for it in the kernel's log (Xid)")
 
 
@@ -144,7 +144,7 @@ def test_a_gpu_that_is_lost_keeps_its_host_from_being_used() -> None:
     ],
 )
 def test_what_is_no_fault_of_a_gpu(nvml: dict[str, Any]) -> None:
-    assert report_of(cluster(host_with(0, nvml), host_with(1, nvml))).findings == ()
+    assert summary_of(cluster(host_with(0, nvml), host_with(1, nvml))).findings == ()
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,6 @@ def test_what_is_no_fault_of_a_gpu(nvml: dict[str, Any]) -> None:
 )
 def test_how_to_get_nvml_is_said_where_there_are_gpus(changed: dict[str, Any], row: str | None) -> None:
     nothing = {"problem": "no pynvml", "cuda": -1, "gpus": []}
-    report = report_of(cluster(host_with(0, nothing, **changed)))
-    assert report.findings == ()
-    assert [one.values[0][0] for one in report.rows if one.label == "NVML"] == ([row] if row else [])
+    summary = summary_of(cluster(host_with(0, nothing, **changed)))
+    assert summary.findings == ()
+    assert [one.values[0][0] for one in summary.rows if one.label == "NVML"] == ([row] if row else [])

@@ -6,15 +6,15 @@ import getpass
 import os
 
 from dslaunch.launcher.fleet.check_page import page_of
-from dslaunch.launcher.fleet.check_report import report_of
+from dslaunch.launcher.fleet.check_summary import summary_of
 
-from .test_check_report import CLUSTERS, answers, cluster, host
+from .test_check_summary import CLUSTERS, answers, cluster, host
 
 FAULTS = CLUSTERS["check-many-faults"]
 
 
 def test_every_unfit_host_has_its_reasons_and_a_command_that_shows_them() -> None:
-    title, lines = page_of(FAULTS, report_of(FAULTS), now_s=0.0)
+    title, lines = page_of(FAULTS, summary_of(FAULTS), now_s=0.0)
     assert title == "5 of 8 hosts cannot be used"
     by = f"{getpass.getuser()} on {os.uname().nodename}"
     assert lines == [
@@ -48,6 +48,6 @@ def test_every_unfit_host_has_its_reasons_and_a_command_that_shows_them() -> Non
 
 def test_one_host_alone() -> None:
     alone = cluster(host(0, answers=answers(cwd={"problem": "Permission denied"})))
-    title, lines = page_of(alone, report_of(alone), now_s=0.0)
+    title, lines = page_of(alone, summary_of(alone), now_s=0.0)
     assert title == "the host cannot be used"
     assert lines[1] == "node1"

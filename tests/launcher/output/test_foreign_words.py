@@ -11,7 +11,7 @@ import pytest
 
 from dslaunch.launcher.command_line.cli import main
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.fleet.check_report import as_text, report_of
+from dslaunch.launcher.fleet.check_summary import as_text, summary_of
 from dslaunch.launcher.output.console import Console
 from dslaunch.launcher.rendezvous.messages import Failed, NewsDecoder, encode_news
 from dslaunch.launcher.wire.frames import (
@@ -118,7 +118,7 @@ FACTS = {
 )
 def test_a_check_shows_it_cleaned(host: MemoryHost | Exception) -> None:
     found = look(host, timeout_s=5.0)
-    text = as_text(found, report_of(found))
+    text = as_text(found, summary_of(found))
     assert_harmless(text, has_words="it failed first" in text)
 
 

@@ -30,7 +30,7 @@ class Workers:
     """What an ending knows of workers."""
 
     def __init__(self) -> None:
-        self.is_ended = self.is_reported = False
+        self.is_ended = self.is_told = False
         self.did: list[object] = []
 
     def signal(self, *signums: int) -> None:
@@ -87,7 +87,7 @@ def test_it_is_over_when_no_process_is_left_and_all_was_reported(top_of: Callabl
     top.ending.begin(30.0)
     now = time.monotonic()
     assert not top.ending.go_on(now)
-    top.workers.is_reported = True
+    top.workers.is_told = True
     assert top.ending.go_on(now)
 
 
@@ -127,7 +127,7 @@ def test_what_outlives_the_last_worker_is_counted_asked_and_then_killed(top_of: 
     assert out is not None
     assert out.readline() == b"ready\n"
     poll(lambda: len(top.below()) == 1)
-    top.workers.is_ended = top.workers.is_reported = True
+    top.workers.is_ended = top.workers.is_told = True
     top.ending.begin_with_left_over()
     after = time.monotonic()
     assert top.ending.num_left_over == 1
@@ -139,7 +139,7 @@ def test_what_outlives_the_last_worker_is_counted_asked_and_then_killed(top_of: 
 
 def test_a_job_that_leaves_nothing_is_over_at_once(top_of: Callable[[str], Top]) -> None:
     top = top_of("read line")
-    top.workers.is_ended = top.workers.is_reported = True
+    top.workers.is_ended = top.workers.is_told = True
     top.ending.begin_with_left_over()
     assert top.ending.num_left_over == 0
     assert top.ending.go_on(time.monotonic())

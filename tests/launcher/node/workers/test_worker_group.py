@@ -85,7 +85,7 @@ def test_all_that_a_worker_wrote_comes_before_its_end(node: Node) -> None:
     assert outputs == [Output(0, 1, "x" * 5000 + "\n"), Output(0, 1, "last words\n"), Output(0, 2, "error\n")]
     assert isinstance(exited, Exited)
     assert (exited.rank, exited.code, exited.signal, exited.evidence) == (0, 0, 0, {})
-    assert node.group.is_reported
+    assert node.group.is_told
     assert len([*node.selector]) == 0
 
 
@@ -119,7 +119,7 @@ def test_a_paused_group_reads_nothing_and_reports_no_end_before_it_goes_on(node:
     node.act()
     node.end(0, 0)
     assert kinds(node.sent) == ["Started", "Started"]
-    assert node.group.is_reported is node.group.is_ended is False
+    assert node.group.is_told is node.group.is_ended is False
     node.group.pause(False)
     node.group.pause(False)
     node.write(1, b"later\n")
@@ -127,7 +127,7 @@ def test_a_paused_group_reads_nothing_and_reports_no_end_before_it_goes_on(node:
     node.group.collect(is_our_kill=False)
     assert kinds(node.sent[2:]) == ["Output", "Output", "Exited"]
     node.end(1, 0)
-    assert node.group.is_reported
+    assert node.group.is_told
 
 
 def test_a_group_paused_while_it_reports_goes_on_where_it_was(node: Node) -> None:
@@ -152,10 +152,10 @@ def test_a_group_paused_while_it_reports_goes_on_where_it_was(node: Node) -> Non
 
 def test_an_empty_group_has_ended_and_was_reported(node: Node) -> None:
     assert node.group.is_ended
-    assert node.group.is_reported
+    assert node.group.is_told
     node.add(0)
     assert not node.group.is_ended
-    assert not node.group.is_reported
+    assert not node.group.is_told
     node.end(0, 0)
 
 

@@ -1,4 +1,4 @@
-"""From facts to a report: the whole text is compared with golden files, single rules are rows of tables."""
+"""From facts to a summary: the whole text is compared with golden files, single rules are rows of tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dslaunch.launcher.fleet.check_facts import ClusterFacts, HostFacts
-from dslaunch.launcher.fleet.check_report import CheckSummary, as_dict, as_text, report_of
+from dslaunch.launcher.fleet.check_summary import CheckSummary, as_dict, as_text, summary_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 GIB = 1 << 30
@@ -77,8 +77,8 @@ def cluster(*hosts: HostFacts, **changed: Any) -> ClusterFacts:
     return ClusterFacts(**given)
 
 
-def texts(report: CheckSummary, *, are_problems: bool) -> list[tuple[str, ...]]:
-    return [(*one.hosts, one.text) for one in report.findings if one.is_problem is are_problems]
+def texts(summary: CheckSummary, *, are_problems: bool) -> list[tuple[str, ...]]:
+    return [(*one.hosts, one.text) for one in summary.findings if one.is_problem is are_problems]
 
 
 def lost(place: int, why: str) -> HostFacts:
@@ -114,13 +114,13 @@ CLUSTERS = {
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_the_report_as_people_see_it(name: str) -> None:
-    text = as_text(CLUSTERS[name], report_of(CLUSTERS[name]))
+    text = as_text(CLUSTERS[name], summary_of(CLUSTERS[name]))
     assert text == (GOLDEN / f"{name}.txt").read_text(), f"\n{text}"
 
 
 def test_the_report_as_machines_see_it() -> None:
     facts = CLUSTERS["check-many-faults"]
-    text = json.dumps(as_dict(facts, report_of(facts)), indent=1) + "\n"
+    text = json.dumps(as_dict(facts, summary_of(facts)), indent=1) + "\n"
     assert text == (GOLDEN / "check-many-faults.json").read_text(), f"\n{text}"
 
 
@@ -147,18 +147,18 @@ def test_the_report_as_machines_see_it() -> None:
 )  # fmt: skip
 def test_what_keeps_a_host_from_being_used(changed: dict[str, Any], problem: str) -> None:
     facts = cluster(host(0), host(1, **changed), host(2))
-    report = report_of(facts)
-    ((name, text),) = texts(report, are_problems=True)
+    summary = summary_of(facts)
+    ((name, text),) = texts(summary, are_problems=True)
     assert name == "node2"
     assert text.startswith(problem)
-    assert report.exit_code == 3
-    assert report.num_usable == 2
+    assert summary.exit_code == 3
+    assert summary.num_usable == 2
 
 
 @pytest.mark.parametrize("option", ["--timeout", "--prepare_timeout"])
 def test_a_host_that_did_not_answer_is_told_with_the_option_that_gives_it_more_time(option: str) -> None:
     ((_, text),) = texts(
-        report_of(cluster(host(0), host(1, unanswered=("cwd",)), timeout_option=option)), are_problems=True
+        summary_of(cluster(host(0), host(1, unanswered=("cwd",)), timeout_option=option)), are_problems=True
     )
     assert text.endswith(f"give it more time with {option}")
 
@@ -194,12 +194,12 @@ def test_a_host_that_did_not_answer_is_told_with_the_option_that_gives_it_more_t
     ],
 )  # fmt: skip
 def test_what_is_only_warned_about(changed: dict[str, Any], warning: str) -> None:
-    report = report_of(cluster(host(0), host(1, **changed), host(2)))
-    ((name, text),) = texts(report, are_problems=False)
+    summary = summary_of(cluster(host(0), host(1, **changed), host(2)))
+    ((name, text),) = texts(summary, are_problems=False)
     assert name == "node2"
     assert text.startswith(warning)
-    assert report.exit_code == 0
-    assert report.num_usable == 3
+    assert summary.exit_code == 0
+    assert summary.num_usable == 3
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_what_is_only_warned_about(changed: dict[str, Any], warning: str) -> Non
     ],
 )
 def test_what_is_no_fault(changed: dict[str, Any]) -> None:
-    assert report_of(cluster(host(0), host(1, **changed), host(2))).findings == ()
+    assert summary_of(cluster(host(0), host(1, **changed), host(2))).findings == ()
 
 
 def test_a_cluster_without_gpus_or_pytorch_is_usable() -> None:
@@ -226,9 +226,9 @@ def test_a_cluster_without_gpus_or_pytorch_is_usable() -> None:
             "problem": "ModuleNotFoundError: No module named 'torch'",
         },
     )
-    report = report_of(cluster(host(0, answers=bare), host(1, answers=bare)))
-    assert report.exit_code == 0
-    ((*names, text),) = texts(report, are_problems=False)
+    summary = summary_of(cluster(host(0, answers=bare), host(1, answers=bare)))
+    assert summary.exit_code == 0
+    ((*names, text),) = texts(summary, are_problems=False)
     assert names == ["node1", "node2"], "one sentence for both"
     assert text.startswith("PyTorch cannot be imported by /opt/py/bin/python: ModuleNotFoundError")
 
@@ -239,21 +239,21 @@ def test_a_busy_port_is_a_problem_only_if_it_was_asked_for() -> None:
         host(1, reach=None),
     )
     changed: dict[str, Any] = {"listening_problem": "port 29500 is in use", "candidates": ()}
-    report = report_of(cluster(*hosts, **changed))
-    assert texts(report, are_problems=False) == [
+    summary = summary_of(cluster(*hosts, **changed))
+    assert texts(summary, are_problems=False) == [
         ("node1",
          ("port 29500 is in use by python3 (process 7); a job takes another, unless --master_port asks "
           "for this one")),
     ]  # fmt: skip
-    report = report_of(cluster(*hosts, **changed, is_port_fixed=True))
-    assert texts(report, are_problems=True) == [
+    summary = summary_of(cluster(*hosts, **changed, is_port_fixed=True))
+    assert texts(summary, are_problems=True) == [
         ("node1", "port 29500 is in use by python3 (process 7); choose another --master_port")
     ]
 
 
 def test_node_0_that_is_lost_says_why_nobody_tried_to_reach_it() -> None:
-    report = report_of(cluster(lost(0, "gone"), host(1, reach=None), host(2, reach=None), candidates=()))
-    assert texts(report, are_problems=False) == [
+    summary = summary_of(cluster(lost(0, "gone"), host(1, reach=None), host(2, reach=None), candidates=()))
+    assert texts(summary, are_problems=False) == [
         ("node2", "node3", "whether they reach node 0 was not tried, because node1 cannot be used")
     ]
 
@@ -261,24 +261,24 @@ def test_node_0_that_is_lost_says_why_nobody_tried_to_reach_it() -> None:
 def test_two_names_of_one_machine_are_found() -> None:
     same = answers(system={"boot_id": "a-b", "hostname": "box"})
     other = answers(system={"boot_id": "a-b", "hostname": "other"})
-    report = report_of(cluster(host(0, answers=same), host(1, answers=same), host(2, answers=other)))
-    ((*names, text),) = texts(report, are_problems=False)
+    summary = summary_of(cluster(host(0, answers=same), host(1, answers=same), host(2, answers=other)))
+    ((*names, text),) = texts(summary, are_problems=False)
     assert names == ["node1", "node2"]
     assert text.startswith("are one machine, box: ")
 
 
 def test_the_address_that_all_reach_is_named_with_those_that_some_do_not() -> None:
     facts = cluster(host(0), host(1, reach=("refused", "")), host(2, reach=("", "")), candidates=("a", "b"))
-    report = report_of(facts)
-    assert report.master_addr == "b"
-    assert report.master == "b, port 29500: reached by all that were asked; a is not reached by node2"
+    summary = summary_of(facts)
+    assert summary.master_addr == "b"
+    assert summary.master == "b, port 29500: reached by all that were asked; a is not reached by node2"
 
 
 def test_many_values_are_not_listed_without_end() -> None:
     hosts = [
         host(place, answers=answers(system={"hostname": f"ip-10-0-0-{place * place}"})) for place in range(20)
     ]
-    (row,) = [one for one in report_of(cluster(*hosts)).rows if one.label == "host name"]
+    (row,) = [one for one in summary_of(cluster(*hosts)).rows if one.label == "host name"]
     assert len(row.values) == 9
     assert row.values[-1][0] == "12 more values"
     assert sum(len(names) for _, names, _ in row.values) == 20
@@ -286,5 +286,5 @@ def test_many_values_are_not_listed_without_end() -> None:
 
 def test_without_a_majority_nobody_is_odd() -> None:
     hosts = [host(place, answers=answers(system={"kernel": f"6.{place % 2}"})) for place in range(4)]
-    (row,) = [one for one in report_of(cluster(*hosts)).rows if one.label == "kernel"]
+    (row,) = [one for one in summary_of(cluster(*hosts)).rows if one.label == "kernel"]
     assert [is_odd for _, _, is_odd in row.values] == [False, False]

@@ -1,4 +1,4 @@
-"""The report on a look at hosts: problems and warnings as sentences, differences, common values."""
+"""The summary of a look at hosts: problems and warnings as sentences, differences, common values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .check_rows import FactRow, rows_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckSummary:
-    """All sections of the report."""
+    """All sections of the summary."""
 
     findings: tuple[Finding, ...]
     rows: tuple[FactRow, ...]
@@ -32,8 +32,8 @@ class CheckSummary:
         return EXIT_HOST if any(one.is_problem for one in self.findings) else 0
 
 
-def report_of(cluster: ClusterFacts) -> CheckSummary:
-    """Return the report on the facts."""
+def summary_of(cluster: ClusterFacts) -> CheckSummary:
+    """Return the summary of the facts."""
     findings = findings_of(cluster)
     bad = {host for one in findings if one.is_problem for host in one.hosts}
     master_addr, master = _master(cluster)
@@ -62,23 +62,23 @@ def _master(cluster: ClusterFacts) -> tuple[str | None, str]:
     return found, text
 
 
-def as_text(cluster: ClusterFacts, report: CheckSummary) -> str:
-    """Write the report as text, problems first."""
+def as_text(cluster: ClusterFacts, summary: CheckSummary) -> str:
+    """Write the summary as text, problems first."""
     num_hosts = len(cluster.hosts)
     usable = count(num_hosts, "host")
-    if report.num_usable < num_hosts:
-        usable = f"{report.num_usable} of {usable}"
+    if summary.num_usable < num_hosts:
+        usable = f"{summary.num_usable} of {usable}"
     elif num_hosts > 1:
         usable = f"all {usable}"
     lines = [f"{usable} can be used (looked at in {cluster.took_s:.1f} s)"]
     for title, is_problem in (("Problems", True), ("Warnings", False)):
-        found = [one for one in report.findings if one.is_problem is is_problem]
+        found = [one for one in summary.findings if one.is_problem is is_problem]
         if found:
             lines += ["", f"{title}:", *(f"  {folded(one.hosts)}: {one.text}" for one in found)]
-    different = [row for row in report.rows if not row.is_same]
-    same = [(row.label, row.values[0][0]) for row in report.rows if row.is_same]
-    if report.master:
-        same.append(("MASTER_ADDR", report.master))
+    different = [row for row in summary.rows if not row.is_same]
+    same = [(row.label, row.values[0][0]) for row in summary.rows if row.is_same]
+    if summary.master:
+        same.append(("MASTER_ADDR", summary.master))
     if different:
         cells = [
             ("" if place else row.label, f"{'!' if is_odd else ' '} {value}", folded(names))
@@ -97,28 +97,28 @@ def _shown(rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"  {line}" for line in table(rows, columns=columns and columns - 2)]
 
 
-def as_dict(cluster: ClusterFacts, report: CheckSummary) -> dict[str, Any]:
-    """Return the report as JSON has it."""
-    bad = {host for one in report.findings if one.is_problem for host in one.hosts}
+def as_dict(cluster: ClusterFacts, summary: CheckSummary) -> dict[str, Any]:
+    """Return the summary as JSON has it."""
+    bad = {host for one in summary.findings if one.is_problem for host in one.hosts}
     return {
-        "exit_code": report.exit_code,
+        "exit_code": summary.exit_code,
         "took_s": round(cluster.took_s, 3),
         "problems": [
-            {"hosts": list(one.hosts), "text": one.text} for one in report.findings if one.is_problem
+            {"hosts": list(one.hosts), "text": one.text} for one in summary.findings if one.is_problem
         ],
         "warnings": [
-            {"hosts": list(one.hosts), "text": one.text} for one in report.findings if not one.is_problem
+            {"hosts": list(one.hosts), "text": one.text} for one in summary.findings if not one.is_problem
         ],
         "master": {
-            "address": report.master_addr,
+            "address": summary.master_addr,
             "port": cluster.port,
             "port_problem": cluster.listening_problem,
             "candidates": list(cluster.candidates),
         },
-        "same": {row.label: row.values[0][0] for row in report.rows if row.is_same},
+        "same": {row.label: row.values[0][0] for row in summary.rows if row.is_same},
         "different": {
             row.label: {value: list(names) for value, names, _ in row.values}
-            for row in report.rows
+            for row in summary.rows
             if not row.is_same
         },
         "hosts": [
