@@ -1,4 +1,4 @@
-"""Words for people."""
+"""Text for the user: cleaned, shortened, with units."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _TERMINAL = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b
 
 
 def cleaned(text: str, max_length: int = MAX_TEXT) -> str:
-    """Text from elsewhere on one line, without what would steer a terminal:
-    everything that is shown goes through here.
+    """Return text of another source on one line, without signs that would steer a terminal: every shown text
+    goes through here.
 
-    A line end or tab becomes a space, a whole sequence such as a color nothing,
-    anything else that cannot be printed `?`.
+    A line end or tab becomes a space, a whole sequence such as a color is dropped, anything else that cannot
+    be printed becomes `?`.
     """
     if not text.isprintable():
         text = _TERMINAL.sub("", text[: 2 * max_length])
@@ -22,8 +22,8 @@ def cleaned(text: str, max_length: int = MAX_TEXT) -> str:
 
 
 def _is_harmless(one: str) -> bool:
-    """Bytes that are no UTF-8 stay as they are, as in the name of a file,
-    but for those that are control characters.
+    """Tell whether it may be shown: also bytes that are no UTF-8, as in the name of a file, but no control
+    characters.
     """
     return one.isprintable() or "\udca0" <= one <= "\udcff"
 
@@ -33,7 +33,7 @@ def count(number: int, noun: str) -> str:
 
 
 def shown_size(num_bytes: int) -> str:
-    """Three digits or so: `503 GiB`, `1.5 GiB`, `64 MiB`."""
+    """Write a size with three digits or so: `503 GiB`, `1.5 GiB`, `64 MiB`."""
     units = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
     value, place = float(num_bytes), 0
     while value >= 1000 and place < len(units) - 1:
@@ -42,7 +42,7 @@ def shown_size(num_bytes: int) -> str:
 
 
 def shown_time(seconds: float) -> str:
-    """Two or three digits: `0.8 s`, `38 s`, `12 min 5 s`, `3 h 2 min`."""
+    """Write a time with two or three digits: `0.8 s`, `38 s`, `12 min 5 s`, `3 h 2 min`."""
     if seconds < 99.5:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest_s = divmod(round(seconds), 60)
@@ -52,8 +52,7 @@ def shown_time(seconds: float) -> str:
 
 
 def wrapped(text: str, num_columns: int, *, first: int = 0) -> str:
-    """The text with line breaks between its words, so that a terminal breaks none of them;
-    a longer word stays whole.
+    """Break the text between its words, so that a terminal breaks none of them; a longer word stays whole.
 
     Units: columns; the first line has `first` columns less, the following lines are indented by four
     """

@@ -1,4 +1,4 @@
-"""What a person writes, from text to data: hostfile, host ranges, environment file, profile.
+"""Text of the user turned into data: hostfile, host ranges, environment file, profile.
 
 It may import wire, errors and wording.
 """

@@ -1,5 +1,5 @@
-"""The variables that a job's workers get: some of the launching shell's,
-then those of the `.deepspeed_env` files.
+"""The variables that a job's workers get: some of the launching shell's, then those of the `.deepspeed_env`
+files.
 
 [Note: The format of an environment file]
 One variable per line, `NAME=value` or `export NAME=value`. Blank lines and lines that begin with `#` are
@@ -18,8 +18,8 @@ A command is never run: `$(...)` and backquotes are text like any other.
 
 [Note: Order of the entries]
 Entries stay in order, also those of one name: the node applies them one after the other, so a later one wins
-and may refer to an earlier one (`PATH=/opt/bin:$PATH`). What no entry set comes from the node's own
-environment, and what is unset there is empty. `expand` is the definition of that.
+and may refer to an earlier one (`PATH=/opt/bin:$PATH`). Variables without an entry come from the node's own
+environment, and those unset there are empty. `expand` is the definition.
 
 All text is UTF-8 decoded with surrogateescape, as in os.environ: every byte but NUL survives.
 """
@@ -39,7 +39,7 @@ DEFAULT_FILE_NAME = ".deepspeed_env"
 FILE_NAME_VARIABLE = "DS_ENV_FILE"
 SHELL = "the shell"
 WORKING_FOLDER = (
-    "the working folder"  # with the shell's PYTHONPATH behind it: "the working folder, then the shell"
+    "the working folder"  # with the shell's PYTHONPATH after it: "the working folder, then the shell"
 )
 
 # A variable of the launching shell whose name starts with one of these goes to every node: communication,
@@ -79,7 +79,7 @@ SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXPORT = re.compile(r"^export[ \t]+")
-_BLANK = " \t\r"  # what may surround a name or a value; other white space is text
+_BLANK = " \t\r"  # may surround a name or a value; other white space is text
 _KEY_SHOWN_LENGTH = 40
 
 _SINGLE_QUOTED = re.compile(r"'([^']*)'")
@@ -100,11 +100,13 @@ class EnvEntry(NamedTuple):
 def exported(
     environ: Mapping[str, str], *, cwd: str, home: Path, file_name: str | None
 ) -> tuple[EnvEntry, ...]:
-    """What every worker's environment gets from the launching side, in the order in which it is applied.
+    """Return the launching side's entries for every worker's environment, in the order in which they are
+    applied.
 
-    First the shell's variables that EXPORTED_PREFIXES selects, by name, with `cwd` in front of PYTHONPATH;
-    then the file in `home`, then the one in `cwd`, so the latter wins. `file_name` replaces `.deepspeed_env`,
-    as a path from each of the two folders; one file is read once, also if both ways lead to it.
+    First come the shell's variables that EXPORTED_PREFIXES selects, by name, with `cwd` in front of
+    PYTHONPATH; then the file in `home`, then the one in `cwd`, so the latter wins. `file_name` replaces
+    `.deepspeed_env`, as a path from each of the two folders; one file is read once, also if both ways lead to
+    it.
     Errors: LaunchError if `file_name` is given and found in neither folder, if a file cannot be read, or as
     parse_env_file(). A missing `.deepspeed_env` is fine.
     """
@@ -129,7 +131,8 @@ def exported(
 
 
 def parse_env_file(data: bytes, *, source: str) -> tuple[EnvEntry, ...]:
-    """The assignments of an environment file, in its order. See [Note: The format of an environment file].
+    """Return the assignments of an environment file, in its order. See [Note: The format of an environment
+    file].
 
     Errors: LaunchError with `source` and the line's number. No message shows a value: values may be secrets.
     """
@@ -154,19 +157,17 @@ def parse_env_file(data: bytes, *, source: str) -> tuple[EnvEntry, ...]:
 
 
 def value_parts(text: str, *, name: str, where: str) -> tuple[str, ...]:
-    """The value of an EnvEntry for text as it stands behind the `=` of an environment file, on one line."""
+    """Return the value of an EnvEntry for the text after the `=` of an environment file, on one line."""
     return tuple(_parse_value(text, 0, name, where)[0])
 
 
 def raw_parts(text: str, *, name: str, where: str) -> tuple[str, ...]:
-    """The value of an EnvEntry for text without quotes around it, line ends included:
-    `$NAME` expands, `\\$` does not.
-    """
+    """Return the value of an EnvEntry for text without quotes around it: `$NAME` expands, `\\$` does not."""
     return tuple(_split(text, _TOKEN_IN_RAW, name, where))
 
 
 def expand(entries: Iterable[EnvEntry], base: Mapping[str, str]) -> dict[str, str]:
-    """The environment that a node makes of `entries` and its own environment, `base`.
+    """Return the environment that a node makes of `entries` and its own environment, `base`.
 
     See [Note: Order of the entries].
     """
@@ -179,7 +180,7 @@ def expand(entries: Iterable[EnvEntry], base: Mapping[str, str]) -> dict[str, st
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a variable of this name is better not shown."""
+    """Tell whether the value of a variable of this name should not be shown."""
     return any(word in name.upper() for word in SECRET_WORDS)
 
 
@@ -227,7 +228,7 @@ def _parse_name(line: str, where: str) -> str:
 
 
 def _parse_value(text: str, start: int, name: str, where: str) -> tuple[list[str], int]:
-    """The value that begins at `start`, and the place of the line end behind it."""
+    """Return the value that begins at `start`, and the place of the line end after it."""
     line_end = _line_end(text, start)
     while start < line_end and text[start] in _BLANK:
         start += 1
@@ -261,7 +262,7 @@ def _parse_value(text: str, start: int, name: str, where: str) -> tuple[list[str
 
 
 def _split(text: str, token: re.Pattern[str], name: str, where: str) -> list[str]:
-    """`text` with its variables at the odd places, its protecting backslashes gone."""
+    """Split `text` with its variables at the odd places, its protecting backslashes gone."""
     value = [""]
     end = 0
     for match in token.finditer(text):

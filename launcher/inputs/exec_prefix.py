@@ -1,12 +1,12 @@
-"""The words in front of what runs on a host, e.g. `podman exec -i box`: they lead into a container.
+"""The words in front of a host's commands, e.g. `podman exec -i box`: they lead into a container.
 
 [Note: The agent runs inside]
-They run once on each host, for its agent, so that all ranks of the host are in one container. Everything that
-an agent does for its workers is then as on a host: it is their parent, sees their processes and their cgroup,
-and its files lie where they see them. An agent outside, with a prefix for each rank, was weighed and left:
-clients such as `docker exec` pass on no signals, no descriptors and no environment, and their exit codes 125
-to 127 may be their own, so that an agent would be needed inside all the same; and NCCL wants the ranks of a
-host to share memory.
+They run once on each host, for its agent, so that all ranks of the host are in one container. The agent then
+works for its workers as on a host: it is their parent, sees their processes and their cgroup, and its files
+lie where they see them. An agent outside, with a prefix for each rank, was weighed and left: clients such as
+`docker exec` pass on no signals, no descriptors and no environment, and their exit codes 125 to 127 may be
+their own, so that an agent would be needed inside all the same; and NCCL wants the ranks of a host to share
+memory.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _PLACEHOLDER = re.compile(r"(?<!\{)\{[a-z_]+\}(?!\})")  # not those of podman's 
 
 
 class PrefixMistake(ValueError):
-    """No prefix can be made of it; the message says why, as the end of a sentence."""
+    """The text is no prefix; the message says why, as the end of a sentence."""
 
 
 def read_prefix(text: str) -> tuple[str, ...]:
-    """The words of a text, divided as a shell does; empty for an empty text, which means no prefix.
+    """Return the words of a text, divided as a shell does; empty for an empty text, which means no prefix.
 
     Errors: PrefixMistake
     """
@@ -52,5 +52,5 @@ def read_prefix(text: str) -> tuple[str, ...]:
 
 
 def prefix_of(words: tuple[str, ...], host: str) -> tuple[str, ...]:
-    """The words for one host."""
+    """Return the words for one host."""
     return tuple(word.replace(HOST, host) for word in words)

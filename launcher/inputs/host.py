@@ -1,4 +1,4 @@
-"""One machine of the pool, and what may be said of it, whatever kind of file says it."""
+"""One machine of the pool, and its properties in every kind of file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .host_range import RangeMistake, expand
 KEYS = ("slots", "devices", "port", "user", "python", "cwd", "exec_prefix")  # and env
 MAX_SLOTS = 4096  # far above any machine; a larger number is a slip that would start that many processes
 MAX_PORT = 65535
-MAX_NAME_LENGTH = 253  # of DNS
-MAX_LABEL_LENGTH = 63  # of what stands between two dots of a name, for DNS
+MAX_NAME_LENGTH = 253  # DNS's limit for a name
+MAX_LABEL_LENGTH = 63  # DNS's limit for the part between two dots of a name
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _USER = re.compile(
@@ -34,9 +34,7 @@ Pairs = tuple[tuple[str, str], ...]
 class Host(NamedTuple):
     """One machine of the pool. Its place in the hostfile is its node rank."""
 
-    name: (
-        str  # as in the hostfile, without user and brackets: what include and exclude name, what output shows
-    )
+    name: str  # as in the hostfile, without user and brackets: include and exclude use it, output shows it
     slots: int | None  # None for slots=auto: not known before the host was looked at
     devices: tuple[str, ...] | None = (
         None  # the ids to use, in this order, one per slot; None: 0 to slots - 1
@@ -46,13 +44,13 @@ class Host(NamedTuple):
     python: str | None = None  # the interpreter on that host; may begin with ~/, as may cwd
     cwd: str | None = None
     env: tuple[EnvEntry, ...] = ()
-    exec_prefix: tuple[str, ...] | None = None  # None: not said; empty: none, whatever holds for others
+    exec_prefix: tuple[str, ...] | None = None  # None: not given; empty: no prefix, whatever other hosts have
 
     @property
     def device_ids(self) -> tuple[str, ...]:
-        """The ids of all slots, in order.
+        """Ids of all slots, in order.
 
-        Errors: AssertionError with slots=auto, which must be replaced by what a look at the host found.
+        Errors: AssertionError with slots=auto, which must be replaced by the number from a look at the host.
         """
         if self.devices is not None:
             return self.devices
@@ -62,21 +60,19 @@ class Host(NamedTuple):
 
 
 class Place(Protocol):
-    """Where in a file something is said of a host."""
+    """The place in a file that describes a host."""
 
     def refusal(self, why: str, *, example: Pairs, key: str = "", name: str = "") -> LaunchError:
-        """A message with the place, what stands there, `why`, and how a host with these
-        pairs is written there.
-        """
+        """Make a message with the place, its text, `why`, and these pairs as they are written there."""
         ...
 
 
 def hosts_named(
     target: str, values: Mapping[str, str], env: tuple[EnvEntry, ...], *, place: Place
 ) -> tuple[Host, ...]:
-    """The hosts that `target` names, a name, `user@name` or a range of names, with what `values` says by key.
+    """Return the hosts that `target` names, a name, `user@name` or a range of names, with `values` by key.
 
-    Errors: LaunchError with the place for a name, key or value that is not allowed, or if no slots are said.
+    Errors: LaunchError with the place for a name, key or value that is not allowed, or without slots.
     """
     user, names = _parse_target(target, place)
     for key in values:
@@ -105,32 +101,30 @@ def hosts_named(
 
 
 def is_user(text: str) -> bool:
-    """Whether `text` can be the name of a user: ssh takes no part of it for an option or a host."""
+    """Tell whether `text` can be the name of a user: ssh takes no part of it for an option or a host."""
     return _USER.fullmatch(text) is not None
 
 
 def why_no_name(text: str) -> str:
-    """Why `text` cannot be the name of a host or an IPv4 address; empty if it can."""
+    """Return why `text` cannot be the name of a host or an IPv4 address; empty if it can."""
     problem = _name_problem(text)
     return "" if problem is None else problem[0]
 
 
 def host_key(name: str) -> str:
-    """What two spellings of one host's name share: names are compared without case,
-    IPv6 addresses by value.
-    """
+    """Return a key of all spellings of a name: names are compared without case, IPv6 addresses by value."""
     return str(IPv6Address(name)) if is_ipv6(name) else name.lower()
 
 
 def spelled(name: str) -> str:
-    """What two lines for one host share: an IPv6 address by its value, any other name as it is written,
-    for names that differ in case are two hosts, as with DeepSpeed.
+    """Return a key that lines for one host share: an IPv6 address by its value, any other name as it is
+    written, for names that differ in case are two hosts, as with DeepSpeed.
     """
     return host_key(name) if is_ipv6(name) else name
 
 
 def slots_of_both(first: Host, second: Host) -> Pairs:
-    """What one line would say for two lines of a host."""
+    """Return the pairs of one line that stands for two lines of a host."""
     if first.devices is not None and second.devices is not None:
         return (("devices", ",".join(dict.fromkeys(first.devices + second.devices))),)
     if first.slots is None or second.slots is None:
@@ -139,7 +133,7 @@ def slots_of_both(first: Host, second: Host) -> Pairs:
 
 
 def is_ipv6(text: str) -> bool:
-    """Whether `text` is an IPv6 address without brackets, with or without a zone as in `fe80::1%eth0`."""
+    """Tell whether `text` is an IPv6 address without brackets, maybe with a zone as in `fe80::1%eth0`."""
     if ":" not in text or not _IPV6.fullmatch(text):
         return False
     try:
@@ -150,9 +144,7 @@ def is_ipv6(text: str) -> bool:
 
 
 def device_id(text: str) -> str | None:
-    """The id that `text` means, an index without leading zeros, GPU-... or MIG-...;
-    None if it is none of these.
-    """
+    """Return the id that `text` means, an index without leading zeros, GPU-... or MIG-...; else None."""
     if not _DEVICE.fullmatch(text):
         return None
     if not text.isdigit():
@@ -162,7 +154,7 @@ def device_id(text: str) -> str | None:
 
 
 def unknown_key(key: str, *, given: Mapping[str, str], place: Place) -> LaunchError:
-    """The refusal of a key that does not exist, with the one that was perhaps meant."""
+    """Refuse a key that does not exist, with the one that was perhaps meant."""
     left = [known for known in (*KEYS, "env.NAME") if known not in given]
     import difflib
 
@@ -202,7 +194,7 @@ def _parse_target(target: str, place: Place) -> tuple[str | None, tuple[str, ...
 
 
 def _name_problem(name: str) -> tuple[str, str] | None:
-    """Why `name` cannot be a host's name, and a name to show instead; None if it can."""
+    """Return why `name` cannot be a host's name, and a name to show instead; None if it can."""
     if _BRACES.search(name):
         return "a range is written with brackets", "node[01-16]"
     if ":" in name:
@@ -250,7 +242,7 @@ def _parse_devices(text: str, place: Place) -> tuple[str, ...]:
 
 
 def _parse_slots(values: Mapping[str, str], devices: tuple[str, ...] | None, place: Place) -> int | None:
-    """The number of slots; None for auto."""
+    """Return the number of slots; None for auto."""
     text = values.get("slots")
     if devices is None:
         if text is None:

@@ -9,8 +9,8 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")
 
 
 def folded(names: Iterable[str]) -> str:
-    """All names, in order of their first appearance; those that differ in their last number
-    only are one word.
+    """Return all names, in order of their first appearance; those that differ only in their last number are
+    one word.
 
     The form is that of a hostfile's ranges: padding with zeros is kept, and IPv6 addresses are not folded.
     """
@@ -29,7 +29,7 @@ def folded(names: Iterable[str]) -> str:
 def _key_of(
     groups: dict[tuple[str, str, int], list[int]], match: re.Match[str], width: int
 ) -> tuple[str, str, int]:
-    """Where the name belongs: `node10` is one of `node[08-10]` too, though it begins with no zero."""
+    """Return the group of the name: `node10` is one of `node[08-10]` too, though it begins with no zero."""
     padded = (match[1], match[3], len(match[2]))
     return padded if not width and padded in groups else (match[1], match[3], width)
 

@@ -9,7 +9,7 @@ import re
 from itertools import product
 from math import prod
 
-MAX_HOSTS = 10_000  # in one word; more is a slip of the finger
+MAX_HOSTS = 10_000  # limit of one word; more is a slip of the finger
 
 BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _PIECE = re.compile(r"([0-9]+)(?:-([0-9]+)(?:/([0-9]+))?)?")
@@ -17,17 +17,16 @@ _MAX_DIGITS = 12
 
 
 class RangeMistake(ValueError):
-    """Why a range cannot be read, in words that follow `this line: `."""
+    """The reason why a range cannot be read, in words that follow `this line: `."""
 
 
 def expand(name: str) -> tuple[str, ...]:
-    """All names that `name` stands for, in order; `name` itself if it has no brackets.
+    """Return all names that `name` stands for, in order; `name` itself if it has no brackets.
 
     Padding with zeros is kept.
 
-    Errors: RangeMistake for anything in brackets but numbers and ranges,
-            for more than MAX_HOSTS names, or if a name
-    comes out twice.
+    Errors: RangeMistake for anything in brackets but numbers and ranges, for more than MAX_HOSTS names, or if
+    a name comes out twice.
     """
     words = BRACKETS.split(name)  # text, inside of brackets, text, ...
     if any("[" in text or "]" in text for text in words[::2]):
@@ -49,7 +48,7 @@ def expand(name: str) -> tuple[str, ...]:
 
 
 def _parse_piece(piece: str) -> tuple[range, int]:
-    """The numbers, and the number of digits to pad to."""
+    """Return the numbers, and the number of digits to pad to."""
     match = _PIECE.fullmatch(piece)
     if match is None:
         raise RangeMistake(

@@ -1,8 +1,8 @@
-"""Hosts from where they already are: what batch systems and MPI leave in variables and in files these name.
+"""Hosts that batch systems and MPI have named already, in variables and in files that these name.
 
-SOURCES is the table, in the order in which it is asked. A host that is named several times has the sum of its
-slots. Where hosts are only named, once each, nothing is said of their slots: as many as there are GPUs
-(slots=auto), or one where no host can be looked at.
+SOURCES is the table, in the order in which it is read. A host that is named several times has the sum of its
+slots. Where hosts are only named, once each, their slots are unknown: as many as there are GPUs (slots=auto),
+or one where no host can be looked at.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from .slurm_hosts import NODES, STEP_NODES, allocation_entries, step_entries
 Warn = Callable[[str], object]
 
 _COUNT = re.compile("[0-9]{1,9}")
-_SLOT_KEYS = ("slots", "cpu", "count")  # of Open MPI
-_USER_KEYS = ("username", "user_name", "user")  # of Open MPI, and of MPICH
+_SLOT_KEYS = ("slots", "cpu", "count")  # Open MPI's
+_USER_KEYS = ("username", "user_name", "user")  # Open MPI's, and MPICH's
 
 
 class HostSource(NamedTuple):
@@ -39,7 +39,7 @@ class HostSource(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Where this process is one of several that were started at once. `index` counts from 0."""
+    """The place of this process among several that were started at once. `index` counts from 0."""
 
     program: str
     size_variable: str
@@ -90,7 +90,7 @@ def source_of_file(path: str, environ: Mapping[str, str]) -> HostSource | None:
 
 
 def task_of(environ: Mapping[str, str]) -> str:
-    """What started this process together with others, and which of them it is; empty if it was not so."""
+    """Name the program that started this process with others, and its place among them; empty for none."""
     for task in TASKS:
         size, index = environ.get(task.size_variable, ""), environ.get(task.index_variable, "")
         if _COUNT.fullmatch(size) and int(size) > 1 and _COUNT.fullmatch(index):
@@ -102,7 +102,7 @@ def task_of(environ: Mapping[str, str]) -> str:
 
 
 def torchrun_hosts(environ: Mapping[str, str]) -> str:
-    """A warning, if variables for torchrun ask for several hosts, whose names they do not have."""
+    """Return a warning, if variables for torchrun ask for several hosts, whose names they do not have."""
     number = environ.get("PET_NNODES", "")
     most = number.rpartition(":")[2]
     if not _COUNT.fullmatch(most) or int(most) < 2:
@@ -116,10 +116,10 @@ def torchrun_hosts(environ: Mapping[str, str]) -> str:
 def read_source(
     source: HostSource, environ: Mapping[str, str], *, may_look: bool, warn: Warn = lambda text: None
 ) -> tuple[Host, ...]:
-    """The hosts that the source names, in its order. If not `may_look`, none has slots=auto.
+    """Return the hosts that the source names, in its order. If not `may_look`, none has slots=auto.
 
-    `warn` is told of what has no effect.
-    Errors: LaunchError with the variable, what was found there and what to do
+    `warn` gets parts without effect.
+    Errors: LaunchError with the variable, its value and what to do
     """
     entries = _entries(source, environ, warn)
     if not entries:
@@ -151,7 +151,7 @@ def _host(entry: SchedulerEntry, *, is_said: bool, may_look: bool) -> Host | Non
         return None
     if entry.slots is not None and entry.slots > MAX_SLOTS:
         raise entry.place.refusal(f"{entry.slots} slots are more than the {MAX_SLOTS} that a host may have")
-    if re.search(r"[\[\]]", entry.name):  # here a bracket is no range: the batch system has one name for each
+    if re.search(r"[\[\]]", entry.name):  # a bracket is no range here: the batch system has one name for each
         raise entry.place.refusal(f"{entry.name[:80]!r} is not the name of a host")
     slots = "auto" if not is_said and may_look else str(_num_slots(entry))
     user = {} if entry.user is None else {"user": entry.user}

@@ -54,7 +54,7 @@ class _Line(NamedTuple):
 
 
 def read_hostfile(path: Path, *, warn: Callable[[str], object] = lambda text: None) -> tuple[Host, ...]:
-    """The hosts that the file names.
+    """Return the hosts that the file names.
 
     Errors: LaunchError if the file is missing, cannot be read, is not UTF-8 text, or as parse_hostfile().
     """
@@ -78,9 +78,9 @@ def read_hostfile(path: Path, *, warn: Callable[[str], object] = lambda text: No
 
 
 def read_piped_hostfile(*, warn: Callable[[str], object] = lambda text: None) -> tuple[Host, ...]:
-    """The hosts that are named on standard input, for which `--hostfile -` stands.
+    """Return the hosts that are named on standard input, for which `--hostfile -` stands.
 
-    Errors: LaunchError if there is nothing to read, if it is not UTF-8 text, or as parse_hostfile().
+    Errors: LaunchError if it is empty, if it is not UTF-8 text, or as parse_hostfile().
     """
     how = "pipe a hostfile into it: sed 's/$/ slots=8/' nodes | dslaunch --hostfile - ..."
     try:
@@ -97,11 +97,11 @@ def read_piped_hostfile(*, warn: Callable[[str], object] = lambda text: None) ->
 def parse_hostfile(
     text: str, *, source: str, warn: Callable[[str], object] = lambda text: None
 ) -> tuple[Host, ...]:
-    """The hosts that a hostfile's text names, in its order.
+    """Return the hosts that a hostfile's text names, in its order.
 
-    `warn` is told of text that has no effect. A line that DeepSpeed reads, `NAME slots=N` with anything after
-    it, means here what it means there: slots=0 leaves the host out, and what is neither a key of ours nor a
-    slip of one is skipped.
+    `warn` gets text that has no effect. A line that DeepSpeed reads, `NAME slots=N` with anything after it,
+    means the same here: slots=0 leaves the host out, and words that are neither a key of ours nor a slip of
+    one are skipped.
     Errors: LaunchError with `source`, the line's number and the line; or that no host is named at all.
     Source: DeepSpeed 0.19.8 launcher/runner.py, `_parse_hostfile`. Not `slots=2x`, which it reads as 2.
     """
@@ -140,7 +140,7 @@ def parse_hostfile(
 
 
 def _split(raw: str, line: _Line) -> list[str]:
-    """The words of a line without its comment. In key='a b' and key="a b" the quotes belong to the word."""
+    """Split a line without its comment. In key='a b' and key="a b" the quotes belong to the word."""
     words: list[str] = []
     end = 0
     while True:
@@ -166,7 +166,7 @@ def _target_of(host: Host, *, has_user: bool) -> str:
 
 
 def _without_comment(options: list[str], line: _Line, warn: Callable[[str], object]) -> list[str]:
-    """`slots=2#comment` as DeepSpeed reads it."""
+    """Read `slots=2#comment` as DeepSpeed does."""
     if options and (match := re.fullmatch(r"(slots=[0-9]+)(#.*)", options[0])):
         comment = " ".join([match[2], *options[1:]])
         warn(
@@ -213,14 +213,14 @@ def _parse_line(line: _Line, options: list[str], warn: Callable[[str], object]) 
 
 
 def _keys(unread: list[str]) -> str:
-    """What else could stand there, unless that is what Open MPI's hostfiles have."""
+    """Return the other keys that could stand there, unless the words are those of Open MPI's hostfiles."""
     if all(one.startswith(("max_slots", "max-slots")) for one in unread):
         return ""
     return f", or write a key that has one: {', '.join(KEYS)}, env.NAME"
 
 
 def _is_ours(option: str) -> bool:
-    """Whether it is a key that has a meaning here, or perhaps a slip of one, which is then refused."""
+    """Tell whether it is a key with a meaning here, or perhaps a slip of one, which is then refused."""
     key, equals, _ = option.partition("=")
     if key in KEYS or key.startswith("env."):
         return True
@@ -246,7 +246,7 @@ def _parse_env(line: _Line, key: str, value: str, before: list[EnvEntry]) -> Env
 
 
 def _unquote(value: str) -> str:
-    """The text of a value other than a variable's: nothing expands in it."""
+    """Return the text of a value other than a variable's: nothing expands in it."""
     if not value.startswith(("'", '"')):
         return value
     return "".join(

@@ -1,7 +1,7 @@
 """A hostfile in one word, as `--hostfile` takes it: `node[1-4]:8,ada@gpu7:4,[fd00::7]:auto`.
 
-Items are joined by commas, each a host or a range of hosts, a ':' and the slots of each. This is how
-`mpirun --host`, `mpiexec -hosts` and `horovodrun -H` take theirs.
+Items are joined by commas, each a host or a range of hosts, a ':' and the slots of each. `mpirun --host`,
+`mpiexec -hosts` and `horovodrun -H` have the same form.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class _Item(NamedTuple):
 
 
 def is_host_list(text: str) -> bool:
-    """Whether `text`, which is no file, was meant as a list of hosts. A host without slots is not enough: it
-    may be a path with a slip in it.
+    """Tell whether `text`, which is no file, was meant as a list of hosts. A host without slots is not
+    enough: it may be a path with a slip in it.
     """
     return "/" not in BRACKETS.sub("", text) and any(letter in text for letter in ",:[")
 
 
 def parse_host_list(text: str) -> tuple[Host, ...]:
-    """The hosts of the list, in its order.
+    """Return the hosts of the list, in its order.
 
     Errors: LaunchError that quotes the item: its form, no slots, a host named twice, more than
     MAX_HOSTS hosts.
@@ -65,7 +65,7 @@ def parse_host_list(text: str) -> tuple[Host, ...]:
 
 
 def split_list(text: str) -> list[str]:
-    """What stands between the commas that are not in brackets."""
+    """Split the text at commas that are not in brackets."""
     items: list[str] = []
     start, is_inside = 0, False
     for place, letter in enumerate(text):
@@ -78,7 +78,7 @@ def split_list(text: str) -> list[str]:
 
 
 def split_slots(item: str) -> tuple[str, str | None]:
-    """`node1:8` as the host and what stands for its slots, which is None if there is none."""
+    """Split `node1:8` into the host and its slots, which are None if there are none."""
     target, colon, slots = item.rpartition(":")
     if not colon or "]" in slots or is_ipv6(item.rpartition("@")[2]):
         return item, None
@@ -86,7 +86,7 @@ def split_slots(item: str) -> tuple[str, str | None]:
 
 
 def _check_form(item: _Item, slots: str | None) -> None:
-    """Errors: LaunchError for what a hostfile's line does not know: commas and colons."""
+    """Errors: LaunchError for signs that a hostfile's line does not know: commas and colons."""
     example: Pairs = (("slots", "8"),)
     if not item.text:
         raise LaunchError(

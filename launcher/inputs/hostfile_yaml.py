@@ -1,4 +1,4 @@
-"""The hostfile in YAML, for those who generate it. The same hosts, keys and rules as in hostfile.py:
+"""The hostfile in YAML, for programs that generate it. The same hosts, keys and rules as in hostfile.py:
 
 hosts:
   - {name: worker-1, slots: 8}
@@ -6,7 +6,7 @@ hosts:
     devices: [0, 2]
     env: {NCCL_SOCKET_IFNAME: ib0}
 
-or as a mapping, if nothing but the name and other keys stand there:
+or as a mapping of names to their keys:
 
 hosts:
   worker-1: {slots: 8}
@@ -58,7 +58,7 @@ class _Item:
 def parse_yaml_hostfile(
     text: str, *, source: str, warn: Callable[[str], object] = lambda text: None
 ) -> tuple[Host, ...]:
-    """The hosts that a YAML hostfile names, in its order. `warn` is told of hosts with slots: 0.
+    """Return the hosts that a YAML hostfile names, in its order. `warn` gets hosts with slots: 0.
 
     Errors: LaunchError with `source` and the place, as in `hosts.yaml: hosts[2].slots: 'x': ...`.
     """

@@ -1,4 +1,4 @@
-"""What stands before each line of a worker: a template with the worker's place in the job."""
+"""The prefix of each line of a worker: a template with the worker's place in the job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .rank_set import format_ranks
 DEFAULT_TEMPLATE = "{host}:{rank} |"
 FIELDS = ("host", "rank", "local_rank", "node_rank", "stream")
 STREAM_NAMES = {1: "stdout", 2: "stderr"}
-MAX_HOSTS_NAMED = 4  # of folded lines; more would push the line itself off the screen
+MAX_HOSTS_NAMED = 4  # hosts of folded lines; more would push the line itself off the screen
 MAX_PREFIX_LENGTH = 200
 
 
@@ -52,7 +52,7 @@ def check_template(template: str) -> None:
 
 
 def prefix(template: str, origin: Origin, stream: int) -> bytes:
-    """The template filled in; a space follows, unless the template brings its own or is empty."""
+    """Fill in the template; a space follows, unless the template brings its own or is empty."""
     text = _text(template, origin, stream)
     if template and not template[-1].isspace():
         text += " "
@@ -60,7 +60,7 @@ def prefix(template: str, origin: Origin, stream: int) -> bytes:
 
 
 def folded_prefix(origins: tuple[Origin, ...]) -> bytes:
-    """For a line that several workers wrote: `host1:0-3, host2:4-7 | `, with many hosts `ranks 0-511 | `."""
+    """Return a prefix for several workers' line: `host1:0-3, host2:4-7 | `, or `ranks 0-511 | `."""
     ranks_of: dict[str, list[int]] = {}
     for one in sorted(origins, key=lambda one: one.rank):
         ranks_of.setdefault(one.host, []).append(one.rank)

@@ -1,10 +1,10 @@
-"""Reading a file that a person named, or that has a name which is always looked for.
+"""Reading a file that the user named, or whose name is always looked for.
 
 [Note: What is waited for]
 A pipe that the shell made, as of `--hostfile <(scontrol ...)` or `--hostfile /dev/stdin`, is read to its end,
-as ssh does it with -F: this process was started together with what writes into it. A named pipe in a folder
-is refused: without a writer the wait for it never ends, and nothing would say so. So is a device, but for
-/dev/null, which is an empty file.
+as ssh does it with -F: this process was started together with the writer. A named pipe in a folder is
+refused: without a writer the wait for it never ends, in silence. So is a device, but for /dev/null, which is
+an empty file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REFUSED = {
 
 
 def open_named(path: Path) -> int:
-    """A descriptor that reads the file. See [Note: What is waited for].
+    """Return a descriptor that reads the file. See [Note: What is waited for].
 
     Errors: OSError whose `strerror` is a clause that follows the path
     """
@@ -50,9 +50,9 @@ def open_named(path: Path) -> int:
 def read_named(
     path: Path, *, refuse: Callable[[os.stat_result], str] | None = None, max_bytes: int | None = None
 ) -> bytes:
-    """All that is in the file. `refuse` says why the open file may not be used; empty if it may.
+    """Return the content of the file. `refuse` says why the open file may not be used; empty if it may.
 
-    Errors: as open_named(); LaunchError with what `refuse` said
+    Errors: as open_named(); LaunchError with the text of `refuse`
     """
     with open(open_named(path), "rb") as file:
         why = refuse(os.fstat(file.fileno())) if refuse is not None else ""
@@ -66,9 +66,9 @@ def read_named(
 
 
 def read_stdin() -> bytes:
-    """All that standard input has.
+    """Return the content of standard input.
 
-    Errors: OSError whose `strerror` is a clause that follows its name; it is closed, or a terminal
+    Errors: OSError whose `strerror` is a clause that follows its name, if it is closed or a terminal
     """
     if os.isatty(0):
         raise OSError(errno.EINVAL, "it is a terminal, on which nothing is written yet", "standard input")
@@ -80,6 +80,6 @@ def read_stdin() -> bytes:
 
 
 def _is_stream_of_ours(path: Path) -> bool:
-    """Whether it names a descriptor of this process, as /dev/stdin and /dev/fd/63 do."""
+    """Tell whether it names a descriptor of this process, as /dev/stdin and /dev/fd/63 do."""
     folder = path.parent.resolve()
     return folder.is_relative_to("/proc") or (folder == Path("/dev") and path.is_symlink())

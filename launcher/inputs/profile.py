@@ -8,10 +8,9 @@ no_local_rank: true        # an option without a value
 script: train.py
 args: [--epochs, 3]
 
-The words of the file stand in front of those that were typed, so there is one parser, and one set of rules
-and messages. An option that was typed replaces that of the file, and a script that was typed replaces
-`script` and `args`. Paths are relative to the current folder, as everywhere on the command line, not to
-the file's folder.
+The words of the file stand in front of the typed ones, so there is one parser, and one set of rules and
+messages. A typed option replaces that of the file, and a typed script replaces `script` and `args`. Paths are
+relative to the current folder, as everywhere on the command line, not to the file's folder.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _NOT_IN_A_FILE = ("profile", "help", "version")
 
 
 class ProfileWords(NamedTuple):
-    """What to put in front: `options` before the typed ones; `script` and its arguments if none was typed."""
+    """Words to put in front: `options` before typed ones; `script` and its arguments if none was typed."""
 
     options: tuple[str, ...]
     script: tuple[str, ...]
@@ -43,7 +42,7 @@ class ProfileWords(NamedTuple):
 
 
 def read_profile(path: Path, options: Mapping[str, click.Option], *, typed: frozenset[str]) -> ProfileWords:
-    """The words of the file, but for the options with a parameter name in `typed`.
+    """Return the words of the file, without the options whose parameter name is in `typed`.
 
     `options` are known by `--name`.
 
@@ -65,7 +64,7 @@ def read_profile(path: Path, options: Mapping[str, click.Option], *, typed: froz
 def parse_profile(
     text: str, options: Mapping[str, click.Option], *, source: str, typed: frozenset[str] = frozenset()
 ) -> ProfileWords:
-    """The words that the text of a profile means.
+    """Return the words that the text of a profile means.
 
     Errors: LaunchError with `source` and the key: no option of the command, or a value that no option takes
     """

@@ -1,4 +1,4 @@
-"""Sets of ranks as people write them: `0,4-7`."""
+"""Sets of ranks as text: `0,4-7`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _ITEM = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", re.ASCII)
 
 
 def parse_ranks(text: str) -> tuple[range, ...]:
-    """The ranks that `0,4-7`, `all` or `none` mean, in the order given.
+    """Return the ranks that `0,4-7`, `all` or `none` mean, in the order given.
 
-    Errors: ValueError, with a sentence, if the text is none of these
+    Errors: ValueError, with a sentence, for other text
     """
     word = text.strip().lower()
     if word == "none":
@@ -33,7 +33,7 @@ def parse_ranks(text: str) -> tuple[range, ...]:
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """Ranks in the shortest such form: `0-3,7`."""
+    """Write ranks in the shortest such form: `0-3,7`."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""What a scheduler says of one host, and how its mistakes are told."""
+"""A scheduler's entry for one host, and errors in it."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ class SchedulerPlace(NamedTuple):
 
 
 def refusal(where: str, text: str, why: str) -> LaunchError:
-    """The error for a value that a scheduler left, which a person did not write: how to do without it."""
+    """Return the error for a value of a scheduler, which the user did not write: how to do without it."""
     shown = text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
     return LaunchError(f"{where}: {shown!r}: {why}; {WAY_OUT}")

@@ -1,4 +1,4 @@
-"""Which hosts of the pool take part in a job, and with which devices.
+"""The hosts of the pool that take part in a job, and their devices.
 
 `--include` and `--exclude` take items joined by '@', each a host or a host with some of its slots:
 
@@ -8,7 +8,7 @@
     [fd00::7]:0         slot 0 of an IPv6 address
     node[01-16]:0       slot 0 of 16 hosts
 
-Of a host with devices= in the hostfile, slots are the device ids of that list.
+Slots of a host with devices= in the hostfile are the device ids of that list.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .host import MAX_SLOTS, Host, device_id, host_key, is_ipv6
 from .host_range import RangeMistake, expand
 
 _SLOTS = re.compile(r"([0-9]+)(?:\s*-\s*([0-9]+))?")
-_NO_DEVICE = ("", "-1", "NoDevFiles")  # what people, CUDA and Slurm write to hide every device
+_NO_DEVICE = ("", "-1", "NoDevFiles")  # users, CUDA and Slurm write it to hide every device
 _AT = "'@' stands between two hosts"
-_BETWEEN = re.compile(r"[,;|/\s]+")  # what people write between hosts that are to be joined by '@'
+_BETWEEN = re.compile(r"[,;|/\s]+")  # users write it between hosts that '@' should join
 _HOSTS_LISTED = 10
 
 
@@ -36,7 +36,7 @@ class Selected(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """What one item says of one host. `slots` is not looked at yet: None for all of them."""
+    """One item's part about one host. `slots` is not looked at yet: None for all of them."""
 
     option: str
     text: str
@@ -47,17 +47,16 @@ class _Item(NamedTuple):
 def select(
     hosts: Sequence[Host], *, include: str = "", exclude: str = "", num_nodes: int = -1, num_gpus: int = -1
 ) -> tuple[Selected, ...]:
-    """The hosts that take part and the devices they use, always in hostfile order,
-    devices in the host's order.
+    """Return the hosts that take part and the devices they use, always in hostfile order, devices in the
+    host's order.
 
     A host that is included without slots gives all its slots. Hosts that keep no slot are left out. Names are
-    compared as host_key() says. No host of hosts_in_question() may have slots=auto. -1 is "not given" for
-    both numbers, 0 is "no limit".
+    compared by host_key(). No host of hosts_in_question() may have slots=auto. For both numbers -1 is "not
+    given", 0 is "no limit".
     Errors: LaunchError that names the option and quotes the item: unknown hosts, slots the host has not, more
     nodes or slots than there are, options that contradict each other, or nothing left.
-    Source: DeepSpeed 0.19.6 launcher/runner.py, `parse_resource_filter` and the trimming in
-            `main`; it accepts
-    slots and numbers beyond the hostfile, which start workers that cannot find their device.
+    Source: DeepSpeed 0.19.6 launcher/runner.py, `parse_resource_filter` and the trimming in `main`; it
+    accepts slots and numbers beyond the hostfile, which start workers that cannot find their device.
     """
     _check_combination(include=include, exclude=exclude, num_nodes=num_nodes, num_gpus=num_gpus)
     _check_hosts(hosts)
@@ -94,10 +93,10 @@ def select(
 def hosts_in_question(
     hosts: Sequence[Host], *, include: str = "", exclude: str = "", num_nodes: int = -1, num_gpus: int = -1
 ) -> tuple[Host, ...]:
-    """The hosts of which select() needs to know the slots, in hostfile order:
-    the ones to look at with slots=auto.
+    """Return the hosts whose slots select() needs to know, in hostfile order: those to look at with
+    slots=auto.
 
-    Errors: LaunchError as select(), for what can be told without the slots.
+    Errors: LaunchError as select(), for mistakes that show without the slots.
     """
     _check_combination(include=include, exclude=exclude, num_nodes=num_nodes, num_gpus=num_gpus)
     _check_hosts(hosts)
@@ -111,7 +110,7 @@ def hosts_in_question(
 
 
 def local_devices_from_visible(value: str) -> tuple[str, ...]:
-    """The devices that a value of CUDA_VISIBLE_DEVICES shows, verbatim and in its order.
+    """Return the devices that a value of CUDA_VISIBLE_DEVICES shows, verbatim and in its order.
 
     Errors: LaunchError if an id is neither an index nor a GPU- or MIG- id, or is given twice.
     """
@@ -181,7 +180,7 @@ def _size(host: Host) -> str:
 
 
 def _parse_items(text: str, hosts: Sequence[Host], *, option: str) -> dict[str, tuple[_Item, ...]]:
-    """What is said of each host, by its name."""
+    """Return the items of each host, by its name."""
     host_of: dict[str, Host] = {}
     for host in hosts:
         host_of.setdefault(host_key(host.name), host)
@@ -194,12 +193,12 @@ def _parse_items(text: str, hosts: Sequence[Host], *, option: str) -> dict[str, 
 
 
 def _is_only_whole(items: Sequence[_Item]) -> bool:
-    """Whether the host is named, and always without slots: then it does not matter how many it has."""
+    """Tell whether the host is named, and always without slots: then their number does not matter."""
     return bool(items) and all(item.slots is None for item in items)
 
 
 def _devices_of(items: Sequence[_Item]) -> frozenset[str]:
-    """All devices that the items name; a host named twice gets both."""
+    """Return all devices that the items name; a host named twice gets both."""
     found: set[str] = set()
     for item in items:
         if item.slots is None:
@@ -247,7 +246,7 @@ def _names(name: str, item: str, *, option: str) -> tuple[str, ...]:
 
 
 def _parse_slots(piece: str, item: _Item) -> list[str]:
-    """The devices that one piece between commas names: a device, or a range of indices."""
+    """Return the devices that one piece between commas names: a device, or a range of indices."""
     name = _shown(item.host)
     ids = item.host.device_ids
     head = f"{item.option} {item.text!r}: "
@@ -276,7 +275,7 @@ def _parse_slots(piece: str, item: _Item) -> list[str]:
 
 
 def _index(digits: str) -> int:
-    """The number, or one that no host has: int() refuses a text of thousands of digits."""
+    """Return the number, or one that no host has: int() refuses a text of thousands of digits."""
     digits = digits.lstrip("0") or "0"
     return min(int(digits), MAX_SLOTS) if len(digits) <= len(str(MAX_SLOTS)) else MAX_SLOTS
 

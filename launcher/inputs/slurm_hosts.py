@@ -3,7 +3,7 @@
 [Note: Slots of a Slurm host]
 A process of ours takes a GPU, so the GPUs of the allocation are the slots: those asked for on each node
 (SLURM_GPUS_PER_NODE), else those on this node (SLURM_GPUS_ON_NODE, SLURM_JOB_GPUS), which --gres gives to
-each. Without GPUs the tasks are. One task on each node says nothing: it is what Slurm sets by itself.
+each. Without GPUs the tasks are. One task on each node means nothing: Slurm sets it by itself.
 
 Source: Slurm 22.05, sbatch(1) and srun(1), "OUTPUT ENVIRONMENT VARIABLES".
 """
@@ -77,7 +77,7 @@ def _names(where: str, nodes: str) -> list[str]:
 
 
 def _tasks(environ: Mapping[str, str], num_hosts: int) -> list[int]:
-    """The tasks of each host; empty if they are not said."""
+    """Return the tasks of each host; empty if they are not given."""
     text = environ.get(_TASKS, "")
     if not text:
         return []
@@ -95,7 +95,7 @@ def _tasks(environ: Mapping[str, str], num_hosts: int) -> list[int]:
 
 
 def _gpus(environ: Mapping[str, str], num_hosts: int, tasks: list[int]) -> list[int]:
-    """The GPUs of each host; empty if there are none, or they are not said."""
+    """Return the GPUs of each host; empty if there are none, or they are not given."""
     asked = _gpu_count(environ, "SLURM_GPUS_PER_NODE")
     if asked:
         return [asked] * num_hosts
@@ -118,7 +118,7 @@ def _gpus(environ: Mapping[str, str], num_hosts: int, tasks: list[int]) -> list[
 
 
 def _gpu_count(environ: Mapping[str, str], variable: str) -> int:
-    """8 for `8`, `a100:8` and `a100:4,v100:4`; 0 if the variable is not set."""
+    """Return 8 for `8`, `a100:8` and `a100:4,v100:4`; 0 if the variable is not set."""
     text = environ.get(variable, "")
     if not text:
         return 0

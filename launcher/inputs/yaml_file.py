@@ -35,9 +35,9 @@ class _Loader(yaml.BaseLoader):
 
 
 def parse_yaml(text: str, *, source: str, example: str) -> Node:
-    """What the one document in `text` says; an empty text is an empty str.
+    """Return the one document in `text`; an empty text is an empty str.
 
-    Errors: LaunchError with `source` and the line; `example` is what to write instead.
+    Errors: LaunchError with `source` and the line; `example` is a correct text.
     """
     if len(text) > _MAX_CHARS:
         raise LaunchError(
@@ -59,6 +59,6 @@ def parse_yaml(text: str, *, source: str, example: str) -> Node:
 
 
 def shown(node: Node) -> str:
-    """A value for a message, shortened."""
+    """Return a value for a message, shortened."""
     text = repr(node) if isinstance(node, str) else "a list" if isinstance(node, list) else "a mapping"
     return text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."

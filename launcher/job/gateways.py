@@ -1,11 +1,11 @@
-"""Two levels instead of one: which hosts are reached from here, and which through one of those.
+"""Two levels instead of one: hosts that are reached from here, and hosts behind one of those.
 
 Arithmetic only.
 
 The hosts are cut, in their order, into groups of nearly equal size. The first host of a group is its gateway;
 the others are its children, and a relay on the gateway reaches them. Every list here is walked once, so the
-work is the same few steps for each host. 4,000 hosts with a radix of 32 make 122 groups of 32 or 33. More
-than MAX_GATEWAYS groups are not made: beyond that the groups grow, all alike, so that 10,000 hosts make 128
+work is the same few steps for each host. 4,000 hosts with a radix of 32 make 122 groups of 32 or 33. There
+are never more than MAX_GATEWAYS groups: beyond that the groups grow, all alike, so that 10,000 hosts make 128
 groups of 78 or 79.
 """
 
@@ -29,10 +29,10 @@ class Group(NamedTuple):
 
 
 def plan_groups(nodes: Sequence[NodePlan], options: TreeOptions) -> tuple[Group, ...]:
-    """The groups; none if the tree was not asked for, or there are not more hosts than were said.
+    """Return the groups; none if the tree was not asked for, or there are not more hosts than its limit.
 
-    Left out is what no gateway could reach: this machine, and names that mean another host
-    wherever they are used.
+    Hosts that no gateway could reach are left out: this machine, and names that mean another host wherever
+    they are used.
     """
     remote = [node for node in nodes if not node.is_local and not is_loopback(node.host.name)]
     if options.above is None or len(remote) <= options.above:
@@ -46,20 +46,18 @@ def plan_groups(nodes: Sequence[NodePlan], options: TreeOptions) -> tuple[Group,
 
 
 def group_sizes(num_hosts: int, *, radix: int) -> tuple[int, ...]:
-    """How many hosts each group has, its gateway included: at most radix + 1,
-    unless there were too many gateways.
-    """
+    """Return the number of hosts of each group with its gateway: at most radix + 1 below MAX_GATEWAYS."""
     num_groups = min(-(-num_hosts // (radix + 1)), MAX_GATEWAYS)
     return tuple(num_hosts // num_groups + (place < num_hosts % num_groups) for place in range(num_groups))
 
 
 def gateways_of(groups: Sequence[Group]) -> dict[int, str]:
-    """The name of its gateway for each host that has one, by node_rank."""
+    """Return the name of its gateway for each host that has one, by node_rank."""
     return {child.node_rank: group.gateway.host.name for group in groups for child in group.children}
 
 
 def is_loopback(name: str) -> bool:
-    """Whether the name means the machine on which it is used."""
+    """Tell whether the name means the machine on which it is used."""
     try:
         return ipaddress.ip_address(name.partition("%")[0]).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where rank 0 can be reached by all the others."""
+"""The address at which all the others reach rank 0."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def master_address(*, is_one_machine: bool, reached_at: str, address_to_peers: str, hostname: str) -> str:
-    """Node 0's address for MASTER_ADDR when none was asked for.
+    """Return node 0's address for MASTER_ADDR when none was asked for.
 
     `reached_at` is the address by which SSH reached node 0 (empty if node 0 is this machine),
     `address_to_peers` this machine's own address on its connections to the other nodes (empty if there is a
@@ -29,5 +29,5 @@ def master_address(*, is_one_machine: bool, reached_at: str, address_to_peers: s
 
 
 def is_for_others(address: str) -> bool:
-    """Whether another machine can mean the same by this address; not if it is none, or a loopback address."""
+    """Tell whether another machine reaches the same host by this address: it is no loopback address."""
     return is_address(address) and not ipaddress.ip_address(address.partition("%")[0]).is_loopback

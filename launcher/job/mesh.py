@@ -1,4 +1,4 @@
-"""The ranks of a job along the axes of its parallelism, and which of them are on one host. Arithmetic only.
+"""The ranks of a job along the axes of its parallelism, and their hosts. Arithmetic only.
 
 Groups of ep are consecutive among the ranks that share a stage's other layers, dp x sp, so it is no factor of
 the number of ranks.
@@ -18,7 +18,7 @@ from ..options.restart import RestartOptions
 from ..wording import count, shown_size
 from .restart import Decision
 
-INSIDE_A_HOST = ("tp", "sp")  # what they send in every layer is waited for
+INSIDE_A_HOST = ("tp", "sp")  # ranks wait for their traffic in every layer
 
 
 class JobMesh(NamedTuple):
@@ -29,11 +29,11 @@ class JobMesh(NamedTuple):
     sp: int = 1
     tp: int = 1
     ep: int = 1
-    order: tuple[str, ...] = ORDER  # of all but ep, the outermost first
+    order: tuple[str, ...] = ORDER  # all but ep, the outermost first
 
     @property
     def text(self) -> str:
-        """As --mesh takes it: dp, and all axes of more than one rank."""
+        """Return it as --mesh takes it: dp, and all axes of more than one rank."""
         sizes = {name: self.size(name) for name in (*ORDER, "ep") if name == "dp" or self.size(name) > 1}
         order = () if self.order == ORDER else tuple(name for name in self.order if self.size(name) > 1)
         return _text(sizes, order)
@@ -81,7 +81,7 @@ class JobMesh(NamedTuple):
 
 
 class HostSlots(NamedTuple):
-    """A host of the job, and how many of its ranks are there."""
+    """A host of the job, and the number of its ranks."""
 
     name: str
     num_ranks: int
@@ -122,7 +122,7 @@ def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False)
 def _order_of(options: MeshOptions, mesh: JobMesh) -> tuple[str, ...]:
     """All axes, those with one rank first, for which it makes no difference.
 
-    Errors: LaunchError if one of more ranks is left out
+    Errors: LaunchError if an axis of more ranks is left out
     """
     sizes = {name: mesh.size(name) for name in ORDER}
     left_out = [name for name in ORDER if sizes[name] > 1 and name not in options.order]
@@ -174,8 +174,8 @@ def warnings_of(mesh: JobMesh, hosts: Sequence[HostSlots]) -> list[str]:
 def describe(
     mesh: JobMesh, hosts: Sequence[HostSlots], sent_bytes: Callable[[str], float] | None = None
 ) -> list[str]:
-    """Return the lines of a table of the axes, the innermost first. `sent_bytes`, where they were
-    estimated, are those of a rank along an axis, in a step.
+    """Return the lines of a table of the axes, the innermost first. `sent_bytes`, where they were estimated,
+    are those of a rank along an axis, in a step.
     """
     sizes = [name for name in mesh.order if mesh.size(name) > 1 or name == "dp"]
     shown = " x ".join(f"{name} {mesh.size(name)}" for name in sizes)
@@ -198,7 +198,7 @@ def describe(
 
 
 def fit(decision: Decision, options: MeshOptions, restart: RestartOptions) -> Decision:
-    """Return what comes next if only dp may shrink: hosts that the other axes leave no use for are spares."""
+    """Return the next attempt if only dp may shrink: hosts that the other axes cannot use are spares."""
     attempt, given = decision.attempt, dict(options.sizes)
     if attempt is None or not given:
         return decision
@@ -227,7 +227,7 @@ def fit(decision: Decision, options: MeshOptions, restart: RestartOptions) -> De
 def _crossing(
     mesh: JobMesh, name: str, hosts: Sequence[HostSlots]
 ) -> tuple[tuple[int, ...], tuple[str, ...]] | None:
-    """The first line along an axis that is on several hosts, and these hosts; None if there is none."""
+    """Return the first line along an axis that is on several hosts, and these hosts; None without one."""
     host_of = [host.name for host in hosts for _ in range(host.num_ranks)]
     for line in mesh.lines(name):
         names = tuple(dict.fromkeys(host_of[rank] for rank in line))
@@ -241,7 +241,7 @@ def _num_ranks(hosts: Sequence[Selected]) -> int:
 
 
 def _num_inner(given: Mapping[str, int]) -> int:
-    """The ranks that hold one copy of the model together."""
+    """Return the number of ranks that hold one copy of the model together."""
     return prod(given.get(name, 1) for name in ORDER if name != "dp")
 
 

@@ -1,8 +1,8 @@
-"""What the ranks of a mesh send and hold, estimated from the sizes of a model. Arithmetic only.
+"""Traffic and memory of the ranks of a mesh, estimated from the sizes of a model. Arithmetic only.
 
 A block is attention and an MLP, or experts in its place. Embeddings and the head lie in no block and are
-counted as if they were spread over the stages; layers of normalisation are left out, and so is what tp sends
-for the head. `docs/train/which-axis.md` has the formulas.
+counted as if they were spread over the stages; layers of normalisation are left out, and so is the traffic of
+tp for the head. `docs/train/which-axis.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ..options.mesh import EstimateOptions
 from ..wording import shown_size
 from .mesh import JobMesh
 
-STATES_BYTES = 12  # of a parameter: AdamW's two moments and a master in float32
+STATES_BYTES = 12  # bytes per parameter: AdamW's two moments and a master in float32
 SHARD_GRADIENT_BYTES = 4  # shards of gradients are added up in float32
 GATED = ("silu", "swiglu", "gelu_pytorch_tanh")  # MLPs with three matrices, as Llama's and Gemma's
 _CONFIG = "config.json"
 
 
 class ModelSizes(NamedTuple):
-    """Of one model; widths in elements."""
+    """The sizes of one model; widths in elements."""
 
     hidden: int
     num_blocks: int
-    query_width: int  # of all heads
+    query_width: int  # width of all heads
     num_kv_heads: int
     head_width: int
     dense: int  # parameters
@@ -37,7 +37,7 @@ class ModelSizes(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """Of one rank that has stages before and behind it, and of one optimizer step."""
+    """The estimate for a rank with stages before and behind it, and for one optimizer step."""
 
     sizes: ModelSizes
     options: EstimateOptions
@@ -107,7 +107,7 @@ class Estimate(NamedTuple):
 def estimate_of(options: EstimateOptions | None) -> Estimate | None:
     """Return the estimate that was asked for, None if none was.
 
-    Errors: LaunchError for a file that cannot be read or lacks what is needed
+    Errors: LaunchError for a file that cannot be read or lacks a needed size
     """
     if options is None:
         return None
@@ -125,7 +125,7 @@ def estimate_of(options: EstimateOptions | None) -> Estimate | None:
 def _sizes_of(config: Any, path: Path) -> ModelSizes:
     """Read a config.json of transformers."""
     given: dict[str, Any] = config if isinstance(config, dict) else {}
-    if isinstance(given.get("text_config"), dict):  # of a model that takes images, too
+    if isinstance(given.get("text_config"), dict):  # a model that takes images, too
         given = given["text_config"]
 
     def number(*names: str, default: int | None = None) -> int:

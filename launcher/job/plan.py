@@ -1,6 +1,6 @@
-"""The plan of a job: which process runs where, with what.
+"""The plan of a job: each process, its host, command and environment.
 
-Pure arithmetic; `--dry_run` prints it, the controller does it.
+Pure arithmetic; `--dry_run` prints it, the controller carries it out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..wire.job import NodeJob, RankJob
 from .mesh import HostSlots, JobMesh
 from .mesh_estimate import Estimate
 
-MOST_SINGLE_RANKS = 64  # whose numbers travel one by one; of more, those of a host are folded
+MOST_SINGLE_RANKS = 64  # their numbers travel one by one; of more, those of a host are folded
 
 
 class RankPlan(NamedTuple):
@@ -31,13 +31,13 @@ class RankPlan(NamedTuple):
     rank: int
     local_rank: int
     env: tuple[tuple[str, str], ...]
-    arguments: tuple[str, ...]  # what follows the interpreter; the whole command with --no_python
+    arguments: tuple[str, ...]  # the words after the interpreter; the whole command with --no_python
 
 
 class NodePlan(NamedTuple):
     """One host's part of the job. `is_local` means no SSH: the host is this machine.
 
-    `stdin_rank` reads what we read.
+    `stdin_rank` reads our input.
     """
 
     node_rank: int
@@ -49,7 +49,7 @@ class NodePlan(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Where rank 0 listens. `address` None: node 0's, as the others reach it.
+    """The place where rank 0 listens. `address` None: node 0's, as the others reach it.
 
     A port that is not fixed may move.
     """
@@ -60,9 +60,7 @@ class Endpoint(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What each rank runs. `python` is None with --no_python; `script` is a file that must
-    exist on the hosts.
-    """
+    """The program of each rank. `python`: None with --no_python; `script`: a file that hosts must have."""
 
     python: str | None
     head: tuple[str, ...]  # up to and with the script, module or command
@@ -82,36 +80,36 @@ class Plan(NamedTuple):
     environment: tuple[EnvEntry, ...]
     kill_grace_s: float
     heartbeat_s: float
-    stack_on_hang_s: float | None = None  # of silence, after which the workers are asked for stacks
-    save_pid: int | None = None  # of this process, if the agents are to write theirs into a file named for it
+    stack_on_hang_s: float | None = None  # seconds of silence, after which the workers are asked for stacks
+    save_pid: int | None = None  # this process's id, if the agents must write theirs into a file named for it
     preload: tuple[str, ...] | None = (
         None  # modules that each host imports once, to fork its workers from; None: the host decides
     )
-    has_timings: bool = False  # the workers tell of their start
+    has_timings: bool = False  # the workers report the phases of their start
     prepare_timeout_s: float = 600.0
     bind_cores: tuple[int, ...] | None = None  # the cores that a host's ranks share; empty for all it allows
     mesh: JobMesh | None = None
     mesh_estimate: Estimate | None = None
-    hosts_from: str = ""  # what named the hosts, if they were found
+    hosts_from: str = ""  # the file or variable that named them, if they were found
     elastic: ElasticOptions = ElasticOptions()
-    metrics_interval_s: float = 0.0  # in which each rank tells its numbers; 0: none does
+    metrics_interval_s: float = 0.0  # each rank reports its numbers once in it; 0: never
 
     @property
     def world_size(self) -> int:
         return sum(len(node.ranks) for node in self.nodes)
 
     def place_of(self, rank: int) -> str:
-        """Where the rank is along the axes of --mesh; empty without it."""
+        """Return the rank's place along the axes of --mesh; empty without it."""
         return "" if self.mesh is None else self.mesh.place(rank)
 
     @property
     def host_names(self) -> tuple[str, ...]:
-        """In the order of their ranks."""
+        """Names of the hosts, in the order of their ranks."""
         return tuple(node.host.name for node in self.nodes)
 
     @property
     def host_slots(self) -> tuple[HostSlots, ...]:
-        """In the same order."""
+        """Slots of the hosts, in the same order."""
         return tuple(HostSlots(node.host.name, len(node.ranks)) for node in self.nodes)
 
 
@@ -124,7 +122,7 @@ def plan_program(
     no_python: bool = False,
     no_local_rank: bool = False,
 ) -> Program:
-    """The command line of every rank, without its rank."""
+    """Return the command line of every rank, without its rank."""
     head = (name,) if no_python else ("-u", "-m", name) if is_module else ("-u", name)
     return Program(
         python=None if no_python else python,
@@ -142,11 +140,11 @@ def plan_nodes(
     local_names: frozenset[str],
     env: Mapping[str, str] | None = None,
 ) -> tuple[NodePlan, ...]:
-    """Give every device of every host one rank: hosts in hostfile order,
-    devices in the order they were given.
+    """Give every device of every host one rank: hosts in hostfile order, devices in the order they were
+    given.
 
-    Source: DeepSpeed 0.19.8 launcher/launch.py, `global_rank_mapping`: the same ranks,
-            so logs can be compared.
+    Source: DeepSpeed 0.19.8 launcher/launch.py, `global_rank_mapping`: the same ranks, so logs can be
+    compared.
     """
     world_size = sum(len(one.devices) for one in selected)
     of_local_rank = functools.cache(functools.partial(_plan_local_rank, program=program))
@@ -180,20 +178,18 @@ def plan_nodes(
 
 
 def is_this_machine(host: Host, local_names: frozenset[str]) -> bool:
-    """Whether no SSH is needed. Another user means a login, another port another sshd,
-    e.g. of a container.
-    """
+    """Tell whether the host needs no SSH. Another user means a login, another port another sshd."""
     return host.name.lower() in local_names and host.user is None and host.port is None
 
 
 def python_of(plan: Plan, host: Host) -> str | None:
-    """The interpreter of a host's ranks; None with --no_python, empty for the one that runs the agent."""
+    """Return the interpreter of a host's ranks; None with --no_python, empty for the agent's own."""
     of_others = "" if host.exec_prefix else plan.program.python
     return None if plan.program.python is None else host.python or of_others
 
 
 def environment_of(plan: Plan, host: Host) -> tuple[EnvEntry, ...]:
-    """What a host's workers get before RANK and its like: the job's entries, then the host's own.
+    """Return a host's variables before RANK and its like: the job's entries, then the host's own.
 
     With a folder of its own, that folder is in PYTHONPATH too, as the job's is on the other hosts.
     """
@@ -206,7 +202,7 @@ def environment_of(plan: Plan, host: Host) -> tuple[EnvEntry, ...]:
 
 
 def overruled(plan: Plan) -> tuple[EnvEntry, ...]:
-    """What files say of variables that every rank gets from us: it has no effect.
+    """Return entries of files for variables that every rank gets from us: they have no effect.
 
     CUDA_VISIBLE_DEVICES is not among them, because a host without GPUs keeps it.
     """
@@ -216,7 +212,7 @@ def overruled(plan: Plan) -> tuple[EnvEntry, ...]:
 
 
 class _LocalRankPlan(NamedTuple):
-    """What is the same for a local rank on all hosts: made once, or a million ranks take gigabytes."""
+    """The common part of a local rank on all hosts: made once, or a million ranks take gigabytes."""
 
     local_rank: int
     variable: tuple[str, str]
@@ -236,7 +232,7 @@ def _plan_rank(rank: int, local: _LocalRankPlan, of_node: tuple[tuple[str, str],
 
 
 def origins_of(plan: Plan) -> tuple[Origin, ...]:
-    """Where each rank's output comes from."""
+    """Return the origin of each rank's output."""
     return tuple(
         Origin(node.host.name, node.node_rank, one.rank, one.local_rank)
         for node in plan.nodes
@@ -245,7 +241,7 @@ def origins_of(plan: Plan) -> tuple[Origin, ...]:
 
 
 def job_of(plan: Plan, node: NodePlan) -> NodeJob:
-    """The node's part of the plan as its agent gets it."""
+    """Return the node's part of the plan as its agent gets it."""
     program = plan.program
     return NodeJob(
         cwd=node.host.cwd or plan.cwd,

@@ -1,4 +1,4 @@
-"""A plan for people: what --dry_run prints."""
+"""A plan as text: the output of --dry_run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def describe(
     how: str | None = None,
     gateways: Mapping[int, str] | None = None,
 ) -> str:
-    """The plan for people: every host with its ranks, devices and command.
+    """Write the plan as text: every host with its ranks, devices and command.
 
-    `how` they start, if not by an agent.
+    `how`: the way in which they start, if not by an agent.
 
     `gateways`: the names of the hosts through which others are reached, by the node_rank of these.
     """

@@ -1,4 +1,4 @@
-"""Which variables each rank would get, and where each comes from. From a plan alone: no host is asked."""
+"""The variables that each rank would get, with their sources. From a plan alone: no host is asked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Variable:
 
 
 def variables_of(plan: Plan, node: NodePlan, rank: RankPlan, *, shows_secrets: bool) -> tuple[Variable, ...]:
-    """All variables of one rank that do not come from the host itself, by name."""
+    """Return all variables of one rank that do not come from the host itself, by name."""
     found: dict[str, Variable] = {}
 
     def add(name: str, value: str, source: str) -> None:
@@ -63,7 +63,7 @@ def variables_of(plan: Plan, node: NodePlan, rank: RankPlan, *, shows_secrets: b
 
 
 def describe(plan: Plan, *, only_rank: int | None = None, shows_secrets: bool = False) -> str:
-    """The variables of all ranks, those that many share once; or of one rank."""
+    """Describe the variables of all ranks, those that many share once; or of one rank."""
     of_rank = {
         rank.rank: variables_of(plan, node, rank, shows_secrets=shows_secrets)
         for node in plan.nodes
@@ -111,7 +111,7 @@ def _master_addr(plan: Plan) -> str:
 
 
 def _shared(of_ranks: Sequence[tuple[Variable, ...]]) -> list[Variable]:
-    """What is the same for all of them, in order."""
+    """Return the variables that are the same for all of them, in order."""
     first, *others = of_ranks or [()]
     sets: list[Mapping[Variable, None]] = [dict.fromkeys(one) for one in others]
     return [variable for variable in first if all(variable in one for one in sets)]

@@ -1,8 +1,8 @@
-"""Which hosts a job that runs should have, and with which it goes on when it has ended for that.
-Arithmetic only.
+"""The hosts that a running job should have, and those with which it goes on when it has ended for a change of
+hosts. Arithmetic only.
 
-A change of hosts is no failure: it counts as no restart and is not held to --min_uptime. Neither is what a
-host does that was told to go, nor what one does that has joined just now: the job goes on without it.
+A change of hosts is no failure: it counts as no restart and is not held to --min_uptime. A failure of a host
+that was told to go, or that has just joined, does not count either: the job goes on without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .mesh import fit
 from .restart import Attempt, Decision, decide, replace_hosts
 from .verdict import HostFailure, RankFailure, Verdict
 
-JOINING_S = 60.0  # from a start: if the job fails within, hosts that have come with it are left out again
+JOINING_S = 60.0  # after a start: if the job fails within, hosts that have come with it are left out again
 
 
 class HostsNow(NamedTuple):
@@ -26,10 +26,10 @@ class HostsNow(NamedTuple):
     are taken.
     """
 
-    going: Mapping[str, str]  # of the attempt: those that leave, each with the reason
+    going: Mapping[str, str]  # hosts of the attempt that leave, each with the reason
     coming: tuple[Selected, ...]  # were tried just now, and can be used
     spares: tuple[Selected, ...]  # were not tried, and take the place of others only
-    words: Mapping[str, str]  # what those that come are, e.g. "is back"
+    words: Mapping[str, str]  # description of those that come, e.g. "is back"
 
 
 class ResizeRules(NamedTuple):
@@ -41,7 +41,7 @@ class ResizeRules(NamedTuple):
 
     @property
     def minimum(self) -> int:
-        """With how many hosts the job goes on at least, if some are to go."""
+        """Least number of hosts with which the job goes on, if some must go."""
         return max(1, self.restart.min_nodes or 1)
 
 
@@ -99,7 +99,7 @@ def next_attempt(attempt: Attempt, verdict: Verdict, known: HostsNow, rules: Res
 
 def _after_change(attempt: Attempt, known: HostsNow, rules: ResizeRules) -> Decision:
     decision = resize(attempt, known, rules)
-    if decision is None:  # what was to come has gone again
+    if decision is None:  # the hosts that were to come have gone again
         following = attempt._replace(number=attempt.number + 1, joined=frozenset())
         why = "the hosts stay as they are, after all: starting again from the checkpoint"
         return Decision(following, why)
@@ -110,7 +110,7 @@ def _after_change(attempt: Attempt, known: HostsNow, rules: ResizeRules) -> Deci
 
 
 def _forgiven(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
-    """The hosts without which the job goes on for free, if what failed first is the fault of one of them."""
+    """Return the hosts without which the job goes on for free, if the first failure is the fault of one."""
     culprit = verdict.culprit
     if not isinstance(culprit, HostFailure | RankFailure):
         return {}
@@ -124,7 +124,7 @@ def _forgiven(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
     )
     if not attempt.joined or (verdict.ran_s or 0.0) > JOINING_S or is_of_old_host:
         return {}
-    # With them the job fails, and without them it ran: a batch that so many ranks do not divide, say.
+    # With them the job fails, and without them it ran: perhaps so many ranks do not divide a batch.
     return leaving | {name: f"it had just joined: {culprit.describe()}" for name in sorted(attempt.joined)}
 
 

@@ -1,4 +1,4 @@
-"""What a job does after a failure: end, or start again, and with which hosts. Arithmetic only.
+"""The decision after a failure: end, or start again, and with which hosts. Arithmetic only.
 
 A spare takes the place, and so the ranks, of a host that could not be used or was lost; without a spare the
 hosts behind it move up, if --min_nodes allows fewer; else a lost host is tried once more, for it may be back.
@@ -19,11 +19,11 @@ from .verdict import HostFailure, OutputFailure, RankFailure, Verdict
 
 
 class Attempt(NamedTuple):
-    """One start of the job: its hosts in rank order, the spares that are left,
-    and how many starts came before.
+    """One start of the job: its hosts in rank order, the spares that are left, and the number of starts
+    before.
 
-    `num_restarts` counts restarts of a job that had run; one whose hosts could not be used
-    had not, and is free.
+    `num_restarts` counts restarts of a job that had run; a job whose hosts could not be used had not, and is
+    free.
     """
 
     run_id: str  # the same for all attempts of one command
@@ -32,14 +32,14 @@ class Attempt(NamedTuple):
     number: int = 0
     num_restarts: int = 0
     last_culprit: str | None = None  # the host whose rank failed first
-    hosts_from: str = ""  # what named the hosts, if they were found
+    hosts_from: str = ""  # the file or variable that named them, if they were found
     joined: frozenset[str] = frozenset()  # the hosts that have come in this attempt
 
 
 class Decision(NamedTuple):
-    """What comes next: another attempt or, if that is None, the end.
+    """The next step: another attempt or, if that is None, the end.
 
-    `why` is one sentence; empty: nothing to say.
+    `why` is one sentence; empty: there is nothing to report.
     """
 
     attempt: Attempt | None
@@ -52,7 +52,7 @@ def first_attempt(
     """Divide the chosen hosts into those that take part and the spares.
 
     `num_nodes` below 1 means not given; then --max_nodes, or all but the --spares, take part.
-    Errors: LaunchError if there are not as many spares as were asked for
+    Errors: LaunchError if there are fewer spares than were asked for
     """
     wanted = num_nodes if num_nodes > 0 else options.max_nodes
     num_free = len(selected) - (wanted or 1)
@@ -70,7 +70,7 @@ def first_attempt(
 
 
 def decide(attempt: Attempt, verdict: Verdict, options: RestartOptions) -> Decision:
-    """The next attempt after `verdict`, or why there is none."""
+    """Return the next attempt after `verdict`, or why there is none."""
     if verdict.exit_code == 0 or verdict.interrupted_by is not None or not options.is_on:
         return Decision(attempt=None, why="")
     if isinstance(verdict.culprit, OutputFailure):
@@ -86,17 +86,17 @@ def decide(attempt: Attempt, verdict: Verdict, options: RestartOptions) -> Decis
             f"{options.min_uptime_s:g} s",
         )
     if not had_run and not bad:
-        return Decision(attempt=None, why="")  # a mistake, such as a script that is not there
+        return Decision(attempt=None, why="")  # a mistake, such as a missing script
     return _without(attempt, bad, verdict, options, had_run=had_run)
 
 
 def without_unfit(attempt: Attempt, unfit: dict[str, str], options: RestartOptions) -> Decision:
-    """The same attempt without the hosts and spares that a look before the start found unfit, by name and
-    reason; None if too few are left.
+    """Return the same attempt without the hosts and spares that a look before the start found unfit, by name
+    and reason; None if too few are left.
 
-    Nothing has started, so this is no restart.
+    No worker has started, so this is no restart.
     """
-    unfit = {name: reason.partition(";")[0] for name, reason in unfit.items()}  # what to do was said
+    unfit = {name: reason.partition(";")[0] for name, reason in unfit.items()}  # the advice was printed
     hosts, spares, changes = replace_hosts(attempt, unfit, keeps_lost=False)
     changes += [
         f"without the spare {one.host.name} ({unfit[one.host.name]})"
@@ -144,7 +144,7 @@ def _without(
 
 
 def _bad_hosts(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
-    """The hosts that must not take part again, each with the reason."""
+    """Return the hosts that must not take part again, each with the reason."""
     failures = [one for one in (verdict.culprit, *verdict.others) if one is not None]
     bad = {one.host: one.message for one in failures if isinstance(one, HostFailure) and one.is_host_at_fault}
     culprit = verdict.culprit

@@ -1,4 +1,4 @@
-"""Which rank reads what is typed to the launcher."""
+"""The rank that reads the launcher's input."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .plan import NodePlan
 
 
 def with_stdin(nodes: tuple[NodePlan, ...], options: Options) -> tuple[NodePlan, ...]:
-    """The nodes, one of which knows that a rank of its own reads our stdin, if there is such a rank.
+    """Return the nodes, one of which knows that a rank of its own reads our stdin, if there is such a rank.
 
-    Errors: LaunchError if the rank that was named is not in the job, or not on this machine
+    Errors: LaunchError if the given rank is not in the job, or not on this machine
     """
     asked = options.process.stdin_rank
     world_size = sum(len(node.ranks) for node in nodes)

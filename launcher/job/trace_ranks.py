@@ -1,4 +1,4 @@
-"""Which ranks trace their steps."""
+"""The ranks that trace their steps."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ..options.trace import TraceOptions
 from ..wording import count
 from .plan import NodePlan
 
-MAX_RANKS = 8  # unless others are named: each is some megabytes to bring and to look at
+MAX_RANKS = 8  # unless others are named: each is some megabytes to transfer and to look at
 
 
 def with_trace(
     nodes: tuple[NodePlan, ...], options: TraceOptions, *, is_first: bool = True
 ) -> tuple[NodePlan, ...]:
-    """The nodes, in which the ranks that are to be traced have a variable that says so.
+    """Return the nodes, in which the ranks to trace have a variable for it.
 
     `is_first`: it is the first attempt; a later one may have fewer ranks.
 
-    Errors: LaunchError if a rank that was named is not in the job
+    Errors: LaunchError if a given rank is not in the job
     """
     if not options.is_on:
         return nodes
@@ -37,7 +37,7 @@ def with_trace(
 
 
 def traced_ranks(node: NodePlan) -> tuple[int, ...]:
-    """Those of one host."""
+    """Ranks of one host that trace."""
     return tuple(one.rank for one in node.ranks if any(name == variables.TRACE for name, _ in one.env))
 
 

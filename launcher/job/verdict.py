@@ -1,4 +1,4 @@
-"""How a job ended: which rank or host failed first, why, and the exit code that follows."""
+"""The end of a job: the rank or host that failed first, the reason, and the exit code that follows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_SENTENCE = 500  # characters
 class RankFailure(NamedTuple):
     """A worker that did not exit with 0. `at_s` is on the launcher's monotonic clock.
 
-    The fields with defaults are what its agent found out. Their names are keys of the report:
+    The fields with defaults are its agent's findings. Their names are keys of the report:
     docs/launch/failures.md.
     """
 
@@ -35,7 +35,7 @@ class RankFailure(NamedTuple):
     core_dumped: bool = False
     is_out_of_memory: bool = False
     evidence: tuple[str, ...] = ()  # sentences on why it ended
-    message: str = ""  # of the exception that torch's @record noted
+    message: str = ""  # the message of the exception that torch's @record noted
     traceback: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
     last_lines_of: str = "stderr"  # or stdout, if it wrote nothing to stderr
@@ -51,7 +51,7 @@ class RankFailure(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why, as far as it said so: the error in its traceback; empty if nothing is known."""
+        """Return the reason, as far as the rank wrote it: its traceback's error; empty if it is unknown."""
         if self.is_out_of_memory:
             return "out of memory"
         lines = (line.strip() for line in reversed(self.traceback or tuple(self.message.split("\n")[:1])))
@@ -61,7 +61,7 @@ class RankFailure(NamedTuple):
 class HostFailure(NamedTuple):
     """A host that could not be used, or was lost. `at_s` is when it was last heard of.
 
-    `is_way_lost`: lost with the host through which it was reached, and nothing is known against it.
+    `is_way_lost`: lost with the host through which it was reached, without a known fault of its own.
     """
 
     host: str
@@ -72,7 +72,7 @@ class HostFailure(NamedTuple):
 
     @property
     def is_host_at_fault(self) -> bool:
-        """Whether another host might do better; a script that is missing is missing everywhere."""
+        """Tell whether another host might do better; a missing script is missing everywhere."""
         return self.exit_code == EXIT_HOST and not self.is_way_lost
 
     @property
@@ -99,7 +99,7 @@ class OutputFailure(NamedTuple):
 
 
 class LauncherFailure(NamedTuple):
-    """This machine stood still, or its network is down: nothing is known against any host."""
+    """This machine stood still, or its network is down: no host has a known fault."""
 
     message: str
     at_s: float
@@ -117,10 +117,11 @@ Failure = RankFailure | HostFailure | OutputFailure | LauncherFailure
 
 
 class Verdict(NamedTuple):
-    """The end of a job. `culprit` is what failed first; the rest failed before it was known, or was stopped.
+    """The end of a job. `culprit` failed first; the rest failed before that was known, or was stopped.
 
-    `likely_cause`: what ended well before the culprit failed, and most likely is why it did. `announced`:
-    what was named when the job was stopped; the culprit may have become known only later.
+    `likely_cause`: the ranks that ended well before the culprit failed, most likely the reason for it.
+    `announced`: the failure that was named when the job was stopped; the culprit may have become known only
+    later.
     """
 
     culprit: Failure | None
@@ -137,7 +138,7 @@ class Verdict(NamedTuple):
 
     @property
     def correction(self) -> str:
-        """What to say if another one was named before; hosts have two names in a job without SSH."""
+        """Return a correction of the named culprit; hosts have two names in a job without SSH."""
         if self.culprit is None or not self.announced:
             return ""
         name = self.culprit.name
@@ -147,7 +148,7 @@ class Verdict(NamedTuple):
 
     @property
     def text(self) -> str:
-        """How the attempt ended, in a sentence."""
+        """Describe the end of the attempt, in a sentence."""
         if self.culprit is not None:
             return sentence_on(self.culprit)
         if self.interrupted_by is not None:
@@ -177,16 +178,17 @@ class Verdict(NamedTuple):
 
 
 def sentence_on(failure: Failure) -> str:
-    """Who failed, how, and why as far as that is known: what events and reports say of it."""
+    """Describe who failed, how, and why as far as that is known, for events and reports."""
     reason = failure.reason if isinstance(failure, RankFailure) else ""
     return cleaned(f"{failure.describe()}{': ' if reason else ''}{reason}", MAX_SENTENCE)
 
 
 def describe_all(failures: Sequence[Failure]) -> list[str]:
-    """A sentence for each failure, in this order; hosts that failed for the same reason are in one sentence.
+    """Return a sentence for each failure, in this order; hosts that failed for the same reason are in one
+    sentence.
 
     Reasons are the same if they differ only in the host's name and in numbers; the words are then those of
-    the first, with {host} where its name was; whose numbers they are is said.
+    the first, with {host} for its name and a note whose numbers they are.
     """
     groups: dict[object, list[Failure]] = {}
     for place, one in enumerate(failures):
@@ -201,7 +203,7 @@ def _describe_group(group: list[Failure]) -> str:
     first = group[0]
     if len(group) == 1 or not isinstance(first, HostFailure):
         return first.describe()
-    reason = first.message.removeprefix(f"{first.host} ")  # whose port it is stands in front already
+    reason = first.message.removeprefix(f"{first.host} ")  # the port's host stands in front already
     reasons = {_of_any_host(one.message, one.host) for one in group if isinstance(one, HostFailure)}
     whose = "" if len(reasons) == 1 else f"; the numbers are those of {first.name}"
     return (
@@ -223,16 +225,17 @@ def verdict_of(
     ended_well: Mapping[int, float] = MappingProxyType({}),
     announced: str = "",
 ) -> Verdict:
-    """Tell the culprit from those who fell with it: the earliest failure,
-    of those before all were told to stop.
+    """Tell the culprit from those who fell with it: the earliest of the failures before all were told to
+    stop.
 
     A host counts from when it was last heard of: a lost host makes ranks elsewhere fail long before it is
-    known lost. `ended_well`: when each rank that ended with 0 did so. A rank that waits for one of those in
-    vain fails, and is told of it.
+    known lost. `ended_well`: the time of the end of each rank that ended with 0. A rank that waits for one of
+    those in vain fails, and is told of it.
     """
     before_stop = [one for one in failures if stopped_at is None or one.at_s <= stopped_at]
     culprit = min(before_stop, key=lambda one: one.at_s, default=None)
-    # A rank that fails after the stop was told to; a host that fails after it may still run something.
+    # A rank that fails after the stop was told to; a host that fails after it may still have running
+    # processes.
     others = tuple(
         one for one in failures if one is not culprit and (one in before_stop or isinstance(one, HostFailure))
     )
@@ -248,7 +251,7 @@ def verdict_of(
     return with_early_ends(verdict, ended_well, stopped_at=stopped_at)
 
 
-# How gloo, NCCL, torch's store and sockets say that the other side is gone, or does not answer.
+# Words of gloo, NCCL, torch's store and sockets for a peer that is gone, or does not answer.
 _LOST_PEER = re.compile(
     r"connection (?:was )?(?:likely )?(?:reset|closed|aborted|lost)(?: by (?:remote )?peer)?|broken "
     r"pipe|failed to recv"
@@ -259,15 +262,13 @@ _LOST_PEER = re.compile(
 
 
 def lost_peer(failure: RankFailure) -> str:
-    """The words by which a rank said, with the last that it wrote, that another rank is gone;
-    empty if it did not.
-    """
+    """Return the words in a rank's last output that say that another rank is gone; empty without any."""
     said = (failure.message, *failure.traceback[-1:], *(() if failure.traceback else failure.last_lines))
     return next(filter(None, map(lost_peer_words, said)), "")
 
 
 def lost_peer_words(text: str) -> str:
-    """The words in a text that say that another rank is gone; empty if there are none."""
+    """Return the words in a text that say that another rank is gone; empty if there are none."""
     found = _LOST_PEER.search(text)
     return found[0] if found else ""
 
@@ -275,9 +276,9 @@ def lost_peer_words(text: str) -> str:
 def with_early_ends(
     verdict: Verdict, ended_well: Mapping[int, float], *, stopped_at: float | None
 ) -> Verdict:
-    """The same, with what it means for the culprit that these ranks had ended with 0.
+    """Return the verdict with the meaning, for the culprit, of these ranks' ends with 0.
 
-    A rank that lost a connection may be told of an end that came a moment later: a process closes its
+    A rank that lost a connection may hear of an end that came a moment later: a process closes its
     connections first.
     """
     culprit = verdict.culprit
@@ -312,8 +313,8 @@ def with_early_ends(
 def rank_failure(
     exited: Exited, *, local_rank: int, host: str, pid: int, at_s: float, place: str = ""
 ) -> RankFailure:
-    """What an agent said of a worker that failed. `place` is what is known of it here; what the worker has
-    said itself goes before it.
+    """Return an agent's report of a worker that failed. `place` is the known place here; the worker's own
+    word goes before it.
     """
     found = {name: _read(value) for name, value in exited.evidence.items() if _is_evidence(name, value)}
     found["place"] = found.get("place") or place
@@ -345,7 +346,7 @@ _EVIDENCE: dict[str, type] = {
 
 
 def _is_evidence(name: str, value: object) -> bool:
-    """Whether it is of the form that evidence.py gives it; what is not says nothing."""
+    """Tell whether it has the form that evidence.py gives it; another form counts as nothing."""
     is_text = not isinstance(value, list) or all(isinstance(one, str) for one in value)
     return name in _EVIDENCE and isinstance(value, _EVIDENCE[name]) and is_text
 

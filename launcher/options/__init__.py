@@ -1,7 +1,7 @@
-"""What was asked for on the command line, checked for form only.
+"""The options of the command line, checked for form only.
 
-An option is one field of a record, by `option()` or `flag()` of option.py: they say all that the command
-line, the help and the shells know of it. It may import inputs and what stands below it.
+An option is one field of a record, made by `option()` or `flag()` of option.py: they have everything that the
+command line, the help and the shells need. It may import inputs and what stands below it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from .text import address
 from .trace import TraceOptions
 from .tree import TreeOptions
 
-# A larger number is a slip, which would start that many processes here; of fewer, the limits of the host
-# itself decide: see node/system/limits.py.
+# A larger number is a slip, which would start that many processes here; for a smaller one, the limits of the
+# host itself decide: see node/system/limits.py.
 NUM_GPUS = Whole(0, MAX_SLOTS, absent=-1, meaning=", the most that one host may have (0: no limit)")
 
 
@@ -115,7 +115,7 @@ class Options(NamedTuple):
     venv_script: str | None = option(
         "--venv_script", topic="start", metavar="FILE", help="Shell script to source on every host first."
     )
-    exec_prefix: tuple[str, ...] = option(  # for the hosts that the hostfile gives none
+    exec_prefix: tuple[str, ...] = option(  # for hosts without one in the hostfile
         "--exec_prefix",
         topic="start",
         default=(),
@@ -176,11 +176,11 @@ class Options(NamedTuple):
 
     @property
     def moves_files(self) -> bool:
-        """Whether files go to the hosts before the job, or come from them after it."""
+        """Tell whether files go to the hosts before the job, or come from them after it."""
         return self.sync.is_on or self.trace.is_on
 
     def settled(self, given: Mapping[str, Any]) -> Options:
-        """Errors: LaunchError for options that have no effect with the way in which the job starts"""
+        """Settle the options. Errors: LaunchError for options without effect in this way of starting a job"""
         launcher, no_ssh = self.backend.launcher, self.rendezvous.no_ssh
         for subject in (self.tree, self.detach, self.sync):
             subject.check(launcher, no_ssh=no_ssh)
@@ -189,7 +189,7 @@ class Options(NamedTuple):
 
 JOB_OPTIONS = options_of(Options)
 _CHOICE = ("hostfile", "include", "exclude", "num_nodes", "exec_prefix")
-# Of the other commands that reach hosts.
+# Options of the other commands that reach hosts.
 HOST_OPTIONS: tuple[click.Option, ...] = (
     *(one for one in JOB_OPTIONS if one.name in _CHOICE),
     *options_of(SshOptions),

@@ -12,21 +12,17 @@ from .option import option, record
 
 
 class Launcher(NamedTuple):
-    """What --launcher may be. `program` runs on this machine and takes --launcher_args;
-    empty if there is none.
-    """
+    """A value of --launcher. `program` runs on this machine and takes --launcher_args; empty: none."""
 
     name: str
     program: str = ""
-    starts_itself: bool = (
-        False  # and watches the processes; how is said in launcher/external/runner.py, EXTERNAL
-    )
+    starts_itself: bool = False  # and watches the processes; see launcher/external/runner.py, EXTERNAL
     is_local: bool = False  # it knows this machine only
 
 
 SSH = Launcher("ssh")
 OPENSSH = Launcher("openssh", program="ssh")
-PDSH = Launcher("pdsh")  # as OPENSSH; see launcher/run/pdsh.py
+PDSH = Launcher("pdsh")  # the same as OPENSSH; see launcher/run/pdsh.py
 SLURM = Launcher("slurm", program="srun", starts_itself=True)
 _ROWS = (
     SSH,
@@ -40,7 +36,7 @@ _ROWS = (
     SLURM,
 )
 LAUNCHERS = {one.name: one for one in _ROWS}
-WAYS = {one.name: one for one in (SSH, OPENSSH)}  # of those, what reaches hosts by SSH from here
+WAYS = {one.name: one for one in (SSH, OPENSSH)}  # those that reach hosts by SSH from here
 
 
 def _launcher(value: str) -> Launcher:
@@ -77,7 +73,7 @@ _PROGRAMS = [*dict.fromkeys(one.program for one in _ROWS if one.program)]
 
 @record
 class BackendOptions(NamedTuple):
-    """Who starts the processes, and what it is told."""
+    """The starter of the processes, and its arguments."""
 
     launcher: Launcher = option(
         "--launcher",
@@ -99,7 +95,7 @@ class BackendOptions(NamedTuple):
     )
 
     def settled(self, given: Mapping[str, Any]) -> BackendOptions:
-        """Errors: click.UsageError for words that no program takes"""
+        """Settle the options. Errors: click.UsageError for words that no program takes"""
         if self.launcher_args and self.launcher == PDSH:
             raise click.UsageError(
                 "--launcher_args has no effect with --launcher=pdsh, which runs ssh in the place of pdsh: "
@@ -114,7 +110,7 @@ class BackendOptions(NamedTuple):
         return self
 
 
-# Of commands that run no ranks.
+# Options of commands that run no ranks.
 WAY_OPTION = click.Option(
     ["--launcher"],
     default=SSH.name,

@@ -1,4 +1,4 @@
-"""Which CPU cores each rank is bound to."""
+"""The CPU cores that each rank is bound to."""
 
 from __future__ import annotations
 

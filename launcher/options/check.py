@@ -1,4 +1,4 @@
-"""What is looked at on all hosts before a job starts there."""
+"""Checks of all hosts before a job starts there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a job outlives the terminal, and what it is called."""
+"""Jobs that outlive the terminal, and their names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAME = re.compile(rf"(?![0-9]+\Z)[A-Za-z0-9][A-Za-z0-9._-]{{0,{MAX_NAME_LENGTH 
 
 
 def is_job_name(text: str) -> bool:
-    """Whether a job may be called so."""
+    """Tell whether a job may have this name."""
     return _NAME.fullmatch(text) is not None
 
 

@@ -1,4 +1,4 @@
-"""What a program gets that imports deepspeed."""
+"""The package that a program gets when it imports deepspeed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODES = ("auto", "always", "never")
 
 @record
 class DropInOptions(NamedTuple):
-    """`mode` None: what the variable says in the shell, or auto."""
+    """`mode` None: the value of the variable in the shell, or auto."""
 
     mode: str | None = option(
         "--drop_in",
@@ -29,8 +29,8 @@ class DropInOptions(NamedTuple):
     )
 
     def add_to(self, entries: tuple[EnvEntry, ...]) -> tuple[EnvEntry, ...]:
-        """Tell the workers, after what the shell and the environment files say if it was given,
-        before that if not.
+        """Add a given mode to the workers' variables after those of the shell and the environment files,
+        another one before them.
         """
         entry = EnvEntry(name=variables.DROP_IN, value=(self.mode or "auto",), source="--drop_in")
         return (entry, *entries) if self.mode is None else (*entries, entry)

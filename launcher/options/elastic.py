@@ -1,4 +1,4 @@
-"""What may change while a job runs: which hosts there are, and how one of them says that it must go."""
+"""Changes while a job runs: which hosts there are, and how a host says that it must go."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ElasticOptions(NamedTuple):
     )
 
     def settled(self, given: Mapping[str, Any]) -> ElasticOptions:
-        """Errors: LaunchError for a path that is not the same file for all of a host's processes"""
+        """Settle. Errors: LaunchError for a path that is not the same file for all of a host's processes"""
         path = self.notice_file
         if path is not None and (not path.startswith(("/", "~/")) or "\0" in path):
             raise LaunchError(

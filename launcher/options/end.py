@@ -1,4 +1,4 @@
-"""What is told of the end of a job, and to whom."""
+"""Reports of the end of a job, and their receivers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 from .option import option, record
 
-SECRET = "--webhook"  # of which a URL often has one in it
+SECRET = "--webhook"  # a URL often has a secret in it
 
 
 def _url(value: str) -> str:
-    """An address of http or https. What is wrong with it is said without showing it."""
+    """Read an address of http or https. Errors do not show it."""
     try:
         parts = urlsplit(value)
         is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -50,14 +50,14 @@ class EndOptions(NamedTuple):
 
 
 def shown_url(url: str) -> str:
-    """Who is asked, without what may be a secret: user, path and query."""
+    """Return the address without parts that may be a secret: user, path and query."""
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}"
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """A command line as others may see it."""
+    """Return a command line as others may see it."""
     found, is_next = [], False
     for word in words:
         name, equals, value = word.partition("=")
@@ -71,7 +71,7 @@ def without_secrets(words: Sequence[str]) -> list[str]:
 
 
 def _is_secret(name: str) -> bool:
-    """As the command line takes it: in one of its spellings, or shortened."""
+    """Tell whether the command line takes it for the option: in one of its spellings, or shortened."""
     plain = name.replace("-", "_")
     return len(plain) > len("__") and "__webhook".startswith(plain)
 

@@ -1,4 +1,4 @@
-"""What leads into the container that a host's ranks run in."""
+"""The words that lead into the container in which a host's ranks run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..inputs.exec_prefix import EXAMPLE, PrefixMistake, read_prefix
 
 
 def prefix(value: str) -> tuple[str, ...]:
-    """The words.
+    """Read the words.
 
     Errors: ValueError for text that is no such prefix
     """

@@ -1,4 +1,4 @@
-"""How many hosts take part, and how they are reached."""
+"""The number of hosts that take part, and the way to reach them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from . import text
 from .number import PORT, Seconds, Whole
 from .option import option, record
 
-MAX_STEPS = 6  # of a connection: attempts, and hosts on the way
+MAX_STEPS = 6  # steps of a connection: attempts, and hosts on the way
 
 
 @record
 class SshOptions(NamedTuple):
-    """How to reach hosts; a value in the hostfile wins, then these, then ~/.ssh/config,
-    then SSH's defaults.
-    """
+    """The way to reach hosts: first a hostfile's values, then these, ~/.ssh/config, SSH's defaults."""
 
     user: str | None = option(
         "--ssh_user", topic="hosts", read=text.user, metavar="NAME", help="User to log in as."
@@ -44,17 +42,17 @@ class SshOptions(NamedTuple):
     )
 
     def all_steps_s(self, at_least_s: float) -> float:
-        """For all steps of one connection together, each of which has --connect_timeout."""
+        """Return the time for all steps of one connection together, each of which has --connect_timeout."""
         return max(at_least_s, MAX_STEPS * (self.connect_timeout_s or 0.0))
 
 
 NUM_NODES = Whole(0, absent=-1, meaning=" (0: no limit)")
 NODE_LIMIT = Whole(1, absent=-1)  # the smallest or largest number of hosts of a job
-NODE_RANGE = f"{__name__}.node_range"  # where a context keeps the MIN:MAX of --num_nodes
+NODE_RANGE = f"{__name__}.node_range"  # a context keeps the MIN:MAX of --num_nodes under it
 
 
 def num_nodes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """The number of hosts; of MIN:MAX both are kept in the context, and the number is not given.
+    """Return the number of hosts; of MIN:MAX both are kept in the context, and the number is not given.
 
     Errors: click.BadParameter
     """

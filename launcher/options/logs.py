@@ -1,4 +1,4 @@
-"""Where the output of the ranks goes, and how it looks."""
+"""The output of the ranks: places and form."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LogOptions(NamedTuple):
     )
 
     def settled(self, given: Mapping[str, Any]) -> LogOptions:
-        """Errors: LaunchError if one of them would have no effect"""
+        """Settle. Errors: LaunchError for an option without effect"""
         if self.is_folding and self.prefix:
             raise LaunchError(
                 "--fold and --prefix exclude each other: a folded line has a prefix of its own; give one "
@@ -85,7 +85,7 @@ class LogOptions(NamedTuple):
         return self
 
     def shows(self, rank: int) -> bool:
-        """Whether the console shows what this rank writes."""
+        """Tell whether the console shows this rank's output."""
         if self.ranks is None:
             return self.each_rank_dir is None
         return any(rank in one for one in self.ranks)

@@ -1,4 +1,4 @@
-"""How many ranks the job has along each axis of its parallelism, and which axes are inside which."""
+"""The number of ranks along each axis of a job's parallelism, and the order of the axes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EstimateOptions(NamedTuple):
 
 
 def _axes(value: str) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
-    """The sizes, and the order."""
+    """Return the sizes, and the order."""
     sizes: dict[str, int] = {}
     order: tuple[str, ...] = ()
     for item in value.split(","):
@@ -86,8 +86,8 @@ def _estimate(value: str) -> EstimateOptions:
 
 @record
 class MeshOptions(NamedTuple):
-    """`sizes` are by axis, as they were given; none: nothing was said. `order` has the outermost axis first;
-    empty: that of the runtime.
+    """`sizes` are by axis, as they were given; without sizes there is no mesh. `order` has the outermost axis
+    first; empty: that of the runtime.
     """
 
     sizes: tuple[tuple[str, int], ...] = option(
@@ -115,7 +115,7 @@ class MeshOptions(NamedTuple):
     )
 
     def settled(self, given: Mapping[str, Any]) -> MeshOptions:
-        """Errors: click.UsageError for an estimate that nothing prints"""
+        """Settle. Errors: click.UsageError for an estimate that would not be printed"""
         sizes, order = given.get("mesh") or ((), ())
         if self.estimate is not None and not (sizes and given["dry_run"]):
             raise click.UsageError(

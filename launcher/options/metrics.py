@@ -1,4 +1,4 @@
-"""What is asked of the numbers of a job: how often they come, where its events go, who may ask."""
+"""The numbers of a job: their interval, the file of its events, the endpoint that serves them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class MetricsOptions(NamedTuple):
 
     @property
     def has_own_interval(self) -> bool:
-        """Whether numbers were asked for, at another interval than the usual one."""
+        """Tell whether numbers were asked for, at another interval than the usual one."""
         return self.interval_s not in (0.0, MetricsOptions().interval_s)
 
     def refuse(self, why: str) -> None:
@@ -77,7 +77,7 @@ class MetricsOptions(NamedTuple):
             raise LaunchError(f"--metrics_port has no effect with {why}; leave it out")
 
     def settled(self, given: Mapping[str, Any]) -> MetricsOptions:
-        """Errors: LaunchError for an interval that is too short"""
+        """Settle. Errors: LaunchError for an interval that is too short"""
         if 0 < self.interval_s < LEAST_INTERVAL_S:
             raise LaunchError(
                 f"--metrics_interval={self.interval_s:g}: must be {LEAST_INTERVAL_S:g} or more, in seconds, "

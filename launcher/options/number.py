@@ -1,4 +1,4 @@
-"""What an option takes that is a number: one rule, and one way to say it, for all of them."""
+"""Options that are numbers: one rule, and one way to express it, for all of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-MOST = 10**9  # of a count that nothing else bounds
+MOST = 10**9  # limit of a count that has no other limit
 MOST_S = 1e6  # eleven days; the kernel takes no longer wait for a connection
 _WHOLE = re.compile("-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -18,8 +18,8 @@ _SHOWN_LENGTH = 40
 class Whole(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
     """A whole number from `least` to `most`, in decimal digits.
 
-    `absent`: what scripts for DeepSpeed write for an option that is not given, allowed as well.
-    `meaning` is added to what is allowed, for a value that does not speak for itself.
+    `absent`: the value that scripts for DeepSpeed write for an option that is not given, allowed as well.
+    `meaning` is added to the allowed values, if they need an explanation.
     """
 
     name = "integer"

@@ -1,4 +1,4 @@
-"""How the processes of a job are found and looked at from outside."""
+"""The processes of a job, seen from outside: how to find them and look at them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .option import flag, option, record
 
 @record
 class ProcessOptions(NamedTuple):
-    """How the processes of a job are found and looked at from outside."""
+    """The ways to find the processes of a job and to look at them from outside."""
 
     saves_pid: bool = flag(
         "--save_pid",
         topic="deepspeed",
         help="On every host, keep the agent's process id in /tmp/PID.deepspeed, PID being that of dslaunch.",
     )
-    stack_on_hang_s: float | None = option(  # of silence; None or 0: only when asked for
+    stack_on_hang_s: float | None = option(  # seconds of silence; None or 0: only when asked for
         "--stack_on_hang",
         topic="output",
         type=Seconds(),
@@ -27,7 +27,8 @@ class ProcessOptions(NamedTuple):
             "0, only when asked, by `dslaunch stacks JOB` or Ctrl-\\]"
         ),
     )
-    stdin_rank: int | None = option(  # who reads our stdin; None: the only rank, if it runs on this machine
+    # the rank that reads our stdin; None: the only rank, if it runs on this machine
+    stdin_rank: int | None = option(
         "--stdin",
         topic="start",
         type=Whole(),

@@ -1,4 +1,4 @@
-"""What happens after a failure: how often, and with which hosts, the job starts again."""
+"""The reaction to a failure: how often, and with which hosts, the job starts again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from .hosts import NODE_LIMIT
 from .number import Seconds, Whole
 from .option import flag, option, record
 
-ELASTIC_RESTARTS = 100  # what --elastic_training alone means
+ELASTIC_RESTARTS = 100  # the meaning of --elastic_training alone
 
 
 @record
 class RestartOptions(NamedTuple):
-    """`min_nodes` and `max_nodes` are None if not given; `spares` counts hosts beyond
-    those that take part.
-    """
+    """`min_nodes`, `max_nodes`: None if not given; `spares` counts hosts beyond those that take part."""
 
     max_restarts: int = option(
         "--max_restarts",
@@ -72,11 +70,11 @@ class RestartOptions(NamedTuple):
 
     @property
     def is_on(self) -> bool:
-        """Whether a job may go on after a failure, or start without some of its hosts."""
+        """Tell whether a job may go on after a failure, or start without some of its hosts."""
         return self.max_restarts > 0 or self.spares > 0 or self.min_nodes is not None
 
     def settled(self, given: Mapping[str, Any]) -> RestartOptions:
-        """Errors: LaunchError if they contradict each other"""
+        """Settle. Errors: LaunchError if they contradict each other"""
         made = self
         if self.is_elastic:
             restarts = ELASTIC_RESTARTS if given["max_restarts"] is None else self.max_restarts

@@ -1,4 +1,4 @@
-"""How the start is made fast, and shown."""
+"""Options that make the start fast, and show it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _module_names(value: str) -> tuple[str, ...] | None:
 class StartOptions(NamedTuple):
     """`window` counts connections as CONNECT_WINDOW does."""
 
-    preload: tuple[str, ...] | None = option(  # None: what the script imports, where that is safe
+    preload: tuple[str, ...] | None = option(  # None: the script's own imports, where that is safe
         "--preload",
         topic="start",
         read=_module_names,

@@ -12,7 +12,7 @@ from .option import flag, option, record
 
 @record
 class SyncOptions(NamedTuple):
-    """`folder` None: nothing is sent. `patterns` are what comes back, into `place`."""
+    """`folder` None: no files are sent. `patterns` are the files to collect, into `place`."""
 
     folder: str | None = option(
         "--sync",
@@ -54,7 +54,7 @@ class SyncOptions(NamedTuple):
         return self.folder is not None or bool(self.patterns)
 
     def settled(self, given: Mapping[str, Any]) -> SyncOptions:
-        """Errors: LaunchError for a pattern that leads out of the job's folder"""
+        """Settle. Errors: LaunchError for a pattern that leads out of the job's folder"""
         for pattern in self.patterns:
             if ".." in pattern.split("/"):
                 raise LaunchError(
@@ -63,7 +63,7 @@ class SyncOptions(NamedTuple):
         return self
 
     def check(self, launcher: Launcher, *, no_ssh: bool) -> None:
-        """Errors: LaunchError where nothing can be sent"""
+        """Errors: LaunchError where no files can be sent"""
         if self.is_on and (no_ssh or launcher.starts_itself):
             what = "--no_ssh" if no_ssh else f"--launcher={launcher.name}"
             name = "--collect" if self.folder is None else "--sync"

@@ -1,4 +1,4 @@
-"""Which steps of which ranks are traced, and where that goes."""
+"""The traced steps and ranks, and the place of the trace."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _ranks(value: str) -> tuple[range, ...]:
 
 @record
 class TraceOptions(NamedTuple):
-    """`bounds` are the first and the last step; 0: nothing is traced. `ranks` None: the first rank of each
+    """`bounds` are the first and the last step; 0: there is no trace. `ranks` None: the first rank of each
     host. `place` is empty if none was given.
     """
 
@@ -80,11 +80,11 @@ class TraceOptions(NamedTuple):
 
     @property
     def steps(self) -> str:
-        """As it was written."""
+        """Return the steps as they were written."""
         return f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
 
     def settled(self, given: Mapping[str, Any]) -> TraceOptions:
-        """Errors: LaunchError for a file that Perfetto would not open"""
+        """Settle. Errors: LaunchError for a file that Perfetto would not open"""
         if self.place and not self.place.endswith((".json", ".json.gz")):
             raise LaunchError(
                 f"--trace_to={self.place}: Perfetto knows the file by its end; let the name end in .json.gz "

@@ -1,4 +1,4 @@
-"""Whether hosts are reached through other hosts."""
+"""Hosts that are reached through other hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees and what is kept: console, status line, log files, report.
+"""Output for the user and for files: console, status line, log files, report.
 
 It may import job and what stands below it.
 """

@@ -1,6 +1,4 @@
-"""What a person sees: workers' lines with their origin, the launcher's own words,
-progress, the final report.
-"""
+"""The user's output: workers' lines with their origin, the launcher's messages, progress, final report."""
 
 from __future__ import annotations
 
@@ -26,13 +24,14 @@ from .writer import Writer
 
 PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 2.0
-PROGRESS_GROWTH = 0.25  # of the time waited so far: a wait of five minutes makes about twenty lines, not 150
-LIVE_AFTER_S = 0.3  # on a terminal; a start that is faster shows nothing
+# part of the time waited so far: a wait of five minutes makes about twenty lines, not 150
+PROGRESS_GROWTH = 0.25
+LIVE_AFTER_S = 0.3  # on a terminal; a start that is faster shows no progress
 LIVE_EVERY_S = 0.1
 LAST_WORDS_S = 2.0  # after an interrupt, for a reader that may not read
 LAST_FILES_S = 10.0  # after an interrupt, for a disk that may be slow
 URGENT_S = 0.5
-MAX_OTHERS = 5  # lines on what else failed
+MAX_OTHERS = 5  # lines on further failures
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
@@ -50,9 +49,7 @@ class Console:
         watch: JobWatch | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
-        """`display` makes what shows everything, in place of stdout and stderr; `watch` is told how far
-        the job is.
-        """
+        """`display` makes a display in place of stdout and stderr; `watch` follows the job's progress."""
         self.has_begun = False
         self.telemetry = telemetry or Telemetry()
         self.telemetry.on_problem = self.warn
@@ -69,21 +66,21 @@ class Console:
 
     @property
     def failure(self) -> LaunchError | None:
-        """Why stdout, stderr or a log file cannot be written to any more, if that is so."""
+        """Return why stdout, stderr or a log file cannot be written to any more, if that is so."""
         return self._writer.failure or self._ranks.failure
 
     @property
     def has_streams(self) -> bool:
-        """Whether what other programs print to our stdout and stderr is seen as what is said here."""
+        """Tell whether output of other programs to our stdout and stderr appears beside the console's own."""
         return self._display.is_ours
 
     @property
     def log_folder(self) -> Path | None:
-        """Where --log_dir keeps this run, once the first attempt has begun."""
+        """Return the folder of this run in --log_dir, once the first attempt has begun."""
         return self._ranks.folder
 
     def begin(self, origins: tuple[Origin, ...]) -> None:
-        """An attempt starts, with these workers.
+        """Begin an attempt with these workers.
 
         Errors: LaunchError if their log files cannot be made
         """
@@ -98,7 +95,7 @@ class Console:
             self.warn(self._ranks.warning)
 
     def register(self, origins: tuple[Origin, ...]) -> None:
-        """The processes of the job are about to be started: who watches it is told."""
+        """Announce to the watch that the processes of the job are about to be started."""
         self.telemetry.begin_attempt(origins, log_folder=self._ranks.folder)
         if self._watch is not None:
             self._watch.began(
@@ -113,27 +110,27 @@ class Console:
             self._watch.started()
 
     def stopping(self) -> None:
-        """The workers are told to end."""
+        """Note that the workers are told to end."""
         self.failed()
         if self._watch is not None:
             self._watch.stopping()
 
     def failed(self) -> None:
-        """A rank or a host has failed."""
+        """Note that a rank or a host has failed."""
         self._ranks.failed()
 
     def look(self) -> None:
-        """Show what of the ranks has waited long enough."""
+        """Show output of ranks that has waited long enough."""
         self._ranks.look()
 
     def abandoned(self, exit_code: int) -> None:
-        """This process ends now, in the middle of something, and its hosts are left to themselves."""
+        """Note that this process ends now, at any point of its work, and its hosts are left to themselves."""
         if self._watch is not None:
             self._watch.abandoned(exit_code)
 
     def give_up_if_stuck(self, *, is_urgent: bool) -> None:
-        """After an interrupt: a reader or a disk that takes nothing any more must not hold up
-        the end of the job.
+        """Give up a reader or a disk that takes no more bytes: after an interrupt it must not hold up the end
+        of the job.
 
         Urgent means after a second one.
         """
@@ -142,8 +139,8 @@ class Console:
         self._ranks.give_up_if_stuck(URGENT_S if is_urgent else LAST_FILES_S)
 
     def finish(self, *, is_patient: bool) -> None:
-        """Write what is left. If not patient, give up after a while: after an interrupt the
-        reader may be gone.
+        """Write the rest. If not patient, give up after a while: after an interrupt the reader
+        may be gone.
         """
         self._ranks.flush()
         if not self._ranks.finish(LAST_WORDS_S):
@@ -157,12 +154,12 @@ class Console:
         return self._writer.drain(timeout_s)
 
     def output(self, rank: int, stream: int, text: str, on_done: Callable[[], None] | None = None) -> None:
-        """Whole lines of one worker; `on_done` is called when they are written."""
+        """Take whole lines of one worker; `on_done` is called when they are written."""
         self._ranks.put(rank, stream, text, on_done)
         self.telemetry.heard_output(rank, text.count("\n"))
 
     def put(self, stream: int, data: bytes, on_done: Callable[[], None] | None = None) -> None:
-        """Bytes for stdout (1) or stderr (2) as they are; `on_done` is called when they are written."""
+        """Write bytes to stdout (1) or stderr (2) unchanged; `on_done` is called when they are written."""
         self._display.put(Raw(stream, data), on_done)
 
     def debug(self, message: str) -> None:
@@ -180,17 +177,15 @@ class Console:
     def progress(
         self, phase: str, num_hosts: int, missing: Sequence[str], began_at: float, *, num_failed: int = 0
     ) -> None:
-        """How far the start is: on a terminal one line that changes in place,
-        else lines that become rarer.
-        """
+        """Show the progress of the start: on a terminal one changing line, else ever rarer lines."""
         self.progress_of(describe_hosts(phase, num_hosts, missing, num_failed), began_at)
 
     def progress_of_workers(self, num_up: int, num_workers: int, began_at: float) -> None:
-        """The same, when all hosts are there."""
+        """Show the same, when all hosts are there."""
         self.progress_of(f"{num_up} of {num_workers} workers up", began_at)
 
     def end_progress(self, *, is_up: bool = False, is_stopping: bool = False) -> None:
-        """The start is over; its line vanishes. Either all workers run, or they are told to end."""
+        """End the line of the start: either all workers run, or they are told to end."""
         self._display.put(Status(""))
         if is_up:
             self.started()
@@ -198,7 +193,7 @@ class Console:
             self.stopping()
 
     def progress_of(self, text: str, began_at: float) -> None:
-        """How far anything else is that takes long; what is told often costs nothing."""
+        """Show the progress of another long task; frequent calls cost nothing."""
         now = time.monotonic()
         waited_s = self._last_progress_at - began_at
         after_s, every_s = PROGRESS_AFTER_S, max(PROGRESS_EVERY_S, PROGRESS_GROWTH * waited_s)
@@ -214,8 +209,8 @@ class Console:
             self._display.put(Status(text))
 
     def report(self, verdict: Verdict, *, took_s: float, written: str = "") -> None:
-        """The last word: that all ended well, how far they came and where the files are, in one line; or who
-        failed first, its last lines, who else failed, and the log files.
+        """Write the last message: that all ended well, how far they came and where the files are, in one
+        line; or the first failure, its last lines, the other failures, and the log files.
 
         `written`: where the report will be.
         """
@@ -265,15 +260,13 @@ class Console:
             self.error(f"also failed: {len(others) - MAX_OTHERS} more")
 
     def show(self, title: str, lines: Sequence[str]) -> None:
-        """Something that was asked for, whatever the log level but critical: a sentence,
-        and lines below it.
-        """
+        """Show an answer, at every log level but critical: a sentence, and lines below it."""
         self.error(title)
         for line in lines:
             self._display.put(Below(time.time(), f"    {cleaned(line.expandtabs())}"))
 
     def answered(self) -> None:
-        """All that was asked for by a signal is shown."""
+        """Note that all answers to a signal are shown."""
         self._display.put(Answered())
 
     def _explain(self, culprit: RankFailure) -> None:
@@ -297,7 +290,7 @@ class Console:
 
     def _log(self, level: int, message: str, *, is_event: bool = True) -> None:
         if level >= _LEVELS["info"]:
-            self._ranks.flush()  # what the ranks wrote before this
+            self._ranks.flush()  # the ranks wrote these lines before this one
         if level >= _LEVELS["info"] and is_event:
             self.telemetry.record("note", level=level, text=cleaned(message))
         if level < self._level:

@@ -1,4 +1,4 @@
-"""Where the console shows what it says: the screens of this process. A detached job has a journal instead."""
+"""The display of a console: the screens of this process. A detached job has a journal instead."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ class Below(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """Bytes as they are."""
+    """Unchanged bytes."""
 
     stream: int
     body: bytes
 
 
 class Answered(NamedTuple):
-    """All that was asked for by a signal is shown."""
+    """All answers to a signal are shown."""
 
 
 class Status(NamedTuple):
-    """The line that changes in place is this; empty: it vanishes."""
+    """The new text of the line that changes in place; empty: the line vanishes."""
 
     text: str
 
@@ -76,20 +76,20 @@ Shown = Begun | AllStarted | Lines | Said | Below | Raw | Answered | Status
 
 
 class Display(Protocol):
-    """What a console writes to."""
+    """Shows the output of a console."""
 
     @property
     def has_status_line(self) -> bool:
-        """Whether one line can change in place."""
+        """Tell whether one line can change in place."""
         ...
 
     @property
     def is_ours(self) -> bool:
-        """Whether it shows what other programs print to our stdout and stderr too."""
+        """Tell whether it also shows other programs' output to our stdout and stderr."""
         ...
 
     def put(self, shown: Shown, on_done: Callable[[], None] | None = None) -> None:
-        """Show this; it does not block. `on_done` is called when Lines or Raw are written."""
+        """Show this without blocking. `on_done` is called when Lines or Raw are written."""
         ...
 
 
@@ -166,7 +166,7 @@ class StreamDisplay:
             self._writer.put(self._status, fitted(f"dslaunch: {text}", self._terminal.num_columns))
 
     def _above_status(self, stream: StreamSink) -> Sink:
-        """On a terminal, where the status line may stand in the way."""
+        """Return the sink of a terminal, where the status line may stand in the way."""
         if self._terminal is None or not stream.is_terminal:
             return stream
         return AboveStatusLine(stream, self._status)
@@ -190,7 +190,7 @@ class StreamDisplay:
 
 
 def timestamp(at_s: float) -> bytes:
-    """The local time to the millisecond, ISO 8601, and a space."""
+    """Return the local time to the millisecond, ISO 8601, and a space."""
     at_ms = int(at_s * 1000)
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at_ms // 1000))
     return f"{text}.{at_ms % 1000:03} ".encode()

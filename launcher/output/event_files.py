@@ -17,14 +17,14 @@ from ..telemetry.thinning import Thinned
 from .job_report import check_place, is_of_system
 from .writer import Writer
 
-MAX_WAITING = 2000  # events that a disk has not taken yet; what comes then is lost, and counted
-CLOSE_S = 5.0  # for a disk that is slow, at the end
+MAX_WAITING = 2000  # events that a disk has not taken yet; later ones are lost, and counted
+CLOSE_S = 5.0  # for a slow disk, at the end
 
 EVENTS = "events.jsonl"  # in the folder of a run
 
 
 def keep_events(telemetry: Telemetry, folder: Path, *, on_problem: Callable[[str], None]) -> None:
-    """Those of a run, in its folder of --log_dir: of numbers fewer as it gets older.
+    """Keep the events of a run in its folder of --log_dir, with fewer numbers as it gets older.
 
     Errors: LaunchError if the file cannot be made
     """
@@ -33,7 +33,7 @@ def keep_events(telemetry: Telemetry, folder: Path, *, on_problem: Callable[[str
 
 
 def write_events(telemetry: Telemetry, path: Path, *, on_problem: Callable[[str], None]) -> None:
-    """All of them, into the file that --events names.
+    """Write all events into the file of --events.
 
     Errors: LaunchError if it cannot be written
     """
@@ -63,11 +63,11 @@ def _event_file(path: Path, option: str, *, mode: int, on_problem: Callable[[str
 
 
 def _open_of_others(path: Path) -> int:
-    """What others write to or read from as well: /dev/stdout, a pipe, or /dev/fd/63 as the shell makes it
-    of `>(jq .)`. Errors: OSError
+    """Open a file that other programs write to or read from as well: /dev/stdout, a pipe, or /dev/fd/63 as
+    the shell makes it of `>(jq .)`. Errors: OSError
     """
     number = _number_of_descriptor(path)
-    if number is not None:  # opened anew, a file would have another place where writing goes on
+    if number is not None:  # a new open file would write at a place of its own
         return os.dup(number)
     is_of_others = not is_of_system(path.parent)  # the system's links lead where the user means
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -82,7 +82,7 @@ def _open_of_others(path: Path) -> int:
 
 
 def _number_of_descriptor(path: Path) -> int | None:
-    """That of a name of one of this process's open files; None for other names."""
+    """Return the descriptor of a name of one of this process's open files; None for other names."""
     if path.name in ("stdout", "stderr"):
         path = Path(os.readlink(path)) if path.is_symlink() else path
     own = ("/dev/fd", "/proc/self/fd", f"/proc/{os.getpid()}/fd")
@@ -92,8 +92,8 @@ def _number_of_descriptor(path: Path) -> int | None:
 class EventFile:
     """A file with a line for each event, written in a thread of its own.
 
-    A job is not stopped because the file cannot be written: what was lost is counted, told to `on_problem`
-    once, and said in the file as soon as something can be written again.
+    A job is not stopped because the file cannot be written: lost events are counted, reported to `on_problem`
+    once, and noted in the file as soon as it can be written again.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class EventFile:
         on_problem: Callable[[str], None],
         is_own: bool = True,
     ) -> None:
-        """`open_file` opens it for appending. `is_own`: half a line can be cut off, for nobody else
+        """`open_file` opens it for appending. `is_own`: half a line can be cut off, for this process alone
         writes there.
 
         Errors: OSError
@@ -133,7 +133,7 @@ class EventFile:
             return  # the thread still has the file
         os.close(self._fd)
 
-    # For the writer's thread.
+    # Methods of the writer's thread.
 
     def write(self, data: bytes) -> None:
         lost = self._num_lost
@@ -161,7 +161,7 @@ class EventFile:
         self._size += len(data)
 
     def _cut(self) -> None:
-        """Leave no half line, so that what follows can be read."""
+        """Cut half a line off, so that the lines after it can be read."""
         if self._is_own:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)
@@ -177,8 +177,8 @@ class EventFile:
 
 
 class EventRing(EventFile):
-    """Two files of at most `max_bytes`: a full one becomes `NAME.old`, and the next one begins with what its
-    events are about.
+    """Two files of at most `max_bytes`: a full one becomes `NAME.old`, and the next one begins with the
+    records that its events refer to.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class EventRing(EventFile):
         super()._append(data)
 
     def _turn(self) -> None:
-        """Begin the next file; if that fails the present one goes on, and the error is told."""
+        """Begin the next file; if that fails the present one goes on, and the error is reported."""
         new = self._path.with_name(f"{self._path.name}.new")
         fd = _make(new)
         os.replace(self._path, self._path.with_name(f"{self._path.name}.old"))

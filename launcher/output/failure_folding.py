@@ -1,10 +1,10 @@
-"""One line instead of a traceback where a rank only says that it lost another one.
+"""One line instead of a traceback where a rank only reports that it lost another one.
 
-When a rank fails, its peers end in whatever collective they are in: one failure would read as many. The
-traceback of an error that gloo, NCCL or torch's store makes of a lost connection is held back until the job
-has a failure; then it is one line. Any other traceback goes on at once, and this one too if nothing fails:
-the program has caught it. A line of the runtime's that another rank has written is shown once. Log files
-hold all.
+When a rank fails, its peers end in their present collective: one failure would read like many. The traceback
+of an error that gloo, NCCL or torch's store makes of a lost connection is held back until the job has a
+failure; then it is one line. Any other traceback goes on at once, and this one too if no failure follows: the
+program has caught it. A line of the runtime's that another rank has written is shown once. Log files hold
+all.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..job.verdict import lost_peer_words
 from ..node.observe.evidence import NUM_KEPT_LINES, TRACEBACK, is_link, unmarked
 from ..wire.frames import bytes_of, text_of
 
-HELD_S = 3.0  # after which an error that ends nothing is shown
-_OURS = b"dslaunch: "  # begins what the runtime says of an error
+HELD_S = 3.0  # after it an error that ends nothing is shown
+_OURS = b"dslaunch: "  # begins an error of the runtime
 _BEGINS = (TRACEBACK.encode(), _OURS)  # either of them is in a line that may be one of a failure
 _MAX_SAID = 1000
-_PREFACE = re.compile(r"dslaunch: rank [0-9]+: (.* failed after [0-9.]+ s):")  # of comm/flight_recorder.py
+_PREFACE = re.compile(r"dslaunch: rank [0-9]+: (.* failed after [0-9.]+ s):")  # from comm/flight_recorder.py
 _OF_COLLECTIVES = re.compile(
     r"gloo|nccl|c10d|ProcessGroup|TCPStore|torch[./]distributed|runtime/comm/", re.IGNORECASE
 )
@@ -38,7 +38,7 @@ class Trace(NamedTuple):
     is_complete: bool = False
 
     def takes(self, line: str) -> Trace | None:
-        """This with one more line; None if the line does not belong to it."""
+        """Return this with one more line; None if the line does not belong to it."""
         text = unmarked(line)
         is_indented = text.startswith((" ", "\t"))
         if len(self.lines) >= NUM_KEPT_LINES or not text.strip():
@@ -54,7 +54,7 @@ class Trace(NamedTuple):
 
     @property
     def is_lost_peer(self) -> bool:
-        """Whether it says no more than that the other side of a collective is gone."""
+        """Tell whether it says only that the other side of a collective is gone."""
         frames = [one for one in self.lines if unmarked(one).lstrip().startswith('File "')]
         error = self._error
         return bool(lost_peer_words(error)) and bool(_OF_COLLECTIVES.search(error + (frames or [""])[-1]))
@@ -65,7 +65,7 @@ class Trace(NamedTuple):
         return unmarked(found[-1])
 
     def folded(self) -> str:
-        """The one line."""
+        """Return the one line."""
         preface = _PREFACE.fullmatch(self.lines[0])
         what = preface[1] if preface else self._error.partition(":")[0]
         words = lost_peer_words(self._error)
@@ -73,7 +73,7 @@ class Trace(NamedTuple):
 
 
 def _without_messages(traceback: Sequence[str]) -> list[str]:
-    """The frames and first lines of the errors; a message of several lines is shown line by line."""
+    """Yield the frames and first lines of the errors; a message of several lines is shown line by line."""
     found: list[str] = []
     is_message = False
     for line in traceback:
@@ -87,7 +87,7 @@ def _without_messages(traceback: Sequence[str]) -> list[str]:
 
 
 class _Rank(NamedTuple):
-    """What of a rank's stderr is not shown yet: a failure, and what came behind it."""
+    """The part of a rank's stderr that is not shown yet: a failure, and the lines behind it."""
 
     trace: Trace
     behind: tuple[bytes, ...] = ()
@@ -106,7 +106,7 @@ class FailureFolding:
         self._said: dict[bytes, int] = {}  # lines of the runtime's, and the rank that wrote each first
 
     def begin(self) -> None:
-        """An attempt starts."""
+        """Begin an attempt."""
         with self._lock:
             self._release(is_all=True)
             self._has_failed = False
@@ -114,7 +114,7 @@ class FailureFolding:
             self._said.clear()
 
     def put(self, rank: int, body: bytes) -> bool:
-        """Whether these lines were taken; else they are to be shown, and nothing of the rank is held."""
+        """Tell whether these lines were taken; if not they must be shown, and no line of the rank is held."""
         with self._lock:
             if rank not in self._held and not any(one in body for one in _BEGINS):
                 return False
@@ -123,22 +123,22 @@ class FailureFolding:
             return True
 
     def has_shown(self, rank: int, traceback: Sequence[str]) -> bool:
-        """Whether all of this traceback of the rank was shown here."""
+        """Tell whether all of this traceback of the rank was shown here."""
         lines = set(_without_messages(traceback))
         return bool(lines) and lines <= set(self._shown.get(rank, ()))
 
     def has_said(self, line: str) -> bool:
-        """Whether this line of the runtime's was shown here, from whichever rank."""
+        """Tell whether this line of the runtime's was shown here, from any rank."""
         return bytes_of(f"{line}\n") in self._said
 
     def failed(self) -> None:
-        """Some rank or host has failed: what was held follows from it, and what comes does."""
+        """Note that a rank or host has failed: the held failures follow from it, and so do later ones."""
         with self._lock:
             self._has_failed = True
             self._release(is_all=False)
 
     def look(self, *, is_end: bool = False) -> None:
-        """Show what has waited long enough; at the end all."""
+        """Show failures that have waited long enough; at the end all."""
         with self._lock:
             self._release(is_all=is_end)
 

@@ -1,4 +1,4 @@
-"""What --report and --log_dir keep of a job: how it ended, and how each of its attempts did."""
+"""The report of a job for --report and --log_dir: its end, and the ends of its attempts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..errors import LaunchError
 from ..job.verdict import Verdict, signal_name
 from ..node.system.plain_file import mode_in, open_plain, refuse_foreign
 
-_NO_NEW_NAME = (errno.EACCES, errno.EPERM, errno.EROFS)  # in a folder whose files one may write all the same
+_NO_NEW_NAME = (errno.EACCES, errno.EPERM, errno.EROFS)  # in a folder whose files may be written all the same
 
 
 class EndedAttempt(NamedTuple):
-    """One start of the job and how it ended. `decision` is what was said of the next one; empty: nothing.
+    """One start of the job and its end. `decision` is the sentence about the next one; empty: none.
 
     Units: seconds; `began_at` since the epoch
     """
@@ -72,7 +72,7 @@ class BegunAttempt:
 def report_of(
     attempts: Sequence[EndedAttempt], exit_code: int | None = None, interrupted_by: int | None = None
 ) -> dict[str, Any]:
-    """How the job ended, which is how its last attempt did, and all attempts.
+    """Return the end of the job, which is that of its last attempt, and all attempts.
 
     `exit_code` is the command's where the next attempt could not be made, and `interrupted_by` the signal
     that came before it. The keys: docs/launch/failures.md.
@@ -86,9 +86,9 @@ def report_of(
 
 
 def check_place(path: Path, *, option: str, may_be_pipe: bool = False) -> None:
-    """Whether a report can be written there, to be asked before the job and not after it.
+    """Check, before the job, that a report can be written there.
 
-    Errors: LaunchError if there is no folder for it, or something else of its name
+    Errors: LaunchError if there is no folder for it, or no regular file of its name
     """
     folder = path.parent
     if path.is_symlink() and not is_of_system(folder):
@@ -117,7 +117,7 @@ def write_report(
     exit_code: int | None = None,
     interrupted_by: int | None = None,
 ) -> None:
-    """Errors: LaunchError that names the option which asked for it, if the file cannot be written"""
+    """Write the report. Errors: LaunchError with `option`, if the file cannot be written"""
     text = json.dumps(report_of(attempts, exit_code, interrupted_by), indent=2) + "\n"
     try:
         if is_of_system(path.parent):  # /dev/stdout, or /dev/fd/63 as the shell makes it of `>(jq .)`
@@ -129,7 +129,7 @@ def write_report(
 
 
 def put_file(path: Path, data: bytes) -> None:
-    """Let that be in the file: all of it, or on a disk that is full what was there before.
+    """Put the data into the file: all of it, or on a full disk the old content stays.
 
     Errors: OSError whose `strerror` is a clause that follows the path
     """
@@ -158,9 +158,9 @@ def put_file(path: Path, data: bytes) -> None:
 
 
 def _stat_plain(path: Path) -> os.stat_result | None:
-    """What the system knows of a regular file; None if there is none.
+    """Return the status of a regular file; None if there is none.
 
-    Errors: OSError for what else has the name
+    Errors: OSError for a name of another kind of file
     """
     try:
         found = path.lstat()
@@ -174,7 +174,7 @@ def _stat_plain(path: Path) -> os.stat_result | None:
 
 
 def _become(fd: int, old: os.stat_result) -> None:
-    """Have the owner and the permissions of the file whose name this one gets."""
+    """Take the owner and the permissions of the file whose name this one gets."""
     with contextlib.suppress(PermissionError):  # another user's, in a folder where this one may write
         os.fchown(fd, old.st_uid, old.st_gid)
     with contextlib.suppress(PermissionError):
@@ -182,6 +182,6 @@ def _become(fd: int, old: os.stat_result) -> None:
 
 
 def is_of_system(folder: Path) -> bool:
-    """Whether only the system makes names there, so that its links lead where the user means."""
+    """Tell whether only the system makes names there, so that its links lead where the user means."""
     found = folder.resolve()
     return found == Path("/dev") or found.is_relative_to("/proc")

@@ -1,4 +1,4 @@
-"""Who is told how far a job is: the record that others read of it."""
+"""Follows the progress of a job: the record that other commands read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..telemetry.telemetry import Telemetry
 
 
 class JobWatch(Protocol):
-    """Told by the thread that runs the job. No method raises, and none takes long."""
+    """Is called by the thread that runs the job. No method raises, and none takes long."""
 
     def began(
         self,
@@ -21,19 +21,19 @@ class JobWatch(Protocol):
         warn: Callable[[str], None],
         telemetry: Telemetry,
     ) -> None:
-        """An attempt begins, with these workers. `warn` is told what goes wrong, now or later."""
+        """Begin an attempt with these workers. `warn` gets problems, now or later."""
         ...
 
     def started(self) -> None:
-        """All its workers run."""
+        """Note that all its workers run."""
         ...
 
     def stopping(self) -> None:
-        """They are told to end."""
+        """Note that they are told to end."""
         ...
 
     def abandoned(self, exit_code: int) -> None:
-        """Its process ends now, by a signal that may have come in the middle of another of these calls."""
+        """Note that its process ends now, by a signal that may have come during another of these calls."""
         ...
 
     def reported(self, failure: str) -> None:

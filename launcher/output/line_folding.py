@@ -1,4 +1,4 @@
-"""One line instead of many, where several ranks write the same at about the same time."""
+"""One line instead of many, if several ranks write the same line at about the same time."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 WINDOW_S = 0.2
 MAX_WAITING_BYTES = 1 << 20  # above this the oldest lines go on early
-MAX_UNWRITTEN_BYTES = 4 << 20  # above this who gives us lines is held back
+MAX_UNWRITTEN_BYTES = 4 << 20  # above this the callers that bring lines are held back
 
 
 class Folded(NamedTuple):
-    """A line without its newline, and who wrote it, in the order of arrival."""
+    """A line without its newline, and the ranks that wrote it, in the order of arrival."""
 
     stream: int
     line: bytes
@@ -57,7 +57,7 @@ class Fold:
 
     @property
     def due_at(self) -> float:
-        """When the front of the row has waited long enough; infinity if nothing waits."""
+        """Time at which the front of the row has waited long enough; infinity if no line waits."""
         return self._groups[0].first_at + self._window_s if self._groups else float("inf")
 
     def add(self, rank: int, stream: int, line: bytes, now: float) -> None:
@@ -76,7 +76,7 @@ class Fold:
         self._num_bytes += len(line) + 1
 
     def take(self, now: float, *, is_all: bool = False) -> list[Folded]:
-        """What need not wait any more."""
+        """Return the lines that need not wait any more."""
         taken = []
         while self._groups:
             group = self._groups[0]
@@ -111,7 +111,7 @@ class Folding:
         self._thread: threading.Thread | None = None
 
     def begin(self, num_ranks: int) -> None:
-        """From now on a line is complete when so many ranks wrote it. Nothing may be waiting."""
+        """Take a line for complete when so many ranks wrote it, from now on. No line may be waiting."""
         with self._changed:
             self._fold = Fold(num_ranks)
             if self._thread is None:
@@ -119,7 +119,7 @@ class Folding:
                 self._thread.start()
 
     def add(self, rank: int, stream: int, text: bytes, on_done: Callable[[], None] | None) -> None:
-        """Whole lines, the last newline included. `on_done` is called as soon as more may come."""
+        """Take whole lines, the last newline included. `on_done` is called as soon as more may come."""
         with self._changed:
             now = time.monotonic()
             was_empty = self._fold.due_at == float("inf")

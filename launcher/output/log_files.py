@@ -1,4 +1,4 @@
-"""Files with what each rank wrote, on the launching machine.
+"""Files with each rank's output, on the launching machine.
 
     DIR/<run>/attempt_<n>/rank<nnn>.stdout.log     --log_dir DIR; attempts count from 0,
                                                    <run> is the time of the start
@@ -29,7 +29,7 @@ from .writer import Writer
 
 MAX_OPEN_FILES = 256  # a quarter of the 1024 that a process may have open by default; others are opened again
 LATEST = "latest"
-_RUN_NAME = re.compile(r"\d{8}-\d{6}(-\d+)?")  # what we make the link point to
+_RUN_NAME = re.compile(r"\d{8}-\d{6}(-\d+)?")  # our names, to which the link may point
 REPORT = "report.json"
 
 
@@ -39,7 +39,7 @@ class RankFiles:
     def __init__(self, *, log_dir: str | None, each_rank_dir: str | None) -> None:
         self._log_dir = None if log_dir is None else Path(log_dir)
         self._each_rank_dir = None if each_rank_dir is None else Path(each_rank_dir)
-        self.folder: Path | None = None  # of this run, below log_dir
+        self.folder: Path | None = None  # this run's, below log_dir
         self.warning = ""
         self.places: tuple[Path, ...] = ()  # the folders with the files of the latest attempt
         self._num_attempts = 0
@@ -49,7 +49,7 @@ class RankFiles:
 
     @property
     def failure(self) -> LaunchError | None:
-        """Why files cannot be written any more, if that is so."""
+        """Return why files cannot be written any more, if that is so."""
         return self._writer.failure
 
     def begin(self, ranks: Sequence[int]) -> None:
@@ -87,12 +87,12 @@ class RankFiles:
         self._sinks = sinks
 
     def put(self, rank: int, stream: int, data: bytes, on_done: Callable[[], None] | None) -> None:
-        """Whole lines of one rank; `on_done` is called when they are written."""
+        """Take whole lines of one rank; `on_done` is called when they are written."""
         files = self._sinks[rank, stream]
         if on_done is not None and len(files) > 1:
             on_done = after(len(files), on_done)
         for file in files:
-            # After a first failure the job is being stopped, and a second one would say nothing new.
+            # After a first failure the job is being stopped, and a second one would bring no news.
             self._writer.put(file, b"" if self._writer.failure else data, on_done)
 
     def give_up_if_stuck(self, timeout_s: float) -> None:
@@ -107,7 +107,7 @@ class RankFiles:
 
 
 def after(count: int, call: Callable[[], None]) -> Callable[[], None]:
-    """What makes the call when it was called itself so many times, by whatever threads."""
+    """Return a function whose call number `count`, from any thread, calls `call`."""
     numbers = itertools.count(1)  # one step of it cannot be divided
 
     def one() -> None:
@@ -125,7 +125,7 @@ class _OpenFiles:
 
     def __init__(self) -> None:
         self._fds: dict[_LogFile, int] = {}  # the one used longest ago first
-        allowed = os.sysconf("SC_OPEN_MAX")  # of this process, which needs most of them for other purposes
+        allowed = os.sysconf("SC_OPEN_MAX")  # this process's limit, most of which it needs for other purposes
         self._most = MAX_OPEN_FILES if allowed < 0 else max(1, min(MAX_OPEN_FILES, allowed // 4))
 
     def fd_of(self, file: _LogFile) -> int:
@@ -183,7 +183,7 @@ class _LogFile:
 
 
 def _make_run_folder(log_dir: Path) -> Path:
-    """A folder of its own for each job, named by the time so that they sort."""
+    """Make a folder of its own for each job, named by the time so that they sort."""
     _make_folder(log_dir, "--log_dir")
     name = time.strftime("%Y%m%d-%H%M%S")
     for number in itertools.count(1):
@@ -199,8 +199,8 @@ def _make_run_folder(log_dir: Path) -> Path:
 
 
 def _paths_by_time(folder: Path, ranks: Sequence[int]) -> dict[int, Path]:
-    """DeepSpeed's names. Where another attempt or job has that second, the next one that is free: names
-    must not be shared.
+    """Return DeepSpeed's names. Where another attempt or job has that second, the next free one: names must
+    not be shared.
     """
     for second in itertools.count(int(time.time())):
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(second))
@@ -226,7 +226,7 @@ def _cannot_make(folder: Path, option: str, error: OSError) -> LaunchError:
 
 
 def _link_latest(folder: Path) -> str:
-    """Make `latest` beside the folder point to it; returns a warning if that is not possible."""
+    """Make `latest` beside the folder point to it; return a warning if that is not possible."""
     link = folder.parent / LATEST
     new = folder.parent / f".{folder.name}.{LATEST}"
     try:

@@ -1,6 +1,6 @@
-"""An endpoint for Prometheus: what is known of a job now, at http://ADDRESS:PORT/metrics.
+"""An endpoint for Prometheus: the present numbers of a job, at http://ADDRESS:PORT/metrics.
 
-One thread with one event loop serves all clients. Whoever is slow loses its connection after a moment, and of
+One thread with one event loop serves all clients. A slow client loses its connection after a moment, and of
 too many clients the oldest does; a page is made at most once an event, however often it is asked for. The job
 waits for none of it.
 """
@@ -25,14 +25,14 @@ MAX_CLIENTS = 32
 CLIENT_S = 5.0  # for a whole request and its answer
 MAX_REQUEST_BYTES = 16 << 10
 FRESH_S = 0.25  # a page may be so old
-OLD_S = 5.0  # and so old if nothing has happened, but that hosts fell silent
+OLD_S = 5.0  # and so old if no event came, except that hosts fell silent
 CLOSE_S = 2.0
-_TURNS = 20  # of the loop, at the end
+_TURNS = 20  # turns of the loop, at the end
 _TEXT = "text/plain; charset=utf-8"
 
 
 def open_endpoint(telemetry: Telemetry, address: str, port: int, *, interval_s: float) -> str:
-    """Serve what `telemetry` tells until it is closed; returns the URL.
+    """Serve the numbers of `telemetry` until it is closed; return the URL.
 
     Errors: LaunchError if the port cannot be had, or prometheus-client is not there
     """
@@ -91,12 +91,12 @@ class PrometheusEndpoint:
         self._gauges.version += 1
 
     def close(self) -> None:
-        """Nobody is answered any more."""
+        """Stop answering."""
         with contextlib.suppress(RuntimeError):  # it has ended by itself
             self._loop.call_soon_threadsafe(self._is_closing.set)
         self._thread.join(CLOSE_S)
 
-    # In its thread.
+    # Methods of its thread.
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -109,7 +109,8 @@ class PrometheusEndpoint:
     async def _serve_until_told(self) -> None:
         server = await asyncio.start_server(self._meet, sock=self._listener, limit=MAX_REQUEST_BYTES)
         await self._is_closing.wait()
-        self._loop.remove_reader(self._listener.fileno())  # first: a closed server loses whom it has just met
+        # first: a closed server loses the clients that it has just accepted
+        self._loop.remove_reader(self._listener.fileno())
         for _ in range(_TURNS):  # a client that has just come is known a few turns later
             for task, writer in list(self._clients.items()):
                 writer.transport.abort()
@@ -163,7 +164,7 @@ class Pages:
         self._made: dict[str, tuple[int, float, bytes]] = {}  # by content type
 
     def answer(self, request: bytes) -> tuple[str, str, bytes]:
-        """Status, content type and body."""
+        """Return status, content type and body."""
         line, _, rest = request.decode("latin-1").partition("\r\n")
         words = line.split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):

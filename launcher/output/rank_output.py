@@ -1,4 +1,4 @@
-"""From a worker's lines to what is shown and kept of them: the choice of ranks, folding, files."""
+"""The way of a worker's lines to the screen and to files: the choice of ranks, folding, files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STDERR = 2
 
 
 class RankOutput:
-    """Takes what the ranks write. `begin` comes before the first line; no method blocks but `finish`."""
+    """Takes the output of the ranks. `begin` comes before the first line; no method blocks but `finish`."""
 
     def __init__(self, logs: LogOptions, display: Display) -> None:
         self._logs = logs
@@ -42,11 +42,11 @@ class RankOutput:
 
     @property
     def failure(self) -> LaunchError | None:
-        """Why files cannot be written any more, if that is so."""
+        """Return why files cannot be written any more, if that is so."""
         return self._files.failure if self._files is not None else None
 
     def begin(self, origins: tuple[Origin, ...]) -> None:
-        """The next attempt has these workers.
+        """Begin the next attempt with these workers.
 
         Errors: LaunchError if their files cannot be made
         """
@@ -62,7 +62,7 @@ class RankOutput:
             self._files.begin([one.rank for one in origins])
 
     def put(self, rank: int, stream: int, text: str, on_done: Callable[[], None] | None = None) -> None:
-        """Whole lines of one worker; `on_done` is called when they are written."""
+        """Take whole lines of one worker; `on_done` is called when they are written."""
         body = bytes_of(text)
         if not body.endswith(b"\n"):
             body += b"\n"
@@ -82,29 +82,29 @@ class RankOutput:
 
     @property
     def places(self) -> tuple[Path, ...]:
-        """Where the log files of this attempt are."""
+        """Return the folders of this attempt's log files."""
         return self._files.places if self._files is not None else ()
 
     def failed(self) -> None:
-        """Something of the job has failed: what ranks now say of lost connections follows from it."""
+        """Note that a rank or host has failed: later messages about lost connections follow from it."""
         if self._failures is not None:
             self._failures.failed()
 
     def look(self, *, is_end: bool = False) -> None:
-        """Show what waited for a failure long enough; at the end all."""
+        """Show output that waited for a failure long enough; at the end all."""
         if self._failures is not None:
             self._failures.look(is_end=is_end)
 
     def has_shown(self, rank: int, traceback: Sequence[str]) -> bool:
-        """Whether this traceback of a rank was shown as the rank wrote it, and so need not be shown again."""
+        """Tell whether this traceback of a rank was shown as the rank wrote it, so that once is enough."""
         return self._failures is not None and self._failures.has_shown(rank, traceback)
 
     def has_said(self, last_lines: Sequence[str]) -> bool:
-        """Whether the last line is one of the runtime's that was shown, be it from another rank."""
+        """Tell whether the last line is one of the runtime's that was shown, from any rank."""
         return self._failures is not None and bool(last_lines) and self._failures.has_said(last_lines[-1])
 
     def flush(self) -> None:
-        """Let no line wait for others that are the same."""
+        """Let no line wait for equal ones."""
         if self._folding is not None:
             self._folding.flush()
 

@@ -1,4 +1,4 @@
-"""Lines as a person may read them."""
+"""Lines that are safe and short enough for a screen."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A job as spans for OpenTelemetry: the job, its attempts, and in each the phases of its start.
 
-Only where the environment names who takes them, as the OpenTelemetry specification says, and its packages are
+Only where the environment names the receiver, as the OpenTelemetry specification says, and its packages are
 there. Spans are sent from a thread of OpenTelemetry's; the end of a job waits a moment for the last ones.
 """
 
@@ -19,7 +19,7 @@ CLOSE_S = 3.0
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _INSTALL = "pip install '.[otel]' in a clone of dslaunch"
-_AS_EVENTS = ("straggler", "hang")  # of an attempt, with those of workers that failed
+_AS_EVENTS = ("straggler", "hang")  # events of an attempt, with those of workers that failed
 
 
 def send_spans(
@@ -29,7 +29,7 @@ def send_spans(
     say: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Send spans if the environment asks for them; `say` is told who takes them, or why nobody does."""
+    """Send spans if the environment asks for them; `say` gets the receiver, or why there is none."""
     endpoint = next((environ[name] for name in _ENDPOINTS if environ.get(name)), "")
     if not endpoint or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return
@@ -45,7 +45,7 @@ def send_spans(
     except ImportError:
         say(f"no spans are sent to {place}: the packages of OpenTelemetry are not there; {_INSTALL}")
         return
-    except Exception as error:  # what the packages say of other variables of theirs
+    except Exception as error:  # their errors about other variables of theirs
         say(f"no spans are sent to {place}: {type(error).__name__}: {error}")
         return
     telemetry.add(spans)
@@ -105,7 +105,7 @@ class SpanSink:
             self._job = None
 
     def close(self) -> None:
-        """Send what is left, if it is taken soon."""
+        """Send the rest, if it is taken soon."""
         thread = threading.Thread(target=self._provider.shutdown, daemon=True)
         thread.start()
         thread.join(CLOSE_S)

@@ -1,6 +1,4 @@
-"""The start as a person at a terminal sees it: one line that changes in place,
-and is gone when the workers run.
-"""
+"""The start on a terminal: one line that changes in place, and is gone when the workers run."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ MAX_NAMES_LENGTH = 80
 
 
 def describe_hosts(phase: str, num_hosts: int, missing: Sequence[str], num_failed: int) -> str:
-    """`3 of 8 hosts connected, 1 failed, waiting for w1, w2, w3, w4`; of more `w[1-5]`."""
+    """Return `3 of 8 hosts connected, 1 failed, waiting for w1, w2, w3, w4`; of more `w[1-5]`."""
     num_done = num_hosts - len(missing) - num_failed
     text = f"{num_done} of {count(num_hosts, 'host')} {phase}"
     if num_failed:
@@ -41,7 +39,7 @@ class StatusLine:
         self._is_shown = False
 
     def write(self, data: bytes) -> None:
-        """`data` is what `shown` made; empty: erase the line."""
+        """Write `data`, made by `shown`; empty: erase the line."""
         if data or self._is_shown:
             self._terminal.write(data or ERASE)
         self._is_shown = bool(data)
@@ -66,5 +64,5 @@ class AboveStatusLine:
 
 
 def shown(text: str, num_columns: int) -> bytes:
-    """The bytes that replace a status line by this text, cut to the terminal so that it stays one line."""
+    """Return the bytes that replace a status line by this text, cut to one line of the terminal."""
     return ERASE + text[: max(1, num_columns - 1)].encode("ascii", "replace")

@@ -1,4 +1,4 @@
-"""Writing in a thread of its own: a reader or a disk that is slow, or gone, holds up nothing else."""
+"""Writing in a thread of its own: a slow or lost reader or disk holds up nothing else."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import IO, NamedTuple, Protocol
 
 from ..errors import LaunchError
 
-EXIT_NOT_READ = 141  # as of a program that SIGPIPE ended
+EXIT_NOT_READ = 141  # the status of a program that SIGPIPE ended
 BATCH_BYTES = 1 << 18  # small pieces that wait are written together
 _POLL_S = 0.1
 
 
 class Sink(Protocol):
-    """Where bytes go."""
+    """A destination of bytes."""
 
     def write(self, data: bytes) -> None:
         """Write all of `data`; may block.
@@ -31,7 +31,7 @@ class Sink(Protocol):
         ...
 
     def failure(self, error: OSError) -> LaunchError:
-        """The sentence for such an error."""
+        """Return the sentence for such an error."""
         ...
 
 
@@ -49,7 +49,7 @@ class Writer:
     """
 
     def __init__(self) -> None:
-        self.failure: LaunchError | None = None  # of the first sink that could not be written to
+        self.failure: LaunchError | None = None  # the first sink that could not be written to
         self._muted: set[Sink] = set()
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._in_hand: list[_Item] = []  # taken from the queue and not yet written
@@ -62,12 +62,12 @@ class Writer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was given is written."""
+        """Tell whether all bytes are written."""
         return self._is_given_up or self._num_written >= self._num_put
 
     @property
     def stuck_s(self) -> float:
-        """For how long nothing of what waits could be written."""
+        """Return for how long none of the waiting bytes could be written."""
         return 0.0 if self.is_idle else time.monotonic() - self._progress_at
 
     def put(self, sink: Sink, data: bytes, on_done: Callable[[], None] | None = None) -> None:
@@ -85,7 +85,7 @@ class Writer:
             on_done()
 
     def give_up(self) -> None:
-        """Forget what waits, and whatever comes: no caller is held back any more."""
+        """Forget all waiting and later bytes: no caller is held back any more."""
         with self._lock:
             self._is_given_up = True
             items, self._in_hand = self._in_hand, []
@@ -95,7 +95,7 @@ class Writer:
         _call_done(items)
 
     def drain(self, timeout_s: float = float("inf")) -> bool:
-        """Wait until all that was given is written; False if that took too long."""
+        """Wait until all bytes are written; False if that took too long."""
         deadline = time.monotonic() + timeout_s
         while not self.is_idle:
             if time.monotonic() > deadline:
@@ -117,7 +117,7 @@ class Writer:
                 self._num_written += len(together)
 
     def _take(self) -> list[_Item]:
-        """What waits, at least one item."""
+        """Return the waiting items, at least one."""
         items = [self._queue.get()]
         num_bytes = len(items[0].data)
         with contextlib.suppress(queue.Empty):
@@ -158,7 +158,7 @@ class StreamSink:
 
     @property
     def num_columns(self) -> int:
-        """The width of the terminal."""
+        """Return the width of the terminal."""
         try:
             return os.get_terminal_size(self._stream.fileno()).columns or 80
         except (OSError, io.UnsupportedOperation):
@@ -180,9 +180,7 @@ class StreamSink:
 
 
 def unbuffered(stream: IO[str] | None) -> IO[bytes]:
-    """The file below a standard stream; for one that was closed before we started (`>&-`),
-    where bytes vanish.
-    """
+    """Return the file below a standard stream, which drops all bytes if that was closed (`>&-`)."""
     if stream is None:
         return open(os.devnull, "wb", buffering=0)
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a chart is to a page: a picture, a sentence for who does not see it, and a table of its numbers."""
+"""A chart for a page: a picture, a sentence for readers who do not see it, and a table of its numbers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MAX_ROWS = 40  # of the table with a chart's numbers
+MAX_ROWS = 40  # rows of the table with a chart's numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """`figure` is of the library of charts. `key` names the chart in the page."""
+    """`figure` is an object of the library of charts. `key` names the chart in the page."""
 
     key: str
     title: str
@@ -35,7 +35,7 @@ class TimeUnit:
 
 
 def time_unit(duration_s: float) -> TimeUnit:
-    """The one in which a run of that length has short numbers."""
+    """Return the unit in which a run of that length has short numbers."""
     if duration_s < 300:
         return TimeUnit(name="s", seconds=1.0)
     if duration_s < 3 * 3600:
@@ -46,7 +46,7 @@ def time_unit(duration_s: float) -> TimeUnit:
 
 
 def shown(value: float, digits: int = 4) -> str:
-    """A number in few characters; empty for none."""
+    """Write a number in few characters; empty for none."""
     if math.isnan(value):
         return ""
     if math.isinf(value):  # as a difference of two numbers may be
@@ -57,12 +57,12 @@ def shown(value: float, digits: int = 4) -> str:
 
 
 def said(value: float) -> str:
-    """A number that was told: where it is none, that is what was told."""
+    """Write a reported number; if it is no number, its own text."""
     return "NaN" if math.isnan(value) else shown(value)
 
 
 def some_of(rows: Sequence[tuple[str, ...]], limit: int = MAX_ROWS) -> tuple[tuple[str, ...], ...]:
-    """At most so many of them, at equal distances; the first and the last are there."""
+    """Return at most so many of them, at equal distances, with the first and the last."""
     if len(rows) <= limit:
         return tuple(rows)
     last = len(rows) - 1
@@ -70,5 +70,5 @@ def some_of(rows: Sequence[tuple[str, ...]], limit: int = MAX_ROWS) -> tuple[tup
 
 
 def by_number(name: str) -> list[tuple[int, str]]:
-    """To sort `worker-2` before `worker-10`."""
+    """Key that sorts `worker-2` before `worker-10`."""
     return [(int(one) if one.isdecimal() else -1, one) for one in re.split("([0-9]{1,9})", name) if one]

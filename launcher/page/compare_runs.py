@@ -1,4 +1,4 @@
-"""In what two runs differ."""
+"""The differences of two runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RunComparison:
         return [(name, values[0], values[1]) for name, values in rows if any(values)]
 
     def differences(self) -> list[tuple[str, str, str]]:
-        """Command, versions, hosts, and keys of the configuration; only what is not equal."""
+        """Return command, versions, hosts, and keys of the configuration, if they differ."""
         rows: list[tuple[str, ...]] = [
             ("command", *(shlex.join(run.state.job.command) for run in self._runs)),
             *((name, *(getattr(run.state.job, key) for run in self._runs)) for name, key in _OF_JOB.items()),
@@ -64,7 +64,7 @@ class RunComparison:
         return found
 
     def over_steps(self) -> list[Chart]:
-        """The curves of both over steps."""
+        """Return the curves of both over steps."""
         axis = figures.ChartAxis("step")
         found = []
         for name in self._common():
@@ -76,7 +76,7 @@ class RunComparison:
         return found
 
     def over_time(self) -> list[Chart]:
-        """What depends on the time and not on the step."""
+        """Return the curves that depend on the time and not on the step."""
         axis = figures.time_axis(time_unit(max(run.duration_s for run in self._runs)), ())
         found = []
         for name in _OVER_TIME:
@@ -87,7 +87,7 @@ class RunComparison:
         return found
 
     def at_equal_steps(self) -> Iterator[tuple[str, list[tuple[str, str, str, str]]]]:
-        """What both told of the same steps, by name."""
+        """Return both runs' numbers of the same steps, by name."""
         for name in self._common():
             a, b = (run.curves.over_steps[name].points() for run in self._runs)
             if not a or not b:
@@ -113,7 +113,7 @@ class RunComparison:
 
 
 def value_at(points: Sequence[Point], step: float) -> float:
-    """Between two points on the line that joins them; NaN outside."""
+    """Interpolate between two points on a straight line; NaN outside."""
     before = None
     for one in points:
         if one.at == step:
@@ -144,7 +144,7 @@ def _least(run: Run) -> str:
 
 
 def _step_s(run: Run) -> str:
-    """Mean of all steps: a slow one counts as one, however few were told with it."""
+    """Mean of all steps: a slow one counts as one, however few were reported with it."""
     steps = sum(one.steps for one in run.curves.totals.values())
     seconds = sum(one.seconds.get("step_s", 0.0) for one in run.curves.totals.values())
     return shown(seconds / steps, 4) if steps else ""

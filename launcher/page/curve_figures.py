@@ -26,14 +26,14 @@ from .figures import (
     plain,
 )
 
-_WIDTH = 1.6  # of a line, in CSS pixels
-_FEW_POINTS = 3  # a line of fewer is not seen
+_WIDTH = 1.6  # width of a line, in CSS pixels
+_FEW_POINTS = 3  # a line of fewer points is not seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
-    """What a chart shows. `key` names the chart in the page; `whose` is what tells the numbers: rank, host,
-    or nothing.
+    """The quantity of a chart. `key` names the chart in the page; `whose` is the source of the numbers: rank,
+    host, or none.
     """
 
     key: str
@@ -52,13 +52,13 @@ class Quantity:
         return value / self.metric.unit.scale
 
     def named(self, key: str) -> str:
-        """A rank or host in brackets."""
+        """Return the key of a rank or host, named, in brackets."""
         return f" ({self.whose} {key})" if self.whose and key else ""
 
 
 def curve_chart(curve: Curve, quantity: Quantity, *, axis: ChartAxis) -> Chart:
-    """One quantity over time. Of up to eight ranks or hosts each has a line; of more there are the mean, and
-    the band from the least to the greatest.
+    """Draw one quantity over time. Each of up to eight ranks or hosts has a line; more of them become the
+    mean, and the band from the least to the greatest.
     """
     points = _with_gaps(curve.points())
     real = [one for one in points if not math.isnan(one.mean)]
@@ -99,7 +99,7 @@ def _draw_each(
     quantity: Quantity,
     keys: Sequence[str],
 ) -> Any:
-    """A line for each that told the quantity; returns the first one."""
+    """Draw a line for each source of the quantity; return the first one."""
     names = [f"{quantity.whose} {plain(key)}".strip() for key in keys]
     for place, key in enumerate(keys):
         data[f"each{place}"] = numbers([quantity.of(one.each.get(key, math.nan)) for one in points])
@@ -123,7 +123,7 @@ def _draw_band(
     points: Sequence[Point],
     quantity: Quantity,
 ) -> Any:
-    """The mean, and the band around it where not all told the same; returns the line of the mean."""
+    """Draw the mean, and the band around it where the sources differ; return the line of the mean."""
     has_band = any(one.low != one.high for one in points if not math.isnan(one.mean))
     if not has_band:
         tips.append((quantity.unit or "value", "@mean{%.5g}"))
@@ -142,7 +142,7 @@ def _draw_band(
 
 
 def overlay_chart(curves: Sequence[tuple[str, Curve]], quantity: Quantity, *, axis: ChartAxis) -> Chart:
-    """The same quantity of several runs, one line over the other."""
+    """Draw the same quantity of several runs, one line over the other."""
     made = empty_figure(axis, label=quantity.unit)
     if quantity.metric.starts_at_zero:
         made.y_range.start = 0
@@ -183,27 +183,27 @@ def overlay_chart(curves: Sequence[tuple[str, Curve]], quantity: Quantity, *, ax
 
 
 def _show_few(made: Any, x: Any, y: Any, *, color: str) -> None:
-    """Points, where there are too few of them for a line."""
+    """Draw points, where there are too few of them for a line."""
     if len(x) - np.isnan(y).sum() < _FEW_POINTS:
         made.scatter(x, y, color=color, size=6)
 
 
 def _show_flat(made: Any, values: Sequence[float]) -> None:
-    """An axis on which a number that never changes can be read, be it small: the library's is 2 high then."""
+    """Scale the axis so that a small constant number can be read: the library's is 2 high then."""
     drawn = numbers(values)
     if values and values[0] and np.isfinite(drawn).all() and np.ptp(drawn) == 0:
         made.y_range.default_span = 2 * abs(values[0])
 
 
 def _mark_gaps(made: Any, curve: Curve, axis: ChartAxis) -> None:
-    """A line where a number was NaN or infinite."""
+    """Draw a line where a number was NaN or infinite."""
     if curve.gaps:
         gaps = numbers([axis.place(one) for one in curve.gaps])
         made.vspan(x=gaps, line_color=RED, line_width=2, line_alpha=0.7)
 
 
 def _gaps(name: str, curve: Curve) -> str:
-    """The same in words."""
+    """Describe the same in words."""
     if not curve.num_gaps:
         return ""
     times = "once" if curve.num_gaps == 1 else f"at {curve.num_gaps} times"
@@ -211,12 +211,12 @@ def _gaps(name: str, curve: Curve) -> str:
 
 
 def _last(quantity: Quantity, points: Sequence[Point], curve: Curve) -> str:
-    """What the curve ends with: NaN, if that was told last."""
+    """Return the last value of the curve: NaN, if that was reported last."""
     return shown(quantity.of(points[-1].mean)) if points and math.isfinite(curve.last) else said(curve.last)
 
 
 def _with_gaps(points: Sequence[Point]) -> list[Point]:
-    """A point that is nowhere between attempts: no line joins them."""
+    """Add a point without a value between attempts, so that no line joins them."""
     found: list[Point] = []
     for one in points:
         if found and found[-1].attempt != one.attempt:
@@ -242,7 +242,7 @@ def _row(one: Point, quantity: Quantity, axis: ChartAxis) -> tuple[str, ...]:
 
 
 def _summary(quantity: Quantity, points: Sequence[Point], curve: Curve) -> str:
-    """A sentence for those who do not see the chart."""
+    """Write a sentence for readers who do not see the chart."""
     text = f"{quantity.title}: no number."
     if points:
         low, high = min(points, key=lambda one: one.low), max(points, key=lambda one: one.high)

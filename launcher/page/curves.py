@@ -1,4 +1,4 @@
-"""What a page shows of the numbers of a run over time, and in sum."""
+"""The numbers of a run on a page: over time, and in sum."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..run_state.run_state import Observer, RunState
 from ..run_state.series import MAX_AT, MAX_POINTS, Curve, Spread, single
 
 MEMORY_PARTS = {name: one.part for name, one in RANK.items() if one.part}
-REST = "rest"  # of a step: what no phase accounts for
+REST = "rest"  # the part of a step that no phase accounts for
 MAX_CUSTOM = 12  # names of the program's own
-MAX_RANKS = 4096  # of which totals are kept
+MAX_RANKS = 4096  # ranks whose totals are kept
 MAX_HOSTS = 2048
 MAX_STATES = 500
 _PHASES = tuple(f"{name}_s" for name in PHASES)
@@ -25,7 +25,7 @@ Spreads = Mapping[str, Sequence[Spread]]  # by the name of the number
 
 @dataclass(slots=True)
 class Totals:
-    """What one rank, or the ranks of one host, told in sum and last."""
+    """Sums and last numbers of one rank, or of the ranks of one host."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     steps: float = 0.0
@@ -35,7 +35,7 @@ class Totals:
 
 @dataclass(slots=True)
 class HostCurves:
-    """What a host told last, and the means and the greatest of what changes."""
+    """Last numbers of a host, and the means and the greatest of those that change."""
 
     last: dict[str, float] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class HostCurves:
 
 
 class Shares:
-    """Seconds by phase and steps, added up over stretches of time: what a step was made of, when."""
+    """Seconds by phase and steps, added up over stretches of time: the parts of a step, over time."""
 
     def __init__(self, *, max_points: int = MAX_POINTS // 2) -> None:
         self._width, self._max_points = 0.05, max_points
@@ -63,7 +63,7 @@ class Shares:
                 _add_to(self._buckets.setdefault((number, place // 2), {}), row)
 
     def points(self) -> Iterator[tuple[float, int, dict[str, float]]]:
-        """The middle of each stretch, its attempt, and seconds by phase in a step."""
+        """Yield the middle of each stretch, its attempt, and seconds by phase in a step."""
         for (attempt, place), row in sorted(self._buckets.items()):
             steps = row.get("steps", 0.0)
             if steps > 0:
@@ -80,8 +80,8 @@ def _add_to(known: dict[str, float], row: Mapping[str, float]) -> None:
 
 
 class Curves(Observer):
-    """`over_time` are over seconds since the start of the run, `over_steps` over steps; `states` are what
-    ranks did besides training: begin, end, and what it was.
+    """`over_time` are over seconds since the start of the run, `over_steps` over steps; `states` are
+    activities of ranks besides training: begin, end, and name.
     """
 
     def __init__(self, state: RunState) -> None:
@@ -93,13 +93,14 @@ class Curves(Observer):
         self.totals: dict[str, Totals] = {}
         self.hosts: dict[str, HostCurves] = {}
         self.states: list[tuple[float, float, str]] = []
-        self.stepped = self.stepped_s = 0.0  # steps from one time to the next at which they were told
+        # steps between the reports that counted them, and the time of these
+        self.stepped = self.stepped_s = 0.0
         self._step_before: tuple[float, float] | None = None
         self._custom: set[str] = set()
-        self._doing: dict[str, int] = {}  # by rank that does not train: which of the states that is
+        self._doing: dict[str, int] = {}  # the state of each rank that does not train
 
     def began(self, attempt: AttemptState) -> None:
-        """Counters may go back, and no rank does anything yet."""
+        """Reset for an attempt: counters may go back, and no rank has a state yet."""
         self._step_before = None
         self._doing.clear()
 
@@ -144,7 +145,9 @@ class Curves(Observer):
         self.over_time.setdefault(name, Curve()).add(at, self._attempt, spreads)
 
     def _add_state(self, at: float, source: NumberSource) -> None:
-        """A rank that saves tells so when it begins, and next when it has saved: a state lasts until then."""
+        """Add a rank's state, which lasts until its next report: a rank that saves reports the begin and the
+        end.
+        """
         states, before = self.states, self._doing.pop(source.key, None)
         if before is not None:
             begin, _, name = states[before]
@@ -162,7 +165,7 @@ class Curves(Observer):
             self._doing[source.key] = place
 
     def _add_totals(self, key: str, row: Mapping[str, Spread], seconds: dict[str, float]) -> None:
-        """Of steps what each phase took: of one rank, and in `seconds` of all that tell now."""
+        """Add the time of each phase: of one rank, and in `seconds` of all present sources."""
         if key not in self.totals and len(self.totals) >= MAX_RANKS:
             return
         totals = self.totals.setdefault(key, Totals())
@@ -185,7 +188,7 @@ class Curves(Observer):
         totals.peak = max(totals.peak, *filter(math.isfinite, most), 0.0)
 
     def _add_step_time(self, at: float, spreads: Spreads) -> None:
-        """Seconds of a step, and of that what is a rank's own: without its waits for others."""
+        """Add the seconds of a step, and a rank's own part of them: without its waits for others."""
         by_key = {name: {one.key: one for one in told} for name, told in spreads.items()}
         known = by_key.get("own_s", {})
         step_s, own = [], []
@@ -211,7 +214,7 @@ class Curves(Observer):
         self._add(at, "own_s", own)
 
     def _add_steps(self, at: float, spreads: Spreads) -> float:
-        """Count them; returns the step."""
+        """Count the steps; return the step."""
         told = [one.high for one in spreads.get("step", ()) if math.isfinite(one.high)]
         if not told:
             return math.nan

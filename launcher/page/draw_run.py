@@ -1,4 +1,4 @@
-"""Which charts a run has."""
+"""The charts of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .part_figures import PartNames, Stretch, bar_chart, span_chart, stack_chart
 from .run import Run
 
 MAX_BARS = 64
-MAX_ATTEMPTS = 30  # on one time line of starts
+MAX_ATTEMPTS = 30  # attempts on one time line of starts
 MAX_MARKS = 200
 WARNING = 30  # the level of a note
 
@@ -64,13 +64,13 @@ class RunCharts:
         return curve_chart(self._curves.over_time[name], quantity, axis=self._axis)
 
     def _section(self, key: str, *, whose: str = "rank") -> list[Chart]:
-        """The charts over time of what stands in a section of the page."""
+        """Return the charts over time of a section of the page."""
         curves = self._curves.over_time
         names = [name for name, one in RANK.items() if one.section == key and one.label and curves.get(name)]
         return [self._curve(name, whose=whose) for name in names]
 
     def training(self) -> list[Chart]:
-        """What the program tells, over time."""
+        """Return the charts of the program's own numbers, over time."""
         curves = self._curves.over_time
         found = self._section("training")
         if curves.get("skipped") and not any(one.high for one in curves["skipped"].points()):
@@ -78,11 +78,11 @@ class RunCharts:
         return found + [self._curve(name) for name in curves if name not in RANK]
 
     def output(self) -> list[Chart]:
-        """How much ranks write."""
+        """Return the charts of the ranks' output."""
         return self._section("output", whose="")
 
     def times(self) -> list[Chart]:
-        """What a step is made of: over time, and of each rank."""
+        """Return the charts of the parts of a step: over time, and of each rank."""
         found = []
         points = list(self._curves.shares.points())
         if any(any(row.values()) for _, _, row in points):
@@ -105,7 +105,7 @@ class RunCharts:
         return self._named(_most(rows, own))
 
     def memory(self) -> list[Chart]:
-        """Of ranks: by kind as told last, the greatest there was, and over time."""
+        """Return the charts of ranks' memory: by kind in the last report, the greatest, and over time."""
         found = []
         rows: list[tuple[str, dict[str, float]]] = []
         peaks: dict[str, float] = {}
@@ -124,12 +124,12 @@ class RunCharts:
         return found + self._section("memory")
 
     def _named(self, rows: Sequence[tuple[str, Mapping[str, float]]]) -> list[tuple[str, dict[str, float]]]:
-        """With the host of each rank; in the order of ranks."""
+        """Return the rows with the host of each rank, in the order of ranks."""
         ordered = sorted(rows, key=lambda one: (one[0].endswith(FOLDED), by_number(one[0])))
         return [(self._name_of(key), dict(row)) for key, row in ordered]
 
     def _name_of(self, key: str) -> str:
-        """What a rank, or the ranks of a host, are called in a chart."""
+        """Return the name of a rank, or of the ranks of a host, in a chart."""
         if key.endswith(FOLDED):
             return key.removesuffix(FOLDED)
         rank = self._run.state.ranks.get(int(key))
@@ -142,7 +142,7 @@ class RunCharts:
         return f"{title}: the {MAX_BARS} greatest of {num}" if num > MAX_BARS else title
 
     def hosts(self) -> list[Chart]:
-        """How hosts do, over time."""
+        """Return the charts of hosts, over time."""
         found = []
         for name, metric in OF_HOSTS.items():
             curve = self._curves.of_hosts.get(name)
@@ -154,7 +154,7 @@ class RunCharts:
         return found
 
     def time_line(self) -> list[Chart]:
-        """When each attempt began and ended, and what was seen meanwhile."""
+        """Return the chart of begin and end of each attempt, with the events between."""
         found = _attempts(self._run) + _states(self._run) + _moments(self._run)
         if not found:
             return []
@@ -163,7 +163,7 @@ class RunCharts:
         ]
 
     def starts(self) -> list[Chart]:
-        """The phases of each start, each from the end of the one before."""
+        """Return the chart of the phases of each start, each from the end of the one before."""
         found: list[Stretch] = []
         kinds: dict[str, str] = {}
         for one in self._run.attempts[-MAX_ATTEMPTS:]:
@@ -184,7 +184,7 @@ class RunCharts:
 
 
 def _attempts(run: Run) -> list[Stretch]:
-    """Each attempt: its start, and what followed."""
+    """Return each attempt: its start, and what followed."""
     found = []
     for one in run.attempts[-MAX_ATTEMPTS:]:
         row, kind = f"attempt {one.number + 1}", how_ended(one)
@@ -200,7 +200,7 @@ def _attempts(run: Run) -> list[Stretch]:
 
 
 def _states(run: Run) -> list[Stretch]:
-    """What ranks said that they do besides training."""
+    """Return the states of ranks besides training."""
     return [
         Stretch("states of ranks", begin, end, state if state in _STRETCHES else "state", state)
         for begin, end, state in run.curves.states
@@ -208,7 +208,7 @@ def _states(run: Run) -> list[Stretch]:
 
 
 def _moments(run: Run) -> list[Stretch]:
-    """Stragglers, hangs, questions for stacks, warnings and errors."""
+    """Return stragglers, hangs, questions for stacks, warnings and errors."""
     state, found = run.state, []
 
     def add(row: str, at: float, kind: str, words: str, over_at: float = 0.0) -> None:
@@ -227,7 +227,7 @@ def _moments(run: Run) -> list[Stretch]:
 
 
 def how_ended(one: AttemptState) -> str:
-    """In one or two words."""
+    """Describe the end in one or two words."""
     if one.verdict is None:
         return "running"
     if one.verdict.keys.get("interrupted_by") or one.verdict.keys.get("change"):
@@ -238,5 +238,5 @@ def how_ended(one: AttemptState) -> str:
 def _most(
     rows: Sequence[tuple[str, Mapping[str, float]]], by: Mapping[str, float]
 ) -> list[tuple[str, Mapping[str, float]]]:
-    """At most so many that a person can look at: those of which there is most."""
+    """Return at most so many rows as can be read: the largest."""
     return sorted(rows, key=lambda one: -by[one[0]])[:MAX_BARS]

@@ -1,4 +1,4 @@
-"""What charts have in common. This file, `curve_figures.py` and `part_figures.py` know the library, Bokeh."""
+"""The common parts of charts. This file, `curve_figures.py` and `part_figures.py` know the library, Bokeh."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bokeh.resources import Resources
 
 from .chart import Chart, TimeUnit
 
-# Each can be told from a white and from a dark background: a contrast of 3 at least.
+# All contrast with a white and with a dark background by a factor of 3 at least.
 BLUE, ORANGE, GREEN, RED = "#2f7ed8", "#cf6a0c", "#2e9a58", "#d9484d"
 PURPLE, TEAL, PINK, BROWN = "#955be0", "#1b95a3", "#cf4698", "#9c7618"
 COLORS = (BLUE, ORANGE, GREEN, RED, PURPLE, TEAL, PINK, BROWN)
@@ -35,7 +35,7 @@ class ChartAxis:
     """The horizontal axis of charts: they are zoomed together, and a line marks the pointer in all."""
 
     def __init__(self, label: str, *, scale: float = 1.0, starts: Sequence[float] = ()) -> None:
-        """`scale` divides what is drawn. `starts` are where attempts begin, before that."""
+        """`scale` divides the drawn values. `starts` are the begins of attempts, before that."""
         self.label, self.scale = label, scale
         self.range: Any = DataRange1d(range_padding=0.01)
         self.line = Span(dimension="height", line_color=GREY, line_width=1)
@@ -46,12 +46,12 @@ class ChartAxis:
 
 
 def time_axis(unit: TimeUnit, starts: Sequence[float]) -> ChartAxis:
-    """An axis of seconds since the start."""
+    """Return an axis of seconds since the start."""
     return ChartAxis(f"time since the start ({unit.name})", scale=unit.seconds, starts=starts)
 
 
 def empty_figure(axis: ChartAxis | None, *, label: str, height: int = HEIGHT, **given: Any) -> Any:
-    """A chart without anything in it; `label` stands beside its vertical axis."""
+    """Return an empty chart; `label` stands beside its vertical axis."""
     zoom = BoxZoomTool(dimensions="both" if axis is None else "width")
     tools: list[Any] = [zoom, ResetTool(), SaveTool()]
     if axis is not None:
@@ -79,18 +79,18 @@ def empty_figure(axis: ChartAxis | None, *, label: str, height: int = HEIGHT, **
         one.axis_label_text_font_style = "normal"
         one.minor_tick_line_color = None
     if axis is not None:
-        made.window_axis = "x"  # what is shown decides how high the chart reaches
+        made.window_axis = "x"  # the visible part decides how high the chart reaches
     return made
 
 
 def mark_starts(made: Any, axis: ChartAxis) -> None:
-    """A line where an attempt begins."""
+    """Draw a line at the begin of an attempt."""
     if axis.starts:
         made.vspan(x=numbers(axis.starts), line_color=GREY, line_dash="dotted", line_width=1)
 
 
 def add_hover(made: Any, tips: Sequence[tuple[str, str]], **given: Any) -> None:
-    """What is shown at the pointer. A tip with a format in braces has that of printf."""
+    """Add a text at the pointer. A tip with a format in braces has that of printf."""
     formats: Any = {tip.partition("{")[0]: "printf" for _, tip in tips if "{" in tip}
     made.add_tools(
         HoverTool(tooltips=list(tips), formatters=formats, attachment="vertical", show_arrow=False, **given)
@@ -98,7 +98,7 @@ def add_hover(made: Any, tips: Sequence[tuple[str, str]], **given: Any) -> None:
 
 
 def place_legend(made: Any) -> None:
-    """Above the chart, where it hides nothing; a click on a name hides what it names."""
+    """Put the legend above the chart, where it hides nothing; a click on a name hides its line."""
     legend = made.legend[0]
     legend.click_policy = "hide"
     legend.orientation = "horizontal"
@@ -112,24 +112,24 @@ def place_legend(made: Any) -> None:
 
 
 def numbers(values: Sequence[float]) -> Any:
-    """As few bytes as show them: seven digits."""
+    """Return the numbers with seven digits, which saves bytes."""
     with np.errstate(over="ignore"):
         return np.array(values, dtype=np.float64).astype(np.float32)
 
 
 def plain(words: str) -> str:
-    """Text that the library shows as it is: it takes `$$`, `\\(` and `\\[` for formulas, and would load what
-    draws them.
+    """Return text that the library shows unchanged: it takes `$$`, `\\(` and `\\[` for formulas, and would
+    load a program that draws them.
     """
     return words.replace("$$", "$ $").replace("\\", "/")[:300]
 
 
 def drawn(charts: Sequence[Chart]) -> tuple[str, dict[str, str]]:
-    """The program that draws them, and the HTML of each one's place by its key."""
+    """Return the program that draws them, and the HTML of each one's place by its key."""
     if not charts:
         return "", {}
     page = Document()
-    with page.models.freeze():  # or each chart has the library look at all of them
+    with page.models.freeze():  # otherwise each chart has the library look at all of them
         for one in charts:
             page.add_root(one.figure)
     script, places = components({one.key: one.figure for one in charts}, wrap_script=False)
@@ -137,5 +137,5 @@ def drawn(charts: Sequence[Chart]) -> tuple[str, dict[str, str]]:
 
 
 def library() -> str:
-    """The program of the charts themselves."""
+    """Return the program of the charts themselves."""
     return "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw)

@@ -1,4 +1,4 @@
-"""Pieces of HTML. Whatever a job wrote is text here and nothing else."""
+"""Pieces of HTML. All output of a job is only text here."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-MAX_CHARACTERS = 4000  # of one line, or of one value
+MAX_CHARACTERS = 4000  # characters of one line, or of one value
 MAX_LINES = 400
 MAX_DEPTH = 12
-MAX_ITEMS = 400  # of one level of a tree
+MAX_ITEMS = 400  # items of one level of a tree
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _COLOR = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)")
 
 
 def escaped(text: object, limit: int = MAX_CHARACTERS) -> str:
-    """Text as HTML shows it: cut if it is long, and without what cannot be shown."""
+    """Return text as HTML shows it: cut if it is long, without signs that cannot be shown."""
     words = str(text)
     is_cut = len(words) > limit
     words = _UNSHOWN.sub("\ufffd", _COLOR.sub("", words[:limit]))
@@ -25,7 +25,7 @@ def escaped(text: object, limit: int = MAX_CHARACTERS) -> str:
 
 
 def element(name: str, inner: str, **attributes: str) -> str:
-    """`inner` is HTML, attributes are text; a trailing _ of their names is left out."""
+    """Return an element: `inner` is HTML, attributes are text; a trailing _ of their names is left out."""
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"' for key, value in attributes.items()
     )
@@ -33,7 +33,7 @@ def element(name: str, inner: str, **attributes: str) -> str:
 
 
 def lines_of(lines: Sequence[str], limit: int = MAX_LINES) -> str:
-    """Lines as they were written; of many the first and the last."""
+    """Return the lines unchanged; of many the first and the last."""
     shown = list(lines)
     if len(shown) > limit:
         left_out = f"... {len(shown) - limit} lines left out ..."
@@ -44,7 +44,7 @@ def lines_of(lines: Sequence[str], limit: int = MAX_LINES) -> str:
 def table(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str = "", numbers: bool = False
 ) -> str:
-    """Cells are text."""
+    """Return a table; its cells are text."""
     titles = "".join(element("th", escaped(one), scope="col") for one in head)
     body = "".join(f"<tr>{''.join(element('td', escaped(cell)) for cell in row)}</tr>" for row in rows)
     title = element("caption", escaped(caption)) if caption else ""
@@ -54,7 +54,7 @@ def table(
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and what they are; the second is HTML."""
+    """Return names with their descriptions; the second is HTML."""
     return element(
         "dl", "".join(f"{element('dt', escaped(name))}{element('dd', value)}" for name, value in rows)
     )
@@ -65,7 +65,7 @@ def fold(title: str, inner: str, *, is_open: bool = False) -> str:
 
 
 def tree(value: Any, depth: int = 0) -> str:
-    """A configuration: each level can be folded."""
+    """Return a configuration whose levels can be folded."""
     if depth < MAX_DEPTH:
         if isinstance(value, Mapping):
             return _level([(str(name), one) for name, one in value.items()], depth)
@@ -88,7 +88,7 @@ def _level(items: Sequence[tuple[str, Any]], depth: int) -> str:
 
 
 def as_value(value: Any) -> str:
-    """As JSON has it."""
+    """Write the value as JSON has it."""
     import json
 
     try:
@@ -98,7 +98,7 @@ def as_value(value: Any) -> str:
 
 
 def moment(at: float) -> str:
-    """Date and time on this machine's clock."""
+    """Write date and time on this machine's clock."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else ""
     except (OverflowError, ValueError, OSError):

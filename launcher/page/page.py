@@ -15,7 +15,7 @@ from .draw_run import RunCharts
 from .markup import element, escaped, fold, table
 from .run import Run
 
-GENERATOR = "dslaunch report"  # by which a page of ours is known
+GENERATOR = "dslaunch report"  # marks a page of ours
 _HERE = Path(__file__).parent
 
 
@@ -31,7 +31,7 @@ class PageSection:
 
 
 def page_of(run: Run) -> str:
-    """The page of one run."""
+    """Return the page of one run."""
     charts = RunCharts(run)
     words, kind = tell_run.state_of(run)
     sections = [
@@ -66,7 +66,7 @@ def page_of(run: Run) -> str:
 
 
 def comparison_page(a: Run, b: Run) -> str:
-    """Two runs beside each other."""
+    """Return a page of two runs beside each other."""
     both = RunComparison(a, b)
     sections = [
         PageSection(
@@ -106,7 +106,7 @@ def _at_equal_steps(both: RunComparison) -> str:
 
 
 def _document(title: str, head: str, sections: Sequence[PageSection]) -> str:
-    """Everything in one file: no address in it is loaded, and nothing but our own programs runs."""
+    """Return everything in one file: no address in it is loaded, and no program runs but our own."""
     shown = [one for one in sections if one.text or one.charts]
     charts = [chart for one in shown for chart in one.charts]
     program, places = figures.drawn(charts)

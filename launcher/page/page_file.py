@@ -1,4 +1,4 @@
-"""The file of a page: what another program wrote is never written over."""
+"""The file of a page; a file of another program is never overwritten."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _START_BYTES = 1000  # the mark stands in these
 
 
 def default_place(label: str) -> Path:
-    """`LABEL.html` in the current folder."""
+    """Return `LABEL.html` in the current folder."""
     name = re.sub("[^A-Za-z0-9._-]+", "-", label).strip("-.")[:100]
     return Path(f"{name or 'run'}.html")
 
 
 def check_page_place(path: Path) -> None:
-    """Whether the page can be written there; to be asked before it is made.
+    """Check, before it is made, that the page can be written there.
 
-    Errors: LaunchError if not, or if what is there is no page of ours
+    Errors: LaunchError if not, or if the file there is no page of ours
     """
     check_place(path, option="--output")
     if is_of_system(path.parent) or not path.exists():
@@ -40,7 +40,7 @@ def check_page_place(path: Path) -> None:
 
 
 def write_page(path: Path, page: str) -> int:
-    """Put the page there; returns its size in bytes.
+    """Write the page; return its size in bytes.
 
     Errors: LaunchError if it cannot be written
     """

@@ -25,14 +25,14 @@ from .figures import (
 _AROUND = 90  # CSS pixels of a chart beside its rows: legend, axis
 _ROW_HEIGHT = 20
 _LOW_ROW_HEIGHT = 13
-_MANY_ROWS = 16  # more of them are low
+_MANY_ROWS = 16  # from this number on rows are low
 _MAX_LISTED = 60
 
 Parts = Mapping[str, float]
 
 
 class PartNames(NamedTuple):
-    """Of a chart of parts: its key in the page, its title, its unit, and what the parts are called."""
+    """The names of a chart of parts: its key in the page, its title, its unit, and the names of the parts."""
 
     key: str
     title: str
@@ -51,7 +51,7 @@ class Stretch(NamedTuple):
 
 
 def stack_chart(points: Sequence[tuple[float, int, Parts]], names: PartNames, *, axis: ChartAxis) -> Chart:
-    """Parts of a whole over time, one above the other: when, in which attempt, and how much of each."""
+    """Draw parts of a whole over time, one above the other, with the attempt and the amount of each."""
     parts = _present(names, (row for _, _, row in points))
     rows: list[tuple[float, Parts]] = []
     before: tuple[float, int] | None = None
@@ -91,8 +91,8 @@ def stack_chart(points: Sequence[tuple[float, int, Parts]], names: PartNames, *,
 def bar_chart(
     rows: Sequence[tuple[str, Parts]], names: PartNames, *, marks: Parts | None = None, mark: str = ""
 ) -> Chart:
-    """Parts of a whole for each rank or host, side by side. `marks` are further numbers, one for each row,
-    which are called `mark`.
+    """Draw parts of a whole for each rank or host, side by side. `marks` are further numbers, one for each
+    row, with the name `mark`.
     """
     marks = marks or {}
     parts = _present(names, (row for _, row in rows))
@@ -148,9 +148,9 @@ def span_chart(
     *,
     axis: ChartAxis | None = None,
 ) -> Chart:
-    """Stretches of time in rows; `parts` of the names are the colors of their kinds.
+    """Draw stretches of time in rows; `parts` of the names are the colors of their kinds.
 
-    Without an axis of the page it has one of its own, in seconds, and `unit` is what stands there.
+    Without an axis of the page it has one of its own, in seconds, and `unit` is its label.
     """
     rows = list(dict.fromkeys(one.row for one in stretches))
     made = empty_figure(
@@ -204,7 +204,7 @@ def _source(stretches: Sequence[Stretch], scale: float) -> Any:
 
 
 def _present(names: PartNames, rows: Iterable[Parts]) -> list[str]:
-    """The parts of which there is something."""
+    """Return the parts that are not zero everywhere."""
     known = {name for row in rows for name, value in row.items() if value > 0}
     return [one for one in names.parts if one in known]
 
@@ -237,7 +237,7 @@ def _shares(parts: Sequence[str], names: PartNames, rows: Sequence[Parts]) -> st
 
 
 def _unique(labels: list[str]) -> list[str]:
-    """Rows of a chart need names of their own."""
+    """Make the labels unique, as rows of a chart must be."""
     seen: dict[str, int] = {}
     found = []
     for one in labels:

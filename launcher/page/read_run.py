@@ -23,7 +23,7 @@ EVENTS, REPORT, LATEST = "events.jsonl", "report.json", "latest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSource:
-    """Where a run is kept: the file of its events, behind those in `NAME.old`, and its report."""
+    """The files of a run: events, after those in `NAME.old`, and a report."""
 
     label: str
     events: Path | None
@@ -32,8 +32,8 @@ class RunSource:
 
 
 def find_source(word: str) -> RunSource | None:
-    """The files of a run that is named by its folder, by the folder with all runs, or by a file; None if
-    there is no such path.
+    """Return the files of a run that is named by its folder, by the folder with all runs, or by a file; None
+    if there is no such path.
 
     Errors: LaunchError for a path with neither events nor a report
     """
@@ -52,7 +52,7 @@ def find_source(word: str) -> RunSource | None:
 
 
 def source_in(folder: Path) -> RunSource:
-    """The run in this folder, or the latest one in it.
+    """Return the run in this folder, or the latest one in it.
 
     Errors: LaunchError if there is none
     """
@@ -75,7 +75,7 @@ def _label(path: Path) -> str:
 
 
 def _is_report(path: Path) -> bool:
-    """Whether it is one JSON object without events: a report."""
+    """Tell whether it is one JSON object without events: a report."""
     try:
         start = read_plain(str(path), max_bytes=4096).lstrip()
     except OSError as error:
@@ -86,9 +86,9 @@ def _is_report(path: Path) -> bool:
 
 
 def read_run(source: RunSource) -> Run:
-    """All that these files say. What cannot be read of them is said in `problems`.
+    """Read these files. Unreadable parts are noted in `problems`.
 
-    Errors: LaunchError if nothing can be read
+    Errors: LaunchError if no part can be read
     """
     state = RunState()
     curves = Curves(state)
@@ -111,7 +111,7 @@ def read_run(source: RunSource) -> Run:
 
 
 def _take_events(run: Run, path: Path) -> int:
-    """Returns how many there are. Errors: LaunchError if the file cannot be opened or read"""
+    """Take the events; return their number. Errors: LaunchError if the file cannot be opened or read"""
     state, reader = run.state, EventReader(path)
     try:
         for event in reader.events():
@@ -137,9 +137,9 @@ def _take_events(run: Run, path: Path) -> int:
 
 
 def _take_report(run: Run, path: Path, *, is_alone: bool) -> dict[str, Any] | None:
-    """Returns what is in it; None if that cannot be read.
+    """Take the report and return it; None if it cannot be read.
 
-    Errors: LaunchError if there is nothing else and it cannot be read
+    Errors: LaunchError if there is no other file and it cannot be read
     """
     try:
         found = json.loads(read_plain(str(path), max_bytes=MAX_REPORT_BYTES))
@@ -158,7 +158,7 @@ def _take_report(run: Run, path: Path, *, is_alone: bool) -> dict[str, Any] | No
 
 
 def _take_entry(state: RunState, entry: dict[str, Any]) -> None:
-    """How an attempt ended, if the events do not have it."""
+    """Take the end of an attempt, if the events do not have it."""
     place = whole_or(entry.get("number"), 0)
     known = state.attempts.get(place)
     if known is None or known.verdict is None:
@@ -168,7 +168,7 @@ def _take_entry(state: RunState, entry: dict[str, Any]) -> None:
 
 
 def _seconds(value: object) -> float:
-    """Since the epoch; 0 for what is no time."""
+    """Seconds since the epoch; 0 for other values."""
     if isinstance(value, str):
         try:
             return datetime.fromisoformat(value).timestamp()

@@ -1,4 +1,4 @@
-"""All of a page: what is known of one run."""
+"""The data of a page: one run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .curves import Curves
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """`word` is how the registry has it, if it was asked; `exit_code` is None while it is not known, and
-    `problems` say in sentences what is missing.
+    """`word` is the registry's state, if it was asked; `exit_code` is None while it is not known, and
+    `problems` are sentences on missing parts.
     """
 
     label: str
@@ -30,7 +30,7 @@ class Run:
 
     @property
     def attempts(self) -> list[AttemptState]:
-        """In their order."""
+        """Attempts in their order."""
         return [one for _, one in sorted(self.state.attempts.items())]
 
     @property
@@ -39,16 +39,16 @@ class Run:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Those of the last attempt."""
+        """Hosts of the last attempt."""
         return self.last_attempt.hosts if self.last_attempt else ()
 
     @property
     def num_ranks(self) -> int:
-        """Those of the last attempt."""
+        """Number of ranks of the last attempt."""
         return self.last_attempt.num_ranks if self.last_attempt else 0
 
     @property
     def duration_s(self) -> float:
-        """From its first word to its last."""
+        """Seconds from its first event to its last."""
         told = self.state.duration_s
         return told if told and math.isfinite(told) else max(0.0, self.state.at - self.state.began_at)

@@ -1,4 +1,4 @@
-"""What a page says of a run in words and tables."""
+"""The words and tables of a page about a run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .markup import element, escaped, fold, lines_of, moment, pairs, table, tree
 from .run import Run
 
 MAX_HOSTS = 400  # rows of the table
-MAX_FAILURES = 20  # told in full
+MAX_FAILURES = 20  # failures in full
 
 
 def state_of(run: Run) -> tuple[str, str]:
-    """How the run is, in a few words, and the class of their color."""
+    """Return the state of the run in a few words, and the class of their color."""
     code = run.exit_code
     if code is None:
         return run.word or "not ended, as far as this file says", "warn"
@@ -38,7 +38,7 @@ def state_of(run: Run) -> tuple[str, str]:
 
 
 def facts(run: Run) -> str:
-    """The most important numbers."""
+    """Return the most important numbers."""
     last_loss = run.state.last_loss
     rows = [
         ("exit code", "none yet" if run.exit_code is None else str(run.exit_code)),
@@ -59,7 +59,7 @@ def facts(run: Run) -> str:
 
 
 def shown_steps(run: Run) -> str:
-    """Those that were done, of as many as the program says."""
+    """Return the number of steps done, of as many as the program announced."""
     state = run.state
     if state.last_step is None:
         return ""
@@ -68,7 +68,7 @@ def shown_steps(run: Run) -> str:
 
 
 def mean_rate(run: Run) -> float:
-    """Steps a second while there were steps, NaN if there were none."""
+    """Return steps a second while there were steps, NaN if there were none."""
     return run.curves.stepped / run.curves.stepped_s if run.curves.stepped_s else math.nan
 
 
@@ -80,7 +80,7 @@ def _rate(run: Run) -> str:
 
 
 def command(run: Run) -> str:
-    """What was typed, where, by whom, and with which version."""
+    """Return the typed command, its folder, its user, and the version."""
     job = run.state.job
     rows: list[tuple[str, str]] = []
     if job.command:
@@ -106,7 +106,7 @@ def command(run: Run) -> str:
 
 
 def configuration(run: Run) -> str:
-    """The configuration as it took effect, of rank 0, and where other ranks had another one."""
+    """Return the configuration as it took effect on rank 0, and where other ranks had another one."""
     if not run.state.configs:
         return ""
     first = min(run.state.configs)
@@ -128,7 +128,7 @@ def configuration(run: Run) -> str:
 
 
 def differences(a: Any, b: Any) -> list[tuple[str, str, str]]:
-    """Keys in which two configurations differ, and both values; empty for what one does not have."""
+    """Return keys in which two configurations differ, and both values; empty for a missing one."""
     from .markup import as_value
 
     left, right = flat(a), flat(b)
@@ -141,7 +141,7 @@ def differences(a: Any, b: Any) -> list[tuple[str, str, str]]:
 
 
 def flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    """Each value by its path: `zero_optimization.stage`."""
+    """Return each value by its path: `zero_optimization.stage`."""
     if isinstance(value, Mapping) and value and depth < 20:
         found: dict[str, Any] = {}
         for name, one in value.items():
@@ -151,7 +151,7 @@ def flat(value: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
 
 
 def attempts(run: Run) -> str:
-    """A table of all starts, and below it each failure in full."""
+    """Return a table of all starts, and below it each failure in full."""
     if not run.attempts:
         return ""
     rows = []
@@ -179,7 +179,7 @@ def attempts(run: Run) -> str:
 
 
 def failure(one: AttemptState, verdict: AttemptVerdict) -> str:
-    """What failed first, the evidence, its traceback or last lines, and what failed with it."""
+    """Return the first failure, the evidence, its traceback or last lines, and the failures with it."""
     culprit = verdict.culprit
     made = element("h3", escaped(f"Attempt {one.number + 1}: {verdict.text}"))
     for sentence in texts(culprit.get("evidence"))[:20]:
@@ -216,7 +216,7 @@ def failure(one: AttemptState, verdict: AttemptVerdict) -> str:
 
 
 def stragglers(run: Run) -> str:
-    """Who others waited for: together by rank and cause, and each time."""
+    """Return the ranks that others waited for: together by rank and cause, and each time."""
     known = run.state.stragglers
     if not len(known):
         return ""
@@ -248,7 +248,7 @@ def stragglers(run: Run) -> str:
 
 
 def hangs(run: Run) -> str:
-    """What watchdogs told, and what ranks did when somebody asked."""
+    """Return the reports of watchdogs, and the stacks that were asked for."""
     made = ""
     for one in run.state.hangs:
         title = f"{moment(one.at)}: rank {one.rank} told of a collective that takes too long"
@@ -259,7 +259,7 @@ def hangs(run: Run) -> str:
 
 
 def hosts(run: Run) -> str:
-    """What is known of each host."""
+    """Return the facts about each host."""
     if not run.curves.hosts:
         return ""
     rows = []
@@ -309,7 +309,7 @@ _LEVELS = ((40, "error"), (30, "warning"), (20, "info"), (0, "debug"))
 
 
 def notes(run: Run) -> str:
-    """What dslaunch said."""
+    """Return the messages of dslaunch."""
     known = run.state.notes
     if not len(known):
         return ""
@@ -330,6 +330,6 @@ def _level(level: int) -> str:
 
 
 def about(run: Run) -> str:
-    """What the page was made of, and what is missing."""
+    """Return the sources of the page, and missing parts."""
     made = "".join(element("p", escaped(one), class_="warn") for one in run.problems)
     return made + element("p", f"Made of {', '.join(escaped(one) for one in run.sources)}.", class_="soft")

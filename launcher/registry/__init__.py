@@ -1,5 +1,5 @@
-"""The jobs of this user on this machine: what is known of each, its output, and how it is reached.
+"""The jobs of this user on this machine: their records, their output, and signals to them.
 
-It may import output and what stands below it, and neither its neighbours fleet, external and rendezvous nor
+It may import output and what stands below it, but neither its neighbours fleet, external and rendezvous nor
 the controller.
 """

@@ -35,8 +35,8 @@ from .own_entry import EntryWatch, OwnEntry
 from .record import JobState
 from .replay import Choice, Replay
 
-STRAY_FILE = "stray"  # what the job's process and its helpers print past the console
-EXIT_LOST = 137  # as of a program that SIGKILL ended, whose exit code is written nowhere
+STRAY_FILE = "stray"  # output of the job's process and its helpers past the console
+EXIT_LOST = 137  # exit code of a program that SIGKILL ended; no file has it
 _INTERRUPTED = 130
 _POLL_S = 0.1
 _LAST_WORDS_S = 0.5
@@ -45,14 +45,14 @@ _FIRST_OWN_FD = 3
 
 
 class News(NamedTuple):
-    """What the job's process says to the command in front of it: `code` None means that all workers run."""
+    """The message of the job's process to the command in front: `code` None: all workers run."""
 
     code: int | None
     message: str = ""
 
 
 def start_apart(folder: Path, options: Options, run: Callable[[Options, Console], int]) -> News | None:
-    """Run the job in a process of its own; returns when all its workers run, or when it has ended.
+    """Run the job in a process of its own; return when all its workers run, or when it has ended.
 
     None: its process was killed. Called before this process has a thread.
     """
@@ -78,7 +78,7 @@ def start_apart(folder: Path, options: Options, run: Callable[[Options, Console]
         os.close(heard)
 
 
-# In front.
+# The command in front.
 
 
 def _show_start(folder: Path, heard: int) -> News | None:
@@ -99,7 +99,7 @@ def _show_start(folder: Path, heard: int) -> News | None:
 
 
 def _show_last_words(replay: Replay, reader: JournalReader, *, is_started: bool) -> None:
-    """What the journal has of the start; its end may be on its way to the disk."""
+    """Show the journal's part about the start; its end may be on its way to the disk."""
     deadline = time.monotonic() + _LAST_WORDS_S
     is_over = False
     while not is_over:
@@ -113,7 +113,7 @@ def _show_last_words(replay: Replay, reader: JournalReader, *, is_started: bool)
 
 @contextlib.contextmanager
 def _passing_on(folder: Path) -> Iterator[None]:
-    """Ctrl-C while the job starts is meant for the job."""
+    """Pass Ctrl-C on to the job while it starts."""
 
     def pass_on(number: int, _: FrameType | None) -> None:
         with contextlib.suppress(OSError), Process(folder) as process:
@@ -139,7 +139,7 @@ def _be_job(
 ) -> NoReturn:
     news = News(1, "the job ended by a fault of dslaunch")
     try:
-        reads_hosts = options.hostfile == "-"  # from standard input, which a job has no use for
+        reads_hosts = options.hostfile == "-"  # from standard input, which a job cannot use
         is_watched = os.isatty(2)
         _leave_terminal(folder, keeps_stdin=reads_hosts)
         entry = OwnEntry(folder, options, is_detached=True)
@@ -194,7 +194,7 @@ def _run(
         code, message = error.exit_code, str(error)
     except KeyboardInterrupt:
         code, message = _INTERRUPTED, "interrupted: nothing was started"
-    except click.exceptions.Exit as end:  # after a signal; how the job ended was said
+    except click.exceptions.Exit as end:  # after a signal; the end of the job was reported
         code = end.exit_code
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
@@ -204,7 +204,7 @@ def _run(
             f"{type(error).__name__} in dslaunch itself; {entry.folder / STRAY_FILE} says where; report it"
         )
     has_started = entry.record.started_at > 0
-    if message and has_started:  # else the command in front says it
+    if message and has_started:  # otherwise the command in front reports it
         console.error(message)
     console.drain(_DRAIN_S)
     verdict = cleaned(message) or entry.record.verdict
@@ -213,11 +213,11 @@ def _run(
 
 
 def _leave_terminal(folder: Path, *, keeps_stdin: bool) -> None:
-    """Nothing of this process is of the terminal any more, and no signal of a terminal ends it."""
+    """Take this process off the terminal: none of its files is there, and no signal of a terminal ends it."""
     ignored = (signal.SIGHUP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGQUIT)
     for one in ignored:
         signal.signal(one, signal.SIG_IGN)
-    for one in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored, as behind `&`
+    for one in (signal.SIGINT, signal.SIGTERM):  # also where a shell has them ignored, as after `&`
         signal.signal(one, signal.default_int_handler)
     if not keeps_stdin:
         _be_without_input()
@@ -236,7 +236,9 @@ def _be_without_input() -> None:
 
 
 def _inherited_fds() -> list[int]:
-    """What we were started with beside the three streams: pipes perhaps, of which a reader awaits the end."""
+    """List descriptors that we were started with beside the three streams: perhaps pipes whose reader awaits
+    the end.
+    """
     found = []
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -252,7 +254,7 @@ def _close(fds: list[int]) -> None:
 
 
 class Front:
-    """The command in front, which hears one word only, and may be gone."""
+    """The command in front, which gets one message only, and may be gone."""
 
     def __init__(self, told: int) -> None:
         self._told: int | None = told

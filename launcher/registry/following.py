@@ -14,7 +14,7 @@ from .replay import Replay
 
 POLL_S = 0.1
 REMOVED = "it has ended, and left no record; what started it was told how"
-_LOOK_EVERY_S = 0.5  # at the record
+_LOOK_EVERY_S = 0.5  # looks at the record
 
 
 class Following:
@@ -26,19 +26,19 @@ class Following:
         self._reader = JournalReader(job.folder)
 
     def show_all(self) -> None:
-        """What there is now."""
+        """Show all present entries."""
         self._replay.show(self._reader.entries())
         self._replay.writer.drain()
 
     def show_last(self, num_lines: int) -> int:
-        """What there is now, of the output only the last lines; returns how many were left out."""
+        """Show the present entries, but only the last lines of output; return how many were left out."""
         kept, num_left_out = last_entries(self._reader.entries(), num_lines)
         self._replay.show(kept)
         self._replay.writer.drain()
         return num_left_out
 
     def step(self, *, waits: bool = True) -> bool:
-        """Show what is new, else wait a moment; False once the job has ended and all of it is shown."""
+        """Show new entries, else wait a moment; False once the job has ended and all of it is shown."""
         deadline = time.monotonic() + _LOOK_EVERY_S
         while time.monotonic() < deadline:
             entries = list(self._reader.entries())
@@ -58,15 +58,15 @@ class Following:
 
 
 def now_of(job: KnownJob) -> KnownJob:
-    """The same job as it is now; one whose record was removed meanwhile is as it was, but has ended, and
-    `why` says that more is not known.
+    """Return the same job as it is now. If its record was removed meanwhile it is unchanged but has ended,
+    and `why` says that more is not known.
     """
     return look_at(job.folder) or KnownJob(folder=job.folder, record=job.record, state="ended", why=REMOVED)
 
 
 def last_entries(entries: Iterator[Entry], num_lines: int) -> tuple[list[Entry], int]:
-    """The entries with the last so many lines of output, those that say how to show them, and the number of
-    lines in front of these.
+    """Return the entries with the last so many lines of output, those with the form of these, and the number
+    of lines in front.
     """
     kept: deque[tuple[int, Entry]] = deque()
     setup: dict[str, Entry] = {}
@@ -102,7 +102,7 @@ def _without_first(entry: Entry, num_lines: int) -> Entry:
 
 
 def log_files_of(job: KnownJob, rank: int) -> list[Path]:
-    """The files that --log_dir keeps of this rank in the last attempt."""
+    """Return the files that --log_dir keeps of this rank in the last attempt."""
     if not job.record.log_folder:
         return []
     folder = Path(job.record.log_folder) / f"attempt_{job.record.attempt}"

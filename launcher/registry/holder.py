@@ -1,14 +1,13 @@
-"""Which process a job is, beyond doubt, and signals to it.
+"""The process of a job, identified without doubt, and signals to it.
 
-[Note: Liveness] A job's process holds a lock on a file in the job's folder from its first moment to its
-last, and the kernel gives the lock up with the process. So whether a job is there, and as which process, is
-asked of the kernel, and no number that was written down is trusted: it may be another process by now. The
-lock is one of POSIX, which children do not inherit: what a job leaves behind does not make it look alive.
+[Note: Liveness] A job's process holds a lock on a file in the job's folder from its first moment to its last,
+and the kernel gives the lock up with the process. So the kernel says whether a job is there, and as which
+process; a process id in a file is not trusted: it may be another process by now. The lock is one of POSIX,
+which children do not inherit: processes that a job leaves behind do not make it look alive.
 
 A process is signalled through a descriptor of it that was opened while it held the lock, asked before and
 after: the lock cannot have passed to another process of the same number in between. A kernel before 5.3 and
-some containers have no such descriptors: there the number is used, in the moment after it was seen to hold
-the lock.
+some containers have no such descriptors: there the number is used, just after it was seen to hold the lock.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _POLL_S = 0.02
 
 
 def hold(folder: Path) -> int:
-    """Lock the job's file until the process ends, or the descriptor that is returned is closed.
+    """Lock the job's file until the process ends, or the returned descriptor is closed.
 
     Errors: OSError, also where the file system knows no locks
     """
@@ -43,10 +42,10 @@ def hold(folder: Path) -> int:
 
 
 def holder_of(folder: Path) -> int | None:
-    """The process id of the job in this folder; None if its process is not there.
+    """Return the process id of the job in this folder; None if its process is not there.
 
-    0 if it is in another PID namespace, such as that of a container, and cannot be reached from here. Never
-    asked by the job's own process: closing the file there would give up its lock.
+    0 if it is in another PID namespace, such as that of a container, and cannot be reached from here. The
+    job's own process must not call it: closing the file there would give up its lock.
     """
     try:
         fd = os.open(folder / FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -80,7 +79,7 @@ class Process:
             raise ProcessLookupError
 
     def signal(self, number: int) -> None:
-        """Nothing happens if it has ended."""
+        """Send a signal, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             if self._fd is not None:
                 signal.pidfd_send_signal(self._fd, number)
@@ -88,7 +87,7 @@ class Process:
                 os.kill(self.pid, number)
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
-        """Whether it has ended; waits for that, but not longer than this."""
+        """Tell whether it has ended; wait for that, but not longer than this."""
         if self._fd is not None:
             return bool(select.select([self._fd], [], [], timeout_s)[0])
         deadline = time.monotonic() + timeout_s

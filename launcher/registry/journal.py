@@ -1,9 +1,9 @@
-"""What a detached job shows, kept in its folder as one JSON array a line.
+"""The output of a detached job, kept in its folder as one JSON array a line.
 
     ["h", segment, dropped, template, timestamps]   the first line of a file: its number from 0, and how many
-                                                    lines of output are gone that were in front of it
+                                                    lines of output before it are gone
     ["l", lines, why]                               lines that could not be kept
-    [letter, field, ...]                            what a display shows: KINDS, and the records it names
+    [letter, field, ...]                            a shown record: KINDS has the letters and the records
 
 Two files, each of at most SEGMENT_BYTES: when `journal` is full it becomes `journal.old`.
 Bytes that are no UTF-8 are surrogates, as in file names.
@@ -43,8 +43,8 @@ Entry = list[Any]  # one line
 class JournalFile:
     """The two files, as a sink of the writer, whose thread alone calls `write`.
 
-    A job is not stopped because its journal cannot be written: what was lost is counted, told to
-    `on_problem`, and said in the journal as soon as something can be written again.
+    A job is not stopped because its journal cannot be written: lost lines are counted, reported to
+    `on_problem`, and noted in the journal as soon as it can be written again.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class JournalFile:
         self._segment_bytes = segment_bytes
         self._segment = 0
         self._dropped = 0  # lines in front of the older one of the two files
-        self._num_lines = [0, 0]  # of output: in the older file, and in the present one
+        self._num_lines = [0, 0]  # lines of output: in the older file, and in the present one
         self._begun = b""  # the last line that says that an attempt began: each file has it
-        self._num_lost, self._why_lost = 0, ""  # lines, since something could be written last
+        self._num_lost, self._why_lost = 0, ""  # lines, since the last successful write
         self._num_lost_before = 0
         self._fd = self._make()
 
@@ -97,7 +97,7 @@ class JournalFile:
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError:
-            os.ftruncate(self._fd, self._size)  # no half line, so that what follows can be read
+            os.ftruncate(self._fd, self._size)  # no half line, so that the next ones can be read
             raise
         self._size += len(data)
 
@@ -131,12 +131,12 @@ class JournalFile:
 
 
 class JournalDisplay:
-    """What a console shows, in the journal: the display of a job without a terminal."""
+    """A console's display that writes to the journal: that of a job without a terminal."""
 
     is_ours = False
 
     def __init__(self, writer: Writer, file: JournalFile, *, has_status_line: bool = False) -> None:
-        """`has_status_line`: a person looks at the start in a terminal."""
+        """`has_status_line`: the user sees the start in a terminal."""
         self._writer, self._file = writer, file
         self.has_status_line = has_status_line
         self._status = ""
@@ -158,7 +158,7 @@ def _plain(value: Any) -> Any:
 
 
 def shown_of(entry: Entry) -> Shown | None:
-    """What was shown; None for what the journal says of itself."""
+    """Return the shown record; None for the journal's own lines."""
     kind = KINDS.get(entry[0])
     if kind is None:
         return None
@@ -172,12 +172,12 @@ def shown_of(entry: Entry) -> Shown | None:
 
 
 def line(*words: Any) -> bytes:
-    """One line of the journal."""
+    """Return one line of the journal."""
     return json.dumps(words, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def _num_output_lines(data: bytes) -> int:
-    """How many lines a person would count: the ends of lines within texts of output, as JSON writes them."""
+    """Count lines as a reader would: the ends of lines within texts of output, as JSON writes them."""
     return data.count(b"\\n") + data.count(b'["w"') + data.count(b'["i"')
 
 

@@ -15,7 +15,7 @@ _MAX_TAIL_BYTES = 4 << 20
 
 
 class JournalReader:
-    """Goes through the lines of both files, and then through what is added."""
+    """Goes through the lines of both files, and then through later ones."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -24,14 +24,14 @@ class JournalReader:
         self._rest = b""
 
     def entries(self) -> Iterator[Entry]:
-        """The lines that are there and were not read yet. A file that was replaced before it was read is
+        """Yield the present lines that were not read yet. A file that was replaced before it was read is
         passed over; the next one's first line says how many lines are gone.
         """
         while self._fd is not None or self._open_next():
             yield from self._read_file()
             if not self._is_replaced():
                 return
-            yield from self._read_file()  # what came between the two looks
+            yield from self._read_file()  # lines that came between the two looks
             self.close()
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class JournalReader:
                     yield entry
 
     def _is_replaced(self) -> bool:
-        """Whether the file that is read is not the last one."""
+        """Tell whether the file that is read is not the last one."""
         try:
             last = os.stat(self._folder / FILE)
         except OSError:
@@ -80,7 +80,7 @@ class JournalReader:
 
 
 def last_line(folder: Path) -> str:
-    """What was shown last."""
+    """Return the last shown line."""
     size = _TAIL_BYTES
     while size <= _MAX_TAIL_BYTES:
         is_whole, data = _tail(folder / FILE, size)
@@ -95,7 +95,7 @@ def last_line(folder: Path) -> str:
 
 
 def _tail(path: Path, size: int) -> tuple[bool, bytes]:
-    """The last bytes of a file, and whether they are all of it."""
+    """Return the last bytes of a file, and whether they are all of it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -108,7 +108,7 @@ def _tail(path: Path, size: int) -> tuple[bool, bytes]:
 
 
 def _text(entry: Entry | None) -> str:
-    """The last line of one that shows something."""
+    """Return the last line of an entry that shows text."""
     if entry is None or entry[0] not in ("o", "w", "r"):
         return ""
     lines = [one for one in str(entry[-1]).splitlines() if one.strip()]
@@ -116,7 +116,7 @@ def _text(entry: Entry | None) -> str:
 
 
 def _entry(data: bytes) -> Entry | None:
-    """None for what is no line of a journal: half of one that a crash has left."""
+    """Read an entry; None for a line in another form: half of one that a crash has left."""
     try:
         found = json.loads(data)
     except ValueError:

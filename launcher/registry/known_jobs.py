@@ -1,4 +1,4 @@
-"""The jobs of this user that are known here, what has become of each, and the one that is meant by a name."""
+"""The known jobs of this user, their states, and the job that a name means."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from .state_folder import readable_folder
 KEPT_S = 7 * 86400.0
 MAX_KEPT = 100
 RECENT_S = 86400.0  # jobs that ended before are listed with --all only
-HALF_MADE_S = 3600.0  # after which a folder without a record is what a crash has left
+HALF_MADE_S = 3600.0  # then a folder without a record is left from a crash
 LOST, ELSEWHERE = "lost", "elsewhere"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownJob:
-    """A record, and what has become of its job: a state of the record, LOST, or ELSEWHERE."""
+    """A record, and the state of its job: a state of the record, LOST, or ELSEWHERE."""
 
     folder: Path
     record: JobRecord
     state: str
-    why: str = ""  # it is lost, or why it is not known
+    why: str = ""  # the reason why it is lost, or unknown
 
     @property
     def is_live(self) -> bool:
-        """Whether it is there, as far as that is known here."""
+        """Tell whether it is there, as far as that is known here."""
         return self.state not in (JobState.ENDED.value, LOST)
 
     @property
@@ -43,7 +43,7 @@ class KnownJob:
 
     @property
     def last_line(self) -> str:
-        """What it showed last, or where it shows that."""
+        """Return its last output, or where that is."""
         if self.why:
             return self.why
         if self.record.is_detached:
@@ -53,7 +53,7 @@ class KnownJob:
 
 
 def known_jobs() -> list[KnownJob]:
-    """All of them, the oldest first.
+    """Return all jobs, the oldest first.
 
     Errors: LaunchError if the folder of records is not ours alone
     """
@@ -65,13 +65,13 @@ def known_jobs() -> list[KnownJob]:
 
 
 def look_at(folder: Path) -> KnownJob | None:
-    """The job of this folder; None if it has no record that can be read.
+    """Return the job of this folder; None if it has no readable record.
 
-    What decides is whether its process holds its lock, for a job of this machine: see holder.py.
+    For a job of this machine the lock of its process decides: see holder.py.
     """
     record = read_record(folder)
     if record is not None and record.boot_id == this_boot() and holder_of(folder) is None:
-        record = read_record(folder)  # its last word may have come between the two looks
+        record = read_record(folder)  # its last change may have come between the two looks
     elif record is not None and record.boot_id == this_boot():
         return KnownJob(folder=folder, record=record, state=record.state.value)
     if record is None:
@@ -88,7 +88,7 @@ def look_at(folder: Path) -> KnownJob | None:
 
 
 def find_job(word: str) -> KnownJob:
-    """The job that is meant by a name, an exact name or a process id.
+    """Return the job that is meant by a name, an exact name or a process id.
 
     Errors: LaunchError if there is none; AmbiguousError if there are several
     """
@@ -124,7 +124,7 @@ class AmbiguousError(LaunchError):
 
 
 def exact_names(jobs: Iterable[KnownJob]) -> dict[Path, str]:
-    """What each is called in a table: its name, or the exact one where several have it."""
+    """Return each job's name in a table: its name, or the exact one where several have it."""
     jobs = list(jobs)
     names = [one.record.name for one in jobs]
     return {
@@ -133,8 +133,8 @@ def exact_names(jobs: Iterable[KnownJob]) -> dict[Path, str]:
 
 
 def clean(*, keep: Path | None = None) -> None:
-    """Remove the records of jobs that ended long ago, or long before others, or of which another machine has
-    not told for long; never `keep`, nor one that may still be there.
+    """Remove the records of jobs that ended long ago, or long before others, or of which another machine gave
+    no sign for long; never `keep`, nor one that may still be there.
     """
     folder = readable_folder()
     if folder is None:
@@ -159,8 +159,8 @@ def clean(*, keep: Path | None = None) -> None:
 
 
 def _remove_silent(folder: Path) -> None:
-    """The record of a job on another machine that has given no sign of life for long, by the clock of the
-    machine whose disk it is: that of this one may be wrong.
+    """Remove the record of a job on another machine that has given no sign of life for long, by the clock of
+    the machine whose disk it is: this machine's may be wrong.
     """
     try:
         os.utime(folder.parent)

@@ -23,15 +23,15 @@ from .state_folder import alone_in, writable_folder
 
 _MAX_TRIES = 100
 EVENTS = "events"
-EVENTS_BYTES = 8 << 20  # of each of the two files
+EVENTS_BYTES = 8 << 20  # size of each of the two files
 _SIGN_EVERY_S = 6 * 3600.0  # known_jobs.KEPT_S is days
-MAX_HOSTS = 10_000  # of which the names are kept
+MAX_HOSTS = 10_000  # hosts whose names are kept
 
 
 def make_folder(options: Options) -> Path:
-    """A new folder `<name>.<key>` among the records of this user.
+    """Make a new folder `<name>.<key>` among the records of this user.
 
-    A job that was given no name is called as its program, and of several as `train`, `train-2`, ...
+    A job without a given name is named after its program, several as `train`, `train-2`, ...
     Errors: LaunchError if there can be none
     """
     jobs = writable_folder()
@@ -60,14 +60,14 @@ def _free_name(jobs: Path, options: Options) -> str:
 
 
 class OwnEntry:
-    """The folder of the job that this process is. Nothing raises after `__init__`: what cannot be written is
-    kept in `problem`.
+    """The folder of the job that this process is. No method raises after `__init__`: a failed write is noted
+    in `problem`.
     """
 
     def __init__(self, folder: Path, options: Options, *, is_detached: bool) -> None:
         """Errors: LaunchError if the folder cannot be used"""
         self.folder = folder
-        self._lock = threading.Lock()  # the journal's thread tells of problems
+        self._lock = threading.Lock()  # the journal's thread reports problems
         self._is_over = threading.Event()
         self.problem = ""
         name, _, key = folder.name.rpartition(".")
@@ -88,7 +88,7 @@ class OwnEntry:
         )
         try:
             self._hold = holder.hold(folder)
-            if is_detached:  # else it is written once more is known of it, which is at once
+            if is_detached:  # otherwise it is written with the facts that come at once
                 write_record(folder, self.record)
             threading.Thread(target=self._give_signs, name="signs of life", daemon=True).start()
         except OSError as error:
@@ -98,7 +98,7 @@ class OwnEntry:
             ) from None
 
     def _give_signs(self) -> None:
-        """For other machines that share the records, and remove those of jobs that are long gone."""
+        """Give signs to machines that share the records, and remove those of jobs that are long gone."""
         while not self._is_over.wait(_SIGN_EVERY_S):
             with contextlib.suppress(OSError):
                 os.utime(self._hold)
@@ -113,7 +113,7 @@ class OwnEntry:
                 self.problem = f"{self.folder}: the record of the job is out of date: {error.strerror}"
 
     def abandon(self, exit_code: int) -> None:
-        """The last word of a process that ends now: it waits for no thread, nor for what it was doing."""
+        """Write the last record of a process that ends now, without waiting for a thread or other work."""
         if not self.record.is_detached:
             self.remove()
             return
@@ -125,7 +125,7 @@ class OwnEntry:
             write_record(self.folder, ended)
 
     def tell_problem(self, problem: str) -> None:
-        """Output could not be kept; told as a sentence once, and again when it has changed."""
+        """Report output that could not be kept; as a sentence once, and again when it has changed."""
         if problem != self.record.problem:
             self.change(problem=problem)
 
@@ -180,7 +180,7 @@ class EntryWatch:
         self._change(state=JobState.STOPPING)
 
     def reported(self, failure: str) -> None:
-        if self.entry is not None and self.entry.record.is_detached:  # else the record is removed now
+        if self.entry is not None and self.entry.record.is_detached:  # otherwise the record is removed now
             self._change(verdict=failure)
 
     def abandoned(self, exit_code: int) -> None:
@@ -196,7 +196,7 @@ class EntryWatch:
             self._warn(self.entry.problem)
 
     def _keep_events(self, folder: Path, telemetry: Telemetry) -> None:
-        """For those who look at the job while it runs."""
+        """Keep the events for commands that look at the job while it runs."""
         try:
             ring = EventRing(
                 folder / EVENTS,
@@ -210,7 +210,7 @@ class EntryWatch:
         telemetry.add(ring)
 
     def _try_make(self) -> bool:
-        """Whether it was tried just now."""
+        """Make the entry at the first call; tell whether this was it."""
         if self._is_tried:
             return False
         self._is_tried = True
@@ -224,7 +224,7 @@ class EntryWatch:
 def _cwd() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # it was deleted, which the plan of the job will say
+    except FileNotFoundError:  # it was deleted, which the plan of the job will report
         return ""
 
 
@@ -236,7 +236,7 @@ def _shown(options: Options) -> tuple[tuple[int, int], ...] | None:
 
 
 def _place_of_stdout() -> str:
-    """Where a person finds what a job in the foreground says."""
+    """Return the place where the user finds the output of a job in the foreground."""
     try:
         return os.ttyname(1) if os.isatty(1) else os.readlink("/proc/self/fd/1")
     except OSError:

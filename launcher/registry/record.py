@@ -1,4 +1,4 @@
-"""What is known of one job, as its folder keeps it: never a value of the environment."""
+"""The record of one job in its folder: never a value of the environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..options.detach import MAX_NAME_LENGTH, is_job_name
 
 FILE = "job.json"
 NEW_FILE = "job.json.new"
-RESERVE_FILE = "reserve"  # its blocks are given up when the disk is full, for the record's last words
+RESERVE_FILE = "reserve"  # its blocks are given up when the disk is full, for the last record
 FORMAT = 1
 _RESERVE_BYTES = 4096
 _TEXTS = ("name", "key", "host", "boot_id", "cwd", "launcher", "console", "log_folder", "verdict", "problem")
@@ -25,7 +25,7 @@ _NUMBERS = ("pid", "num_ranks", "first_rank", "attempt", "began_at", "started_at
 
 
 class JobState(Enum):
-    """How far a job is, as its own process has written it."""
+    """The state of a job, as its own process has written it."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -34,7 +34,7 @@ class JobState(Enum):
 
 
 class JobRecord(NamedTuple):
-    """Times are seconds of the wall clock, 0 for what has not happened.
+    """Times are seconds of the wall clock, 0 for events that have not happened.
 
     `key` tells jobs of one name apart.
     """
@@ -48,7 +48,7 @@ class JobRecord(NamedTuple):
     cwd: str
     launcher: str
     is_detached: bool
-    console: str = ""  # where a job in the foreground shows what it says
+    console: str = ""  # the place of a foreground job's output
     hosts: tuple[str, ...] = ()
     num_ranks: int = 0
     first_rank: int = 0  # not 0 for the part of a node of a job without SSH
@@ -61,7 +61,7 @@ class JobRecord(NamedTuple):
     ended_at: float = 0.0
     exit_code: int = 0
     verdict: str = ""
-    problem: str = ""  # what could not be kept of its output
+    problem: str = ""  # the part of its output that could not be kept
 
     @property
     def id(self) -> str:
@@ -69,12 +69,12 @@ class JobRecord(NamedTuple):
         return f"{self.name}.{self.key}"
 
     def shows(self, rank: int) -> bool:
-        """Whether the job shows what this rank writes."""
+        """Tell whether the job shows this rank's output."""
         return self.shown is None or any(first <= rank <= last for first, last in self.shown)
 
 
 def name_from(program: str, *, is_module: bool) -> str:
-    """What a job is called that was given no name: `train` for `src/train.py`."""
+    """Return the name of a job without a given name: `train` for `src/train.py`."""
     base = os.path.basename(program.rstrip("/"))
     stem = program if is_module else base.removesuffix(".py").removesuffix(".sh")
     text = re.sub("[^A-Za-z0-9._-]+", "-", stem).strip("-._")[: MAX_NAME_LENGTH - 5]
@@ -86,7 +86,7 @@ def this_host() -> str:
 
 
 def this_boot() -> str:
-    """What this start of the kernel is called; containers on one machine share it."""
+    """Return the id of this start of the kernel; containers on one machine share it."""
     return read_text("/proc/sys/kernel/random/boot_id").strip()
 
 
@@ -106,7 +106,7 @@ def write_record(folder: Path, record: JobRecord) -> None:
         with contextlib.suppress(OSError):
             os.unlink(folder / RESERVE_FILE)
         _replace(folder, data)
-    if record.is_detached:  # the record of another job has no last words
+    if record.is_detached:  # the record of another job has no last change
         keep_reserve(folder, len(data))
 
 
@@ -138,7 +138,7 @@ def _replace(folder: Path, data: bytes) -> None:
 
 
 def _fits(record: JobRecord) -> bool:
-    """Whether texts and numbers are what they should be; those who read a record rely on it."""
+    """Tell whether texts and numbers have their types; readers of a record rely on it."""
     texts = [getattr(record, name) for name in _TEXTS]
     numbers = [getattr(record, name) for name in _NUMBERS]
     return all(isinstance(one, str) for one in texts) and all(
@@ -147,7 +147,7 @@ def _fits(record: JobRecord) -> bool:
 
 
 def read_record(folder: Path) -> JobRecord | None:
-    """The record in this folder; None if there is none that can be read."""
+    """Return the record in this folder; None if there is no readable one."""
     try:
         found = json.loads((folder / FILE).read_bytes())
         if not isinstance(found, dict) or found.get("format") != FORMAT:

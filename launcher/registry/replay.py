@@ -16,10 +16,10 @@ WARNING = 30
 
 
 class Choice(NamedTuple):
-    """What is shown of a journal: what these ranks wrote; None: all ranks, and the words of dslaunch."""
+    """The shown part of a journal: output of these ranks; None: all ranks, and the messages of dslaunch."""
 
     ranks: tuple[range, ...] | None = None
-    has_ranks: bool = True  # False: only the words of dslaunch
+    has_ranks: bool = True  # False: only the messages of dslaunch
     has_timestamps: bool = False
 
 
@@ -37,7 +37,7 @@ class Replay:
             self._show(one)
 
     def say(self, message: str, *, level: int = 20) -> None:
-        """A sentence of the command that shows the journal."""
+        """Show a sentence of the command that shows the journal."""
         self._display.put(Said(time.time(), level, message))
 
     def _show(self, entry: Entry) -> None:

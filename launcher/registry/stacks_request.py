@@ -1,4 +1,4 @@
-"""Asks a job what its ranks do; it shows the answer, and has it in its events."""
+"""Asks a job for the stacks of its ranks; the job shows the answer, and has it in its events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .stopping import job_process
 
 
 def ask_stacks(job: KnownJob) -> None:
-    """Errors: LaunchError if it has no ranks that could be asked, or has ended"""
+    """Ask. Errors: LaunchError if it has no ranks that could be asked, or has ended"""
     record = job.record
     with job_process(job) as process:
         why = ""

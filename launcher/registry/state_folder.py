@@ -1,4 +1,4 @@
-"""Where the records of this user's jobs are: a folder that no other user can look into."""
+"""The place of the records of this user's jobs: a folder that no other user can look into."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INSTEAD = f"or set {VARIABLE} to a folder of your own"
 
 
 def jobs_folder() -> Path:
-    """The folder of all records, which need not be there.
+    """Return the folder of all records, which need not exist.
 
     Errors: LaunchError if the variable or the home folder cannot be used
     """
@@ -36,7 +36,7 @@ def jobs_folder() -> Path:
 
 
 def readable_folder() -> Path | None:
-    """The folder of all records; None if there is none yet.
+    """Return the folder of all records; None if there is none yet.
 
     Errors: LaunchError if it is not ours alone
     """
@@ -53,7 +53,7 @@ def readable_folder() -> Path | None:
 
 
 def writable_folder() -> Path:
-    """The folder of all records, made if it was not there.
+    """Return the folder of all records, made if it is missing.
 
     Errors: LaunchError if it is not ours alone, or cannot be made
     """
@@ -79,7 +79,7 @@ def writable_folder() -> Path:
 
 
 def _refuse_foreign_home(home: Path) -> None:
-    """As root with the HOME of another user: what we made there would be in that user's way."""
+    """Refuse to act as root with the HOME of another user: our files there would be in that user's way."""
     owner = os.stat(home).st_uid
     if owner != os.getuid() and os.getuid() == 0:
         raise LaunchError(
@@ -88,8 +88,8 @@ def _refuse_foreign_home(home: Path) -> None:
 
 
 def _refuse_open_parents(folder: Path) -> None:
-    """Where others may rename what we make, our folder may become theirs. In a sticky one, as /tmp is, they
-    may not.
+    """Refuse a folder where others may rename our files: our folder may become theirs. In a sticky one, as
+    /tmp is, they may not.
     """
     real = folder.resolve()
     for one in (real, *real.parents):
@@ -118,7 +118,7 @@ def _refuse_foreign(path: Path, found: os.stat_result) -> None:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """No other dslaunch chooses a name meanwhile; one that does not go on is not waited for."""
+    """Let no other dslaunch choose a name meanwhile; one that stands still is not waited for."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     deadline = time.monotonic() + _LOCK_WAIT_S
     try:

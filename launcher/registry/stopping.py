@@ -1,6 +1,6 @@
 """Ending a job from outside, in order or at once.
 
-Signals say it, as in a terminal: the first ends the job in order, the second kills its workers at once, and
+Signals do it, as in a terminal: the first ends the job in order, the second kills its workers at once, and
 the third ends the process of the job itself (controller/job_signals.py). So before a second one is sent the
 record must say that the job is stopping already, lest it be the third.
 """
@@ -23,7 +23,7 @@ KILLED_WITHIN_S = (
 
 
 def job_process(job: KnownJob) -> Process:
-    """The process of a job that is there.
+    """Return the process of a job that is there.
 
     Errors: LaunchError if it is gone, or cannot be reached from here
     """
@@ -34,7 +34,7 @@ def job_process(job: KnownJob) -> Process:
 
 
 def _process_of(job: KnownJob) -> Process | None:
-    """None if it has ended. Errors: LaunchError if it cannot be reached from here"""
+    """Return the process; None if it has ended. Errors: LaunchError if it cannot be reached from here"""
     try:
         return Process(job.folder)
     except ProcessLookupError:
@@ -61,7 +61,7 @@ class Stopping:
             return
         if not self._is_stopping():
             self._process.signal(signal.SIGTERM)
-        self._process.signal(signal.SIGCONT)  # one that was stopped hears nothing else
+        self._process.signal(signal.SIGCONT)  # a stopped process gets no other signal
         if is_now:
             self._kill_at = time.monotonic() + KILLED_WITHIN_S
             deadline = time.monotonic() + HEARD_WITHIN_S
@@ -71,11 +71,11 @@ class Stopping:
             self._process.signal(signal.SIGINT)
 
     def has_ended(self) -> bool:
-        """Waits a moment for it."""
+        """Tell whether it has ended, after a short wait."""
         return self._process is None or self._process.has_ended(WAIT_S)
 
     def end_by_force(self) -> str:
-        """Kill the process of the job itself if it is time for that; returns what is to be said of it."""
+        """Kill the process of the job itself if it is time for that; return a sentence about it."""
         if self._process is None or time.monotonic() < self._kill_at:
             return ""
         self._kill_at = float("inf")

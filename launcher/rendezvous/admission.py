@@ -13,10 +13,10 @@ IS_HERE = "is here already"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a node does not take part. A mismatch is a mistake of the person who started all of them.
+    """The reason why a node does not take part. A mismatch is a mistake of the user who started all of them.
 
-    `is_proven`: the node knows the token, so it is no stranger. `why` is for people at node 0; what the node
-    is told of it, `told`, holds no name or address if the node is not proven.
+    `is_proven`: the node knows the token, so it is no stranger. `why` is for users at node 0; `told`, the
+    text for the node, holds no name or address if the node is not proven.
     """
 
     why: str
@@ -26,17 +26,16 @@ class Refusal:
 
 
 def is_proven(join: Join, identity: JobIdentity, *, nonce: str) -> bool:
-    """Whether this node has shown that it knows the token, or whether there is none to know."""
+    """Tell whether this node has shown that it knows the token, or whether there is none to know."""
     return hmac.compare_digest(join.proof.encode(), identity.proof_of(join, nonce).encode())
 
 
 def refusal_of(
     join: Join, identity: JobIdentity, *, nonce: str, places: Mapping[int, str], is_late: bool
 ) -> Refusal | None:
-    """Why this node may not take part in node 0's job; None if it may.
+    """Return why this node may not take part in node 0's job; None if it may.
 
-    `places` says where the nodes are that take part already; `is_late`,
-    that the job goes on without this one.
+    `places` has the places of the nodes that take part already; `is_late`: the job goes on without this one.
     """
     rank = join.node_rank
     stranger = _why_not_the_same_job(join, identity, nonce=nonce)

@@ -1,10 +1,10 @@
-"""The coordinator's connections: sockets and bytes, members and strangers alike;
-what they mean is for coordinator.py.
+"""The coordinator's connections: sockets and bytes, members and strangers alike; coordinator.py handles their
+meaning.
 
 [Note: Strangers]
 Any program that reaches the port may connect and send anything. A connection that is not a member yet has
-HANDSHAKE_S to become one, at most MAX_STRANGERS are kept (the oldest goes first), frames are short, and what
-is not understood closes the connection. None of this ends a member's connection or the job.
+HANDSHAKE_S to become one, at most MAX_STRANGERS are kept (the oldest goes first), frames are short, and a
+frame that is not understood closes the connection. None of this ends a member's connection or the job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HANDSHAKE_S = 10.0
 MAX_STRANGERS = 128
 MAX_OUTBOX_BYTES = 256 << 10
 READ_BYTES = 1 << 14
-_CLOSE_WITH_RESET = struct.pack("ii", 1, 0)  # so that nothing lingers on the port that rank 0 will take
+_CLOSE_WITH_RESET = struct.pack("ii", 1, 0)  # so that no connection lingers on the port that rank 0 will take
 
 
 class Peer:
@@ -36,40 +36,40 @@ class Peer:
         self.sock = sock
         self.where = where
         self.is_at_second_door = is_at_second_door
-        self.nonce = mark + secrets.token_hex(16)  # with the other side's, once that has come
+        self.nonce = mark + secrets.token_hex(16)  # joined with the other side's, once that has come
         self.is_challenged = False
         self.decoder = NewsDecoder()
-        self.seal: Seal | None = None  # for what is sent
+        self.seal: Seal | None = None  # for frames that are sent
         self.outbox = bytearray()
         self.began_at = self.heard_at = time.monotonic()
-        self.is_leaving = False  # nothing more is said or heard; the other side closes
+        self.is_leaving = False  # no more is sent or read; the other side closes
         self.node_rank: int | None = None
         self.heartbeat_s = float("inf")
         self.is_ready = False
 
 
 class ConnectionHandler(Protocol):
-    """The listener: it is told what has come in since the last call of `serve`."""
+    """The listener: it gets the events since the last call of `serve`."""
 
     def hear(self, peer: Peer, news: News) -> None:
-        """Errors: ProtocolError if that must not come from there; the connection is closed then."""
+        """Take news. Errors: ProtocolError if they must not come from there; it is closed then."""
 
     def lose(self, peer: Peer, message: str) -> None:
-        """The connection is gone, though neither side said that it would go."""
+        """Take note that the connection is gone, though neither side announced that."""
 
 
 class Connections:
-    """All connections of one coordinator. One thread uses this; nothing waits but `serve`."""
+    """All connections of one coordinator. One thread uses this; only `serve` waits."""
 
     def __init__(self, listener: ConnectionHandler) -> None:
         self.peers: list[Peer] = []  # the oldest first
-        self.mark = secrets.token_hex(8)  # how the nonces begin that are ours
+        self.mark = secrets.token_hex(8)  # begins the nonces that are ours
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._doors: dict[bool, socket.socket] = {}  # by "is the second one"
 
     def open_door(self, port: int, *, is_second: bool = False) -> int:
-        """Answer on this port, on all addresses; returns the port. Errors: OSError if it cannot be bound."""
+        """Answer on this port, on all addresses; return the port. Errors: OSError if it cannot be bound."""
         door = socket.socket(fileno=listen_on_all(port).detach())
         door.setblocking(False)
         self._doors[is_second] = door
@@ -78,12 +78,12 @@ class Connections:
         return number
 
     def close_second_door(self) -> None:
-        """Those who came in through it stay."""
+        """Close the second door; connections through it stay."""
         if True in self._doors:
             self._close(self._doors.pop(True))
 
     def adopt(self, sock: socket.socket, *, where: str, is_at_second_door: bool = False) -> None:
-        """Take over a connection that was made otherwise."""
+        """Take over a connection that was made elsewhere."""
         sock.setblocking(False)
         peer = Peer(sock, where=where, is_at_second_door=is_at_second_door, mark=self.mark)
         self.peers.append(peer)
@@ -91,7 +91,7 @@ class Connections:
         self.send(peer, Welcome(PROTOCOL, peer.nonce))
 
     def serve(self, timeout_s: float) -> None:
-        """Wait for something to happen, deal with it, and close what took too long to become something."""
+        """Wait for events, deal with them, and close connections that took too long to become members."""
         for key, events in self._selector.select(timeout_s):
             peer = key.data
             if not isinstance(peer, Peer):
@@ -112,11 +112,11 @@ class Connections:
             self._flush(peer)
 
     def send_all(self, peers: Iterable[Peer], news: News) -> None:
-        for peer in [*peers]:  # one that is lost meanwhile leaves the original
+        for peer in [*peers]:  # a connection that is lost meanwhile leaves the original
             self.send(peer, news)
 
     def leave(self, peer: Peer) -> None:
-        """Say nothing more. The other side closes, so that nothing that was said gets lost."""
+        """Send nothing more. The other side closes, so that no sent frame gets lost."""
         if peer in self.peers and not peer.is_leaving:
             peer.is_leaving = True
             peer.began_at = time.monotonic()

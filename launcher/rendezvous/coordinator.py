@@ -1,14 +1,14 @@
-"""Node 0's meeting place in a job without SSH: waits for all nodes, lets them start together,
-spreads the first failure.
+"""Node 0's meeting place in a job without SSH: waits for all nodes, lets them start together, spreads the
+first failure.
 
 One thread serves all connections and never waits for one of them. Node 0's own part is a member like the
 others, over a socket pair.
 
 [Note: The second door]
 Training needs the master port; the coordinator's own port may be blocked without a sign of it. So until the
-start the coordinator answers on the master port too. Who comes in there is present, and so is not missing,
-but cannot stay: rank 0 needs the port. It is told to start and left alone, and both sides say what that
-loses. This tells a blocked port from a node that does not come.
+start the coordinator answers on the master port too. A node that comes in there is present, and so is not
+missing, but cannot stay: rank 0 needs the port. It is told to start and left alone, and both sides report
+what that loses. This tells a blocked port from a node that does not come.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from .messages import (
 )
 from .standstill import Standstill
 
-LINGER_S = 5.0  # a job that fails before its start tells those who come so much later
-GOODBYE_S = 5.0  # for the others to read the last word
+LINGER_S = 5.0  # a job that fails before its start tells nodes that come so much later
+GOODBYE_S = 5.0  # for the others to read the last frame
 STOP_MARGIN_S = 15.0  # beyond the workers' grace: more than a controller allows its agent
 MAX_COMPLAINTS = 5
 MAX_REFUSALS = 128
@@ -85,10 +85,10 @@ class Coordinator:
         self._is_started = False
         self._connections = Connections(self)
         self._members: dict[int, Peer] = {}
-        self._expected = set(range(len(identity.names)))  # those whose end is waited for
+        self._expected = set(range(len(identity.names)))  # nodes whose end is waited for
         self.ended_at: dict[
             int, float
-        ] = {}  # when each node said that nothing of its part is left; after `join`, too
+        ] = {}  # when each node reported that no process of its part is left; after `join`, too
         self._refusals: dict[int, str] = {}  # by the node rank that was claimed
         self._linger_until = self._end_by = float("inf")
         self._beat_at = 0.0
@@ -99,11 +99,11 @@ class Coordinator:
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
     def listen(self, port: int) -> int:
-        """Answer on this port, on all addresses; returns the port. Errors: OSError if it cannot be bound."""
+        """Answer on this port, on all addresses; return the port. Errors: OSError if it cannot be bound."""
         return self._connections.open_door(port)
 
     def adopt(self, sock: socket.socket) -> None:
-        """Take over a connection that was made otherwise; before `start`."""
+        """Take over a connection that was made elsewhere; before `start`."""
         self._connections.adopt(sock, where="here")
 
     def start(self) -> None:
@@ -116,11 +116,11 @@ class Coordinator:
         return self._state is CoordinatorState.GATHERING
 
     def is_ours(self, nonce: str) -> bool:
-        """Whether this coordinator has given it to one that connected."""
+        """Tell whether this coordinator has given the nonce to a connection."""
         return nonce.startswith(self._connections.mark)
 
     def give_way(self, namesake: str) -> None:
-        """Another node is node 0: this part of the job ends, and the others know nothing of it."""
+        """End this part of the job, because another node is node 0; the others know nothing of it."""
         self._namesake = namesake
 
     def join(self, timeout_s: float) -> None:
@@ -167,7 +167,7 @@ class Coordinator:
         if self._namesake:
             self._expected &= set(self._members)
             self._fail(0, self._namesake, at=now, code=EXIT_MISTAKE)
-            self._linger_until = now  # those who come later come to the other one
+            self._linger_until = now  # later nodes come to the other one
             return
         absent = [
             rank
@@ -234,7 +234,7 @@ class Coordinator:
     # Failures.
 
     def _fail(self, node_rank: int, message: str, *, at: float, code: int = EXIT_HOST) -> None:
-        """A failure of a node that the coordinator saw itself."""
+        """Note a failure of a node that the coordinator saw itself."""
         self._note(at, Failed(node_rank, -1, -1, 0, code, 0, message, 0.0))
 
     def _note(self, at: float, failed: Failed) -> None:
@@ -254,7 +254,7 @@ class Coordinator:
         )
 
     def lose(self, peer: Peer, message: str, *, at: float | None = None) -> None:
-        """A connection ended by itself; `at` is when it was last known to be well."""
+        """Note that a connection ended by itself; `at` is when it was last known to be well."""
         rank = peer.node_rank
         if rank is None:
             self._console.debug(f"coordinator: {peer.where}: {message}")
@@ -275,10 +275,10 @@ class Coordinator:
         hint = "the node, its network or its dslaunch is down"
         self._fail(rank, f"{message}; {hint}", at=time.monotonic() if at is None else at)
 
-    # What comes in.
+    # Incoming frames.
 
     def hear(self, peer: Peer, news: News) -> None:
-        """News of a connection. Errors: ProtocolError if it must not come from there."""
+        """Take news of a connection. Errors: ProtocolError if they must not come from there."""
         if peer.node_rank is None:
             self._hear_stranger(peer, news)
         elif isinstance(news, NodeReady):
@@ -288,7 +288,7 @@ class Coordinator:
                 and self._second_port is not None
                 and self._state is CoordinatorState.GATHERING
             ):
-                with contextlib.suppress(OSError):  # then there is no second door, and rank 0 will say why
+                with contextlib.suppress(OSError):  # without a second door, rank 0 will say why
                     self._connections.open_door(self._second_port, is_second=True)
         elif isinstance(news, Failed):
             code = news.code if 0 < news.code < 256 else 1
@@ -302,7 +302,7 @@ class Coordinator:
         elif not isinstance(news, Beat):
             raise ProtocolError(f"{type(news).__name__} from a member")
 
-    # Who may take part.
+    # Admission.
 
     def _hear_stranger(self, peer: Peer, news: News) -> None:
         if isinstance(news, Challenge) and not peer.is_challenged:
@@ -349,8 +349,8 @@ class Coordinator:
             self._tell(*first)
 
     def _refuse(self, peer: Peer, rank: int, refusal: Refusal) -> None:
-        """A proven mismatch ends all nodes, for they were started by mistake;
-        a job that runs is left alone.
+        """End all nodes at a proven mismatch, for they were started by mistake; a running job is
+        left alone.
         """
         self._connections.send(peer, Refused(refusal.told, EXIT_MISTAKE))
         self._connections.leave(peer)

@@ -1,4 +1,4 @@
-"""What failed on all nodes of a job without SSH, as node 0 heard it, and which of it was first."""
+"""The failures on all nodes of a job without SSH, as node 0 heard them, and the first of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX_FAILURES = 4096
 
 
 class FailureLog:
-    """Failures, each with when it happened on node 0's monotonic clock.
+    """Failures, each with its time on node 0's monotonic clock.
 
     `stopped_at`: when all were told to stop.
     """
@@ -25,8 +25,8 @@ class FailureLog:
         return self._failures[0] if self._failures else None
 
     def culprit(self) -> tuple[float, Failed] | None:
-        """The earliest failure before all nodes were told to stop; the same rule as
-        verdict.py, `verdict_of`.
+        """Return the earliest failure before all nodes were told to stop; the same rule as verdict.py,
+        `verdict_of`.
         """
         return min(
             (one for one in self._failures if self._is_before_stop(one[0])),
@@ -35,7 +35,7 @@ class FailureLog:
         )
 
     def known(self) -> list[tuple[float, Failed]]:
-        """Failures that the stop did not cause, as verdict.py, `verdict_of` has them."""
+        """Return failures that the stop did not cause, as verdict.py, `verdict_of` has them."""
         return [one for one in self._failures if self._is_before_stop(one[0]) or one[1].rank < 0]
 
     def _is_before_stop(self, at: float) -> bool:

@@ -1,4 +1,4 @@
-"""How a node asks a coordinator to take part. See messages.py, [Note: Proof both ways]."""
+"""The request of a node to a coordinator to take part. See messages.py, [Note: Proof both ways]."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def ask_to_join(
     heartbeat_s: float,
     is_ours: Callable[[str], bool] = lambda nonce: False,
 ) -> Joined | None:
-    """The coordinator's answer over a connection that has just been made;
-    None if `is_ours` says so of its nonce.
+    """Return the coordinator's answer over a connection that has just been made; None if the nonce is one of
+    `is_ours`.
 
     Errors: TurnedAway; ProtocolError if the other side is no coordinator of our job; OSError
     """
@@ -79,8 +79,8 @@ def _answer_to(
 
 
 def _challenge(line: NewsLine, identity: JobIdentity, welcome: Welcome) -> tuple[str, bool]:
-    """Ask the other side for its proof; returns both nonces as one, and whether it is the
-    coordinator of our job.
+    """Ask the other side for its proof; return both nonces as one, and whether it is the coordinator of our
+    job.
     """
     ours = secrets.token_hex(16)
     line.send(Challenge(ours))

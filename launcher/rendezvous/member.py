@@ -42,18 +42,18 @@ class LocalController(Protocol):
     """The controller of this node's part, as a member uses it. No method blocks."""
 
     def allow_start(self) -> None:
-        """All nodes are ready."""
+        """Allow the start: all nodes are ready."""
 
     def stop(self, failure: Failure) -> None:
-        """Something failed elsewhere."""
+        """Stop for a failure elsewhere."""
 
     def finish(self) -> None:
-        """Nothing more will be heard of the other nodes."""
+        """Take the other nodes for finished: no more events come from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doors:
-    """Where the coordinator may be found."""
+    """The places where the coordinator may be found."""
 
     address: str
     port: int
@@ -80,7 +80,7 @@ class OtherNodes:
         heartbeat_s: float,
         timeout_s: float,
     ) -> None:
-        self.told: Failure | None = None  # what the job fails with
+        self.told: Failure | None = None  # the failure of the job
         self._identity = identity
         self._node_rank = node_rank
         self._controller: LocalController  # from `start` on
@@ -98,7 +98,7 @@ class OtherNodes:
         self._thread: threading.Thread | None = None
 
     def start(self, place: Doors | socket.socket, controller: LocalController) -> None:
-        """Connect, or use a connection that was made otherwise; in a thread of its own."""
+        """Connect, or use a connection that was made elsewhere; in a thread of its own."""
         self._thread = threading.Thread(
             target=self._run, args=(place, controller), name="member", daemon=True
         )
@@ -112,7 +112,7 @@ class OtherNodes:
             self._thread.join(2 * ATTEMPT_S)
         self._line.close()
 
-    # What the controller says.
+    # Messages of the controller.
 
     def part_is_ready(self) -> None:
         self._say(NodeReady())
@@ -177,15 +177,15 @@ class OtherNodes:
                 except (OSError, ProtocolError) as error:
                     reasons[port] = error
                     self._line.hang_up()
-            if self._is_closed:  # while it was tried
+            if self._is_closed:  # closed during the try
                 break
             self._console.progress("found", 1, [f"node 0 at {doors.address} port {doors.port}"], began)
             self._line.sleep(RETRY_S)
         raise _Over
 
     def _give_up(self, doors: Doors, reasons: dict[int, Exception]) -> None:
-        """Node 0 is not there; or it runs without a coordinator, if something else answers
-        where rank 0 will.
+        """Give up: node 0 is not there, or runs without a coordinator, if another program answers at rank 0's
+        port.
         """
         tried = ", ".join(f"port {port}: {_reason(error)}" for port, error in reasons.items())
         if isinstance(reasons.get(doors.second_port), ProtocolError):
@@ -248,7 +248,7 @@ class OtherNodes:
         elif not isinstance(news, Beat):
             raise ProtocolError(f"{type(news).__name__} from the coordinator")
 
-    # What is said, and failures of our own making.
+    # Outgoing frames, and failures of our own making.
 
     def _warn_alone(self, why: str) -> None:
         self._console.warn(

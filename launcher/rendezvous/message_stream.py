@@ -1,6 +1,6 @@
 """One node's connection to the coordinator: news out, news in, and a bell that ends a wait.
 
-No thread of its own.
+It has no thread of its own.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ TICK_S = 0.1
 class NewsLine:
     """At most one connection at a time. One thread uses this; `wake` may be called from any.
 
-    Errors: OSError where the connection fails or ended; ProtocolError if what comes in is not our protocol
+    Errors: OSError where the connection fails or ended; ProtocolError if the bytes are not our protocol
     """
 
     def __init__(self) -> None:
         self.heard_at = 0.0  # when the connection began or news came last
         self._sock: socket.socket | None = None
         self._decoder = NewsDecoder()
-        self._seal: Seal | None = None  # for what is sent
+        self._seal: Seal | None = None  # for frames that are sent
         self._wake_read, self._wake_write = socket.socketpair()
 
     def connect(self, address: str, port: int) -> None:
@@ -37,7 +37,7 @@ class NewsLine:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def adopt(self, sock: socket.socket) -> None:
-        """Use a connection that was made otherwise."""
+        """Use a connection that was made elsewhere."""
         self._sock, self.heard_at = sock, time.monotonic()
 
     def hang_up(self) -> None:
@@ -47,17 +47,17 @@ class NewsLine:
         self._sock, self._decoder, self._seal = None, NewsDecoder(), None
 
     def seal(self, *, sent: Seal, received: Seal) -> None:
-        """From now on each frame has its code, what has come and is not taken yet as well."""
+        """Give each frame its code from now on, also frames that have come and are not taken yet."""
         self._seal, self._decoder.seal = sent, received
 
     def close(self) -> None:
-        """For good, once no thread uses it any more."""
+        """Close for good, once no thread uses it any more."""
         self.hang_up()
         self._wake_read.close()
         self._wake_write.close()
 
     def wake(self) -> None:
-        """End the wait that is going on, or the next one."""
+        """End the present wait, or the next one."""
         self._wake_write.send(b".")
 
     def sleep(self, timeout_s: float) -> None:
@@ -71,7 +71,7 @@ class NewsLine:
         self._sock.sendall(encode_news(news, self._seal))
 
     def next(self, timeout_s: float) -> News:
-        """The next news. Errors: ProtocolError also if none comes within this time"""
+        """Return the next news. Errors: ProtocolError also if none comes within this time"""
         deadline = time.monotonic() + timeout_s
         while (news := next(self._decoder.news(), None)) is None:
             if time.monotonic() > deadline:
@@ -80,12 +80,12 @@ class NewsLine:
         return news
 
     def take(self) -> list[News]:
-        """What is there after a short wait."""
+        """Return the news that are there after a short wait."""
         self._read(TICK_S)
         return [*self._decoder.news()]
 
     def _read(self, timeout_s: float) -> None:
-        """Wait for bytes, or until this side has something to say."""
+        """Wait for bytes, or until this side has a frame to send."""
         if self._sock is None:
             raise AssertionError("nothing can be read before there is a connection")
         readable, _, _ = select.select([self._sock, self._wake_read], [], [], timeout_s)

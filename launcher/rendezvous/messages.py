@@ -1,18 +1,18 @@
-"""What the nodes of a job without SSH tell each other: status only, as length-prefixed JSON frames like
-those of frames.py.
+"""The messages between nodes of a job without SSH: status only, as length-prefixed JSON frames like those of
+frames.py.
 
 Nothing that comes in this way is ever run, and no argument, variable or output of a worker goes out. A
 program that can reach the port may send anything, so a frame is short, each field has the type and size that
-is written here, and text loses what is not printable before it is shown.
+is declared here, and unprintable signs of a text are dropped before it is shown.
 
 [Note: Proof both ways]
-Where the nodes share a token, each side shows that it knows it before it says anything of the job: the
+Where the nodes share a token, each side shows that it knows it before it sends a fact about the job: the
 coordinator sends a nonce (Welcome), the member sends its own (Challenge), the coordinator answers with an
 HMAC over both (Proof), and only then does the member send the names of its hosts, with an HMAC of its own
 (Join). The two are made with different words, so that neither side's answer can be sent back as the other's.
-Each frame behind these has a code of its own: seal.py. Only a refusal of one that has shown no knowledge of
+Each frame after these has a code of its own: seal.py. Only a refusal of a node that has shown no knowledge of
 the token has none.
-Without a token no side is proven: names are told to neither side, and what such a member says ends nothing.
+Without a token no side is proven: names are told to neither side, and frames of such a member end nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Welcome(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """What shows that the coordinator knows the token; empty if it has none."""
+    """Proof that the coordinator knows the token; empty if it has none."""
 
     proof: str
 
@@ -79,7 +79,7 @@ class Go(NamedTuple):
 
 
 class End(NamedTuple):
-    """All parts ended; how is what Failed said last, or well if it said nothing."""
+    """All parts ended: as the last Failed says, or well if there was none."""
 
 
 # Member to coordinator.
@@ -92,9 +92,9 @@ class Challenge(NamedTuple):
 
 
 class Join(NamedTuple):
-    """Who it is, and what it was started with.
+    """Identity of the node, and its start options.
 
-    `hosts` is for people, and empty to a coordinator that has proven nothing; what counts are the digests.
+    `hosts` is for users, and empty to a coordinator that has proven nothing; the digests count.
     """
 
     protocol: int
@@ -112,7 +112,7 @@ class NodeReady(NamedTuple):
 
 
 class NodeEnded(NamedTuple):
-    """Nothing of this node's part is left."""
+    """No process of this node's part is left."""
 
 
 # Both ways.
@@ -121,7 +121,7 @@ class NodeEnded(NamedTuple):
 class Failed(NamedTuple):
     """A failure, `age_s` seconds ago: a rank's, or the node's own if `rank` is -1.
 
-    Down: what the job fails with.
+    Down: the failure of the job.
     """
 
     node_rank: int
@@ -153,19 +153,19 @@ class NewsDecoder:
         self._bodies: deque[bytes] = deque()
 
     def add(self, data: bytes) -> bool:
-        """Take in what came; whether there is news. Errors: ProtocolError as `feed`"""
+        """Take in bytes; tell whether there is news. Errors: ProtocolError as `feed`"""
         self._pending += data
         self._bodies += cut(self._pending, max_bytes=MAX_FRAME_BYTES)
         return bool(self._bodies)
 
     def news(self) -> Iterator[News]:
-        """What is there, each one looked at when it is asked for. Errors: ProtocolError as `feed`"""
+        """Yield the news, each one checked when it is asked for. Errors: ProtocolError as `feed`"""
         while self._bodies:
             body = self._bodies.popleft()
             yield _printable(unpack(body if self.seal is None else self.seal.open(body), _NEWS))
 
     def feed(self, data: bytes) -> list[News]:
-        """Both. Errors: ProtocolError if the stream is anything but this protocol."""
+        """Do both. Errors: ProtocolError if the stream is anything but this protocol."""
         self.add(data)
         return [*self.news()]
 
@@ -182,12 +182,12 @@ def _printable(news: News) -> News:
 
 
 def printable(text: str) -> str:
-    """Text of a stranger that does no harm on a terminal."""
+    """Return text of a stranger without signs that harm a terminal."""
     return cleaned(text, MAX_TEXT)
 
 
 class Seals(NamedTuple):
-    """For what the coordinator says, and for what the member says."""
+    """Codes for the coordinator's frames, and for the member's."""
 
     down: Seal
     up: Seal
@@ -195,19 +195,19 @@ class Seals(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobIdentity:
-    """What all nodes of a job have in common, and tell each other apart from other jobs by."""
+    """The identity of a job, the same on all its nodes, which tells it from other jobs."""
 
     job_id: str
     token: str
-    names: tuple[str, ...]  # of the hosts, by node rank
-    ranks: tuple[tuple[int, ...], ...]  # which run there, by node rank and local rank
-    hosts: str  # for people
+    names: tuple[str, ...]  # names of the hosts, by node rank
+    ranks: tuple[tuple[int, ...], ...]  # ranks that run there, by node rank and local rank
+    hosts: str  # for users
     hosts_digest: str
     program_digest: str
     mesh: JobMesh | None = None
 
     def join(self, node_rank: int, *, nonce: str, heartbeat_s: float, shows_hosts: bool = True) -> Join:
-        """How a member asks to take part. `nonce` is what `both` made of the two."""
+        """Return a member's request to take part. `nonce` is the one that `both` made of the two."""
         join = Join(
             PROTOCOL,
             self.job_id,
@@ -221,24 +221,24 @@ class JobIdentity:
         return join._replace(proof=self.proof_of(join, nonce))
 
     def proof_of(self, join: Join, nonce: str) -> str:
-        """What shows that the member who says this knows the token, without telling it;
-        empty if there is none.
+        """Return a proof that the member of this request knows the token, without showing it; empty without a
+        token.
         """
         return self._hmac("member", nonce, *join[:-1])
 
     def coordinator_proof(self, nonce: str) -> str:
-        """The same for the coordinator."""
+        """Return the same for the coordinator."""
         return self._hmac("coordinator", nonce)
 
     def seals(self, nonce: str) -> Seals | None:
-        """Of a connection with these two nonces; None without a token."""
+        """Return the codes of a connection with these two nonces; None without a token."""
         if not self.token:
             return None
         down, up = (Seal(bytes.fromhex(self._hmac(words, nonce))) for words in ("news down", "news up"))
         return Seals(down, up)
 
     def has(self, failed: Failed) -> bool:
-        """Whether a failure is one of the node that tells it: its own, or of a rank that runs there."""
+        """Tell whether a failure is one of the node that reports it: its own, or of one of its ranks."""
         ranks = self.ranks[failed.node_rank]
         is_local = 0 <= failed.local_rank < len(ranks) and ranks[failed.local_rank] == failed.rank
         return failed.rank == -1 or is_local
@@ -254,13 +254,13 @@ class JobIdentity:
 
 
 def both(coordinators: str, members: str) -> str:
-    """The two nonces of a connection as one."""
+    """Join the two nonces of a connection."""
     return json.dumps([coordinators, members])
 
 
 def identify(plan: Plan, *, job_id: str, token: str) -> JobIdentity:
-    """The identity of the whole job, the same on every node that was started with the same
-    command and hostfile.
+    """Return the identity of the whole job, the same on every node that was started with the same command and
+    hostfile.
     """
     hosts = [f"{node.host.name}:{','.join(node.devices)}" for node in plan.nodes]
     shown = " ".join(hosts[:_HOSTS_SHOWN]) + (" ..." if len(hosts) > _HOSTS_SHOWN else "")
@@ -283,7 +283,7 @@ def _digest(value: object) -> str:
 
 
 def news_of(failure: Failure, *, node_rank: int, now: float) -> Failed:
-    """A failure as the other nodes hear of it: who, where and how, nothing that a worker wrote."""
+    """Return a failure as the other nodes hear of it: who, where and how, without output of a worker."""
     age_s = max(0.0, now - failure.at_s)
     if isinstance(failure, RankFailure):
         ranks = (failure.rank, failure.local_rank, failure.pid)
@@ -292,7 +292,7 @@ def news_of(failure: Failure, *, node_rank: int, now: float) -> Failed:
 
 
 def failure_of(failed: Failed, identity: JobIdentity, *, now: float) -> Failure:
-    """What another node told, on our clock."""
+    """Return the failure that another node reported, on our clock."""
     at_s = now - failed.age_s
     if failed.rank < 0:
         host = identity.name_of(failed.node_rank)

@@ -1,8 +1,8 @@
-"""Another node that was started as node 0, too: looked for where the others look for node
-0, at --master_addr.
+"""Another node that was started as node 0, too: looked for where the others look for node 0, at
+--master_addr.
 
-The node that answers there is node 0. The other one would wait until the time limit for nodes
-that never come to it.
+The node that answers there is node 0. The other one would wait until the time limit for nodes that never come
+to it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOOK_EVERY_S = 1.0
 
 
 class Namesake:
-    """What node 0 finds at its own --master_addr. `is_ours` tells the nonces of its own coordinator."""
+    """The look of node 0 at its own --master_addr. `is_ours` knows the nonces of its own coordinator."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Namesake:
         self._is_ours = is_ours
 
     def look(self) -> str | None:
-        """What is wrong if another node 0 answers; empty if that is us; None if neither does.
+        """Return the fault if another node 0 answers; empty if that is us; None if neither does.
 
         Waits some seconds at most.
         """
@@ -61,8 +61,8 @@ class Namesake:
             line.close()
 
     def watch(self, report: Callable[[str], None], *, is_wanted: Callable[[], bool]) -> None:
-        """Look again and again, in a thread of its own, until one of the two answers,
-        or the look is not wanted any more.
+        """Look again and again, in a thread of its own, until one of the two answers, or the look is not
+        wanted any more.
         """
 
         def run() -> None:

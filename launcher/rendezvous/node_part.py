@@ -1,4 +1,4 @@
-"""One node's part of a job without SSH: which part it is, and its run together with the others."""
+"""One node's part of a job without SSH: its place, and its run together with the others."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from .messages import JobIdentity, failure_of, identify
 from .namesake import Namesake
 from .node_rank import find_node_rank
 
-# What is the same on all nodes of one job and another in every other job. mpirun says it of all it starts;
-# under srun, where each step has a name of its own, Slurm's number of the job is taken.
+# A value that is the same on all nodes of one job and differs in every other job. mpirun gives it to all its
+# processes; under srun, where each step has a name of its own, Slurm's number of the job is taken.
 MPIRUN_MARK, MPIRUN_JOB = "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"
 SCHEDULER_JOBS = ("SLURM_HET_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePart:
-    """`plan` is the whole job's. `coordinator_port` is None if there is none to be, on purpose."""
+    """`plan` is the whole job's. `coordinator_port` is None if the user wants no coordinator."""
 
     plan: Plan
     node: NodePlan
@@ -56,7 +56,7 @@ class NodePart:
 
 
 def plan_part(options: Options, plan: Plan, *, pool: Sequence[str], environ: Mapping[str, str]) -> NodePart:
-    """What this node has to do of the whole plan.
+    """Return this node's part of the whole plan.
 
     Errors: LaunchError if it is not known which node this is, or the others could not find node 0.
     """
@@ -99,9 +99,10 @@ def plan_part(options: Options, plan: Plan, *, pool: Sequence[str], environ: Map
 
 
 def token_in(environ: Mapping[str, str]) -> str:
-    """What the nodes of this job prove to each other that they know; empty if they share nothing.
+    """Return the secret that the nodes of this job prove to know; empty if they share none.
 
-    The number that a scheduler gave the job is no secret, but it keeps out what strays in from another job.
+    The number that a scheduler gave the job is no secret, but it keeps out connections that stray in from
+    another job.
     """
     if environ.get(TOKEN_VARIABLE):
         return environ[TOKEN_VARIABLE]
@@ -110,9 +111,9 @@ def token_in(environ: Mapping[str, str]) -> str:
 
 
 def check_options(options: Options, console: Console) -> None:
-    """Options that have no meaning without SSH.
+    """Warn of options that have no meaning without SSH.
 
-    Errors: LaunchError for those that would change what happens, if they had one.
+    Errors: LaunchError for those that would change the job, if they had one.
     """
     if options.backend.launcher != SSH:
         raise LaunchError(
@@ -193,10 +194,10 @@ def run_part(part: NodePart, console: Console, files: SyncJob | None = None) -> 
 
 
 def _coordinate(part: NodePart, port: int, console: Console) -> tuple[Coordinator, socket.socket]:
-    """A coordinator that runs, and our own connection to it.
+    """Start a coordinator, and return it with our own connection to it.
 
-    Errors: LaunchError if there is another one on this machine, or if it may not open as many files as
-    there are nodes
+    Errors: LaunchError if there is another one on this machine, or if it may not open as many files as there
+    are nodes
     """
     ensure_open_files(len(part.identity.names), hint="")
     coordinator = Coordinator(
@@ -234,11 +235,11 @@ def _coordinate(part: NodePart, port: int, console: Console) -> tuple[Coordinato
 def whole_verdict(
     verdict: Verdict, *, told: Failure | None, all_failures: tuple[Failure, ...] = (), own_name: str = ""
 ) -> Verdict:
-    """The job's verdict from that on our part and what node 0 told in the end:
-    our own words for a failure of ours.
+    """Return the job's verdict from that on our part and node 0's last message: our own words for a failure
+    of ours.
 
-    `own_name` is what the others call this node. That it stood still explains whatever it heard of
-    others after that.
+    `own_name` is the others' name of this node. A standstill of this node explains everything that it heard
+    of others after that.
     """
     if verdict.interrupted_by is not None:
         return verdict
@@ -257,7 +258,7 @@ def whole_verdict(
 
 
 def where_its_words_are(verdict: Verdict, part: NodePart) -> str:
-    """What node 0 says of a rank elsewhere, whose last lines stay where they were written."""
+    """Replace node 0's words about a rank elsewhere, whose last lines stay where they were written."""
     culprit = verdict.culprit
     if (
         part.node.node_rank != 0

@@ -1,4 +1,4 @@
-"""Which of the job's hosts this machine is, when the same command is started on all of them."""
+"""The job's host that this machine is, when the same command is started on all of them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def find_node_rank(
     environ: Mapping[str, str],
     own_names: Sequence[str],
 ) -> int:
-    """The node rank of this machine: its place in `selected`, the names of the hosts that take part.
+    """Return the node rank of this machine: its place in `selected`, the names of the hosts that take part.
 
-    `given` counts the selected hosts, as with DeepSpeed. What a scheduler says counts the hosts of the
-    whole hostfile, `pool`, because it knows nothing of a selection. `own_names` are names and
-    addresses of this machine.
-    Errors: LaunchError that says what was tried; also if this machine is in the hostfile, but not selected.
+    `given` counts the selected hosts, as with DeepSpeed. A scheduler's number counts the hosts of the whole
+    hostfile, `pool`, because it knows nothing of a selection. `own_names` are names and addresses of this
+    machine.
+    Errors: LaunchError with all tries; also if this machine is in the hostfile, but not selected.
     """
     if given is not None:
         if given >= len(selected):
@@ -83,8 +83,8 @@ def _place(name: str, selected: Sequence[str], *, why: str) -> int:
 
 
 def _matches(pool: Sequence[str], own_names: Sequence[str]) -> list[str]:
-    """Hosts with exactly one of our names; if there is none, hosts whose name is the
-    same without a domain.
+    """Return hosts with exactly one of our names; if there is none, hosts whose name is the same without a
+    domain.
     """
     own = {host_key(one) for one in own_names}
     exact = [name for name in pool if host_key(name) in own]

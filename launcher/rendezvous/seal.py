@@ -1,8 +1,8 @@
-"""What shows of each frame that it comes from the other side, as it was sent, once, and in its turn.
+"""A code in each frame, which shows that it comes from the other side, unchanged, once, and in its turn.
 
-A proof at the beginning would leave the rest of a connection to whoever is on the path. So where the nodes
-share a token, each frame behind the handshake has a code in front that is made with a key of this connection
-and direction, of the number of the frame, and of its bytes.
+A proof at the beginning alone would leave the rest of a connection to any attacker on the path. So where the
+nodes share a token, each frame after the handshake has a code in front that is made with a key of this
+connection and direction, of the number of the frame, and of its bytes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Seal:
         self._number = 0
 
     def close(self, body: bytes) -> bytes:
-        """The body with its code in front."""
+        """Return the body with its code in front."""
         return self._code(body) + body
 
     def open(self, sealed: bytes) -> bytes:
-        """The body. Errors: ProtocolError if it is not what the other side sent next"""
+        """Return the body. Errors: ProtocolError if it is not the frame that the other side sent next"""
         code, body = sealed[:CODE_BYTES], sealed[CODE_BYTES:]
         if not hmac.compare_digest(code, self._code(body)):
             raise ProtocolError("a frame that the other side did not send, or not now; who is on the way?")

@@ -1,5 +1,5 @@
-"""Whether this process stood still for so long that the other nodes may have left the job,
-and what to say of that.
+"""Whether this process stood still for so long that the other nodes may have left the job, and the words for
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Standstill:
         self._excuses_until = 0.0
 
     def look(self) -> bool:
-        """Whether this process stood still since the last time: then no silence counts before now."""
+        """Tell whether this process stood still since the last time: then no silence counts before now."""
         gap_s = self._pulse.take_gap_s()
         self._pulse.beat()
         if gap_s > self._heartbeat_s / 2:
@@ -32,10 +32,10 @@ class Standstill:
         return self._excuses_until - self._heartbeat_s - self._lasted_s
 
     def why(self) -> str:
-        """What explains the end of a connection now, in the place of a fault of the other side;
-        empty if nothing does.
+        """Return the words that explain the end of a connection by our standstill, and not by a fault of the
+        other side; empty without one.
         """
-        self.look()  # it may be over just now, and this be the first that is heard
+        self.look()  # it may be over just now, and this may be the first event after it
         if time.monotonic() > self._excuses_until:
             return ""
         return (
