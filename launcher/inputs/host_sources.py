@@ -66,7 +66,7 @@ TASKS = (
 
 
 def find_source(environ: Mapping[str, str], *, of_step: bool) -> HostSource | None:
-    """The first source of the table that is there. `of_step`: this program is started on each host.
+    """Return the first source of the table that is there. `of_step`: this program is started on each host.
 
     Errors: LaunchError for a variable without a value
     """
@@ -85,7 +85,7 @@ def find_source(environ: Mapping[str, str], *, of_step: bool) -> HostSource | No
 
 
 def source_of_file(path: str, environ: Mapping[str, str]) -> HostSource | None:
-    """The source whose file this is, as in `--hostfile $PBS_NODEFILE`."""
+    """Return the source whose file this is, as in `--hostfile $PBS_NODEFILE`."""
     return next((one for one in SOURCES if one.is_file and environ.get(one.variable) == path), None)
 
 
@@ -146,7 +146,7 @@ def _num_slots(entry: SchedulerEntry) -> int:
 
 
 def _host(entry: SchedulerEntry, *, is_said: bool, may_look: bool) -> Host | None:
-    """The host of an entry; None without slots, as with slots=0 in a hostfile."""
+    """Return the host of an entry; None without slots, as with slots=0 in a hostfile."""
     if entry.slots == 0:
         return None
     if entry.slots is not None and entry.slots > MAX_SLOTS:
@@ -189,7 +189,7 @@ def _text(where: str, path: str) -> str:
 
 
 def _lsf_pairs(variable: str, value: str) -> list[SchedulerEntry]:
-    """`hostA 4 hostB 2`.
+    """Read `hostA 4 hostB 2`.
 
     Source: IBM Spectrum LSF, "Environment variable reference", LSB_MCPU_HOSTS
     """
@@ -205,7 +205,7 @@ def _lsf_pairs(variable: str, value: str) -> list[SchedulerEntry]:
 
 
 def _grid_engine_line(line: str, place: SchedulerPlace, warn: Warn) -> SchedulerEntry:
-    """`host slots queue processors`; only the first two are for us.
+    """Read `host slots queue processors`; only the first two are for us.
 
     Source: Grid Engine, sge_pe(5), $pe_hostfile
     """
@@ -216,7 +216,7 @@ def _grid_engine_line(line: str, place: SchedulerPlace, warn: Warn) -> Scheduler
 
 
 def _machine_line(line: str, place: SchedulerPlace, warn: Warn) -> SchedulerEntry:
-    """`host`, `host:8`, or `host slots=8` with other words of Open MPI and MPICH behind it.
+    """Read `host`, `host:8`, or `host slots=8` with other words of Open MPI and MPICH after it.
 
     Source: Open MPI 4.1 orte/util/hostfile/hostfile_lex.l; MPICH 4 src/pm/hydra, `HYDU_process_mfile_token`
     """

@@ -12,7 +12,7 @@ _SHOWN_LENGTH = 120
 
 
 class SchedulerEntry(NamedTuple):
-    """A host that was named. `slots` None: it was only named, and a host may be named once for each slot."""
+    """A host that was named. `slots` None: only its name was given, and maybe once for each slot."""
 
     name: str
     slots: int | None
@@ -21,7 +21,7 @@ class SchedulerEntry(NamedTuple):
 
 
 class SchedulerPlace(NamedTuple):
-    """Where it was said: `where` is a variable, with its file and line if it names a file."""
+    """The place of the entry: `where` is a variable, with its file and line if it names a file."""
 
     where: str
     text: str

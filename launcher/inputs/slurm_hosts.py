@@ -24,7 +24,7 @@ _GPU_COUNT = re.compile(r"(?:[^,:]+:)*([0-9]{1,9})")
 
 
 def allocation_entries(nodes: str, environ: Mapping[str, str]) -> list[SchedulerEntry]:
-    """The hosts of the allocation, in Slurm's order. See [Note: Slots of a Slurm host].
+    """Return the hosts of the allocation, in Slurm's order. See [Note: Slots of a Slurm host].
 
     Errors: LaunchError with the variable and its value, also for variables that contradict each other.
     """
@@ -42,7 +42,7 @@ def allocation_entries(nodes: str, environ: Mapping[str, str]) -> list[Scheduler
 
 
 def step_entries(nodes: str, environ: Mapping[str, str]) -> list[SchedulerEntry]:
-    """The hosts of the step that started this process once on each of them, in Slurm's order.
+    """Return the hosts of the step that started this process once on each of them, in Slurm's order.
 
     Errors: as allocation_entries()
     """
@@ -51,7 +51,7 @@ def step_entries(nodes: str, environ: Mapping[str, str]) -> list[SchedulerEntry]
 
 
 def _entries(where: str, names: list[str], slots: list[int]) -> list[SchedulerEntry]:
-    """Without `slots` nothing is said of them."""
+    """Make the entries; without `slots` these are unknown."""
     place = SchedulerPlace(where, ",".join(names[:4]))
     return [
         SchedulerEntry(name=name, slots=slots[index] if slots else None, place=place)

@@ -88,8 +88,8 @@ class HostSlots(NamedTuple):
 
 
 def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False) -> JobMesh | None:
-    """Return the mesh of so many ranks, None if nothing was said about it. `may_shrink`: a dp that was given
-    was that of more hosts.
+    """Return the mesh of so many ranks, None if no mesh was asked for. `may_shrink`: a given dp was that of
+    more hosts.
 
     Errors: LaunchError if the axes and the number of ranks do not fit
     """
@@ -120,7 +120,7 @@ def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False)
 
 
 def _order_of(options: MeshOptions, mesh: JobMesh) -> tuple[str, ...]:
-    """All axes, those with one rank first, for which it makes no difference.
+    """Return all axes, those with one rank first, for which it makes no difference.
 
     Errors: LaunchError if an axis of more ranks is left out
     """
@@ -135,7 +135,7 @@ def _order_of(options: MeshOptions, mesh: JobMesh) -> tuple[str, ...]:
 
 
 def check_hosts(mesh: JobMesh, hosts: Sequence[HostSlots]) -> None:
-    """See that axes which send in every layer lie alike on all hosts, where these are not alike.
+    """Check that axes which send in every layer lie alike on all hosts, if the hosts differ in size.
 
     Errors: LaunchError naming a host that the ranks of such an axis do not divide
     """
@@ -153,7 +153,7 @@ def check_hosts(mesh: JobMesh, hosts: Sequence[HostSlots]) -> None:
 
 
 def warnings_of(mesh: JobMesh, hosts: Sequence[HostSlots]) -> list[str]:
-    """What is slow in how the axes lie on the hosts, a sentence each."""
+    """Return what is slow in the place of the axes on the hosts, a sentence each."""
     found = []
     for name in INSIDE_A_HOST:
         crossing = _crossing(mesh, name, hosts)

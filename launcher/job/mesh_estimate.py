@@ -43,7 +43,9 @@ class Estimate(NamedTuple):
     options: EstimateOptions
 
     def sent_bytes(self, mesh: JobMesh, name: str) -> float:
-        """Return what a rank sends along one axis in a step; along dp, with those that share its samples."""
+        """Return the bytes that a rank sends along one axis in a step; along dp, with those that share its
+        samples.
+        """
         size = mesh.size(name)
         if name == "dp":
             return self._sent_by_zero(mesh)
@@ -70,14 +72,14 @@ class Estimate(NamedTuple):
         return total
 
     def _times(self, mesh: JobMesh) -> int:
-        """How often a rank sends its share of the parameters in one step."""
+        """Return how often a rank sends its share of the parameters in one step."""
         m, stage = self.options.micro_batches, self.options.stage
         if mesh.pp > 1 or stage <= 1:
             return 2
         return m + 1 if stage == 2 else 3 * m
 
     def _shared(self, mesh: JobMesh) -> list[tuple[float, int]]:
-        """Parameters of a rank's stage, and the number of ranks that train them."""
+        """Return the parameters of a rank's stage, and the number of ranks that train them."""
         model, data = self.sizes, mesh.dp * mesh.sp
         held = [(model.dense / (mesh.pp * mesh.tp), data)]
         return held + ([(model.experts / (mesh.pp * mesh.ep), data // mesh.ep)] if model.experts else [])
@@ -94,7 +96,7 @@ class Estimate(NamedTuple):
         return total
 
     def describe(self, mesh: JobMesh) -> str:
-        """Return one line: the model, and what a rank holds of it."""
+        """Return one line: the model, and a rank's part of it."""
         model, given = self.sizes, self.options
         return (
             f"estimate: {_billions(model.dense + model.experts)} parameters in {model.num_blocks} blocks of "

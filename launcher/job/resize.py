@@ -22,8 +22,8 @@ JOINING_S = 60.0  # after a start: if the job fails within, hosts that have come
 
 
 class HostsNow(NamedTuple):
-    """What is known of hosts now. `coming` and `spares` are not of the attempt, in the order in which they
-    are taken.
+    """The known hosts now. `coming` and `spares` are not in the attempt, in the order in which they are
+    taken.
     """
 
     going: Mapping[str, str]  # hosts of the attempt that leave, each with the reason
@@ -33,7 +33,7 @@ class HostsNow(NamedTuple):
 
 
 class ResizeRules(NamedTuple):
-    """What was asked for. `wanted` is the number of hosts of the whole job."""
+    """The options for a change. `wanted` is the number of hosts of the whole job."""
 
     restart: RestartOptions
     mesh: MeshOptions
@@ -46,8 +46,8 @@ class ResizeRules(NamedTuple):
 
 
 def resize(attempt: Attempt, known: HostsNow, rules: ResizeRules) -> Decision | None:
-    """The hosts that the job should have now; None if it has them. A Decision without an attempt: too few are
-    left, so the job has to save and end.
+    """Return the hosts that the job should have now; None if it has them. A Decision without an attempt: too
+    few are left, so the job must save and end.
     """
     going = {name: why for name, why in known.going.items() if name in _names(attempt.hosts)}
     if not going and (not known.coming or len(attempt.hosts) >= rules.wanted):
@@ -72,7 +72,7 @@ def resize(attempt: Attempt, known: HostsNow, rules: ResizeRules) -> Decision | 
 
 
 def next_attempt(attempt: Attempt, verdict: Verdict, known: HostsNow, rules: ResizeRules) -> Decision:
-    """What comes after an attempt has ended, for a change of hosts or for another reason."""
+    """Decide what follows the end of an attempt, for a change of hosts or for another reason."""
     if verdict.exit_code == 0 or verdict.interrupted_by is not None:
         return Decision(None, "")
     if verdict.change:

@@ -17,14 +17,14 @@ THIS_MACHINE = "127.0.0.1"
 
 
 class ListenAddress(NamedTuple):
-    """Where to listen; port 0: any that is free."""
+    """An address to listen on; port 0: any that is free."""
 
     address: str
     port: int
 
 
 def _place(value: str) -> ListenAddress:
-    """PORT, ADDRESS:PORT or [IPV6]:PORT."""
+    """Read PORT, ADDRESS:PORT or [IPV6]:PORT."""
     address, _, port = value.strip().rpartition(":")
     if is_ipv6(address[1:-1]) and address[:1] + address[-1:] == "[]":
         address = address[1:-1]

@@ -103,7 +103,7 @@ class Console:
             )
 
     def started(self) -> None:
-        """All workers run."""
+        """Note that all workers run."""
         self._display.put(AllStarted())
         self.telemetry.record_of_attempt("running")
         if self._watch is not None:

@@ -28,7 +28,7 @@ class Begun(NamedTuple):
 
 
 class AllStarted(NamedTuple):
-    """All of them run."""
+    """All workers run."""
 
 
 class Lines(NamedTuple):

@@ -73,7 +73,7 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 class PrometheusEndpoint:
-    """A sink that shows the last numbers to whoever asks on `listener`."""
+    """A sink that shows the last numbers to every client of `listener`."""
 
     def __init__(self, gauges: Gauges, listener: socket.socket, client: Any) -> None:
         self._gauges, self._listener = gauges, listener
