@@ -34,7 +34,7 @@ def publish(command: str, text: str, *, is_wanted: bool) -> None:
 
 
 def replace_section(guide: Path, command: str, text: str) -> None:
-    """Put `text` in place of what `command` wrote into `guide` before.
+    """Replace the section that `command` wrote into `guide` before by `text`.
 
     Errors: ValueError if the guide has no place for it
     """

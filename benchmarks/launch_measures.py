@@ -1,5 +1,5 @@
 """Measures of the launch benchmark: the curve over the number of hosts,
-and single things that have a goal.
+and single measures that have a goal.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Row = Mapping[str, Time]  # tool -> time
 
 
 class Bench:
-    """Measures everything once, on one lab; `report` gets a line for each thing measured.
+    """Measures everything once, on one lab; `report` gets a line for each measure.
 
     `without`: peers that are left out though they are there, by the name of their command.
     """

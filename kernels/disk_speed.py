@@ -27,7 +27,7 @@ def measure(file: DiskFile) -> DiskSpeed:
     """Write the whole file twice and read it once.
 
     Errors:  OSError if the disk fails; MemoryError; ValueError if the file is empty,
-             or what is read is not what was written
+             or the bytes read differ from those written
     """
     if file.nbytes == 0:
         raise ValueError(f"{file.path}: an empty file has no speed")

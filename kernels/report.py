@@ -44,7 +44,7 @@ KERNELS["adamw"] = kernels.ADAM
 
 
 def report(nvme_path: str | None, disk_test_bytes: int) -> dict[str, Any]:
-    """Return everything, with the reason for each thing that does not work. Units are in the names."""
+    """Return everything, with the reason for each failure. Units are in the names."""
     return {
         "build": _C.build_info(),
         "kernels": kernels_that_work(),

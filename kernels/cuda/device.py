@@ -113,7 +113,7 @@ class CudaDevice:
         )
 
     def _make_current(self) -> None:
-        """A thread that has not used CUDA yet has no current device, and gets this one."""
+        """Make this device current for a thread that has not used CUDA yet."""
         if not int(_checked(self._driver.cuCtxGetCurrent())):
             self._core.Device(self._ordinal).set_current()
             return

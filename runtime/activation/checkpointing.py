@@ -68,7 +68,7 @@ class _Process:
 
 
 def _make_clock(config: ActivationConfig) -> Clock:
-    has_gpu = config.profile and torch.cuda.is_available()  # asked for only then: who asks cannot be forked
+    has_gpu = config.profile and torch.cuda.is_available()  # a process that asks cannot be forked
     return Clock(is_on=config.profile, device=torch.device("cuda" if has_gpu else "cpu"))
 
 

@@ -236,7 +236,7 @@ class _Load:
         return f"{where} cannot be taken over: {type(error).__name__}: {error}", False
 
     def _prepare(self, undo: ExitStack) -> None:
-        """See that all that will be read is good and fits, and take over what is no tensor of the model."""
+        """See that all that will be read is good and fits, and take over all but the model's tensors."""
         training, plan = self._training, self._plan
         if not self._tag:
             raise _Unfit(

@@ -31,7 +31,7 @@ class OpenCheckpoint(Protocol):
     where: str  # the same for messages
 
     def training(self) -> dict[str, Any]:
-        """Return what is no tensor of the model or the optimizer. See "One checkpoint" in format.py."""
+        """Return all but the tensors of the model and the optimizer. See "One checkpoint" in format.py."""
 
     def tensors(self) -> Mapping[str, TensorStorageMetadata]:
         """Return the name, shape (`size`) and dtype (`properties.dtype`) of every tensor;

@@ -164,7 +164,7 @@ class Flight:
         self._work = None  # the work keeps tensors alive
 
     def begin_with(self, call: Callable[[], T]) -> T:
-        """Return `call()`, which blocks, before start(): what is to be started is not known without it."""
+        """Return `call()`, which blocks, before start(): it gives the work to start."""
         return self._block(call)
 
     def run(self, call: Callable[[], T]) -> T:

@@ -8,7 +8,7 @@ computes, and times are read when the events have happened: nothing is waited fo
 [Note: timed steps]
 A mark costs some microseconds. All steps are timed where they take SHORT_S or more in the mean, and one in
 eight where they are shorter. The other steps leave one mark, at their end, and marks around a pause or an
-evaluation; they are taken to be made of what the short timed steps of the same line were made of. An
+evaluation; they are taken to have the same parts as the short timed steps of the same line. An
 untimed step that took SHORT_S or more has a reason of its own, and its time is in no phase. Ranks choose by
 the number of the step, so what one of them waits for is seen on another one.
 
@@ -94,7 +94,7 @@ class Phases:
 
     def begin_wait(self) -> str | None:
         """A wait for others begins, in a step that is timed; return the phase that it is in, for `end_wait`,
-        or None if it says nothing of what the program does: another thread, or another stream, waits.
+        or None if it is not the program's: another thread, or another stream, waits.
         """
         before = self._phase
         if before in _HAS_NO_WAITS or (get_ident() != self._thread and before not in _RUNS_BACKWARD):

@@ -131,7 +131,7 @@ class RankGroup:
     def gather_objects(self, value: object, *, what: str) -> list[Any] | None:
         """Return every rank's `value` on the first, in rank order, None elsewhere.
 
-        For small things, seldom.
+        For small values, seldom.
         """
         axis = self.axis
         if axis.is_alone:
@@ -143,7 +143,7 @@ class RankGroup:
         return gathered
 
     def all_gather_objects(self, value: object, *, what: str) -> list[Any]:
-        """Return every rank's `value` on every rank, in rank order. For small things, seldom."""
+        """Return every rank's `value` on every rank, in rank order. For small values, seldom."""
         axis = self.axis
         if axis.is_alone:
             return [value]

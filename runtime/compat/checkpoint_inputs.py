@@ -3,7 +3,7 @@
 A model of transformers with `gradient_checkpointing_enable()` keeps of each layer its input alone. Inside the
 context here these wait in host memory for the backward; all else that autograd keeps stays where it is.
 Source: DeepSpeed 0.19.8 runtime/activation_checkpointing/offload_activations.py, the same names. There a
-method of transformers is replaced meanwhile; here the saved tensor itself tells who saves it.
+method of transformers is replaced meanwhile; here the saved tensor itself tells which code saves it.
 """
 
 from __future__ import annotations

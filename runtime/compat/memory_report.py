@@ -13,7 +13,7 @@ _GIB = 2**30
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
-    """With `force`, print on rank 0 what is in use and what its peak was since the last call;
+    """With `force`, print on rank 0 the memory in use and its peak since the last call;
     collects garbage before.
 
     Of a GPU these are the figures of torch's allocator: in use, and held for later use. Of the CPU it is what

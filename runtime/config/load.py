@@ -132,7 +132,7 @@ def load_config(  # noqa: PLR0913  (each from another source)
     `launched`: the sizes of axes that the launcher was given, and their order. `num_data`: so many ranks have
     samples of their own as the program says; a batch is counted by them. The Config's world_size are the
     ranks that have samples of their own.
-    Errors: ConfigError with one line for each thing that is wrong
+    Errors: ConfigError with one line for each fault
     Source: DeepSpeed 0.19.6 runtime/config.py, `DeepSpeedConfig`; the same keys and batch arithmetic.
     """
     if world_size < 1:

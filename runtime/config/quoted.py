@@ -23,7 +23,7 @@ _OLD = {"bf16": "bfloat16"}
 
 
 def read_quoted(values: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
-    """`values` with what stands in quotes as what it says, by the kind of its key."""
+    """Return `values` with quoted texts converted, by the kind of their key."""
 
     def read(inner: Mapping[str, Any], path: str) -> dict[str, Any]:
         return {name: one(value, f"{path}.{name}" if path else name) for name, value in inner.items()}

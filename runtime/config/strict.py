@@ -188,7 +188,7 @@ class _Sieve:
             parts.append("a comment starts with // and is no key")
         elif near:
             parts.append(f"did you mean {' or '.join(near)}?")
-        if len(parts) == 1 and path not in self._listed:  # nothing better to say, and not said yet
+        if len(parts) == 1 and path not in self._listed:  # there is no hint, and the keys were not listed yet
             self._listed.add(path)
             known = self._names_in(path, used_only=True) or names
             parts.append(f"{'used at ' + _TOP if not path else path + ' takes'}: {', '.join(known)}")

@@ -41,7 +41,7 @@ class EpochSampler(DistributedSampler[T]):
     begin = DataPosition()
 
     def __iter__(self) -> Iterator[Any]:
-        """Return this rank's indices: every world_size-th of what is left of the epoch, after as few
+        """Return this rank's indices: every world_size-th of the rest of the epoch, after as few
         repeated ones as it takes.
         """
         order = list(range(self._length))

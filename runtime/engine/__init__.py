@@ -1,1 +1,1 @@
-"""Engine, initialize() and what they are made of. It may import everything but compat."""
+"""Engine, initialize() and their parts. It may import everything but compat."""

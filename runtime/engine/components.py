@@ -57,7 +57,7 @@ from .skipped_steps import SkippedSteps
 
 
 class EngineTrainer(Trainer):
-    """An engine as its model knows it. It holds no optimizer: a program may keep the model alone."""
+    """An engine as its model knows it. It holds no optimizer, since a program may keep the model alone."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ def split_params_into_different_moe_groups_for_optimizer(
     """Return the groups without the parameters of experts, and behind them groups with those: for each group
     and each number of ranks one, or several of at most `max_group_size` elements. They have `moe: True`.
 
-    Errors: ValueError for what is no group, or has parameters of experts and no `name`
+    Errors: ValueError for an object that is no group, or has parameters of experts and no `name`
     """
     if not isinstance(param_groups, dict | list | tuple):
         raise ValueError(

@@ -22,11 +22,11 @@ class NamesByRank:
         self._names = {name: tuple(those) for name, those in names.items()}
 
     def own(self, name: str) -> str:
-        """Return the name in the whole model of what this rank calls so."""
+        """Return the name in the whole model of the parameter that this rank calls so."""
         return self.all(name)[self._group.index]
 
     def all(self, name: str) -> tuple[str, ...]:
-        """Return the names in the whole model of what all ranks call so."""
+        """Return the names in the whole model of the parameters that all ranks call so."""
         return self._names[name]
 
     def gather(self, value: Tensor, *, what: str) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The floating-point operations of what runs: matrix products, convolutions and attention,
+"""Count of floating-point operations: matrix products, convolutions and attention,
 by torch's formulas.
 """
 

@@ -25,7 +25,7 @@ def get_monitor_config(param_dict: Mapping[str, Any]) -> MonitorConfig:
     """Return the monitors of a ds_config, for a MonitorMaster without an engine;
     its other keys are not looked at.
 
-    Errors: ConfigError with a line for each thing that is wrong
+    Errors: ConfigError with a line for each fault
     """
     names = ("tensorboard", "csv_monitor", "wandb", "comet")
     given = {name: param_dict[name] for name in names if name in param_dict}

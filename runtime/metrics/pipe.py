@@ -240,7 +240,7 @@ class Pipe:
 
 
 def file_of(fd: int) -> tuple[int, int] | None:
-    """Device and inode of what is open there; None if nothing is."""
+    """Return device and inode of the open file; None if there is none."""
     try:
         found = os.fstat(fd)
     except OSError:

@@ -29,7 +29,7 @@ _LARGEST_WHOLE = 2**53  # a float holds those below exactly
 def report(*, step: int | None = None, loss: SupportsFloat | None = None, **numbers: SupportsFloat) -> None:
     """Tell the launcher numbers of this rank: its commands and files show them beside what engines tell.
 
-    Call it as often as you like, with any names: of what was told in a second the last value counts, and of
+    Call it as often as you like, with any names: of several values in a second the last one counts, and of
     names that end in _s, which are seconds, the sum. Where no launcher listens it does nothing, and it never
     waits: a tensor of a GPU is read when the GPU has computed it. With --trace it says where a step ends.
 

@@ -128,7 +128,7 @@ class PinnedMemory:
             insort(self._free, block, key=_size)
 
     def _give_up(self) -> None:
-        """Give some of what is free back to the system, where it is more than is kept."""
+        """Give some free memory back to the system, where it is more than is kept."""
         in_use = sum(block.num_bytes for block in self._in_use.values())
         excess = sum(block.num_bytes for block in self._free) - max(_KEPT * in_use, _KEPT_BYTES)
         for block in [block for block in self._free if block.is_idle]:

@@ -51,7 +51,7 @@ def cut(
 
 
 def cut_uniformly(num_layers: int, num_parts: int) -> list[int]:
-    """Return bounds of parts of the same length; the first ones get one more each of what is left over, the
+    """Return bounds of parts of the same length; the first ones get one more each of the remainder, the
     last ones nothing where there are fewer layers than parts.
     """
     if num_layers <= num_parts:

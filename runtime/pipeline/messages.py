@@ -88,7 +88,7 @@ class Post:
         self._under_way: list[tuple[Flight, list[Tensor]]] = []  # their memory is in use
 
     def send(self, place: int, tensors: Sequence[Tensor], *, contents: Contents | None, what: str) -> None:
-        """Begin to send them; `contents` go before them, to who does not know them."""
+        """Begin to send tensors; `contents` go before them, to a rank that does not know them."""
         raw = [_raw(tensor) for tensor in tensors]
         flight = self._begin("send", what, place, sent_bytes=sum(one.nbytes for one in raw))
         parts = [*self._header(contents), *raw]

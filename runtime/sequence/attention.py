@@ -51,7 +51,7 @@ def attend_over_ranks(
     sequence_dim: int,
     result_dims: tuple[int, int],
 ) -> Tensor:
-    """Return this rank's part of the sequence of what `attend` makes of whole ones. `result_dims` are the
+    """Return this rank's part of the sequence of the results of `attend` on whole ones. `result_dims` are the
     dimensions of heads and sequence in what `attend` returns.
 
     Errors: ConfigError for heads that cannot be divided, and shapes that differ between the three

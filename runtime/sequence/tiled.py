@@ -95,8 +95,8 @@ class TiledFusedLogitsLoss:
         compute_params: Params = None,
         output_reduction: str = "mean",
     ) -> Tensor:
-        """Return the mean or the sum of what `fn(module, x, y)`, or `fn(module, x, y, mask)`, gives for the
-        tiles. A mean weighs all tiles alike; where tiles have other numbers of labels let `fn` return sums.
+        """Return the mean or the sum of the results of `fn(module, x, y)`, or `fn(module, x, y, mask)`, for
+        all tiles. A mean weighs tiles alike; where tiles have other numbers of labels let `fn` return sums.
 
         Shapes: x [batch, sequence, ...], y [batch, sequence, ...], mask [batch, sequence]
         Errors: ConfigError for other shapes or reductions

@@ -7,7 +7,7 @@ so on.
 [Note: how much they may differ]
 On a GPU some sums have no order, and what cancels out in them leaves rounding alone. A part of a gradient
 differs from another part by about as much as it is large. So a parameter is named if its gradients differ by
-more than a quarter of the larger one, and by more than a hundredth of what is usual in the model.
+more than a quarter of the larger one, and by more than a hundredth of the usual difference in the model.
 """
 
 from __future__ import annotations

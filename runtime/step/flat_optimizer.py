@@ -134,7 +134,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         _ADD_PARAM_GROUP(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups with their hyper-parameters, for who looks at them; "state" refuses to be
+        """Return the groups with their hyper-parameters, for a program that reads them; "state" refuses to be
         read: a rank holds shards only.
         """
         groups = [hyper_parameters(group) for group in self.param_groups]

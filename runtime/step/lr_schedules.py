@@ -77,7 +77,7 @@ def _signature_of(kind: type[Section]) -> Signature:
 class _Schedule:
     """A schedule that is a function of t alone. See [Note: two steps at the first rate].
 
-    It is made of an optimizer and of what the fields of `_kind` say, in their order or by name.
+    It is made of an optimizer and the values of the fields of `_kind`, in their order or by name.
     """
 
     _kind: ClassVar[type[Section]]

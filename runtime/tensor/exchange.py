@@ -87,7 +87,7 @@ class TensorAxis:
 
     @uncompiled
     def leave(self, value: Tensor, what: str) -> Tensor:
-        """Return the sum of what each rank has computed, the same on all."""
+        """Return the sum of all ranks' values, the same on all."""
         result: Tensor = _Leave.apply(value, self, what)  # type: ignore[no-untyped-call]
         return result
 
@@ -99,7 +99,7 @@ class TensorAxis:
 
     @uncompiled
     def split(self, value: Tensor, what: str) -> Tensor:
-        """Return this rank's part of the last dimension of what is the same on all."""
+        """Return this rank's part of the last dimension of a value that is the same on all."""
         result: Tensor = _Split.apply(value, self, what)  # type: ignore[no-untyped-call]
         return result
 

@@ -3,12 +3,12 @@
 Tensors of other shapes would end the process in gloo's first sum, or hang in NCCL's; other values train on in
 silence. So there are three looks, of which each sees what those before it are too early for or too cheap for:
 
-- In each forward the ranks compare one number, made of the names, shapes and dtypes of what they were given.
+- In each forward the ranks compare one number, made of the names, shapes and dtypes of their inputs.
 - In forwards 1, 2, 4, 8 and so on they compare the values, tensor by tensor. In the end that costs nothing.
 - The norm of each step brings a number made of all values since the step before.
 
 A program may compute its loss from the outputs, with labels, weights and noise that the model was not given.
-The gradients of what layers have put together tell whether these are the same on all ranks: of forwards 1, 2,
+The gradients of joined outputs tell whether these are the same on all ranks: of forwards 1, 2,
 4, 8 and so on the norm of the step brings a number made of them. They may differ by rounding.
 
 [Note: who waits for the others' shapes]
@@ -58,7 +58,7 @@ class InputCheck:
         self._device = device
         self._num_forwards = self._num_settled = 0
         self._shapes = 0.0  # shapes of the forward before, as a number
-        # Numbers made of what all forwards since the last step were given, in host memory and on a GPU.
+        # Numbers made of the inputs of all forwards since the last step, in host memory and on a GPU.
         self._values = 0
         self._values_on_gpu: Tensor | None = None
         self._axis.notes_gradients, self._axis.log_norms = False, None
@@ -86,7 +86,7 @@ class InputCheck:
     @property
     def notes(self) -> tuple[float | Tensor, float | Tensor]:
         """Return the inputs of this rank since the last step, as a number, and a number made of the gradients
-        of what its layers have put together; on a GPU, tensors [] there.
+        of joined outputs of its layers; on a GPU, tensors [] there.
 
         That is the sum of logarithms of norms: each counts as much, however small it is beside the others.
         """

@@ -22,7 +22,7 @@ from ..errors import ConfigError
 from ..mesh.cut import Cut, cut_evenly
 from ..zero.access.module_parameters import parameters_of
 
-DTensor = Any  # torch.distributed.tensor is not imported for a model without any
+DTensor = Any  # torch.distributed.tensor is imported for a model with DTensors only
 
 
 @dataclass(kw_only=True)

@@ -86,7 +86,7 @@ def requested_size(model: nn.Module, size_of_plan: int) -> int:
 
 
 def check_dtype(model: nn.Module, trained: torch.dtype | None) -> None:
-    """Compare what tp_model_init() was told with what the ds_config trains in.
+    """Compare the arguments of tp_model_init() with the ds_config's precision.
 
     Errors: ConfigError if they differ
     """

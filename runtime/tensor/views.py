@@ -2,7 +2,7 @@
 
 Attention whose number of heads is an attribute takes this rank's part of the queries, keys and values for all
 heads of fewer positions: `keys.view(batch, -1, self.num_heads, head_dim)` fits, and mixes positions up. So
-views of what a column has given are looked at: its positions stay what they are.
+views of a column's output are looked at: its positions stay what they are.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class TorchProfile:
             self._thread = threading.get_ident()
 
     def write(self, path: str) -> str:
-        """End it, and return why nothing is written, or nothing."""
+        """End it, and return the reason if it could not be written, else an empty text."""
         profile = self._profile
         if profile is None:
             return self.problem

@@ -1,7 +1,7 @@
 """The attributes by which DeepSpeed's callers know a sharded parameter, and read it: `p.ds_id`,
 `p.ds_shape` and so on.
 
-They are the one thing that is attached to parameters: plain attributes, there from the moment a parameter
+Nothing else is attached to parameters: plain attributes, there from the moment a parameter
 is sharded until `destroy()`, and not in a pickle or a copy. Properties of a subclass would attach
 nothing, but while a parameter is here it must be an nn.Parameter exactly: torch.compile of torch 2.6
 traces no other class.

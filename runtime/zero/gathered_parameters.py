@@ -29,7 +29,7 @@ class GatheredParameters:
 
     With `modifier_rank=r` they may also be written, all ranks get rank r's values at the end, and so do the
     optimizer's float32 masters. Parameters that neither an engine nor zero.Init has are left alone, and so is
-    what is no tensor. May be nested.
+    objects that are no tensors. May be nested.
     Order:  a collective at both ends
     Errors: ConfigError if sharded parameters were written without a modifier_rank. In programs written for
             DeepSpeed such a write is lost, as there, and a warning says so, unless the ds_config's

@@ -106,7 +106,7 @@ class Init:
         """`dtype` is what parameters become; None keeps theirs, since it is initialize() that rounds to a
         ds_config's precision.
 
-        With a ds_config whose stage does not shard parameters this does nothing. `mem_efficient_linear` has
+        It has no effect with a ds_config whose stage keeps parameters whole. `mem_efficient_linear` has
         nothing to choose: torch's own linear keeps no copies here. Parameters are sharded over all ranks, so
         the groups may be of all ranks only, and what `mpu` says is compared by initialize().
         """
@@ -393,7 +393,7 @@ class Init:
         return dict(zip(idle, map(_Fate, fates), strict=True))
 
     def _drop_dead(self, idle: Iterable[EarlyParameter]) -> None:
-        """Hold no longer what nothing else has."""
+        """Let go of parameters that only this context holds."""
         for early in idle:
             self._whole[early] = None
             self._whole[early] = None if early.is_dead else early.param

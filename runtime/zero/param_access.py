@@ -26,7 +26,7 @@ from .param_location import ParamLocation, location_of
 
 @torch.no_grad()
 def safe_get_full_fp32_param(param: nn.Parameter) -> Tensor | None:
-    """A copy of what the optimizer updates, of the parameter's shape."""
+    """A copy of the value that the optimizer updates, of the parameter's shape."""
     location = _trained(param)
     if location is None:
         return None
@@ -148,7 +148,7 @@ def safe_set_local_optimizer_state(param: nn.Parameter, value: Tensor, optim_sta
 
 @torch.no_grad()
 def safe_get_full_grad(param: nn.Parameter) -> Tensor | None:
-    """A float32 copy of the average over all ranks of what the micro batches so far gave, of the
+    """A float32 copy of the average over all ranks of the gradients so far, of the
     parameter's shape.
     """
     location = _trained(param)

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def read_world_info(text: str) -> dict[str, list[int]]:
     """Return host -> device ids.
 
-    Errors: LaunchError for what is no base64 of such a JSON object
+    Errors: LaunchError for a text that is no base64 of such a JSON object
     """
     try:
         hosts = json.loads(base64.urlsafe_b64decode(text))

@@ -49,7 +49,7 @@ def serve(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
 
 @cache
 def module_of(name: str) -> Module | None:
-    """Return what there is of a module of DeepSpeed's, or of what it lies below;
+    """Return the entry of a module of DeepSpeed's, or of the package above it;
     None if DeepSpeed has no such module.
     """
     module = MODULES.get(name)

@@ -77,7 +77,7 @@ class DeepSpeedReader:
             self._saved["client_states"] = ClientStates(self._folder)
 
     def training(self) -> dict[str, Any]:
-        """Return what is no tensor of the model or the optimizer. See "One checkpoint" in format.py."""
+        """Return all but the tensors of the model and the optimizer. See "One checkpoint" in format.py."""
         return self._saved
 
     def tensors(self) -> Mapping[str, TensorStorageMetadata]:

@@ -1,4 +1,4 @@
-"""A checkpoint as whole weights by name, for who turns it into something else:
+"""A checkpoint as whole weights by name, to be written in another format:
 one tensor in host memory at a time.
 """
 

@@ -99,7 +99,7 @@ class CheckpointReader:
         return data
 
     def training(self) -> dict[str, Any]:
-        """Return what is no tensor of the model or the optimizer. See "One checkpoint" in format.py."""
+        """Return all but the tensors of the model and the optimizer. See "One checkpoint" in format.py."""
         data = self.file(TRAINING_FILE)
         try:
             found: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)

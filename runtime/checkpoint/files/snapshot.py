@@ -1,4 +1,4 @@
-"""Copies in host memory of what a shelf holds, to be written while the originals change."""
+"""Copies in host memory of a shelf's tensors, to be written while the originals change."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class PlacedBox(NamedTuple):
     sizes: tuple[int, ...]
     first: int  # index of the first element of this rank's box, in the flat tensor
     part_sizes: tuple[int, ...]  # sizes of that box
-    narrowed: tuple[int, int, int] | None  # dimension, first index and size there of what counts; None: all
+    narrowed: tuple[int, int, int] | None  # the part that counts: dimension, first index and size; None: all
 
     @property
     def numel(self) -> int:

@@ -84,7 +84,7 @@ def _kind(found: TensorStorageMetadata) -> dict[str, Any]:
     return {"shape": list(found.size), "dtype": str(found.properties.dtype).removeprefix("torch.")}
 
 
-# ---- what is no tensor
+# ---- values beside the tensors
 
 
 def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -26,7 +26,7 @@ class FolderStore(Store):
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))
         self.root = root
-        self._claim: int | None = None  # file descriptor of what is written here
+        self._claim: int | None = None  # file descriptor of the folder that is written
 
     def tags(self) -> list[str]:
         found = [(path.stat().st_mtime_ns, path.parent.name) for path in self.root.glob(f"*/{MANIFEST}")]
@@ -234,7 +234,7 @@ def _claimed(folder: Path) -> int | None:
 
 def _remove(path: Path) -> None:
     """Remove a folder with what is in it, or a link to one and nothing else;
-    one that is not there is no error.
+    it may be missing.
     """
     if path.is_symlink():
         path.unlink()

@@ -106,7 +106,7 @@ class Store(ABC):
 
     @abstractmethod
     def remove(self, tag: str) -> None:
-        """Remove a checkpoint; one that is not there is no error."""
+        """Remove a checkpoint, if it is there."""
 
     @abstractmethod
     def begin_output(self) -> str:
@@ -129,7 +129,7 @@ class Store(ABC):
 
     @abstractmethod
     def delete(self, name: str) -> None:
-        """Remove a file; one that is not there is no error."""
+        """Remove a file, if it is there."""
 
     def get(self, name: str) -> bytes:
         """Return what is in a file."""

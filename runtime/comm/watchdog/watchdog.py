@@ -42,7 +42,7 @@ _DEFAULT_PART = 6  # part of the timeout: 5 minutes of 30
 _LONGEST_POLL_S = 5.0
 _SHORTEST_GRACE_S = 2.0
 _END_S = 2.0  # time for the thread to end, when the program does
-_APART = "apart"  # the note of what ranks have done differently
+_APART = "apart"  # the note of ranks whose collectives differ
 _log = logging.getLogger("dslaunch")
 
 

@@ -1,4 +1,4 @@
-"""A point in time of a processor that does one thing after the other."""
+"""A point in time of a processor that finishes each call before the next."""
 
 from __future__ import annotations
 

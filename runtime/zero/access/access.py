@@ -156,7 +156,7 @@ class Access:
     def _call(self, unit: Unit, is_top: bool, forward: ModuleForward, args: Any, kwargs: Any) -> Any:
         """A forward of the unit, where none is under way.
 
-        If another one has just come to it, nothing comes, and nothing goes.
+        If another one has just come to it, no unit is gathered or resharded.
         """
         if not (is_top and self._prefetcher.is_at(unit) and _is_ours(top_hooks())):
             return self._call_first(unit, is_top, forward, args, kwargs)
@@ -222,7 +222,7 @@ class Access:
     # ---- 3: saved values
 
     def saved_values(self) -> AbstractContextManager[object]:
-        """Have autograd save the places of what lies in a unit's memory,
+        """Have autograd save the places of tensors in a unit's memory,
         and unshard the unit where it needs the values.
         """
         below = top_hooks()

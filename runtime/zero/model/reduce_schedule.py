@@ -148,13 +148,12 @@ class Schedule:
     def _key(self, segment: int) -> int:
         """Return the key of this segment, or of the next new one if an old one's list has been right
         for another backward.
-        for another backward.
         """
         later = self._path[segment:]
         return next((key for key in later if key not in self._lists), later[0])
 
     def note_missed(self, rest: Iterable[int]) -> None:
-        """After a backward that taught nothing: of what was averaged at its end,
+        """Note a backward that taught nothing: of the gradients averaged at its end,
         some may have a better place.
         """
         is_missed = any(self._numbers[index] and index not in self._at_end for index in rest)

@@ -44,7 +44,7 @@ class Reductions(Generic[G]):
             self._finish_first()
 
     def abandon(self) -> list[G]:
-        """Keep nothing of what is under way; return what has been kept since the last drain."""
+        """End everything under way and keep nothing of it; return what has been kept since the last drain."""
         while self._under_way:
             _, pending = self._under_way.popleft()
             pending.wait()  # the memory is in use until then

@@ -106,7 +106,7 @@ class ShardedModel:
         self._access = Access(module, self.units, self.prefetcher, keeps=self) if is_any_sharded else None
         place_beside_units(module, device=device, domains=domains, precision=precision)
         self.trained = tuple(sub_buffer for sub_buffer in sub_buffers if sub_buffer.is_trained)
-        self._asked_for: frozenset[int] = frozenset()  # ids of what it is about to take
+        self._asked_for: frozenset[int] = frozenset()  # ids of the parameters that it is about to take
         for sub_buffer in sub_buffers:
             if sub_buffer.is_trained or sub_buffer.is_sharded:
                 params = sub_buffer.param_shard
@@ -211,7 +211,7 @@ class ShardedModel:
         return self._reducer.is_behind
 
     def settle(self) -> None:
-        """Let gradients be the averages of all that the backwards gave, also of what came late, if they are
+        """Let gradients be the averages of all gradients of the backwards, late ones included, if they are
         averages on any rank.
 
         Order: a collective
@@ -423,7 +423,7 @@ class ShardedModel:
             sub_buffer.param_shard.drop()
 
     def _end_training(self) -> None:
-        """Have no hook and no net around the module any more, nor what only training needs."""
+        """Remove all hooks and nets from the module, and all that only training needs."""
         self.parked_states.is_taken = True
         self._reducer.release()
         if self._access is not None:

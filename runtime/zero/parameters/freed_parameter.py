@@ -400,7 +400,7 @@ def _makes_parameter(func: Callable[..., Any], caller: Any) -> bool:
 
 
 def _made(given: Tensor) -> nn.Parameter:
-    """The answer to that. nn.Parameter expects the class of what it was given."""
+    """Answer that request: nn.Parameter expects the class of its argument."""
     if type(given) is FreedValues:
         given.become(given._param.detach())
     given.__class__ = nn.Parameter

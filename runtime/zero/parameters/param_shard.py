@@ -172,7 +172,7 @@ class ParamShard:
             lambda: {"parameters": self.kept},
             what=f"parameters of {self._plan.label}",
         )
-        # the memory of what a disk takes is another each time
+        # a tensor that a disk takes has other memory each time
         self._own = self._cut_own() if self.spill is None else None
 
     @property
@@ -285,7 +285,7 @@ class ParamShard:
 
     @property
     def is_parked(self) -> bool:
-        """Whether the memory of what this rank holds of the values was given up."""
+        """True if the memory of this rank's values was given up."""
         return self._plan.layout.numel > 0 and self.own.untyped_storage().nbytes() == 0
 
     @property

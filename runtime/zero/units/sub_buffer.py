@@ -1,6 +1,6 @@
 """A sub-buffer: the parameters of one unit that share a dtype and a role, in one flat buffer.
 
-It has three nouns: the values and what a rank keeps of them (param_shard.py), masters and optimizer states
+It has three nouns: the values, with the part that a rank keeps (param_shard.py), masters and optimizer states
 (optimizer_shard.py), and gradients (gradients.py). What concerns two of them stands here.
 """
 
@@ -280,7 +280,7 @@ class SubBuffer:
         return self.device.type == "cuda" and not (residence.params_on_host or residence.steps_on_host)
 
     def _compare(self, compare: Callable[[Tensor, Tensor], T]) -> T:
-        """Return `compare` of what this rank's parameters are, [kept] or [shard], and what they are known
+        """Return `compare` of this rank's parameters, [kept] or [shard], and their values as they are known
         to be.
         """
         params = self.param_shard

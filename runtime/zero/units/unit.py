@@ -118,7 +118,7 @@ class Unit:
         self.on_use()
 
     def reshard(self) -> None:
-        """Keep this rank's shards only; nothing happens where nothing is sharded."""
+        """Keep this rank's shards only; there is no effect where no parameter is sharded."""
         if self.state is UnitState.FREED:
             self._referred_to = [
                 sub_buffer

@@ -2,11 +2,11 @@
 
 [Note: the order of a backward]
 The forwards of all ranks are the same, but their losses may reach other parts of it: one of several heads, or
-nothing where a batch has no targets. A rank that gathered what its own graph needs would wait for ranks that
-do not come. So each forward notes its uses of units, and a backward goes through all of them from the last to
-the first: before it comes to one, it gathers those that its own graph has left out, and drops them again; at
-its end, it does so with the rest. Where the graphs of all ranks reach all that a forward made, as they nearly
-always do, there is not one gather more.
+none of it where a batch has no targets. A rank that gathered for its own graph alone would wait for ranks
+that do not come. So each forward notes its uses of units, and a backward goes through all of them from the
+last to the first: before it comes to one, it gathers those that its own graph has left out, and drops them
+again; at its end, it does so with the rest. Where the graphs of all ranks reach all that a forward made, as
+they nearly always do, there is not one gather more.
 
 A checkpoint computes several units again, in the order of the forward, before it goes back through them. They
 are gathered in the order of the backward all the same, and stay until the backward has left them.
