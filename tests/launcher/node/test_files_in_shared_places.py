@@ -45,7 +45,7 @@ KNOWN: dict[Place, str] = {
     ("node/files/sync_commit.py", "_move_across", "os.rename"): "as above",
     ("node/files/sync_commit.py", "Commit._stage", "os.symlink"):
         "in .dslaunch, a name that was removed just before, in a folder that was reached without links",
-    ("node/files/sync_contents.py", "Contents.end", "os.rename"): "both names are in .dslaunch",
+    ("node/files/sync_contents.py", "SyncContents.end", "os.rename"): "both names are in .dslaunch",
     ("node/files/sync_receiver.py", "Receiver._beat", "self._record.touch"):
         "the time of the lock that is open, by its descriptor",
     ("node/files/sync_receiver.py", "Receiver._next_item", "self._record.touch"): "as above",
