@@ -11,7 +11,7 @@ from ..errors import ConfigError
 
 
 def agree(own: Mapping[str, object], *, what: str, cure: str) -> None:
-    """See that all ranks have been given the same: values by what a message calls them.
+    """Check that all ranks have been given the same values; keys are their names in a message.
 
     Order:  a collective of all ranks
     Errors: ConfigError, on all ranks, with what two of them were given

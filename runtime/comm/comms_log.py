@@ -65,7 +65,7 @@ class Stopwatch:
         self._comms_log, self._name, self._nbytes, self._bus_bytes = comms_log, name, nbytes, bus_bytes
 
     def time(self, send: Callable[[], T]) -> T:
-        """Return `send()`, after it and what it has begun have ended."""
+        """Return `send()`, once it and all that it has begun have ended."""
         wait_for_device()
         began = time.perf_counter()
         result = send()
@@ -175,7 +175,7 @@ def configure(
 
 
 def reset_log() -> None:
-    """Forget what was timed so far."""
+    """Forget the times so far."""
     _PROCESS.clear()
 
 

@@ -56,7 +56,7 @@ class Scratch:
         self._free.append(torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage))
 
     def forget(self) -> None:
-        """Free those that are not in use."""
+        """Free the buffers that are not in use."""
         self._free.clear()
 
 

@@ -57,7 +57,7 @@ class Collective(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, str, int]:
-        """Return what must be the same on all ranks of its stream."""
+        """Return the facts that must be the same on all ranks of its stream."""
         return self.op, self.what, self.nbytes
 
     @property
@@ -127,12 +127,12 @@ class Flight:
 
     @property
     def tells_its_end(self) -> bool:
-        """Whether `is_over` is known before it is waited for."""
+        """True if `is_over` is known before the collective is waited for."""
         work = self._work
         return not isinstance(work, Messages) or work.tells_its_end
 
     def start(self, send: Callable[[], dist.Work | None]) -> Flight:
-        """Let `send` begin it; wait() ends it.
+        """Start the collective by `send`; wait() ends it.
 
         In a CUDA graph that is captured it does not run, now or at wait(), so it counts as over.
         """
@@ -168,7 +168,7 @@ class Flight:
         return self._block(call)
 
     def run(self, call: Callable[[], T]) -> T:
-        """Return `call()`, which is the whole of it, and blocks."""
+        """Return `call()`, which is the whole collective, and blocks."""
         result = self._block(
             call if self._stopwatch is None else partial(self._stopwatch.time, call), is_end=True
         )
@@ -303,7 +303,7 @@ class FlightRecorder:
         return tuple(Turns(*line, number) for line, number in tuple(self._turns.items()))
 
     def remember(self, num_recent: int) -> None:
-        """Keep so many of the last ones."""
+        """Keep so many of the last collectives."""
         self._recent = deque(self._recent, maxlen=num_recent)
 
     def recent(self) -> tuple[Collective, ...]:

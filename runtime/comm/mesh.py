@@ -86,7 +86,7 @@ class Mesh:
 
     @property
     def state_index(self) -> int:
-        """Return which of them this rank holds."""
+        """Index of the shard of states that this rank holds."""
         return self.chunk_index if self.states_by_chunk else self.shard.index
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def on_device(numbers: Sequence[float], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor [n] of them there."""
+    """Return the numbers as a tensor [n] on the device."""
     if device.type != "cuda":
         return torch.tensor(numbers, dtype=dtype, device=device)
     pinned = torch.tensor(numbers, dtype=dtype, device="cpu", pin_memory=True)
@@ -39,14 +39,14 @@ class ReadBack:
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> Tensor:
-        """Return them in host memory."""
+        """Return the numbers in host memory."""
         if self._event is not None and not self.is_here:
             self._event.synchronize()
         return self._host
 
 
 def aside(device: torch.device) -> AbstractContextManager[object]:
-    """Let what a GPU is told inside come after nothing that it computes."""
+    """Let the GPU's work that is queued inside wait for no computation."""
     if device.type != "cuda":
         return nullcontext()
     if device not in _STREAMS:

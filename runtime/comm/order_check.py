@@ -92,7 +92,7 @@ class OrderCheck:
         return [float(meter.order_hash), *(float(meter.data_hash(line)) for line in self._own_lines)]
 
     def check(self, told: Sequence[Sequence[float]]) -> None:
-        """See that the fingerprints of all ranks, taken at the same place of the program, are as they should.
+        """Compare the fingerprints of all ranks, taken at the same place of the program.
 
         Errors: CollectiveError, on every rank, that names the first collective that was not the same
         """
@@ -119,7 +119,7 @@ class OrderCheck:
         self._sent = self._holders.start_all_gather_numbers(self.fingerprints, device=device, what=what)
 
     def finish(self) -> None:
-        """Check what the last forward without gradients has sent.
+        """Check the collectives of the last forward without gradients.
 
         Errors: as `check`, on the holders alone
         """
@@ -269,7 +269,7 @@ def _first_difference(
 def _streams(
     orders: Mapping[int, list[Collective] | None], leaders: Sequence[int]
 ) -> dict[Stream, dict[int, list[Collective]]]:
-    """Return what each rank did, by stream, those of data last."""
+    """Return each rank's collectives, by stream, those of data last."""
     peers: dict[int, list[int]] = {}
     for rank, leader in enumerate(leaders):
         peers.setdefault(leader, []).append(rank)

@@ -257,7 +257,7 @@ class _Sums:
         self._untimed_s = 0.0  # short untimed steps, to be divided
 
     def add(self, marks: Sequence[_Mark], between: Callable[[Any, Any], float]) -> None:
-        """Add what is between these."""
+        """Add the times between these marks."""
         step, mark = self._step, marks[0]
         for following in marks[1:]:
             step[mark.phase] += between(mark.at, following.at)
@@ -285,7 +285,7 @@ class _Sums:
             step[phase] = 0.0
 
     def take(self) -> dict[str, float]:
-        """Return those of steps that have ended, once."""
+        """Return the sums of steps that have ended, once."""
         if not self._steps:
             return {}
         if any(self._short_s.values()):

@@ -40,7 +40,7 @@ class RankGroup:
 
     @property
     def index(self) -> int:
-        """This rank's number among them."""
+        """This rank's number among the group's ranks."""
         return self.axis.index
 
     @property
@@ -182,7 +182,7 @@ class Job(RankGroup):
 
     @property
     def peers(self) -> tuple[int, ...]:
-        """Return the ranks that train what this one does, in order."""
+        """Return the ranks that train the same parameters as this one, in order."""
         own = self.leaders[self.index]
         return tuple(rank for rank, leader in enumerate(self.leaders) if leader == own)
 

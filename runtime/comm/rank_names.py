@@ -20,7 +20,7 @@ class RankNames:
         return any(self._places)
 
     def place(self, ranks: Iterable[int]) -> str:
-        """Return what the places of these ranks have in common."""
+        """Return the common part of the places of these ranks."""
         said = [self._places[rank].split(_BETWEEN) for rank in ranks if rank < len(self._places)]
         first = said[0] if said else []
         return _BETWEEN.join(part for part in first if part and all(part in one for one in said))

@@ -189,7 +189,7 @@ class Domains:
 
     @property
     def all(self) -> tuple[Domain, ...]:
-        """Return those that there are so far, the dense one first."""
+        """Return the domains so far, the dense one first."""
         return tuple(self._all)
 
     @property
@@ -201,7 +201,7 @@ class Domains:
 
     @property
     def holder_ranks(self) -> tuple[int, ...]:
-        """Return them as ranks of the job, in their order."""
+        """Return the holders as ranks of the job, in their order."""
         if self._stage is None:
             return tuple(range(self.job.size))
         return self.axes.line_of(self.job.index, HOLDERS)

@@ -93,7 +93,7 @@ def read_mpu(mpu: Any, *, call: str = "initialize") -> MpuSizes:
 
 
 def check_mpu(mpu: Any, axes: Axes) -> None:
-    """See that its ranks lie along each axis as those of the job do.
+    """Check that the mpu's ranks lie along each axis as those of the job do.
 
     Order:  a collective of all ranks: numbers may differ on some of them only
     Errors: ConfigError that names the ranks here and there

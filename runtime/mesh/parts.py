@@ -39,7 +39,7 @@ class Parts:
         return self._cuts[id(param)]
 
     def own(self, param: nn.Parameter) -> Cut:
-        """Return how this rank's part of it is cut."""
+        """Return how this rank's part of the parameter is cut."""
         return self.of(param)[self.group.index]
 
     def gather(self, part: Tensor, cuts: Cuts, *, what: str) -> Tensor:

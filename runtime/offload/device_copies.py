@@ -67,7 +67,7 @@ class Arrival:
         return event is None or bool(event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Block until the host may use it."""
+        """Block until the host may use the copy."""
         with self._lock:  # the thread of a step and that of a hook may both wait
             if self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
                 with SPANS.span("copy", "wait for a copy"):
@@ -78,11 +78,11 @@ class Arrival:
             then()
 
     def first(self) -> AbstractContextManager[object]:
-        """Let what the GPU is told inside come after it, and nothing else."""
+        """Let the GPU's work that is queued inside come after the copy, and no other work."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def wait_on_device(self) -> None:
-        """Let what the GPU is told from now on come after it."""
+        """Let the GPU's work that is queued from now on come after the copy."""
         event = self._event
         if event is not None:
             event.wait()

@@ -12,10 +12,10 @@ class OutgoingCopy(Protocol):
     """A value that goes to a file, in two steps."""
 
     def go_on(self) -> None:
-        """Have it in host memory, and begin to write it."""
+        """Bring the value into host memory, and begin to write it."""
 
     def settle(self) -> None:
-        """Have it written, and its memory given back."""
+        """Wait until the value is written, and give its memory back."""
 
 
 class Outbox:
@@ -27,7 +27,7 @@ class Outbox:
         self._leaving: deque[OutgoingCopy] = deque()
 
     def make_room(self) -> None:
-        """Have memory for one more, and write all that are in."""
+        """Make room for one more value, and begin to write all that are in."""
         while len(self._leaving) >= AT_ONCE:
             self._leaving.popleft().settle()
         for one in self._leaving:
@@ -43,6 +43,6 @@ class Outbox:
             self._leaving.remove(one)
 
     def flush(self) -> None:
-        """Have all of them written."""
+        """Wait until all values are written."""
         while self._leaving:
             self._leaving.popleft().settle()

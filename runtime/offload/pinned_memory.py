@@ -50,12 +50,12 @@ class _Block:
             raise OSError(f"cudaHostRegister of {num_bytes} bytes: error {error}")
 
     def unlock(self) -> None:
-        """The system gets the pages back with the last reference to it."""
+        """Unlock the memory; the system gets the pages back with the last reference."""
         _cudart().cudaHostUnregister(self.address)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no copy uses it."""
+        """True if no copy uses the block."""
         done = [stream for stream, event in self.uses.items() if event.query()]  # type: ignore[no-untyped-call]
         for stream in done:
             del self.uses[stream]

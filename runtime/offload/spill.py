@@ -27,7 +27,7 @@ class Spill:
     def __init__(
         self, folder: SpillFolder, name: str, tensors: Callable[[], Mapping[str, Tensor]], *, what: str
     ) -> None:
-        """`what` they are, for a trace."""
+        """`what` names the tensors, for a trace."""
         self._folder, self._name, self._tensors, self._what = folder, name, tensors, what
         self._begun: tuple[str, int] = ("", 0)  # what the requests do, and since when, for a trace
         self._files: dict[str, DiskFile] = {}  # name of state -> file
@@ -49,7 +49,7 @@ class Spill:
         return self._folder.take_memory(shape, dtype)
 
     def give_memory(self, tensor: Tensor) -> None:
-        """Give back one that is written no more."""
+        """Give back a tensor's memory that is written no more."""
         self._folder.give_memory(tensor)
 
     def lend(self, tensor: Tensor) -> tuple[Tensor, Callable[[], None]]:
@@ -66,7 +66,7 @@ class Spill:
         return all(request.done for request in self._requests) if self._requests else self._is_here
 
     def start_in(self) -> None:
-        """Begin to read them, unless they are here or that has begun."""
+        """Begin to read the tensors, unless they are here or that has begun."""
         if self._is_here or self._requests:
             return
         self._note_begin("read")
@@ -76,7 +76,7 @@ class Spill:
                 self._requests.append(self._files[name].read(tensor))
 
     def finish_in(self) -> None:
-        """Have them here.
+        """Wait until the tensors are here.
 
         Errors: OffloadError
         """
@@ -85,7 +85,7 @@ class Spill:
         self._is_here = True
 
     def start_out(self) -> None:
-        """Begin to write them."""
+        """Begin to write the tensors."""
         self._is_here = True
         self._note_begin("write")
         for name, tensor in self._tensors().items():
@@ -94,7 +94,7 @@ class Spill:
                 self._requests.append(self._files[name].write(tensor))
 
     def finish_out(self) -> None:
-        """Have them written, and give their memory back.
+        """Wait until the tensors are written, and give their memory back.
 
         Errors: OffloadError
         """
@@ -103,7 +103,9 @@ class Spill:
 
     @contextmanager
     def here(self, *, is_written: bool) -> Iterator[None]:
-        """Have them here, and write them at the end if they were changed. Not while a step is under way."""
+        """Have the tensors here inside, and write them at the end if they were changed. Not while a step is
+        under way.
+        """
         self.finish_in()
         self._num_users += 1
         try:

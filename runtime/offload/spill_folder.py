@@ -78,7 +78,7 @@ class SpillFolder:
             self._num_readers[tensor.data_ptr()] += 1
 
     def give_memory(self, tensor: Tensor) -> None:
-        """Have it for the next one, if it is from here, and nothing else reads it."""
+        """Keep the memory for the next request, if it was made here and has no other reader."""
         address = tensor.data_ptr()
         if self._num_readers[address]:
             self._num_readers[address] -= 1
@@ -87,6 +87,6 @@ class SpillFolder:
             insort(self._free, whole, key=Tensor.numel)
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the folder."""
         self._engine.close()
         self._folder.close()

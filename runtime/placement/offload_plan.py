@@ -39,7 +39,7 @@ class Residence:
 
     @property
     def is_away(self) -> bool:
-        """Whether it is not in the memory of the device that computes."""
+        """True if values lie outside the memory of the device that computes."""
         return self.kind is not MemoryKind.GPU
 
 
@@ -71,7 +71,7 @@ class OffloadPlan:
 
     @property
     def uses_disk(self) -> bool:
-        """Whether any of it lies on a disk."""
+        """True if any value lies on a disk."""
         return MemoryKind.NVME in (self.states.kind, self.parameters.kind)
 
 
@@ -154,7 +154,7 @@ def _without_effect(zero: ZeroConfig, policy: Policy) -> ZeroConfig:
 
 
 def _step_at(zero: ZeroConfig) -> tuple[str, StepAt]:
-    """The key that says it."""
+    """Return the key that sets when states are updated, and its value."""
     if zero.offload_optimizer.super_offload:
         return "super_offload", StepAt.BACKWARD
     is_delayed = zero.offload_optimizer.delayed_update.enabled

@@ -30,7 +30,7 @@ class Precision:
 
 
 def precision_of(config: Config) -> Precision:
-    """Return what the ds_config says.
+    """Return the dtypes of the ds_config.
 
     Where gradients are not sharded they are added up in the dtype of the model, or in float32.
     Errors: ConfigError for sums in another dtype there; of a program written for DeepSpeed a

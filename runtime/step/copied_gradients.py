@@ -108,5 +108,5 @@ class _Sums:
 
     @property
     def difference(self) -> float:
-        """Return it for one element, in the mean."""
+        """Return the mean difference of one element."""
         return sqrt(self._difference / max(1, self._numel))

@@ -109,7 +109,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         return Update(groups=groups, step=self.num_steps + 1, grad_scale=grad_scale)
 
     def sub_buffer_update(self, update: Update) -> UpdateSubBuffer:
-        """Return what that does to one sub-buffer.
+        """Return the update of one sub-buffer.
 
         Errors: AssertionError for an optimizer that does not step part by part
         """

@@ -33,7 +33,9 @@ class FusedRule:
         self.reset_states(())
 
     def reset_states(self, names: Sequence[str]) -> None:
-        """Have these, of the formula's, and all that it needs, as before the first step."""
+        """Reset all states, as before the first step: those of these names, and all that the formula
+        needs.
+        """
         wanted = {*names, *self._formula.names_for(self._groups)}
         for sub_buffer in self._sub_buffers:
             sub_buffer.allocate_states([name for name in self._formula.state_names if name in wanted])
@@ -54,7 +56,7 @@ class FusedRule:
         }
 
     def load_beside(self, saved: ByName) -> None:
-        """Go on to count those."""
+        """Go on with the saved step counts."""
         for sub_buffer in self._sub_buffers:
             found = {
                 index: saved.get(sub_buffer.true_name(index), {}).get(_MISSED, 0)
@@ -85,7 +87,7 @@ class FusedRule:
     def sub_buffer_update(
         self, groups: Groups, *, step: int, grad_scale: float
     ) -> Callable[[ReadyShard], None]:
-        """Return what a step does to one part."""
+        """Return the update of one part."""
         names = self._formula.names_for(groups)
 
         def update(ready: ReadyShard) -> None:

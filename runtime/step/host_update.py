@@ -90,7 +90,7 @@ class HostUpdate:
         self._future: Future[ReadyShard] = thread.submit(self._run)
 
     def drop(self) -> None:
-        """Let it come to nothing, and its error with it: its gradients are not read afterwards."""
+        """Drop the update, and its error with it: its gradients are not read afterwards."""
         if not self._future.cancel():
             wait([self._future])
 

@@ -99,7 +99,7 @@ class _Schedule:
             self._set()
 
     def _take(self, params: Any) -> None:
-        """Compute what does not change, from parameters of `_kind`."""
+        """Compute the constants from the parameters of `_kind`."""
         raise NotImplementedError
 
     def get_lr(self) -> list[float]:

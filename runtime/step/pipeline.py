@@ -92,7 +92,7 @@ class _Turn:
         return self.sub_buffer.gradients.pieces(0, self.sub_buffer.optimizer_shard.master.numel())
 
     def arrive(self) -> ReadyShard:
-        """Wait until they are here."""
+        """Wait until the shard's states and gradients are here."""
         sub_buffer = self.sub_buffer
         sub_buffer.finish_in()
         for _, _, arrival in self._copies:
@@ -125,7 +125,7 @@ class _Turn:
         self.sub_buffer.start_out()
 
     def end(self) -> None:
-        """Wait until it is written, and give its memory back."""
+        """Wait until the states are written, and give their memory back."""
         self.sub_buffer.finish_out()
 
     def _start_copy(self, grad: Tensor) -> tuple[Tensor, Arrival]:

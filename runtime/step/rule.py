@@ -29,7 +29,7 @@ class Rule(Protocol):
     steps_by_sub_buffer: bool  # through a StepPipeline, so that states may be elsewhere between steps
 
     def attach(self, sub_buffers: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
-        """Get ready to update these."""
+        """Prepare to update these sub-buffers."""
 
     def step(
         self, groups: Groups, *, step: int, grad_scale: float, after_sub_buffer: AfterSubBuffer | None
@@ -46,7 +46,7 @@ class Rule(Protocol):
         """Return the values remembered beside the states, for the parameters of this rank."""
 
     def load_beside(self, saved: ByName) -> None:
-        """Take that over, of all parameters, when the states are there."""
+        """Take over the values of `beside`, of all parameters, when the states are there."""
 
 
 @runtime_checkable

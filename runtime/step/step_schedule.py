@@ -13,13 +13,13 @@ class StepSchedule:
     """Updates that run in the step."""
 
     def finish(self) -> None:
-        """Have all parameters as all steps so far have made them.
+        """Wait until all parameters have the values of all steps so far.
 
         Order: a collective
         """
 
     def begin(self, update: Update) -> bool:
-        """The gradients of a step are known, and what it does.
+        """Begin a step whose gradients and arguments are known.
 
         Return whether the update is under way; else it is to be made.
         """

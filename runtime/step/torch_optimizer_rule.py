@@ -63,7 +63,7 @@ class _StandIn(NamedTuple):
 
 
 class TorchOptimizerRule:
-    """Steps these optimizers, which are its own from now on."""
+    """Rule that steps these optimizers, which are its own from now on."""
 
     def __init__(self, name: str, optimizers: Sequence[StandInOptimizer]) -> None:
         self.name = name
@@ -345,7 +345,7 @@ def _shape(one: _StandIn) -> tuple[int, ...]:
 
 
 def _adopt_states(one: _StandIn) -> None:
-    """Let what the optimizer remembers of each element lie in the sub-buffer's states."""
+    """Move the optimizer's states of each element into the sub-buffer's states."""
     for name, value in one.state.items():
         if not isinstance(value, Tensor) or value.shape != one.param.shape:
             continue

@@ -92,7 +92,7 @@ def describe(model: ShardedModel) -> None:
 
 
 class _Handle:
-    """The methods. It does not keep the parameter alive."""
+    """DeepSpeed's methods of a parameter. The handle does not keep the parameter alive."""
 
     def __init__(self, param: nn.Parameter) -> None:
         self._param = TensorWeakRef(param)
@@ -158,7 +158,7 @@ class _Handle:
         }
 
     def state_of_others(self) -> dict[str, Any]:
-        """The parameter's attributes that are not ours."""
+        """Attributes of the parameter that are not ours."""
         return {name: value for name, value in vars(self._owner()).items() if name not in NAMES}
 
     def _owner(self) -> nn.Parameter:

@@ -132,7 +132,7 @@ class GatheredParameters:
         self.__enter__()
 
     def close(self, *, modifier_rank: int | None) -> None:
-        """Leave, once it is known whose values count."""
+        """Leave; `modifier_rank` is the rank whose values count, which may be known only now."""
         with self._open:
             try:
                 self._end(modifier_rank)

@@ -270,14 +270,14 @@ class Init:
         return True
 
     def spread_in_edit(self, params: Sequence[EarlyParameter]) -> None:
-        """Take what the rank that may run alone has written to these.
+        """Take the values that the rank which may run alone has written to these parameters.
 
         Order: a collective, by its edit
         """
         self._edits[-1].spread(params)
 
     def shard_among(self, made: Container[EarlyParameter]) -> None:
-        """Shard those among these that are whole and not in use.
+        """Shard the parameters of `made` that are whole and not in use.
 
         Order: a collective
         """
@@ -289,7 +289,7 @@ class Init:
         self._made.discard(early)
 
     def describe(self, early: EarlyParameter) -> None:
-        """Attach to the parameter what DeepSpeed's callers know it by."""
+        """Attach the attributes by which DeepSpeed's callers know the parameter."""
         axis = self.comm.mesh.shard
         ds_attributes.attach(early.param, shard=early.own_values, is_sharded=not axis.is_alone, axis=axis)
 
@@ -300,7 +300,7 @@ class Init:
         self.note(param, f"{type(module).__name__}.{name}", module)
 
     def _see_buffer(self, module: nn.Module, name: str, buffer: Tensor | None) -> None:
-        """Let a parameter that becomes a buffer be whole for good."""
+        """Keep a parameter whole for good if it becomes a buffer."""
         early = None if buffer is None else early_of(buffer)
         if early is not None and early.init is self:
             if not early.is_whole:
@@ -368,7 +368,7 @@ class Init:
                 here[serial].forget()
 
     def _decide(self, *, checks_aliases: bool = False) -> dict[EarlyParameter, _Fate]:
-        """Say what becomes of each that is whole, and is not being read; the same on every rank.
+        """Decide the fate of each parameter that is whole and is not being read; the same on every rank.
 
         Errors: ConfigError if two of them share their memory, and `checks_aliases`
         """

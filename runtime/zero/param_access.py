@@ -51,7 +51,7 @@ def safe_set_full_fp32_param(param: nn.Parameter, value: Tensor) -> None:
 
 @torch.no_grad()
 def safe_get_local_fp32_param(param: nn.Parameter) -> Tensor | None:
-    """This rank's part of it."""
+    """This rank's part of the float32 value."""
     location = _trained(param)
     if location is None:
         return None
@@ -61,7 +61,7 @@ def safe_get_local_fp32_param(param: nn.Parameter) -> Tensor | None:
 
 @torch.no_grad()
 def safe_set_local_fp32_param(param: nn.Parameter, value: Tensor) -> None:
-    """Set this rank's part of it, at stage 3.
+    """Set this rank's part of the float32 value, at stage 3.
 
     Order:  a collective where the parameter stays whole on every rank (stage3_param_persistence_threshold),
             for the others must have this rank's part too
@@ -112,7 +112,7 @@ def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> 
 
 @torch.no_grad()
 def safe_set_full_optimizer_state(param: nn.Parameter, value: Tensor, optim_state_key: str) -> None:
-    """Set it; every rank gives the same value. Not a collective."""
+    """Set the optimizer state; every rank gives the same value. Not a collective."""
     location = _to_write(param, value)
     if location.member_index in location.sub_buffer.optimizer_shard.states_of_whole:
         state = location.sub_buffer.optimizer_shard.states_of_whole[location.member_index]().get(
@@ -127,7 +127,7 @@ def safe_set_full_optimizer_state(param: nn.Parameter, value: Tensor, optim_stat
 
 @torch.no_grad()
 def safe_get_local_optimizer_state(param: nn.Parameter, optim_state_key: str) -> Tensor | None:
-    """This rank's part of it."""
+    """This rank's part of the optimizer state."""
     location = _trained(param)
     if location is None:
         return None
@@ -137,7 +137,7 @@ def safe_get_local_optimizer_state(param: nn.Parameter, optim_state_key: str) ->
 
 @torch.no_grad()
 def safe_set_local_optimizer_state(param: nn.Parameter, value: Tensor, optim_state_key: str) -> None:
-    """Set this rank's part of it."""
+    """Set this rank's part of the optimizer state."""
     location = _to_write_locally(param, value)
     with location.sub_buffer.here(is_written=True):
         _write_own(location, _state(location, optim_state_key), value)
@@ -157,7 +157,7 @@ def safe_get_full_grad(param: nn.Parameter) -> Tensor | None:
 
 @torch.no_grad()
 def safe_set_full_grad(param: nn.Parameter, value: Tensor) -> None:
-    """Set it; every rank gives the same value. Not a collective."""
+    """Set the gradient; every rank gives the same value. Not a collective."""
     location = _to_write(param, value)
     location.model.check_averaged()
     part = location.sub_buffer.part_of(location.member_index, value)

@@ -20,12 +20,12 @@ def engines_of(module: nn.Module) -> tuple[ShardedModel, ...]:
 
 
 def is_kept(param: Tensor) -> bool:
-    """Whether an engine or zero.Init has it."""
+    """True if an engine or zero.Init has the parameter."""
     return early_of(param) is not None or location_of(param) is not None
 
 
 def is_sharded(param: Tensor) -> bool:
-    """Whether its values would be lost with what has it."""
+    """True if the parameter's values would be lost with the object that has it."""
     early, location = early_of(param), location_of(param)
     is_away = location is not None and location.sub_buffer.is_sharded
     return is_away or (early is not None and not early.is_whole)

@@ -71,7 +71,7 @@ class Board:
         self._call(lambda: self._store.set(f"{self._prefix}/{name}", text))
 
     def has(self, *names: str) -> bool:
-        """Whether all these notes are there."""
+        """True if all these notes are there."""
         keys = [f"{self._prefix}/{name}" for name in names]
         return bool(self._call(lambda: self._store.check(keys)))
 
@@ -80,7 +80,7 @@ class Board:
         return bytes(self._call(lambda: self._store.get(f"{self._prefix}/{name}")))
 
     def is_first(self, name: str) -> bool:
-        """Whether this is the first time that this name is asked for."""
+        """True the first time that this name is asked for."""
         return bool(self._call(lambda: self._store.add(f"{self._prefix}/{name}", 1)) == 1)
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ def _fulfil(answer: Future[T], call: Callable[[], T]) -> None:
 
 
 def _connections_to(port: int) -> set[int]:
-    """This process's descriptors of connections to that port."""
+    """Return this process's descriptors of connections to that port."""
     found = set()
     for name in os.listdir("/dev/fd"):
         try:

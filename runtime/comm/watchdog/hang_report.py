@@ -123,7 +123,7 @@ def _longest(
 
 
 def _is_in_line(one: Collective, other: Collective) -> bool:
-    """Whether the same ranks do both, one after the other."""
+    """True if the same ranks do both, one after the other."""
     if one.ranks:
         return (one.axis, one.ranks) == (other.axis, other.ranks)
     return one.lane == other.lane and not other.ranks

@@ -65,7 +65,7 @@ class Position:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Position:
-        """Read what another rank wrote."""
+        """Read the text of another rank's `to_json`."""
         fields = json.loads(text)
         fields["waits"] = tuple(
             Wait(label=_label(one["label"]), s=one["s"], is_awaited=one["is_awaited"])

@@ -122,7 +122,7 @@ class Watchdog:
         self._round += 1
 
     def _compare_paths(self) -> None:
-        """See "Other paths" above."""
+        """Compare this rank's path with that of its first rank, see "Other paths" above."""
         now = time.monotonic()
         waits = [one.label for one in self._recorder.under_way() if now - one.began > self._poll_s]
         if not waits:
@@ -192,14 +192,14 @@ class Watchdog:
             )
 
     def _wait_for(self, *notes: str) -> None:
-        """Wait until these are there, or are expected no more."""
+        """Wait until these notes are there, or are expected no more."""
         deadline = time.monotonic() + self._grace_s
         while not self._board.has(*notes) and time.monotonic() < deadline:
             if self._stopped.wait(self._poll_s / 4):
                 return
 
     def _speak_alone(self, overdue: Flight, lost: BoardLost) -> None:
-        """Say what this rank knows: without the board it cannot tell what the others do."""
+        """Report what this rank knows: without the board it cannot tell the others' positions."""
         self._reported = list(self._recorder.issued)
         waited_s = time.monotonic() - overdue.began
         self._say(

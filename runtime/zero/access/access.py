@@ -170,7 +170,7 @@ class Access:
         return output
 
     def _call_first(self, unit: Unit, is_top: bool, forward: ModuleForward, args: Any, kwargs: Any) -> Any:
-        """A forward that comes to the unit."""
+        """Run a forward that comes to the unit."""
         if torch._C._is_tracing():
             raise ConfigError(f"torch.jit.trace() came to a forward; {NOT_EXPORTED}")
         if self._last_output is not None and self._last_output[0] is not unit:
@@ -279,7 +279,7 @@ class Access:
         return pack, unpack
 
     def _hooks_in_checkpoint(self, pack_below: Pack, unpack_below: Unpack) -> tuple[Pack, Unpack]:
-        """Note what is used, and leave all of it to the checkpoint.
+        """Note the uses of the unit, and leave the saved tensors to the checkpoint.
 
         It keeps nothing, and computes it again from the parameters that there are then. It counts what is
         saved both times; a view that was made outside lies in a unit's memory the first time only.

@@ -91,11 +91,11 @@ class _Rebinding:
         self._memo = memo
 
     def copy(self, forward: Any) -> Any:
-        """Return it for the copy."""
+        """Return the forward for the copy."""
         return self._value(forward) if isinstance(forward, FunctionType) else deepcopy(forward, self._memo)
 
     def _has_copied(self, value: Any, seen: set[int]) -> bool:
-        """Return whether anything in it has been copied."""
+        """Return whether any part of the value has been copied."""
         if id(value) in seen:
             return False
         seen.add(id(value))
@@ -150,7 +150,7 @@ def _contents(cell: CellType) -> tuple[Any, ...]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Yield what a function, or what is found in one, refers to."""
+    """Yield the objects to which a function, or a value inside it, refers."""
     if isinstance(value, FunctionType):
         for cell in value.__closure__ or ():
             yield from _contents(cell)

@@ -130,7 +130,7 @@ class Prefetcher:
                 self._reshard_all()
 
     def end_forward(self) -> None:
-        """A forward that was left has not failed."""
+        """Note that no forward is under way: one that was left has not failed."""
         if self._has_gathered and not (self.num_forwards or in_backward() or torch.is_grad_enabled()):
             self._after_evaluation()
 
@@ -226,7 +226,7 @@ class Prefetcher:
         return next((unit for units in self._blocks for unit in units if unit.is_sharded), None)
 
     def reshard_idle(self) -> None:
-        """Reshard what was unsharded early, or stayed."""
+        """Reshard units that were unsharded early, or stayed."""
         self._reshard_but((), is_end=True)
 
     def end_step(self) -> None:
@@ -286,7 +286,7 @@ class Prefetcher:
                 self._until_end.add(unit)
 
     def _reshard_all(self) -> None:
-        """Reshard what is not in use."""
+        """Reshard the units that are not in use."""
         self._reshard_but((), is_end=True)
         self._wait_for(self._units)
 

@@ -55,7 +55,7 @@ class AbsentGradient(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Keep what autograd adds; refuse the rest.
+        """Keep a gradient that autograd adds; refuse all other operations.
 
         Errors: ConfigError with the parameter's name
         """

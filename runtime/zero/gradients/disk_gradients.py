@@ -175,7 +175,7 @@ class DiskGradients(ShardedGradients):
         return value
 
     def _widened(self) -> Tensor:
-        """The value in the dtype of sums; it is here."""
+        """The value, which is here, in the dtype of sums."""
         (value,) = self._value.values()
         if value.dtype == self._sums.dtype:
             return value
@@ -184,12 +184,12 @@ class DiskGradients(ShardedGradients):
         return wide
 
     def _wide_memory(self) -> Tensor:
-        """[shard] For a sum, when there is a file for it."""
+        """[shard] Memory for a sum, when there is a file for it."""
         self._spill.reserve(_name(self._sums.dtype), self._numel * self._sums.dtype.itemsize)
         return self._spill.take_memory(torch.Size([self._numel]), self._sums.dtype)
 
     def _write(self, value: Tensor) -> None:
-        """Let that be the value, and begin to write it."""
+        """Replace the value, and begin to write it."""
         self._value = {_name(value.dtype): value}
         self._is_zero = False
         self._squares = tuple(squared_norm([value[start:stop]]) for start, stop in self._norm_runs)

@@ -78,14 +78,14 @@ class Gradients(ABC):
     # Calls for gradients that lie elsewhere between their uses:
 
     def start_in(self) -> None:  # noqa: B027  # most are always here
-        """Begin to bring here what `pieces` returns."""
+        """Begin to bring here the tensors that `pieces` returns."""
 
     def let_go(self) -> None:  # noqa: B027
         """Give up the tensors that `pieces` returned."""
 
     @abstractmethod
     def adopt(self) -> None:
-        """Take over what the user did to `p.grad` since the last call.
+        """Take over the user's changes of `p.grad` since the last call.
 
         Errors: ConfigError if that has no meaning
         """

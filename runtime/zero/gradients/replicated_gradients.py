@@ -94,7 +94,7 @@ class ReplicatedGradients(FlatGradients):
 
     @torch.no_grad()
     def add_late(self, index: int, grad: Tensor) -> None:
-        """Add it; no collective is under way."""
+        """Add a late gradient to the buffer; no collective is under way."""
         if self._content is Content.SHARD:
             self._put_apart()
         self._whole.views[index].add_(grad.to_dense() if grad.is_sparse else grad)
@@ -298,7 +298,7 @@ class AccumulatedGradients(ReplicatedGradients):
             self.add_late(index, grad)
 
     def adopt(self) -> None:
-        """Add what the user set."""
+        """Add the gradients that the user set."""
         for index in range(len(self._params)):
             self._take(index)
 

@@ -106,7 +106,7 @@ class ShardedGradients(FlatGradients):
 
     @property
     def is_late(self) -> bool:
-        """Whether there are gradients that the ranks have not averaged."""
+        """True if there are gradients that the ranks have not averaged."""
         return self._is_allocated
 
     def hand_in(self, index: int) -> None:
@@ -148,7 +148,7 @@ class ShardedGradients(FlatGradients):
         return True
 
     def _copy_waiting(self) -> None:
-        """Copy what waits into the flat buffer, in one launch."""
+        """Copy the waiting gradients into the flat buffer, in one launch."""
         if self._waiting:
             views = [self._whole.views[index] for index in self._waiting]
             torch._foreach_copy_(views, list(self._waiting.values()))
@@ -177,7 +177,7 @@ class ShardedGradients(FlatGradients):
                 self.flat[start:stop].zero_()
 
     def forget(self) -> None:
-        """A backward failed: what was handed in is lost."""
+        """Drop the gradients that were handed in, since a backward failed."""
         self._drop_waiting()
         self._arrived.clear()
         if self._is_allocated:
@@ -248,7 +248,7 @@ class HostGradients(ShardedGradients):
 
     @property
     def host_sums(self) -> HostSums:
-        """These gradients."""
+        """Return these gradients."""
         return self
 
     def watch(self, *, before_change: Callable[[], None], landed: Callable[[], None]) -> None:
@@ -339,5 +339,5 @@ class HostGradients(ShardedGradients):
 
 
 def _memory(tensor: Tensor) -> int:
-    """Bytes that stay while it does, which may be a view of more."""
+    """Number of bytes that stay as long as the tensor, which may be a view of more."""
     return tensor.untyped_storage().nbytes()

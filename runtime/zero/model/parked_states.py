@@ -26,7 +26,7 @@ KINDS = tuple(Kind)
 
 
 def read_kinds(include: Iterable[Kind | str] | None) -> tuple[Kind, ...]:
-    """The states that are named, by text or enum; None names all.
+    """Return the states that are named, by text or enum; None names all.
 
     Errors: ConfigError for a name that is none of them
     """
@@ -130,7 +130,7 @@ class ParkedStates:
 
     @torch.no_grad()
     def move_out(self, kinds: Sequence[Kind], *, pin_memory: bool, non_blocking: bool) -> None:
-        """Park these, or none of them; those that are parked stay so.
+        """Park all of these kinds or none; those that are parked already stay so.
 
         No sharded parameter may be unsharded.
         """
@@ -147,7 +147,7 @@ class ParkedStates:
 
     @torch.no_grad()
     def move_in(self, *, non_blocking: bool) -> None:
-        """Have all of them again; where that fails, none."""
+        """Bring all parked states back; where that fails, none of them."""
         self._restore(self._parked, non_blocking=non_blocking)
         self._parked = {}
 

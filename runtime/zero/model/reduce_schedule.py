@@ -80,7 +80,7 @@ class Schedule:
         self._due = [] if due is None else [index for index in reversed(due) if not self._asked[index]]
 
     def hand_in(self, index: int) -> None:
-        """Note that autograd has finished one gradient of it."""
+        """Note that autograd has finished one gradient of the place `index`."""
         self._num_handed_in += 1
         self._turns[index] = self._num_handed_in
         self._numbers[index] += 1
@@ -91,7 +91,7 @@ class Schedule:
         return self._numbers[index] >= self._num_expected[index]
 
     def was_asked(self, index: int) -> bool:
-        """Whether this rank has asked for it in this backward."""
+        """True if this rank has asked for the place in this backward."""
         return self._asked[index]
 
     @property
@@ -100,7 +100,7 @@ class Schedule:
         return self._due[-1] if self._due else None
 
     def take_due(self) -> int:
-        """Return it; it is asked for now."""
+        """Return the place that is due; it is asked for now."""
         index = self._due.pop()
         self._asked[index] = True
         return index
@@ -111,7 +111,7 @@ class Schedule:
         self._enter_segment()
 
     def take_rest(self) -> tuple[int, ...]:
-        """Return what is on no list; it is asked for now, at the end."""
+        """Return the places that are on no list; they are asked for now, at the end."""
         rest = tuple(index for index in reversed(range(self._num_indices)) if not self._asked[index])
         self._asked = [True] * self._num_indices
         return rest

@@ -169,7 +169,7 @@ class Reducer(ABC, Generic[G]):
         return self._gradients[index].is_complete and self._schedule.has_all(index)
 
     def _ask_due(self) -> None:
-        """Ask for all that is due in this segment."""
+        """Ask for all places that are due in this segment."""
         while self._schedule.next_due is not None:
             self._ask(self._schedule.take_due())
 
@@ -187,7 +187,7 @@ class Reducer(ABC, Generic[G]):
         self._reductions.begin(self._sub_buffers[index], self._gradients[index])
 
     def _tell(self, own: T, *, is_step: bool) -> dict[int, T]:
-        """Return by rank what those say that do this; see `catch_up`."""
+        """Return the values of the ranks that take part, by rank; see `catch_up`."""
         what = "gradients that came late"
         if is_step:
             return dict(enumerate(self._job.all_gather_objects(own, what=what)))

@@ -53,7 +53,7 @@ class Reductions(Generic[G]):
         return kept
 
     def _let_go(self) -> None:
-        """Free the memory that they have used one after the other."""
+        """Free the buffers that the reductions have used one after the other."""
         for comm in self._comms:
             comm.forget_buffers()
         self._comms.clear()

@@ -219,7 +219,7 @@ class ShardedModel:
         self._reducer.settle()
 
     def catch_up(self) -> None:
-        """Average what came late, on any rank.
+        """Average the late gradients of any rank.
 
         Order: a collective
         """
@@ -242,7 +242,7 @@ class ShardedModel:
         self._reducer.average_all()
 
     def check_averaged(self) -> None:
-        """Gradients are what ranks share.
+        """Check that gradients are averages.
 
         Errors: ConfigError inside `coalesced`
         """
@@ -328,7 +328,7 @@ class ShardedModel:
         self.parked_states.move_out(kinds, pin_memory=pin_memory, non_blocking=non_blocking)
 
     def reload(self, *, non_blocking: bool = False) -> None:
-        """Bring them back."""
+        """Bring the offloaded states back."""
         self.parked_states.move_in(non_blocking=non_blocking)
 
     def compile(self, options: Mapping[str, Any]) -> None:

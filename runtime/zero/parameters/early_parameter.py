@@ -42,19 +42,19 @@ class InitContext(Protocol):
         """Have these here, if one rank may run alone already; False if not."""
 
     def spread_in_edit(self, params: Sequence[EarlyParameter]) -> None:
-        """Take what that rank has written to these."""
+        """Take the values that the rank which runs alone has written to these parameters."""
 
     def note(self, param: nn.Parameter, name: str) -> None:
         """Shard this parameter soon."""
 
     def shard_among(self, made: Container[EarlyParameter]) -> None:
-        """Shard those among these that are whole and not in use."""
+        """Shard the parameters of `made` that are whole and not in use."""
 
     def let_go(self, early: EarlyParameter) -> None:
-        """Leave this one to others."""
+        """Leave this parameter to others."""
 
     def describe(self, early: EarlyParameter) -> None:
-        """Attach to the parameter what DeepSpeed's callers know it by."""
+        """Attach the attributes by which DeepSpeed's callers know the parameter."""
 
 
 def early_of(param: Tensor) -> EarlyParameter | None:
@@ -174,7 +174,7 @@ class EarlyParameter:
 
     @torch.no_grad()
     def convert(self, dtype: torch.dtype) -> None:
-        """Let it be of this dtype, after `keep_shard`; not a collective."""
+        """Convert the values to this dtype, after `keep_shard`; not a collective."""
         param = self.param
         if self.shard is not None:
             self.shard = self.shard.to(dtype)
@@ -197,7 +197,7 @@ class EarlyParameter:
         return sharded_until("while the module that owns it runs, after initialize()")
 
     def unshard_for(self, leaves: Iterable[Any], *, is_use: bool) -> None:
-        """Have it here, and the others among these; see Init.unshard_for."""
+        """Bring the values of this parameter, and of the others among `leaves`; see Init.unshard_for."""
         self.init.unshard_for(leaves, is_use=is_use)
 
     def owner(self) -> InitContext:
@@ -241,14 +241,14 @@ class EarlyParameter:
             del param
 
     def spread(self, rank: int) -> None:
-        """Take what this rank has written to the values, on all ranks."""
+        """Take the values that this rank has written, on all ranks."""
         self._broadcast(rank)
         if self.shard is not None:
             self._unpadded().copy_(self._own_part(self.param))
         self._version = self.param._version
 
     def take_out(self) -> None:
-        """Let it be a parameter like any other, with all its values."""
+        """Turn it into a parameter like any other, with all its values."""
         self._show()
         self.shard = None
         self.forget()

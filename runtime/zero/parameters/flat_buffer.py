@@ -69,7 +69,7 @@ class FlatBuffer:
         return is_free
 
     def allocate(self) -> None:
-        """Take memory again; what is in it is to be overwritten.
+        """Take memory again, whose contents are to be overwritten.
 
         A tensor of the program's that lies in what could not be given back keeps that memory and its
         values: ours is new then.

@@ -145,7 +145,7 @@ class FreedValues(Tensor):
     # torch asks no class about these two.
 
     def set_(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Be other values, if the parameter's can be had; or refuse."""
+        """Refer to other values, if the parameter's can be brought; else refuse."""
         result: Tensor = _use(Tensor.set_, (self, *args), kwargs, is_made=False)
         return result
 
@@ -199,12 +199,12 @@ class FreedParameter(nn.Parameter):
     # torch asks no class about these two.
 
     def set_(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Have other values, if it can be had; or refuse."""
+        """Take other values, if the parameter's can be brought; else refuse."""
         result: Tensor = _use(Tensor.set_, (self, *args), kwargs, is_made=False)
         return result
 
     def as_subclass(self, cls: Any) -> Any:
-        """Be seen as another class, if it can be had; or refuse."""
+        """Return the parameter as another class, if its values can be brought; else refuse."""
         return _use(Tensor.as_subclass, (self, cls), {}, is_made=False)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -218,7 +218,7 @@ class FreedParameter(nn.Parameter):
         return self.__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
-        """A plain parameter; zero.Init shards that, too."""
+        """Return a plain parameter; zero.Init shards that, too."""
         keeper = _keeper_of(self)
         _unshard_for([self], is_use=True)
         if type(self) is FreedParameter:
@@ -334,7 +334,7 @@ def put_all(placeholders: Sequence[Placeholder], params: Sequence[nn.Parameter])
 def take_away_all(
     placeholders: Sequence[Placeholder], params: Sequence[nn.Parameter], values: Sequence[Tensor]
 ) -> None:
-    """Let the parameters have these values.
+    """Give the parameters these values.
 
     Errors: ConfigError if one has been written to meanwhile
     """
@@ -422,7 +422,7 @@ def _param_of(freed: Tensor) -> Tensor:
 
 
 def _lies_in(view: Tensor, values: Tensor) -> bool:
-    """Whether it is no copy; an index that is a tensor makes one."""
+    """True if the view is no copy; an index that is a tensor makes one."""
     with torch._C.DisableTorchFunctionSubclass():
         return bool(view.data_ptr() == values.data_ptr())
 

@@ -26,7 +26,7 @@ class FreedStorage:
         self._refuse = refuse
 
     def data_ptr(self) -> int:
-        """Return a number that only what shares this storage has."""
+        """Return a number that only tensors in this storage have."""
         return self._place
 
     def nbytes(self) -> int:

@@ -133,7 +133,7 @@ class ParamShard:
         self._given.add(index)
 
     def end_giving(self) -> None:
-        """Keep what others have not taken over, as shards."""
+        """Keep the parameters that others have not taken over, as shards."""
         if self._is_giving:
             self._is_giving = False
             self.values.free_unless_referred_to()
@@ -141,7 +141,7 @@ class ParamShard:
             self.drop()
 
     def drop(self) -> None:
-        """Have nothing of the parameters any more, if they are sharded."""
+        """Drop the memory of the parameters, if they are sharded."""
         if self._plan.is_sharded:
             nothing = FlatLayout(slots=(), numel=0, num_shards=1)
             self.values = FlatBuffer(nothing, dtype=self._plan.dtype, device=self._plan.device)
@@ -160,7 +160,7 @@ class ParamShard:
         self.end_giving()
 
     def settle(self, offload: Offload) -> None:
-        """Keep what this rank is to keep, once all have the values."""
+        """Keep this rank's part, once all have the values."""
         if self._plan.is_sharded:
             pinned, goes = self.residence.pins_parameters, self.residence.params_on_host
             self.kept = to_host(self.own_values(), pin_memory=pinned) if goes else self.own_values().clone()
@@ -201,7 +201,7 @@ class ParamShard:
     # Calls for parameters that are not always here: sharded or offloaded.
 
     def start_unshard(self) -> Pending:
-        """Begin to gather all values; `show` when that is done.
+        """Begin to gather all values; call `show` when they are there.
 
         Errors: ConfigError while this rank's shard is offloaded
         """
@@ -278,10 +278,10 @@ class ParamShard:
         self.on_use()
 
     def note_name(self, values: FreedValues) -> None:
-        """Leave it a name: a parameter is here again and again."""
+        """Ignore a new name for the values: a parameter is here again and again."""
 
     def note_copy(self, copy: nn.Parameter) -> None:
-        """Leave a copy of a parameter alone: it is like any other."""
+        """Ignore a copy of a parameter: it is like any other."""
 
     @property
     def is_parked(self) -> bool:

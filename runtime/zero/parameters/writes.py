@@ -73,7 +73,7 @@ class Writes:
 
     @property
     def may_compare_late(self) -> bool:
-        """Whether it is only their turn."""
+        """True if values are compared only because it is their turn."""
         return self.is_known and not (self._is_through_data or self.are_counted)
 
     def compare_late(self, new: Tensor, known: Tensor) -> None:
@@ -87,7 +87,7 @@ class Writes:
         self._late = ReadBack(found[0] if len(found) == 1 else torch.stack(found).any())
 
     def look_back(self, what: str) -> None:
-        """See what became of that; `what` is said to be written."""
+        """Look at the result of a late comparison; `what` names the written values."""
         if self._late is not None and self._late.is_here:
             late, self._late = self._late, None
             if bool(late.wait()):

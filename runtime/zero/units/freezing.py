@@ -59,7 +59,7 @@ class Freezing:
             self.look()
 
     def end_step(self, *, is_applied: bool) -> None:
-        """The step has been; `is_applied`: it was not skipped."""
+        """Note the end of a step; `is_applied`: it was not skipped."""
         if is_applied:
             for number in self._frozen or ():
                 sub_buffer, index = self._indices[number]

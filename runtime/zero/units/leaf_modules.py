@@ -37,7 +37,7 @@ def set_z3_leaf_modules(
 def unset_z3_leaf_modules(
     model: nn.Module, leaf_module_classes: Sequence[Class], raise_if_not_found: bool = True
 ) -> list[nn.Module]:
-    """Undo what marked the modules of these classes; returns them.
+    """Unmark the modules of these classes; return them.
 
     Errors: ValueError if the model has none, with `raise_if_not_found`
     """
@@ -74,7 +74,7 @@ def set_z3_leaf_modules_by_suffix(
 
 
 def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
-    """Mark this module, or undo it."""
+    """Mark this module, or unmark it."""
     _mark([model], is_leaf=flag)
 
 

@@ -22,7 +22,7 @@ class PendingUpdate(Protocol):
         """Let its results be the sub-buffer's."""
 
     def drop(self) -> None:
-        """Let it come to nothing."""
+        """Drop the update, so that it has no effect."""
 
 
 class OptimizerShard:
@@ -100,7 +100,7 @@ class OptimizerShard:
         return tuple(self._stored().values())
 
     def release(self) -> None:
-        """Free all of it."""
+        """Free the master and the states."""
         self.states, self.states_of_whole = {}, {}
         self._master, self.spill = None, None
 

@@ -145,7 +145,7 @@ class SubBuffer:
         return (piece for _, piece in self.gradients.pieces(*self.plan.own_run(index, num_chunks=num_chunks)))
 
     def on_device(self, value: Tensor) -> Tensor:
-        """Return it, or a copy of it, where collectives can send it."""
+        """Return the value, or a copy of it, where collectives can send it."""
         return value.to(self.device)
 
     # Calls for values that may lie on a disk between their uses:
@@ -157,28 +157,28 @@ class SubBuffer:
                 yield spill
 
     def start_in(self) -> None:
-        """Begin to read all of it."""
+        """Begin to read all values that lie on a disk."""
         for spill in self._spills:
             spill.start_in()
 
     def finish_in(self) -> None:
-        """Have all of it in memory."""
+        """Wait until all of them are in memory."""
         for spill in self._spills:
             spill.finish_in()
 
     def start_out(self) -> None:
-        """Begin to write all of it."""
+        """Begin to write them."""
         for spill in self._spills:
             spill.start_out()
 
     def finish_out(self) -> None:
-        """Have it written, and give its memory back."""
+        """Wait until they are written, and give their memory back."""
         for spill in self._spills:
             spill.finish_out()
 
     @contextmanager
     def here(self, *, is_written: bool = False) -> Iterator[None]:
-        """Have it in memory meanwhile; `is_written`: it is another afterwards.
+        """Have the values in memory inside; `is_written`: they change there.
 
         Not while a step is under way.
         """
@@ -322,7 +322,7 @@ class SubBuffer:
                 self.optimizer_shard.refresh_master()
 
     def allocate_states(self, names: Sequence[str]) -> None:
-        """Have zeros in the states of these names, and no other."""
+        """Allocate zeros for the states of these names, and drop all others."""
         with self.here(is_written=True):
             self.optimizer_shard.allocate_states(names)
 

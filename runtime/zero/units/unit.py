@@ -56,7 +56,7 @@ class Unit:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether any of it is; so there is something to gather."""
+        """True if any part of the unit is sharded, so that there is something to gather."""
         return bool(self._sharded)
 
     def start_unshard(self) -> None:
@@ -72,14 +72,14 @@ class Unit:
             self.num_gathers += 1
 
     def start_read(self) -> None:
-        """Begin to read what is on a disk and will be gathered next."""
+        """Begin to read values that lie on a disk and will be gathered next."""
         if self.state is UnitState.FREED:
             for sub_buffer in self._sharded:
                 sub_buffer.param_shard.start_read()
 
     @property
     def is_here(self) -> bool:
-        """Whether its values can be read where they lie."""
+        """True if the unit's values can be read where they lie."""
         return self.state is UnitState.LIVE or self.state is UnitState.GATHERED
 
     def wait_for_values(self) -> None:
@@ -163,4 +163,4 @@ def _outside_transforms() -> AbstractContextManager[Any]:
 
 
 def _nothing(unit: Unit) -> None:
-    """A unit that no prefetcher has."""
+    """Do nothing, for a unit that no prefetcher has."""
