@@ -1,4 +1,4 @@
-"""One start of the job, and how it ended."""
+"""One start of the job, and its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AttemptWorker(NamedTuple):
 
 
 class StartPhase(NamedTuple):
-    """A part of the start that all hosts or ranks have behind them. Units: seconds since the epoch."""
+    """A part of the start that all hosts or ranks have completed. Units: seconds since the epoch."""
 
     name: str
     ended_at: float
@@ -39,7 +39,7 @@ class Exit(NamedTuple):
 
 
 class AttemptVerdict(NamedTuple):
-    """How an attempt ended: `text` is a sentence on it, and `keys` are those of `report.json`, as told."""
+    """The end of an attempt: `text` is a sentence on it; `keys` are those of `report.json`, as reported."""
 
     at: float
     exit_code: int
@@ -50,21 +50,21 @@ class AttemptVerdict(NamedTuple):
 
     @property
     def culprit(self) -> Mapping[str, Any]:
-        """What failed first; empty if nothing did."""
+        """Return the first failure; empty if there was none."""
         return mapping(self.keys.get("culprit"))
 
 
 class AttemptState:
-    """One start. Times are seconds since the epoch, 0 for what is not known."""
+    """One start. Times are seconds since the epoch, 0 for unknown ones."""
 
     def __init__(self, number: int, began_at: float) -> None:
         self.number, self.began_at = number, began_at
-        self.has_begun = False  # it was told that it begins, and with which workers
+        self.has_begun = False  # its event has come, with its workers
         self.hosts: tuple[str, ...] = ()  # in the order of their ranks
         self.num_ranks = 0
         self.log_folder = ""
         self.phases: list[StartPhase] = []
-        self.running_at = 0.0  # all workers run
+        self.running_at = 0.0  # when all workers ran
         self.last_at = began_at
         self.exits: list[Exit] = []
         self.num_exits = 0
@@ -80,7 +80,7 @@ class AttemptState:
         self.num_ranks, self.log_folder = len(workers), log_folder
 
     def end(self, verdict: AttemptVerdict) -> None:
-        """Where nothing else was told of the attempt its verdict tells hosts and phases."""
+        """Take the verdict; its hosts and phases count where no other event of the attempt has them."""
         self.verdict = verdict
         self.hosts = self.hosts or tuple(filter(None, map(text, items(verdict.keys.get("hosts")))))
         for name, seconds in {} if self.phases else mapping(verdict.keys.get("phases_s")).items():
@@ -92,7 +92,7 @@ class AttemptState:
 
 
 def workers_of(value: Any) -> tuple[AttemptWorker, ...]:
-    """As the event `attempt` has them; what is none is left out."""
+    """Return the workers of the event `attempt`; entries in another form are left out."""
     found = []
     for one in items(value)[:MAX_WORKERS]:
         row = items(one)
@@ -105,7 +105,7 @@ def workers_of(value: Any) -> tuple[AttemptWorker, ...]:
 
 
 def verdict_of(at: float, event: Mapping[str, Any]) -> AttemptVerdict:
-    """As the event `verdict` has it, and an attempt in `report.json`."""
+    """Return the verdict of the event `verdict`, or of an attempt in `report.json`."""
     exit_code = whole(event.get("exit_code")) or 0
     return AttemptVerdict(
         at=at,
@@ -118,8 +118,8 @@ def verdict_of(at: float, event: Mapping[str, Any]) -> AttemptVerdict:
 
 
 def failure_text(value: Any) -> str:
-    """The sentence on what failed, which the launcher has made; where an older one has not, who it was and
-    what is known. Empty for nothing.
+    """Return the launcher's sentence on the failure; where an older one has made none, its rank and the known
+    facts. Empty without a failure.
     """
     keys = mapping(value)
     who = f"rank {keys.get('rank')} on {text(keys.get('host'))}" if "rank" in keys else text(keys.get("host"))

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 _READ_BYTES = 1 << 20
-MAX_LINE_BYTES = 32 << 20  # what is longer is no event
+MAX_LINE_BYTES = 32 << 20  # a longer line is no event
 
 
 class EventReader:
-    """Goes through `PATH.old`, if there is one, and `PATH`, then through what is added.
+    """Goes through `PATH.old`, if there is one, and `PATH`, then through later events.
 
     When `PATH` is replaced by the next file, reading goes on there.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._fds: list[int] = []  # what is read now, and what comes after it
+        self._fds: list[int] = []  # the file that is read now, and the one after it
         self._lines: deque[bytes] = deque()
         self._rest = b""
         self._is_begun = False
@@ -32,7 +32,9 @@ class EventReader:
         self.problem = ""  # why the file could not be opened
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """Those that are there and were not read yet; a caller that ends early gets the others later."""
+        """Yield the events that are there and were not read yet; a caller that ends early gets the others
+        later.
+        """
         while self._lines or self._fill():
             while self._lines:
                 line = self._lines.popleft()
@@ -45,7 +47,7 @@ class EventReader:
 
     @property
     def rest(self) -> bytes:
-        """A line that has no end: it is being written, or the file was cut."""
+        """Return a line that has no end: it is being written, or the file was cut."""
         return self._rest
 
     def _fill(self) -> bool:
@@ -57,7 +59,7 @@ class EventReader:
             if len(self._fds) == 1:
                 if not self._is_replaced():
                     return False
-                if self._read():  # what came between the two looks
+                if self._read():  # lines that came between the two looks
                     return True
                 self._open_next()
                 if len(self._fds) == 1:
@@ -91,7 +93,7 @@ class EventReader:
             self.problem = error.strerror or str(error)
 
     def _read(self) -> bool:
-        """Take what is in the file, up to some size; whether there were lines."""
+        """Take the file's content, up to some size; tell whether there were lines."""
         while data := os.read(self._fds[0], _READ_BYTES):
             *lines, self._rest = (self._rest + data).split(b"\n")
             if len(self._rest) > MAX_LINE_BYTES:
@@ -103,7 +105,7 @@ class EventReader:
         return False
 
     def _is_replaced(self) -> bool:
-        """Whether the file that is read is not the last one."""
+        """Tell whether the file that is read is not the last one."""
         try:
             last = os.stat(self._path)
         except OSError:
@@ -113,7 +115,7 @@ class EventReader:
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:
-    """One line of a file; None for what is none: half of one that a crash has left."""
+    """Read one line of a file; None for a line in another form: half of one that a crash has left."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -122,7 +124,7 @@ def event_of(line: bytes) -> dict[str, Any] | None:
 
 
 def _opened(path: Path) -> int:
-    """Errors: OSError, also if it is no regular file: of another one there may be no end."""
+    """Open the file. Errors: OSError, also if it is no regular file: another one may have no end."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

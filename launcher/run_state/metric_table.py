@@ -1,8 +1,8 @@
-"""The numbers that are told of a run, and what each is called where it is shown.
+"""The reported numbers of a run, with their names where they are shown.
 
 The page, `dslaunch top`, Prometheus and the comparison of ranks take names, labels and units from here: a new
-number is one row, and so is a new phase of a step. What measures them is in the runtime and on the nodes,
-which do not know this file; a test compares the names, also with those in docs/design/events.md.
+number is one row, and so is a new phase of a step. The code that measures them is in the runtime and on the
+nodes, and does not know this file; a test compares the names, also with those in docs/design/events.md.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CELSIUS = NumberUnit("°C")
 
 
 class Family(NamedTuple):
-    """Numbers of one name in Prometheus: base units, and `_total` behind what only grows, which is not in
-    `name`.
+    """Numbers of one name in Prometheus: base units. `name` is without the `_total` of numbers that only
+    grow.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Family(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """One number. Names that end in `_s`, and `steps`, are sums since they were told last; of others the
-    newest counts.
+    """One number. Names that end in `_s`, and `steps`, are sums since the last report; of others the newest
+    counts.
 
     `label` is the title of its chart over time, which stands in `section` of a page; without one there is no
-    such chart. `part` is its name in the chart of what a rank's memory is made of. `series` is the label of
+    such chart. `part` is its name in the chart of the parts of a rank's memory. `series` is the label of
     Prometheus that tells it from others of its family. `column` is its title in the table of `dslaunch top`,
     and `gives_way` says how soon it is left out there. `of_gpus` makes one number of those of a host's GPUs.
     """
@@ -85,13 +85,13 @@ PHASES = {
     "data": StepPhase("data", "waiting for data between two steps", "d", "red", DATA),
     "paused": StepPhase(_PAUSED, _PAUSED, "p", "magenta", PAUSE, "saving"),
 }
-OTHER = "other"  # what no phase accounts for
+OTHER = "other"  # time that no phase accounts for
 OTHER_LABEL, OTHER_HELP, OTHER_LETTER = "other", "anything else", "-"
 
 
 @cache
 def names_of(*kinds: str) -> tuple[str, ...]:
-    """The numbers of the phases of these kinds: `forward_s`."""
+    """Return the numbers of the phases of these kinds: `forward_s`."""
     return tuple(f"{name}_s" for name, phase in PHASES.items() if phase.kind in kinds)
 
 
@@ -115,7 +115,7 @@ def _memory(kind: str, *, part: str = "", label: str = "", column: str = "") -> 
     return one._replace(part=part, gives_way=8)
 
 
-# What a rank tells, and what is made of it for the whole run (`_per_s`). Charts stand in this order.
+# Numbers of a rank, and those made of them for the whole run (`_per_s`). Charts stand in this order.
 RANK: dict[str, Metric] = {
     "step": Metric(family=_STEP),
     "total_steps": Metric(),
@@ -182,6 +182,6 @@ GPU: dict[str, Metric] = {
     "temp_c": Metric(_HOTTEST, CELSIUS, _TEMPERATURE, of_gpus="max"),
     "ecc": Metric(family=_ECC, of_gpus="sum"),
 }
-GPU_PREFIX = "gpu_"  # of the number that is made of those of a host's GPUs
+GPU_PREFIX = "gpu_"  # begins the number made of those of a host's GPUs
 OF_GPUS = {f"{GPU_PREFIX}{name}": one for name, one in GPU.items()}
 OF_HOSTS = {name: one._replace(starts_at_zero=True) for name, one in (HOST | OF_GPUS).items()}  # with charts

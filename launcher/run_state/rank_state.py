@@ -1,4 +1,4 @@
-"""What is known of one rank, of the ranks of a host that are told of together, and of one host."""
+"""The state of one rank, of the folded ranks of a host, and of one host."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .step_times import RecentSteps, StepTimes
 from .values import items, mean_of, number, numbers, text
 
 MAX_NAMES = 200
-FOLDED = " *"  # at the end of a host's name: its ranks, which are told of together
+FOLDED = " *"  # at the end of a host's name: its ranks, which are reported together
 
 
 class NumberSource:
-    """One rank, or the ranks of a host that are told of together, of whose numbers the least, the mean and
-    the greatest are known. `key` is its name in events.
+    """One rank, or the folded ranks of a host, of whose numbers the least, the mean and the greatest are
+    known. `key` is its name in events.
 
-    `values` has the newest of each name, as told; `told` what was told last, and `told_of_steps` what was
-    told last of steps.
+    `values` has the newest of each name, as reported; `told` the last report, and `told_of_steps` the last
+    one about steps.
     """
 
     def __init__(self, key: str, host: str, num_ranks: int = 1) -> None:
@@ -28,22 +28,22 @@ class NumberSource:
         self.values: dict[str, Any] = {}
         self.told: Mapping[str, Any] = {}
         self.told_of_steps: Mapping[str, Any] = {}
-        self.at = 0.0  # when something was told last
-        self.step_at = 0.0  # when the last step was told; 0: none
+        self.at = 0.0  # time of the last report
+        self.step_at = 0.0  # time of the last report of a step; 0: none
         self.recent = RecentSteps()
         self._step: float | None = None
 
     @property
     def times(self) -> StepTimes | None:
-        """Of the last steps; None before the first."""
+        """Times of the last steps; None before the first."""
         return self.recent.times()
 
     def value(self, name: str) -> float | None:
-        """The newest one, of several ranks the mean; None if it was not told."""
+        """Return the newest value, of several ranks the mean; None if there is none."""
         return mean_of(self.values.get(name))
 
     def spreads(self) -> Iterator[tuple[str, Spread]]:
-        """The numbers that were told last."""
+        """Yield the numbers of the last report."""
         for name, value in self.told.items():
             found = Spread.of(self.key, value, self.num_ranks)
             if found is not None:
@@ -51,16 +51,16 @@ class NumberSource:
 
     @property
     def step(self) -> int | None:
-        """Optimizer steps done."""
+        """Number of optimizer steps done."""
         return int(self._step) if self._step is not None and math.isfinite(self._step) else None
 
     @property
     def mem_share(self) -> float | None:
-        """Of the memory that there is, 0 to 1."""
+        """Part of the memory that is in use, 0 to 1."""
         return _share(self.value("mem_used"), self.value("mem_total"))
 
     def take(self, at: float, row: Mapping[str, Any]) -> None:
-        """What it told, or what was told of it."""
+        """Take a report of it, or about it."""
         self.at, self.told = at, row
         _update(self.values, row)
         before, self._step = self._step, self.value("step")
@@ -71,29 +71,29 @@ class NumberSource:
 
 
 class RankState(NumberSource):
-    """One rank of the attempt that runs, or of the last one."""
+    """One rank of the running attempt, or of the last one."""
 
     def __init__(self, rank: int, host: str, local_rank: int) -> None:
         super().__init__(str(rank), host)
         self.rank, self.local_rank = rank, local_rank
         self.pid = 0  # 0: its process does not run yet
         self.doing = ""  # `saving` and the like; empty: it trains
-        self.num_lines = 0  # of output
+        self.num_lines = 0  # lines of output
         self.lines_per_s = 0.0
         self.exit_code: int | None = None
         self.signal = 0
-        self.has_hang = False  # a watchdog has told of it, and no step came since
+        self.has_hang = False  # a watchdog has reported it, and no step came since
 
     def take(self, at: float, row: Mapping[str, Any]) -> None:
         before = self.step_at
         super().take(at, row)
         self.has_hang = self.has_hang and self.step_at == before
-        self.doing = text(row.get("state"))  # it lasts until something else is told
+        self.doing = text(row.get("state"))  # it lasts until the next report
 
 
 class HostNumbers:
-    """One host: what it tells of itself, and of its GPUs as `gpu_NAME`. Numbers are made of it when they are
-    asked for: a launcher of many hosts asks seldom.
+    """The numbers of one host, and of its GPUs as `gpu_NAME`. They are made when they are asked for: a
+    launcher of many hosts asks rarely.
     """
 
     def __init__(self, host: str) -> None:
@@ -103,28 +103,28 @@ class HostNumbers:
         self._known: dict[str, Any] = {}
 
     def take(self, at: float, row: Mapping[str, Any]) -> None:
-        """What it told."""
+        """Take a report of the host."""
         self.at, self._told = at, row
         _update(self._known, row)
 
     @property
     def told(self) -> dict[str, float]:
-        """What was told last."""
+        """Return the last report."""
         return _numbers_of_host(self._told)
 
     @property
     def values(self) -> dict[str, float]:
-        """The newest of each name."""
+        """Return the newest value of each name."""
         return _numbers_of_host(self._known)
 
     @property
     def gpus(self) -> list[dict[str, float]]:
-        """What each of its GPUs does."""
+        """Return the numbers of each of its GPUs."""
         return [numbers(one) for one in items(self._known.get("gpus"))]
 
     @property
     def mem_share(self) -> float | None:
-        """Of its memory, 0 to 1."""
+        """Part of its memory that is in use, 0 to 1."""
         return _share(number(self._known.get("mem_used")), number(self._known.get("mem_total")))
 
 

@@ -10,7 +10,7 @@ from .values import greatest_of, mean_of
 
 COUNTERS = ("step", "samples", "tokens")
 RATE_S, RATE_STEPS = 10.0, 10.0  # until a rate is made of a counter alone, whose ends are rough
-LOST_S = 60.0  # after which another rank's counter is taken
+LOST_S = 60.0  # then another rank's counter is taken
 
 
 class Rate(NamedTuple):
@@ -31,15 +31,15 @@ class _Counted(NamedTuple):
 
 
 class Rates:
-    """Each is made of one rank's own numbers: ranks tell at other moments, and a step may be longer than the
-    time between two.
+    """Rates, each made of one rank's own numbers: ranks report at different moments, and a step may be longer
+    than the time between two reports.
     """
 
     def __init__(self) -> None:
         self._counted: dict[str, _Counted] = {}
 
     def of(self, at: float, sources: Sequence[NumberSource]) -> Iterator[Rate]:
-        """Those that follow from what was told now."""
+        """Yield the rates that follow from the present reports."""
         num_steps = timed_s = 0.0
         for source in sources:
             steps, step_s = (mean_of(source.told.get(name)) or 0.0 for name in ("steps", "step_s"))
@@ -72,7 +72,7 @@ class Rates:
 
 
 def _told(sources: Sequence[NumberSource], name: str) -> Iterator[tuple[str, float]]:
-    """Of several ranks the greatest."""
+    """Yield the greatest of several ranks."""
     for source in sources:
         value = greatest_of(source.told.get(name))
         if value is not None:

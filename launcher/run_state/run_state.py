@@ -1,4 +1,4 @@
-"""What the events of a job say of its run."""
+"""The state of a run, by the events of its job."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .series import Curve, Kept, single
 from .step_times import StepTimes
 from .values import items, mapping, mean_of, number, text, whole, whole_or
 
-# Of what a run may have more than one wants to see or to keep, the first and the last are kept.
+# Numbers of entries that are kept of a long list: the first and the last.
 NOTES = (200, 800)
 STRAGGLERS = (1000, 1000)
-REPORTS = (25, 25)  # of watchdogs, and of stacks; each may be long
+REPORTS = (25, 25)  # reports of watchdogs, and of stacks; each may be long
 MAX_ATTEMPTS = 400  # the newest
 MAX_CONFIGS = 16
 MAX_PRESENT = 50  # stragglers
@@ -48,8 +48,8 @@ class SaidNote(NamedTuple):
 
 
 class Straggler:
-    """A rank that others wait for. `share` is the part of a step that they do, 0 to 1, `text` the sentence
-    that was said; `over_at` is 0 while it is not known to be well again.
+    """A rank that others wait for. `share` is their waiting part of a step, 0 to 1, `text` the printed
+    sentence; `over_at` is 0 while the rank is not known to be well again.
     """
 
     def __init__(self, at: float, rank: int, event: Mapping[str, Any]) -> None:
@@ -61,7 +61,7 @@ class Straggler:
 
 
 class ToldText(NamedTuple):
-    """Text that was asked for or told: a watchdog's, with its rank, or stacks, with their title."""
+    """Text that was asked for or reported: a watchdog's, with its rank, or stacks, with their title."""
 
     at: float
     rank: int | None
@@ -70,7 +70,7 @@ class ToldText(NamedTuple):
 
 
 class Observer:
-    """Keeps more of a run than its state does. Each method is called when the state knows of it."""
+    """Keeps more of a run than its state does. Each method is called when the state has the fact."""
 
     def began(self, attempt: AttemptState) -> None:
         """An attempt begins."""
@@ -82,29 +82,29 @@ class Observer:
         hosts: Sequence[HostNumbers],
         lines: Mapping[int, int],
     ) -> None:
-        """These ranks and hosts have told numbers, and ranks have written so many lines."""
+        """These ranks and hosts have reported numbers, and ranks have written so many lines."""
 
     def made(self, at: float, name: str, value: float, passed_s: float) -> None:
-        """A rate of the run as a whole, over so many seconds."""
+        """A rate of the run as a whole, over so many seconds, was made."""
 
     def noted(self, note: SaidNote) -> None:
-        """dslaunch has said something."""
+        """A note of dslaunch has come."""
 
     def held_up(self, straggler: Straggler) -> None:
-        """Others wait for it."""
+        """Others wait for this rank."""
 
     def hung(self, report: ToldText) -> None:
-        """A watchdog has told of a collective that takes too long."""
+        """A watchdog has reported a collective that takes too long."""
 
 
 class RunState:
-    """Everything that is known of a run; bounded in size."""
+    """All facts about a run; bounded in size."""
 
     def __init__(self) -> None:
         self._observers: list[Observer] = []
         self.job = JobEvent()
-        self.began_at = 0.0  # when the first event was
-        self.at = 0.0  # of the newest event
+        self.began_at = 0.0  # time of the first event
+        self.at = 0.0  # time of the newest event
         self.attempts: dict[int, AttemptState] = {}
         self.attempt: AttemptState | None = None  # the last one; None before the first
         self.num_attempts = self.num_failed_attempts = 0
@@ -113,7 +113,7 @@ class RunState:
         self.hosts: dict[str, HostNumbers] = {}
         self.configs: dict[int, Any] = {}  # by rank
         self.loss = Curve()  # the mean of all ranks
-        self.last_loss: float | None = None  # of rank 0, or of the rank that told one first
+        self.last_loss: float | None = None  # rank 0's, or that of the rank that reported one first
         self.last_step: float | None = None  # of any attempt
         self.total_steps: int | None = None  # as the program says, by dslaunch.report(total_steps=...)
         self.notes: Kept[SaidNote] = Kept(*NOTES)
@@ -121,12 +121,12 @@ class RunState:
         self.hangs: Kept[ToldText] = Kept(*REPORTS)
         self.stacks: Kept[ToldText] = Kept(*REPORTS)
         self.last_hang: ToldText | None = None
-        self.has_numbers = False  # of ranks: else there are lines of output only
+        self.has_numbers = False  # numbers of ranks: without them there are only lines of output
         self.num_lines = 0
         self.num_lost = 0  # events that are not in the file
         self.num_unknown = 0  # events of kinds that are not known here
         self.unknown: set[str] = set()  # some of these kinds
-        self.exit_code: int | None = None  # of the job; None: it has not ended
+        self.exit_code: int | None = None  # the job's; None: it has not ended
         self.duration_s = 0.0
         self._present: dict[tuple[int, str], Straggler] = {}  # those that are not well again
         self._recent: dict[str, deque[tuple[float, float]]] = {}
@@ -153,19 +153,19 @@ class RunState:
         }
 
     def observe(self, observer: Observer) -> None:
-        """Call it from now on."""
+        """Call the observer from now on."""
         self._observers.append(observer)
 
-    # What it says.
+    # Questions.
 
     @property
     def sources(self) -> list[NumberSource]:
-        """Those who tell numbers, in the order of ranks."""
+        """Sources of numbers, in the order of ranks."""
         return [*self.ranks.values(), *self.folded.values()]
 
     @property
     def step(self) -> int | None:
-        """Optimizer steps that the rank furthest ahead has done; None if no rank tells them."""
+        """Number of optimizer steps that the rank furthest ahead has done; None if no rank reports them."""
         return max((one.step for one in self.sources if one.step is not None), default=None)
 
     @property
@@ -178,12 +178,12 @@ class RunState:
         return 1 / rate if rate else None
 
     def all_times(self) -> list[StepTimes]:
-        """What steps are made of, of each that tells it."""
+        """Parts of steps, of each source that reports them."""
         return [one for source in self.sources if (one := source.times) is not None]
 
     @property
     def left_s(self) -> float | None:
-        """How long the steps that are left will take; None if that is not known."""
+        """Time that the remaining steps will take; None if it is not known."""
         total, step, step_s = self.total_steps, self.step, self.step_s
         if total is None or step is None or step_s is None or self.exit_code is not None:
             return None
@@ -191,27 +191,27 @@ class RunState:
 
     @property
     def step_at(self) -> float:
-        """When a step was told last; 0: none."""
+        """Time of the last report of a step; 0: none."""
         return max((one.step_at for one in self.sources), default=0.0)
 
     @property
     def straggler(self) -> Straggler | None:
-        """The one that others wait for most, as far as that was said; None if there is none now."""
+        """The straggler that others wait for most, as far as reported; None if there is none now."""
         return max(self._present.values(), key=lambda one: (one.share, one.at), default=None)
 
     def recent(self, name: str) -> tuple[tuple[float, float], ...]:
-        """Time and value of a rate of the run in the last ten minutes."""
+        """Return time and value of a rate of the run in the last ten minutes."""
         return tuple(self._recent.get(name, ()))
 
     def last(self, name: str) -> float | None:
-        """The newest value of a rate of the run."""
+        """Return the newest value of a rate of the run."""
         found = self._recent.get(name)
         return found[-1][1] if found else None
 
-    # What it is told.
+    # Events.
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """One event. What is not known is left out; nothing is raised, whatever it has."""
+        """Take one event. Unknown parts are left out; no event raises an error."""
         at = number(event.get("at"))
         if at is None or not math.isfinite(at):
             at = self.at
@@ -235,7 +235,7 @@ class RunState:
     def _attempt_of(
         self, at: float, event: Mapping[str, Any], *, began_at: float | None = None
     ) -> AttemptState:
-        """The attempt that an event speaks of. Of processes that others start nothing is told but its end."""
+        """Return the attempt of an event. Processes that MPI or Slurm starts report only its end."""
         current = -1 if self.attempt is None else self.attempt.number
         place = max(0, whole_or(event.get("attempt"), current))
         attempt = self.attempts.get(place)
@@ -372,7 +372,7 @@ class RunState:
         self._follow_steps(at, sources)
 
     def _source(self, name: str) -> NumberSource | None:
-        """Who tells the numbers of this name."""
+        """Return the source of this name."""
         if name.endswith(FOLDED):
             host = name.removesuffix(FOLDED)
             if host in self.hosts and host not in self.folded:
@@ -394,8 +394,9 @@ class RunState:
             self._make(at, "lines_per_s", total / passed_s, passed_s)
 
     def _follow_steps(self, at: float, sources: Sequence[NumberSource]) -> None:
-        """The numbers of the run as a whole. Its loss is the mean of all ranks, also of those that tell later
-        than others: the ranks' losses differ, and the mean of a part of them would jump to and fro.
+        """Update the numbers of the run as a whole. Its loss is the mean of all ranks, also of those that
+        report later than others: the ranks' losses differ, and the mean of a part of them would jump to and
+        fro.
         """
         for rate in self._rates.of(at, sources):
             if math.isfinite(rate.value):

@@ -13,11 +13,11 @@ from .values import number
 
 T = TypeVar("T")
 
-MAX_POINTS = 600  # of a curve; a chart is about as many pixels wide
-MAX_LINES = 8  # curves beside each other; of more there are the least, the mean and the greatest
+MAX_POINTS = 600  # points of a curve; a chart is about as many pixels wide
+MAX_LINES = 8  # curves beside each other; more become the least, the mean and the greatest
 MAX_MARKS = 200
-MAX_VALUE = 1e300  # of what can be drawn: differences and sums of numbers beyond are infinite
-MAX_AT = float(1 << 53)  # of a time or a step; what is told beyond that is none
+MAX_VALUE = 1e300  # limit of drawn values: differences and sums of numbers beyond are infinite
+MAX_AT = float(1 << 53)  # limit of a time or a step; a greater one counts as none
 
 
 class Kept(Generic[T]):
@@ -45,7 +45,7 @@ class Kept(Generic[T]):
 
 
 class Spread(NamedTuple):
-    """What one rank, or the ranks of one host together, told at one time, for `weight` ranks."""
+    """The report of one rank, or of the ranks of one host together, at one time, for `weight` ranks."""
 
     key: str
     low: float
@@ -57,7 +57,9 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, key: str, value: Any, weight: float = 1.0) -> Spread | None:
-        """One number, or five of several ranks: least, mean, greatest, and whose the first and last are."""
+        """Return one number, or five of several ranks: least, mean, greatest, and the ranks of the first and
+        last.
+        """
         if not isinstance(value, list):
             found = number(value)
             return None if found is None else single(key, found)
@@ -77,7 +79,7 @@ def single(key: str, value: float) -> Spread:
 
 
 class Point(NamedTuple):
-    """What a curve shows at one place: of all who told something, and of each if they are few."""
+    """The values of a curve at one place: of all sources, and of each if they are few."""
 
     at: float
     attempt: int
@@ -91,7 +93,7 @@ class Point(NamedTuple):
 
 @dataclass(slots=True)
 class _Bucket:
-    """All that was told between two times."""
+    """All reports between two times."""
 
     at: float = 0.0
     num: int = 0
@@ -135,26 +137,26 @@ class _Bucket:
 
 
 class Curve:
-    """One quantity over time or steps. `width` is the least distance of two points that are kept apart;
-    it doubles whenever they become too many.
+    """One quantity over time or steps. `width` is the least distance of two points that are kept apart; it
+    doubles whenever they become too many.
 
-    `gaps` are places where a number was no number that can be drawn: NaN, infinite, or beyond MAX_VALUE.
+    `gaps` are places of a number that cannot be drawn: NaN, infinite, or beyond MAX_VALUE.
     """
 
     def __init__(self, *, width: float = 0.05, max_points: int = MAX_POINTS) -> None:
         self._width, self._max_points = width, max_points
         self._buckets: dict[tuple[int, int], _Bucket] = {}
         self._is_each_kept = True
-        self.keys: dict[str, None] = {}  # who told, in the order of their first word
+        self.keys: dict[str, None] = {}  # sources, in the order of their first report
         self.num_told = 0
         self.gaps: list[float] = []
         self.num_gaps = 0
-        self.last = math.nan  # the mean of the last time that something was told, be it a number or not
+        self.last = math.nan  # the mean of the last report, be it a number or not
 
     def add(self, at: float, attempt: int, spreads: Iterable[Spread]) -> None:
-        """What all told at one time."""
+        """Add the reports of all at one time."""
         given = list(spreads)
-        has_place = abs(at) <= MAX_AT  # which no NaN is
+        has_place = abs(at) <= MAX_AT  # no NaN is
         finite = [one for one in given if one.low >= -MAX_VALUE and one.high <= MAX_VALUE]
         weight = sum(one.weight for one in given)
         if weight and has_place:
@@ -187,13 +189,13 @@ class Curve:
 
     @property
     def has_lines(self) -> bool:
-        """Whether each one that told has a line."""
+        """Tell whether each source has a line."""
         return self._is_each_kept and len(self.keys) > 1
 
     def points(self) -> list[Point]:
-        """In the order of attempts, and of time in each."""
+        """Return the points in the order of attempts, and of time in each."""
         return [bucket.point(attempt) for (attempt, _), bucket in sorted(self._buckets.items())]
 
     def __bool__(self) -> bool:
-        """Whether something was told, be it a number or not."""
+        """Tell whether there was a report, be it a number or not."""
         return bool(self._buckets) or self.num_gaps > 0

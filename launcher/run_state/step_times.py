@@ -1,4 +1,4 @@
-"""Where the time of steps goes."""
+"""The parts of the time of steps."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ class StepTimes:
     """Seconds of one step, or of several, in whole and by phase."""
 
     def __init__(self, seconds: Iterable[float]) -> None:
-        """`seconds` are those of all, and of the phases in the order of their table."""
+        """`seconds` are those of the whole step, and of the phases in the order of their table."""
         self._seconds = dict(zip(_SUMS, seconds, strict=True))
         self.step_s = self._seconds["step_s"]
         self._told_s = sum(self._seconds.values()) - self.step_s
 
     @property
     def own_s(self) -> float:
-        """Without pauses, and without waiting for others: what they may wait for."""
+        """Seconds without pauses, and without waiting for others: the others may wait for them."""
         return max(0.0, self.step_s - self.of(WAITING, PAUSE))
 
     @property
     def has_phases(self) -> bool:
-        """Whether more is told than how long a step takes."""
+        """Tell whether more is reported than the length of a step."""
         return self._told_s > 0
 
     def seconds(self, phase: str) -> float:
-        """Of a phase, or of what none accounts for."""
+        """Return the seconds of a phase, or of the rest."""
         if phase == OTHER:
             return max(0.0, self.step_s - self._told_s)
         return self._seconds[f"{phase}_s"]
 
     def of(self, *kinds: str) -> float:
-        """Of all phases of these kinds."""
+        """Return the seconds of all phases of these kinds."""
         return sum(self._seconds[name] for name in names_of(*kinds))
 
     def share(self, phase: str) -> float:
-        """A part of the step, 0 to 1."""
+        """Return a phase's part of the step, 0 to 1."""
         return min(1.0, self.seconds(phase) / self.step_s) if self.step_s > 0 else 0.0
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> StepTimes:
-        """What was told, of several ranks the mean; what is no time is 0."""
+        """Read a report, of several ranks the mean; a value that is no time is 0."""
         told = (mean_of(row.get(name)) or 0.0 for name in _SUMS)
         return cls(one if 0 <= one < inf else 0.0 for one in told)
 
     @classmethod
     def mean(cls, all_times: Sequence[StepTimes], num: float | None = None) -> StepTimes | None:
-        """Of so many, else of all that are given; None of none."""
+        """Return the mean of so many, else of all; None of an empty list."""
         columns = zip(*(one._seconds.values() for one in all_times), strict=True)
         return cls(sum(one) / (num or len(all_times)) for one in columns) if all_times else None
 
 
 class RecentSteps:
-    """Adds up the steps of the last lines that a rank has told."""
+    """Adds up the steps of a rank's last reports."""
 
     def __init__(self, num_lines: int = 10) -> None:
         self._lines: deque[tuple[float, StepTimes]] = deque(maxlen=num_lines)
-        self._times: StepTimes | None = None  # of the lines, once it was asked for
-        self.num_steps = self.seconds = 0.0  # of all lines
+        self._times: StepTimes | None = None  # sum of the lines, once it was asked for
+        self.num_steps = self.seconds = 0.0  # sums of all lines
 
     def add(self, row: Mapping[str, Any]) -> bool:
-        """What was told since the last time; whether there were steps in it."""
+        """Add a report; tell whether there were steps in it."""
         steps = mean_of(row.get("steps")) or 0.0
         if not 0 < steps < inf:
             return False
@@ -82,7 +82,7 @@ class RecentSteps:
         return True
 
     def times(self) -> StepTimes | None:
-        """None before the first step."""
+        """Return the times; None before the first step."""
         if self._times is None and self._lines:
             steps, times = zip(*self._lines, strict=True)
             self._times = StepTimes.mean(times, sum(steps))

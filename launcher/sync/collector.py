@@ -17,7 +17,7 @@ from .ignore import OUR_FILE
 from .target import SyncTarget
 
 MAX_SAME_NAMES = 1000
-MAX_PATH_BYTES = 4095  # as the kernel's
+MAX_PATH_BYTES = 4095  # the kernel's limit
 MAX_BASE_BYTES = 255
 _PART = b".dslaunch-part"
 _KEPT_HERE = b"""\
@@ -27,11 +27,11 @@ _KEPT_HERE = b"""\
 
 
 class _Arriving:
-    """What one host sends now."""
+    """A file on its way from one host."""
 
     def __init__(self) -> None:
         self.file: BinaryIO | None = None
-        self.path = b""  # where it is to be
+        self.path = b""  # its final path
         self.found: Found | None = None
         self.end: Collected | None = None
         self.is_lost = False
@@ -39,18 +39,20 @@ class _Arriving:
 
     @property
     def part(self) -> bytes:
-        """Where it is until all of it has come."""
+        """Return its path until all of it has come."""
         folder, name = os.path.split(self.path)
         return os.path.join(folder, name[: MAX_BASE_BYTES - len(_PART)] + _PART)
 
 
 class Collector:
-    """Of all attempts of a job. `receive_...` is called by each host's thread, the rest by one."""
+    """The collected files of all attempts of a job. `receive_...` is called by each host's thread, the rest
+    by one.
+    """
 
     def __init__(
         self, patterns: Sequence[str], place: bytes, *, option: str = "--collect", is_own: bool = False
     ) -> None:
-        """`option` is who asked for it. `is_own`: the files are in the agents' own folders."""
+        """`option` is the one that asked for it. `is_own`: the files are in the agents' own folders."""
         self._patterns, self.option, self._is_own = list(patterns), option, is_own
         self._place = os.path.abspath(place)
         self._own: set[bytes] = set()  # written by this job
@@ -60,7 +62,7 @@ class Collector:
         self.renamed: list[str] = []
 
     def ask(self, host: SyncTarget) -> None:
-        """The job is over there."""
+        """Ask a host for its files: the job is over there."""
         self._arriving[host] = _Arriving()
         host.send(Collect(self._patterns, "" if self._is_own else text_of(self._place), self._is_own))
 
@@ -68,7 +70,7 @@ class Collector:
         return host in self._arriving and self._arriving[host].end is None
 
     def receive_name(self, host: SyncTarget, found: Found) -> None:
-        """Errors: ProtocolError for a name that leads out of the host's folder"""
+        """Take a name. Errors: ProtocolError for a name that leads out of the host's folder"""
         arriving = self._arriving[host]
         name = bytes_of(found.name).lstrip(b"/")
         parts = name.split(b"/")
@@ -87,7 +89,7 @@ class Collector:
         try:
             self._make_place()
             _make_folders(os.path.dirname(arriving.path))
-            with contextlib.suppress(FileNotFoundError):  # of a job that was killed
+            with contextlib.suppress(FileNotFoundError):  # left by a job that was killed
                 os.unlink(arriving.part)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             fd = os.open(arriving.part, flags | os.O_NOFOLLOW, 0o600)
@@ -96,7 +98,7 @@ class Collector:
             self._lose(arriving, error)
 
     def _make_place(self) -> None:
-        """A folder that is made here is marked, so that later jobs with another --collect_to do not send it.
+        """Make the folder and mark it, so that later jobs with another --collect_to do not send it.
 
         Errors: OSError
         """
@@ -111,7 +113,7 @@ class Collector:
             file.write(_KEPT_HERE)
 
     def receive_piece(self, host: SyncTarget, piece: bytes) -> None:
-        """Errors: ProtocolError if it is none"""
+        """Take a piece. Errors: ProtocolError if it is no piece"""
         arriving = self._arriving[host]
         try:
             data = unpack_piece(piece)
@@ -126,7 +128,7 @@ class Collector:
                 self.num_bytes += len(data)
 
     def end(self, host: SyncTarget, item: Collected) -> None:
-        """It has sent everything."""
+        """Note that the host has sent everything."""
         arriving = self._arriving[host]
         with arriving.lock:
             self._finish(arriving)
@@ -134,7 +136,7 @@ class Collector:
         self.problems += [f"{host.name}: {one}" for one in item.problems]
 
     def lose(self, host: SyncTarget) -> None:
-        """Nothing more comes from it."""
+        """Give the host up: no more files come from it."""
         arriving = self._arriving[host]
         with arriving.lock:
             arriving.is_lost = True
@@ -160,7 +162,7 @@ class Collector:
         )
 
     def begin(self) -> None:
-        """Another attempt: what this job wrote before may be written again."""
+        """Begin another attempt: files that this job wrote before may be written again."""
         self._arriving.clear()
         self.problems.clear()
         self.renamed.clear()
@@ -174,7 +176,8 @@ class Collector:
             arriving.file.close()
             with contextlib.suppress(OSError, OverflowError):  # a time that no file here can have
                 os.utime(part, ns=(arriving.found.mtime_ns, arriving.found.mtime_ns))
-            # As what is made here: the host says which of these bits, but none that runs as another user.
+            # Permissions as for new files here: the host gives these bits, but none that runs as another
+            # user.
             self._put(part, arriving.path, arriving.found.mode & 0o777 & ~_umask())
             self.num_files += 1
         except OSError as error:
@@ -182,7 +185,7 @@ class Collector:
         arriving.file = None
 
     def _put(self, part: bytes, path: bytes, mode: int) -> None:
-        """Under its name, or, where another file has that, with a number behind it."""
+        """Put the file under its name, or, where another file has that, with a number after it."""
         for number in range(MAX_SAME_NAMES):
             name = path + (b".%d" % number if number else b"")
             if name in self._own or not os.path.lexists(name):
@@ -209,7 +212,7 @@ class Collector:
 
 
 def _make_folders(path: bytes) -> None:
-    """As os.makedirs, for folders as deep as they may be. Errors: OSError"""
+    """Make folders as os.makedirs does, however deep they are. Errors: OSError"""
     missing = []
     if len(path) > MAX_PATH_BYTES:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path)
@@ -222,7 +225,9 @@ def _make_folders(path: bytes) -> None:
 
 
 def _umask() -> int:
-    """Read without setting it, which threads would see. A system that does not say it has a usual one."""
+    """Read the umask without setting it, which threads would see. A system that does not show it has a usual
+    one.
+    """
     for line in read_text("/proc/self/status").splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)

@@ -12,16 +12,18 @@ from ..inputs.named_file import read_named
 from ..wire.manifest import DIGEST_BYTES
 
 VERSION = 1
-MAX_BYTES = 256 << 20  # of a million files
+MAX_BYTES = 256 << 20  # size for a million files
 # A file that was changed a moment ago may change again within one tick of the file system's clock: its size
-# and times say nothing then.
+# and times prove nothing then.
 SETTLED_AFTER_S = 2.0
 
 Identity = tuple[int, int, int, int]  # size, mtime_ns, ctime_ns, inode
 
 
 class DigestCache:
-    """For one folder, in the user's cache folder. Where that cannot be used, all files are read again."""
+    """The digests of one folder, in the user's cache folder. If that cannot be used, all files are read
+    again.
+    """
 
     def __init__(self, root: bytes) -> None:
         import hashlib
@@ -34,7 +36,7 @@ class DigestCache:
         self.num_read = 0  # files that were not known
 
     def find(self, path: bytes, identity: Identity) -> bytes | None:
-        """The digest of a file that is as it was."""
+        """Return the digest of an unchanged file."""
         known = self._known.get(path)
         if known is None or known[0] != identity:
             return None
@@ -42,13 +44,13 @@ class DigestCache:
         return known[1]
 
     def add(self, path: bytes, identity: Identity, digest: bytes, *, read_at: float) -> None:
-        """The file was read from `read_at` on."""
+        """Add a file that was read from `read_at` on."""
         self.num_read += 1
         if identity[1] < (read_at - SETTLED_AFTER_S) * 1e9:
             self._used[path] = identity, digest
 
     def write(self) -> None:
-        """What is known now, for the next time."""
+        """Write the known digests for the next time."""
         if self._used == self._known:
             return
         rows = [
@@ -77,5 +79,5 @@ def _read(path: str) -> dict[bytes, tuple[Identity, bytes]]:
 
 
 def now() -> float:
-    """What the times of files are compared with."""
+    """Return the time in the unit of files' times."""
     return time.time()

@@ -1,4 +1,4 @@
-"""How far a host's clock is from ours, at the time that matters, and how sure that is."""
+"""The offset of a host's clock from ours at a given time, and its error."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ NEAR_S = 180.0  # clocks of good machines drift by less than 20 us in a second
 
 
 class Offset(NamedTuple):
-    """Our monotonic clock minus the host's, and by how much that may be wrong."""
+    """Our monotonic clock minus the host's, and its possible error."""
 
     seconds: float
     error_s: float
 
 
 class HostClock:
-    """Of one host. What is known comes from its answers to pings: of each, both clocks are known for a
-    moment that lies between the ping and the answer. One answer a minute is kept, the quickest.
+    """The clock of one host, known by its answers to pings: for each, both clocks are known for a moment
+    between the ping and the answer. One answer a minute is kept, the quickest.
     """
 
     def __init__(self) -> None:
         self._samples: dict[int, tuple[float, Offset]] = {}  # by minute: when on the host's clock
 
     def add(self, *, sent_at: float, at: float, heard_at: float) -> None:
-        """An answer: when we asked and heard it on our clock, when it was made on the host's."""
+        """Add an answer: times of the ping and the answer on our clock, and of the answer on the host's."""
         offset = Offset((sent_at + heard_at) / 2 - at, (heard_at - sent_at) / 2)
         minute = int(at // KEPT_EVERY_S)
         before = self._samples.get(minute)
@@ -32,8 +32,8 @@ class HostClock:
             self._samples[minute] = at, offset
 
     def offset_at(self, at: float) -> Offset | None:
-        """That at a time on the host's clock: of the answers near it the quickest one's, else the nearest
-        one's; None if there was no answer at all.
+        """Return the offset at a time on the host's clock: of the answers near it the quickest one's, else
+        the nearest one's; None if there was no answer at all.
         """
         near = [offset for when, offset in self._samples.values() if abs(when - at) <= NEAR_S]
         if near:

@@ -1,7 +1,7 @@
-"""Which files of a folder are left out: git's rules, with `.dslaunchignore` having the last word.
+"""Files of a folder that are left out: git's rules, then those of `.dslaunchignore`, which win.
 
-Names are bytes, as they are for git: `?` is one byte. What is ignored is not looked into, so nothing below an
-ignored folder can be taken back.
+Names are bytes, as they are for git: `?` is one byte. An ignored folder is not looked into, so no file below
+it can be taken back.
 
 Source: git, dir.c and wildmatch.c; tested against `git check-ignore`
 """
@@ -19,8 +19,8 @@ from typing import NamedTuple
 from ..wording import shown_size
 
 GIT_FILE, OUR_FILE = b".gitignore", b".dslaunchignore"
-MAX_FILE_BYTES = 100 << 20  # as git's
-Note = Callable[[bytes, str], None]  # of a file of rules that holds none, and why
+MAX_FILE_BYTES = 100 << 20  # git's limit
+Note = Callable[[bytes, str], None]  # gets a file that should have rules and has none, and the reason
 _CLASSES: dict[bytes, Callable[[bytes], bool]] = {
     b"alnum": bytes.isalnum,
     b"alpha": bytes.isalpha,
@@ -52,13 +52,13 @@ class IgnoreRule(NamedTuple):
 
 
 class RuleFile(NamedTuple):
-    """The lines of one file; what they are compared with begins after `base`."""
+    """The lines of one file; they are compared with the path after `base`."""
 
     base: bytes
     rules: tuple[IgnoreRule, ...]
 
     def decide(self, path: bytes, *, is_folder: bool) -> bool | None:
-        """Whether the path is ignored; None if no line is about it. The last line that is, decides."""
+        """Tell whether the path is ignored; None if no line matches it. The last line that does, decides."""
         name = path.rpartition(b"/")[2]
         for rule in reversed(self.rules):
             if rule.is_of_folders and not is_folder:
@@ -71,7 +71,7 @@ class RuleFile(NamedTuple):
 class Ignored(NamedTuple):
     """The rules that hold in one folder: those of the files in it and above, the nearest last.
 
-    `prefix` stands before the paths below the folder that is sent: where the rules of a repository begin.
+    `prefix` stands before the paths below the folder that is sent: the rules of a repository begin there.
     """
 
     prefix: bytes = b""
@@ -79,14 +79,14 @@ class Ignored(NamedTuple):
     of_ours: tuple[RuleFile, ...] = ()
 
     def inside(self, path: bytes, git_rules: bytes, our_rules: bytes) -> Ignored:
-        """In a folder below, with what its two files say."""
+        """Return the rules in a folder below, with those of its two files."""
         base = self.prefix + path + b"/" if path else self.prefix
         return self._replace(
             of_git=_with(self.of_git, base, git_rules), of_ours=_with(self.of_ours, base, our_rules)
         )
 
     def matches(self, path: bytes, *, is_folder: bool) -> bool:
-        """Whether this is left out; its folder is not."""
+        """Tell whether this is left out; its folder is not."""
         whole = self.prefix + path
         for one in (*reversed(self.of_ours), _ALWAYS, *reversed(self.of_git)):
             decided = one.decide(whole, is_folder=is_folder)
@@ -101,7 +101,7 @@ def _with(files: tuple[RuleFile, ...], base: bytes, text: bytes) -> tuple[RuleFi
 
 
 def rules_above(root: bytes, note: Note) -> Ignored:
-    """What holds in this folder because of the repository that it stands in."""
+    """Return the rules that hold in this folder because of the repository that it stands in."""
     top, names = root, list[bytes]()
     while not os.path.lexists(os.path.join(top, b".git")):
         top, name = os.path.split(top)
@@ -117,12 +117,12 @@ def rules_above(root: bytes, note: Note) -> Ignored:
 
 
 def read_exclude(top: bytes, note: Note) -> bytes:
-    """The rules of the repository whose top folder this is, which are in none of its files.
+    """Return the rules of the repository with this top folder that are in none of its files.
 
     Errors: OSError if they cannot be read
     """
     git = os.path.join(top, b".git")
-    if os.path.isfile(git):  # of another worktree, or a submodule
+    if os.path.isfile(git):  # a file in another worktree, or a submodule
         git = os.path.join(top, read_rule_file(git, note, follows=True).removeprefix(b"gitdir:").strip())
         shared = os.path.join(git, b"commondir")
         if os.path.isfile(shared):
@@ -131,8 +131,8 @@ def read_exclude(top: bytes, note: Note) -> bytes:
 
 
 def read_rule_file(path: bytes, note: Note, *, follows: bool = False) -> bytes:
-    """Empty if there is none. What is no file holds no rules, as for git, and is noted; so is a link, unless
-    it is followed.
+    """Read a file of rules; empty if there is none. Another kind of file holds no rules, as for git, and is
+    noted; so is a link, unless it is followed.
 
     Errors: OSError if it cannot be read
     """
@@ -141,7 +141,7 @@ def read_rule_file(path: bytes, note: Note, *, follows: bool = False) -> bytes:
         fd = os.open(path, flags if follows else flags | os.O_NOFOLLOW)
     except (FileNotFoundError, NotADirectoryError):
         return b""
-    except ValueError:  # a NUL in what a file of git says
+    except ValueError:  # a NUL in a path of a file of git
         return b""
     except OSError as error:
         if error.errno == errno.ENXIO or os.path.islink(path):
@@ -163,14 +163,14 @@ def read_rule_file(path: bytes, note: Note, *, follows: bool = False) -> bytes:
 
 
 def read_rules(text: bytes) -> tuple[IgnoreRule, ...]:
-    """The lines of a file of rules."""
+    """Return the lines of a file of rules."""
     lines = text.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     rules = (_read_rule(_trimmed(line.removesuffix(b"\r"))) for line in lines if not line.startswith(b"#"))
     return tuple(rule for rule in rules if rule is not None)
 
 
 def _trimmed(line: bytes) -> bytes:
-    """Without spaces at the end, but for one that a backslash stands before."""
+    """Return the line without spaces at the end, except one after a backslash."""
     end = place = 0
     while place < len(line):
         if line[place : place + 1] == b"\\" and place + 1 < len(line):
@@ -197,7 +197,7 @@ def _read_rule(line: bytes) -> IgnoreRule | None:
 
 
 def compile_pattern(pattern: bytes, *, is_path: bool) -> re.Pattern[bytes] | None:
-    """A regular expression; None if nothing matches the pattern. In a path `*` ends at a slash."""
+    """Return a regular expression; None if the pattern matches no path. In a path `*` ends at a slash."""
     parts: list[bytes] = []
     place = 0
     while place < len(pattern):
@@ -206,7 +206,7 @@ def compile_pattern(pattern: bytes, *, is_path: bool) -> re.Pattern[bytes] | Non
             end = place
             while pattern[end : end + 1] == b"*":
                 end += 1
-            # git compares what stands before the first special byte by itself: then the rest begins here.
+            # git compares the part before the first special byte by itself: then the rest begins here.
             is_first = not any(one in pattern[:place] for one in (b"*", b"?", b"[", b"\\"))
             is_alone = (is_first or pattern[place - 1 : place] == b"/") and (
                 end == len(pattern) or pattern[end : end + 1] == b"/" or pattern[end : end + 2] == b"\\/"
@@ -252,12 +252,12 @@ def _compile(parts: list[bytes], *, is_path: bool) -> re.Pattern[bytes] | None:
     number = itertools.count()
 
     def once(text: bytes) -> bytes:
-        """An atomic group, which Python 3.10 does not have."""
+        """Return an atomic group, which Python 3.10 does not have."""
         name = b"g%d" % next(number)
         return b"(?=(?P<" + name + b">" + text + b"))(?P=" + name + b")"
 
     def joined(pieces: list[list[bytes]], *, is_last: bool) -> bytes:
-        """What stands between two `**`; every piece but the first begins with a star."""
+        """Join the pieces between two `**`; every piece but the first begins with a star."""
         text = b"".join(pieces[0])
         for place, (star, *rest) in enumerate(pieces[1:], start=2):
             piece = _LAZY[star] + b"".join(rest)
@@ -275,7 +275,7 @@ def _compile(parts: list[bytes], *, is_path: bool) -> re.Pattern[bytes] | None:
 
 
 def _split(parts: list[bytes], stars: set[bytes]) -> list[list[bytes]]:
-    """Pieces that begin with one of these stars, but for the first."""
+    """Return pieces that begin with one of these stars, except the first."""
     pieces: list[list[bytes]] = [[]]
     for one in parts:
         if one in stars:
@@ -289,12 +289,14 @@ def _written_set(members: Sequence[bytes]) -> bytes:
 
 
 def _read_set(pattern: bytes, place: int) -> tuple[list[bytes], int] | None:
-    """The bytes of `[...]`, and where its `]` stands; None if it has no end, or a class that is unknown."""
+    """Return the bytes of `[...]`, and the place of its `]`; None if it has no end, or a class that is
+    unknown.
+    """
     place += 1
     is_negated = pattern[place : place + 1] in (b"!", b"^")
     place += is_negated
     members: set[bytes] = set()
-    before = b""  # of a range
+    before = b""  # the start of a range
     is_first = True
     while is_first or pattern[place : place + 1] != b"]":
         is_first = False

@@ -14,13 +14,13 @@ from .digest_cache import DigestCache, Identity, now
 from .ignore import GIT_FILE, OUR_FILE, Ignored, read_exclude, read_rule_file, rules_above
 
 READ_BYTES = 1 << 20
-MAX_READS = 3  # of a file that changes meanwhile
+MAX_READS = 3  # reads of a file that changes meanwhile
 _KINDS = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe", stat.S_IFBLK: "device", stat.S_IFCHR: "device"}
 
 
 class SyncManifest(NamedTuple):
-    """`skipped` are names that are neither files nor folders nor links, each with what it is. `unread_rules`
-    are those of files of rules that hold none, each with why.
+    """`skipped` are names that are neither files nor folders nor links, each with its kind. `unread_rules`
+    are those of files that should have rules and have none, each with the reason.
     """
 
     root: bytes
@@ -38,10 +38,11 @@ class SyncManifest(NamedTuple):
 
 
 def walk(root: bytes, *, besides: Sequence[bytes] = (), reads: bool = True) -> SyncManifest:
-    """What is in a folder and not ignored. `besides`: absolute paths of folders that are left out, too.
+    """List the files of a folder that are not ignored. `besides`: absolute paths of further folders that are
+    left out.
 
-    Not `reads`: no digests, for a look at what would be sent.
-    Errors: LaunchError for what cannot be read, or changes while it is read
+    Not `reads`: no digests, for a look at the files to send.
+    Errors: LaunchError for a file that cannot be read, or changes while it is read
     """
     walker = _Walker(root, besides, DigestCache(root) if reads else None)
     try:
@@ -66,11 +67,11 @@ class _Walker:
         self.unread_rules: list[str] = []
 
     def note_rules(self, path: bytes, why: str) -> None:
-        """A file of rules holds none, as for git."""
+        """Note a file of rules that has none, as for git."""
         self.unread_rules.append(f"{os.fsdecode(path)} ({why})")
 
     def walk(self, ignored: Ignored) -> None:
-        """All that is in the folder, each folder before what is in it. Errors: OSError, LaunchError"""
+        """Walk through the folder, each folder before its entries. Errors: OSError, LaunchError"""
         waiting = [self._enter(b"", ignored)]  # not by recursion: folders may be deeper than that
         while waiting:
             inner = next(waiting[-1], None)
@@ -80,7 +81,7 @@ class _Walker:
                 waiting.append(self._enter(*inner))
 
     def _enter(self, path: bytes, ignored: Ignored) -> Iterator[tuple[bytes, Ignored]]:
-        """Adds what is in a folder; yields each folder that is to be entered."""
+        """Add the entries of a folder; yield each folder that is to be entered."""
         folder = os.path.join(self._root, path)
         try:
             with os.scandir(folder) as found:
@@ -110,7 +111,8 @@ class _Walker:
 
     def _add(self, path: bytes, found: os.stat_result) -> None:
         mode, whole = found.st_mode, os.path.join(self._root, path)
-        closed = 0o022 if mode & stat.S_ISVTX else 0  # there each would rename and remove what is another's
+        # in a sticky folder other users could rename and remove files
+        closed = 0o022 if mode & stat.S_ISVTX else 0
         entry = Entry(path, FOLDER, mode & 0o777 & ~closed, 0, found.st_mtime_ns, b"")
         if stat.S_ISLNK(mode):
             entry = entry._replace(kind=LINK, mode=0o777, digest=os.readlink(whole))
@@ -156,12 +158,12 @@ class _Walker:
 
 
 def identity_of(found: os.stat_result) -> Identity:
-    """What changes when a file does."""
+    """Return the values that change when a file does."""
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def changed(path: bytes) -> LaunchError:
-    """A file does not stand still."""
+    """Return the error for a file that does not stand still."""
     return LaunchError(
         f"--sync: {os.fsdecode(path)} changed while it was read; wait until nothing writes to it, or name it "
         "in .dslaunchignore if the job does not need it"

@@ -1,4 +1,4 @@
-"""Who sends a folder. A host keeps it with what was sent from there.
+"""The sender of a folder. A host keeps it with the files sent from there.
 
 A sender is a folder at its path, of a user, on a machine. A folder in a network's file system is the same one
 on every machine that has it mounted: there the server's name and the path on it stand for machine and path.
@@ -16,14 +16,14 @@ from ..node.system.kernel_file import read_text
 
 
 class SyncOrigin(NamedTuple):
-    """`key` is the same for two syncs only if one sender makes both; `words` are for people."""
+    """`key` is the same for two syncs only if one sender makes both; `words` are for messages."""
 
     key: str
     words: str
 
 
 def origin_of(root: bytes, *, proc: str = "/proc/self") -> SyncOrigin:
-    """That of a folder here."""
+    """Return the origin of a folder here."""
     path = os.path.realpath(root)
     machine = os.uname().nodename
     place = _place_on_server(path, os.path.join(proc, "mountinfo"))
@@ -45,7 +45,7 @@ def _machine_id() -> str:
 
 
 def _place_on_server(path: bytes, mounts: str) -> bytes:
-    """Server and path, if a server keeps the folder; else empty."""
+    """Return server and path, if a server keeps the folder; else empty."""
     nearest, place = b"", b""
     for line in read_text(mounts).splitlines():
         before, _, after = line.partition(" - ")
@@ -59,6 +59,6 @@ def _place_on_server(path: bytes, mounts: str) -> bytes:
 
 
 def _unescaped(text: str) -> bytes:
-    """A word of mountinfo, in which blanks are written as numbers."""
+    """Return a word of mountinfo, in which blanks are written as numbers."""
     raw = text.encode("utf-8", "surrogateescape")
     return re.sub(rb"\\([0-7]{3})", lambda one: bytes([int(one[1], 8)]), raw)

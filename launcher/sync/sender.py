@@ -1,9 +1,9 @@
-"""Sends one folder to many hosts: each is offered the list, says what it lacks, and gets that, from here or
-from a host that has it.
+"""Sends one folder to many hosts: each is offered the list, asks for the contents that it lacks, and gets
+them, from here or from a host that has them.
 
-With many hosts and much to send, only the first is sent it all from here. Every host that is told to take
-what it lacks from another may have two that take it from it, while it still gets it itself: so what this
-machine sends does not grow with the number of hosts.
+With many hosts and much to send, only the first gets everything from here. Every host that is told to take
+contents from another may have two that take them from it, while it still gets them itself: so the bytes that
+this machine sends do not grow with the number of hosts.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .manifest import SyncManifest, changed
 from .origin import origin_of
 from .target import Marker, SyncTarget
 
-DIRECT_HOSTS = 4  # so few hosts are all sent everything from here
-DIRECT_BYTES = 8 << 20  # and so little to any
+DIRECT_HOSTS = 4  # so few hosts all get everything from here
+DIRECT_BYTES = 8 << 20  # and each of them at most so much
 MAX_CHILDREN = 2  # hosts that take from one at the same time
 MAX_SENDING = 16  # hosts that are sent contents from here at the same time
 LOOK_EVERY_S = 0.2
 
 
 class Tree(NamedTuple):
-    """When hosts take from each other."""
+    """The tree in which hosts take from each other."""
 
     above_hosts: int = DIRECT_HOSTS
     above_bytes: int = DIRECT_BYTES
@@ -42,7 +42,7 @@ DEFAULT_TREE = Tree()
 
 
 class _Progress:
-    """How far one host is."""
+    """The progress of one host."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = list(addresses)
@@ -50,10 +50,10 @@ class _Progress:
         self.children: set[SyncTarget] = set()
         self.parent: SyncTarget | None = None
         self.depth = 0
-        self.num_bytes = 0  # that it lacks
+        self.num_bytes = 0  # bytes that it lacks
         self.moved_at = time.monotonic()
         self.done: Synced | None = None
-        self.num_ours = 0  # threads of ours that have something to send it
+        self.num_ours = 0  # threads of ours that have bytes for it
         self._allowed = WINDOW_BYTES
         self._changed = threading.Condition()
 
@@ -64,7 +64,7 @@ class _Progress:
             self._changed.notify_all()
 
     def take(self, num_bytes: int, is_over: Callable[[], bool]) -> bool:
-        """Wait until so much may be sent; False if nothing more is to be."""
+        """Wait until so much may be sent; False if nothing more is to be sent."""
         with self._changed:
             while self._allowed < min(num_bytes, WINDOW_BYTES):
                 if is_over():
@@ -76,12 +76,12 @@ class _Progress:
 
     @property
     def waits_for_us(self) -> bool:
-        """Whether it has dealt with all that was sent, and more is to come."""
+        """Tell whether it has dealt with all sent bytes, and more are to come."""
         return self.num_ours > 0 and self._allowed >= WINDOW_BYTES
 
 
 class Sender:
-    """One folder, once. All methods but `grant` are called by one thread."""
+    """Sends one folder, once. All methods but `grant` are called by one thread."""
 
     def __init__(
         self,
@@ -107,11 +107,14 @@ class Sender:
         self._hosts: dict[SyncTarget, _Progress] = {}
         self._places = threading.BoundedSemaphore(MAX_SENDING)
         self._lock = threading.Lock()
-        self._reading: dict[int, tuple[bytes, float]] = {}  # by thread: what it reads now, and since when
+        # by thread: the file that it reads now, and since when
+        self._reading: dict[int, tuple[bytes, float]] = {}
         self._num_sent = 0
 
     def offer(self, host: SyncTarget, root: str, addresses: Sequence[str]) -> None:
-        """The other hosts may reach it at these addresses, besides those that it names itself."""
+        """Offer the list. The other hosts may reach it at these addresses, besides those that it names
+        itself.
+        """
         progress = self._hosts[host] = _Progress(addresses)
         marker = text_of(self._marker.path)
         host.send(
@@ -134,11 +137,11 @@ class Sender:
             self._in_thread(host, progress, pieces)
 
     def grant(self, host: SyncTarget, num_bytes: int) -> None:
-        """The host has dealt with so many bytes. May be called from any thread."""
+        """Note that the host has dealt with so many bytes. May be called from any thread."""
         self._hosts[host].grant(num_bytes)
 
     def want(self, host: SyncTarget, item: SyncWant) -> str:
-        """It lacks something. Returns why that cannot be, or nothing."""
+        """Take its request. Return why that cannot be, or nothing."""
         progress = self._hosts[host]
         if any(not 0 <= number < len(self._contents) for number in item.contents):
             return "a content that is not in the list"
@@ -159,23 +162,23 @@ class Sender:
         return ""
 
     def end(self, host: SyncTarget, item: Synced) -> None:
-        """It has everything."""
+        """Note that it has everything."""
         self._hosts[host].done = item
         self._release_parent(host)
 
     def is_asked(self, host: SyncTarget) -> bool:
-        """Whether it may say something about files."""
+        """Tell whether it may send frames about files."""
         return host in self._hosts and self._hosts[host].done is None
 
     def is_stuck(self, host: SyncTarget, now: float) -> bool:
-        """Whether nothing has moved there for too long, though it was not for us to send something."""
+        """Tell whether nothing has moved there for too long, though it had all bytes from us."""
         progress = self._hosts.get(host)
         if progress is None or progress.done is not None or progress.waits_for_us:
             return False
         return progress.moved_at < now - self._limit_s
 
     def stuck_file(self, now: float) -> str:
-        """A file here that could not be read for too long; empty if there is none."""
+        """Return a file here that could not be read for too long; empty if there is none."""
         late = (path for path, since in list(self._reading.values()) if since < now - self._limit_s)
         return os.fsdecode(next(late, b""))
 
@@ -184,15 +187,15 @@ class Sender:
 
     @property
     def num_sent(self) -> int:
-        """Bytes that left this machine: of lists and contents."""
+        """Number of bytes that left this machine: of lists and contents."""
         return self._num_sent
 
     def close(self) -> None:
-        """Every host has looked whether the folder is its own."""
+        """Forget the marker: every host has looked whether the folder is its own."""
         self._marker.close()
 
     def summary(self) -> str:
-        """One line, when all are done."""
+        """Return one line, when all are done."""
         done = [(host, one.done) for host, one in self._hosts.items() if one.done is not None]
         shared = sorted(host.name for host, one in done if one.is_shared)
         others = [one for _, one in done if not one.is_shared]
@@ -216,7 +219,7 @@ class Sender:
         )
 
     def notes(self) -> list[str]:
-        """What a person should know, with the host."""
+        """Return notes for the user, with the host."""
         return [
             f"{host.name}: {note}" for host, one in self._hosts.items() if one.done for note in one.done.notes
         ]
@@ -275,7 +278,7 @@ class Sender:
         return True
 
     def _pieces(self, numbers: Sequence[int]) -> Iterator[bytes]:
-        """Contents one after the other, packed. Errors: LaunchError if a file has changed"""
+        """Yield contents one after the other, packed. Errors: LaunchError if a file has changed"""
         waiting = bytearray()
         for number in numbers:
             for data in self._read(self._contents[number]):

@@ -1,4 +1,4 @@
-"""The files of one attempt: what is sent and what comes back. Made without loading what does that."""
+"""The files of one attempt, sent and collected. Made without loading the modules that do it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class SyncJob(NamedTuple):
-    """`manifest` None: nothing is sent. The collectors are those of all attempts."""
+    """`manifest` None: no files are sent. The collectors are those of all attempts."""
 
     manifest: SyncManifest | None = None
     is_forced: bool = False
@@ -25,7 +25,7 @@ class SyncJob(NamedTuple):
 
 
 def root_on(host: Host, root: bytes, cwd: bytes) -> str:
-    """Where the folder goes on a host: to the same path, or so that the job's folder is that of cwd=.
+    """Return the folder's place on a host: the same path, or one by which the job's folder is that of cwd=.
 
     Errors: LaunchError if cwd= names no such place
     """

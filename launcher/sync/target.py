@@ -11,23 +11,23 @@ from ..wire.manifest import OWN_FOLDER
 
 
 class SyncTarget(Protocol):
-    """What controller/roster.py knows of a host."""
+    """The part of a HostState (controller/roster.py) that files need."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is said to it."""
+        """Tell whether no more frames are sent to it."""
         ...
 
     def send(self, *frames: Frame) -> None: ...
 
 
 def checked_folder(given: str, option: str = "--sync") -> bytes:
-    """The absolute path of a folder that may be sent.
+    """Return the absolute path of a folder that may be sent.
 
-    Errors: LaunchError if it is none, or is so much that it cannot be meant
+    Errors: LaunchError if it is no folder, or so large that it cannot be meant
     """
     if not os.path.isdir(given):
         raise LaunchError(
@@ -47,7 +47,7 @@ def checked_folder(given: str, option: str = "--sync") -> bytes:
 class Marker:
     """A file in the folder that shows, on a host, that its folder is this one; gone when it is closed.
 
-    Where it cannot be written no host sees one, and a folder that is shared is found to be as it should be.
+    Where it cannot be written no host sees one, and a shared folder is found to be as offered.
     """
 
     def __init__(self, root: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What is known of a job while it runs, as one stream of events, and where they go.
+"""The facts about a job while it runs, as one stream of events, and the sinks of these.
 
 It may import job, options, node, wire and what stands below them.
 """

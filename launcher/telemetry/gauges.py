@@ -1,7 +1,7 @@
-"""What is known of a job now, as families of numbers with labels: what Prometheus and its like ask for.
+"""The present facts about a job, as families of numbers with labels, for Prometheus and its like.
 
-Names and units follow Prometheus's rules: base units, `_total` for what only grows. A number of one rank has
-the labels `rank` and `host`; of folded ranks `host` and `stat` (min, mean, max).
+Names and units follow Prometheus's rules: base units, `_total` for numbers that only grow. A number of one
+rank has the labels `rank` and `host`; of folded ranks `host` and `stat` (min, mean, max).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ..run_state.run_state import Observer, SaidNote, Straggler, ToldText
 from ..run_state.values import number
 from .telemetry import Telemetry
 
-STALE_S = 30.0  # a host that told nothing for so long, and for ten intervals, has left
+STALE_S = 30.0  # a host without a report for so long, and for ten intervals, has left
 MAX_LABEL = 200
 INFO = "info"
-_SUFFIXES = {COUNTER: "_total", INFO: "_info", GAUGE: ""}  # of names, by kind
+_SUFFIXES = {COUNTER: "_total", INFO: "_info", GAUGE: ""}  # suffixes of names, by kind
 STATS = ("min", "mean", "max")
 
 Labels = dict[str, str]
@@ -53,17 +53,17 @@ _HOST_TIME = Family(
 )
 _LEVELS = {20: "info", 30: "warning", 40: "error"}
 _STEPS = "steps"
-_OF_JOB = ("samples", "tokens")  # which any rank counts for the whole job
+_OF_JOB = ("samples", "tokens")  # any rank counts them for the whole job
 
 
 def shown_name(family: Family) -> str:
-    """With what its kind adds."""
+    """Return the name with the suffix of its kind."""
     return family.name + _SUFFIXES[family.kind]
 
 
 class _Growth:
-    """How far numbers have grown that only grow within an attempt, and may be less at the start of the next
-    one, which begins from a checkpoint. Several are those of folded ranks.
+    """The growth of numbers that only grow within an attempt, and may be less at the start of the next one,
+    which begins from a checkpoint. Several numbers are those of folded ranks.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class _Growth:
         self._last: list[float] = []
 
     def take(self, numbers: Sequence[float | None]) -> None:
-        """What was told now; numbers that are none, or not finite, change nothing."""
+        """Take a report; values that are no finite numbers change nothing."""
         known = [one for one in numbers if one is not None and math.isfinite(one)]
         if len(known) < len(numbers):
             return
@@ -91,23 +91,21 @@ class Gauges(Observer):
         self._state, self._lock = telemetry.state, telemetry.lock
         self._stale_s = max(STALE_S, 10 * interval_s)
         self._host_of: dict[int, str] = {}
-        self._steps: dict[
-            str, list[float]
-        ] = {}  # in all, by source: of a rank one number, else min, mean, max
-        self._lines: dict[int, int] = {}  # in all, by rank
+        self._steps: dict[str, list[float]] = {}  # sums by source: of a rank one number, else min, mean, max
+        self._lines: dict[int, int] = {}  # sums by rank
         self._heard_at: dict[str, float] = {}  # hosts, on the monotonic clock
         self._counts: dict[Family, dict[tuple[tuple[str, str], ...], int]] = {}
         self._skipped: dict[str, _Growth] = {}  # steps, as `_steps`
         self._trained: dict[str, _Growth] = {}  # samples and tokens
-        self._trained_of: dict[str, str] = {}  # who tells of these: the first one in this attempt
+        self._trained_of: dict[str, str] = {}  # the source of these: the first one in this attempt
         self.version = 0  # grows with each event
         with self._lock:
             self._state.observe(self)
 
-    # What is counted.
+    # Counting.
 
     def began(self, attempt: AttemptState) -> None:
-        """Of hosts and ranks that the attempt does not have nothing is left."""
+        """Drop hosts and ranks that the attempt does not have."""
         before, self._host_of = self._host_of, {one.rank: one.host for one in self._state.ranks.values()}
         stays = {rank for rank, host in self._host_of.items() if before.get(rank) == host}
         keys = {str(rank) for rank in stays} | {f"{host}{FOLDED}" for host in attempt.hosts}
@@ -155,10 +153,10 @@ class Gauges(Observer):
         counts, key = self._counts.setdefault(family, {}), tuple(sorted(labels.items()))
         counts[key] = counts.get(key, 0) + 1
 
-    # For those who ask.
+    # For readers.
 
     def families(self) -> dict[Family, list[Sample]]:
-        """All numbers there are."""
+        """Return all present numbers."""
         found: dict[Family, list[Sample]] = {}
         with self._lock:
             for family, labels, value in self._samples():
@@ -231,7 +229,7 @@ class Gauges(Observer):
                     yield from _sample(RANK[name], labels, seconds / num_steps)
 
     def _of_lines(self) -> Iterator[tuple[Family, Labels, float]]:
-        """By rank, or by host where numbers come by host."""
+        """Yield lines by rank, or by host where numbers come by host."""
         if not self._state.folded:
             for rank, num in self._lines.items():
                 yield _LINES, self._labels_of(rank), float(num)
@@ -244,7 +242,7 @@ class Gauges(Observer):
             yield _LINES, {"host": _text(host)}, float(num)
 
     def _each(self, key: str, numbers: Sequence[float | None]) -> Iterator[tuple[Labels, float]]:
-        """Of a rank's number one sample, of folded ranks' three."""
+        """Yield one sample for a rank's number, three for those of folded ranks."""
         labels, is_folded = self._labels(key), key.endswith(FOLDED)
         for stat, one in zip(STATS, numbers if is_folded else numbers[:1], strict=False):
             if one is not None:
@@ -266,7 +264,7 @@ def _totals(growths: Mapping[str, _Growth]) -> dict[str, list[float]]:
 def _sample(
     metric: Metric, labels: Labels, value: float, *, name: str = ""
 ) -> Iterator[tuple[Family, Labels, float]]:
-    """Under its own family, or as what the program tells."""
+    """Add it to its own family, or to that of the program's own numbers."""
     if metric.family is not None:
         yield metric.family, {**labels, **dict((metric.series,) if metric.series else ())}, value
     elif name:
@@ -285,7 +283,7 @@ def _of_host(host: HostNumbers) -> Iterator[tuple[Family, Labels, float]]:
 
 
 def all_names() -> set[str]:
-    """Every name that a series may have, as it is shown."""
+    """Return every name that a series may have, as it is shown."""
     of_job: Iterable[Family] = (
         *(_JOB, _START, _ATTEMPTS, _FAILED, _WORKERS, _RUNNING, _NOTES, _STRAGGLERS, _HANGS, _LINES),
         *(_HOST_TIME, STATE_FAMILY, REPORTED_FAMILY),
@@ -295,12 +293,12 @@ def all_names() -> set[str]:
 
 
 def _numbers(value: object) -> list[float | None]:
-    """A number, or of folded ranks the least, the mean and the greatest."""
+    """Return a number, or of folded ranks the least, the mean and the greatest."""
     if isinstance(value, list):
         return [number(one) for one in value[:3]]
     return [] if value is None else [number(value)]
 
 
 def _text(value: object) -> str:
-    """A label: a short text that can be written as UTF-8."""
+    """Return a label: a short text that can be written as UTF-8."""
     return str(value)[:MAX_LABEL].encode("utf-8", "replace").decode()

@@ -1,9 +1,10 @@
-"""Which host's link the others wait for, by how long data wait in the sockets of all hosts. Arithmetic only.
+"""The host whose link the others wait for, by how long data wait in the sockets of all hosts. Arithmetic
+only.
 
-In a ring every host waits for the slowest link, and all tell the same times: their sockets tell the
-difference. Where data wait longest, sender or receiver is at fault. Acknowledgements of what comes in go out,
-so a link that is full holds up the data of others to its host as well: of the two hosts it is the one whose
-other connections wait longer. Source of the numbers: node/observe/links.py
+In a ring every host waits for the slowest link, and all report the same times: their sockets show the
+difference. Where data wait longest, sender or receiver is at fault. Acknowledgements of incoming data go out,
+so a full link holds up the data of others to its host as well: of the two hosts the one whose other
+connections wait longer is at fault. Source of the numbers: node/observe/links.py
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-ENTER = 0.15  # of the time, by which data wait longer than those of other hosts
+ENTER = 0.15  # part of the time by which data wait longer than those of other hosts
 ENTER_PART = 0.08  # the same, in each third of the window
 LEAVE = 0.08
-MUCH_WAITING = 0.15  # of a step, for others and the network: less is not worth a word
-ALONE = 0.30  # in place of ENTER, where the program does not tell how long it waits
+MUCH_WAITING = 0.15  # part of a step, for others and the network: less is not reported
+ALONE = 0.30  # in place of ENTER, if the program does not report how long it waits
 TIMES = 2.0  # as long as others' data
-SAME = 0.03  # in how long two hosts' data wait, that is no difference
-MUCH_TRAFFIC = 0.25  # of the greatest, in bytes
+SAME = 0.03  # a difference between the waits of two hosts' data that does not count
+MUCH_TRAFFIC = 0.25  # part of the greatest, in bytes
 _PARTS = 3
 
 
 class Look(NamedTuple):
-    """What a host saw of its connections to another one, in so many seconds before `until`."""
+    """One host's view of its connections to another one, over so many seconds before `until`."""
 
     until: float
     seconds: float
@@ -35,8 +36,8 @@ class Look(NamedTuple):
 class SlowLink(NamedTuple):
     """Data wait from `source` to `peer`, because of `host`, one of both.
 
-    `is_path`: or because of something between the two alone. `wait` and `others_wait` are parts of the time;
-    the rates are bytes a second while data wait.
+    `is_path`: the cause may also lie between the two. `wait` and `others_wait` are parts of the time; the
+    rates are bytes a second while data wait.
     """
 
     host: str
@@ -66,10 +67,10 @@ class _Traffic(NamedTuple):
 def find_slow_link(
     looks: Mapping[Pair, Sequence[Look]], *, newest: float, length: float, waiting: float | None
 ) -> SlowLink | None:
-    """The link that others wait for, or may still be waiting for; None if there is none.
+    """Return the link that others wait for, or may still be waiting for; None if there is none.
 
-    `looks`: of each host at each other one, oldest first. `waiting`: the part of a step in which the ranks
-    wait, as far as they tell it.
+    `looks`: those of each host at each other one, oldest first. `waiting`: the part of a step in which the
+    ranks wait, as far as they report it.
     """
     if waiting is not None and waiting < MUCH_WAITING / 2:
         return None
@@ -103,7 +104,7 @@ def find_slow_link(
 
 
 def _traffic(looks: Mapping[Pair, Sequence[Look]], begins: float, ends: float) -> dict[Pair, _Traffic]:
-    """The means of looks that end in this time."""
+    """Return the means of looks that end in this time."""
     found = {}
     for pair, rows in looks.items():
         within = [one for one in rows if begins < one.until <= ends]
@@ -115,13 +116,13 @@ def _traffic(looks: Mapping[Pair, Sequence[Look]], begins: float, ends: float) -
 
 
 def _busy(traffic: Mapping[Pair, _Traffic]) -> dict[Pair, _Traffic]:
-    """Those through which much goes: data that wait elsewhere hold up nobody."""
+    """Return the connections with much traffic: data that wait elsewhere hold up no other host."""
     most = max((one.out for one in traffic.values()), default=0.0)
     return {pair: one for pair, one in traffic.items() if 0 < one.out >= MUCH_TRAFFIC * most}
 
 
 def _at_fault(traffic: Mapping[Pair, _Traffic], pair: Pair) -> tuple[str, bool]:
-    """Of both hosts the one whose other connections wait longer; whether that makes no difference."""
+    """Return of both hosts the one whose other connections wait longer; tell whether they do not differ."""
     means = []
     for host, other in (pair, pair[::-1]):
         waits = [one.wait for key, one in traffic.items() if host in key and other not in key]
@@ -133,7 +134,7 @@ def _at_fault(traffic: Mapping[Pair, _Traffic], pair: Pair) -> tuple[str, bool]:
 def _others(
     traffic: Mapping[Pair, _Traffic], busy: Mapping[Pair, _Traffic], pair: Pair, host: str
 ) -> list[Pair]:
-    """The connections to compare with: between other hosts if there are some, best those with traffic."""
+    """Return the connections to compare with: of other hosts if there are any, best with traffic."""
     for known in (busy, traffic):
         apart = [one for one in known if host not in one]
         if apart:

@@ -1,4 +1,4 @@
-"""What ranks and hosts told lately, and which straggler is news."""
+"""The recent reports of ranks and hosts, and new stragglers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from .stragglers import (
 )
 
 LOOK_EVERY_S = 1.0
-COST = 0.01  # of a core: in jobs of very many hosts it looks more seldom
-QUIET_S = 60.0  # in which one that was well meanwhile is not said again; twice as long each time
+COST = 0.01  # part of a core: in jobs of very many hosts it looks more rarely
+QUIET_S = 60.0  # a straggler that was well meanwhile is not reported again within it; twice as long each time
 MAX_QUIET_S = 3600.0
-MAX_ROWS = 20_000  # of a rank
+MAX_ROWS = 20_000  # rows per rank
 
 
 class FoundStraggler(NamedTuple):
-    """Something that the other ranks wait for. Of a link, `rank` is the first one of its host.
+    """A rank or link that the other ranks wait for. Of a link, `rank` is the first one of its host.
 
-    `share`: of a step, by which they wait longer. `is_over`: not any more, and there is no text. `is_said`:
-    it is worth a line, as it was not said a short time ago.
+    `share`: part of a step by which they wait longer. `is_over`: not any more, and there is no text.
+    `is_said`: it gets a line, as it had none a short time ago.
     """
 
     rank: int
@@ -50,13 +50,13 @@ class FoundStraggler(NamedTuple):
 
 
 class StragglerWatch:
-    """All times are on the launcher's monotonic clock."""
+    """Looks for stragglers. All times are on the launcher's monotonic clock."""
 
     def __init__(
         self, origins: Iterable[Origin], *, place_of: Callable[[int], str] = lambda rank: ""
     ) -> None:
-        """`place_of` a rank is what is known here of where it is along the job's axes; what it says itself
-        goes before it.
+        """`place_of` returns the known place of a rank along the job's axes; the rank's own report goes
+        before it.
         """
         self._host_of = {one.rank: one.host for one in origins}
         self._place_of = place_of
@@ -64,15 +64,16 @@ class StragglerWatch:
         self._series: dict[str, deque[Times]] = {}  # by rank, or by host where ranks are folded
         self._rests: dict[str, deque[Times]] = {}  # by host
         self._looks: dict[Pair, deque[Look]] = {}
-        self._addresses: dict[str, str] = {}  # of hosts; empty for what several hosts call theirs
-        self._told: set[tuple[int, str]] = set()  # ranks and causes that are no news
-        self._quiet: dict[tuple[int, str], tuple[float, float]] = {}  # until when not to say it, and how long
+        self._addresses: dict[str, str] = {}  # addresses of hosts; empty for one that several hosts claim
+        self._told: set[tuple[int, str]] = set()  # known ranks and causes
+        # end of the silence about it, and its length
+        self._quiet: dict[tuple[int, str], tuple[float, float]] = {}
         self._newest = 0.0
         self._window_s = WINDOW_S
         self._look_at = 0.0
 
     def take(self, host: str, item: Metrics, at_s: float) -> None:
-        """What a host tells of its ranks and itself, at that time."""
+        """Take a report of a host about its ranks and itself, at that time."""
         self._newest = max(self._newest, at_s)
         for rank, place in mapping(item.host.get("places")).items():
             self._places[int(rank)] = place
@@ -85,7 +86,7 @@ class StragglerWatch:
         self._take_links(host, mapping(item.host.get("links")), at_s)
 
     def look(self, now: float) -> list[FoundStraggler]:
-        """What is news."""
+        """Return new stragglers."""
         if now < self._look_at:
             return []
         began = time.thread_time()
@@ -101,7 +102,7 @@ class StragglerWatch:
             news += self._news_of_links(comparison.waiting, now)
         return news
 
-    # What is kept.
+    # Kept reports.
 
     def _keep(self, kept: dict[str, deque[Times]], name: str, one: Times | None) -> None:
         if one is None:
@@ -127,7 +128,9 @@ class StragglerWatch:
                 looks.popleft()
 
     def _compared(self) -> dict[str, deque[Times]]:
-        """Where ranks are folded, the slowest of each host; of the only host beside the others there."""
+        """Return the rows to compare: of folded ranks the slowest of each host; of an only host the others
+        there, too.
+        """
         if len(self._series) == 1 and self._rests:
             return {**self._series, "": next(iter(self._rests.values()))}
         return self._series
@@ -139,10 +142,10 @@ class StragglerWatch:
     def _place(self, rank: int) -> str:
         return self._places.get(rank) or self._place_of(rank)
 
-    # What is said.
+    # Findings.
 
     def _news_of_ranks(self, found: RankComparison, now: float) -> list[FoundStraggler]:
-        """One for each host and cause: of several ranks the slowest."""
+        """Return one for each host and cause: of several ranks the slowest."""
         slow = {one.rank for one in found.slow}
         judged = {rank for rank, _ in self._told if rank in found.judged}
         if self._rests:  # then the slowest of its host stands for all
@@ -171,7 +174,7 @@ class StragglerWatch:
         return news
 
     def _tell(self, key: tuple[int, str], now: float) -> bool:
-        """It is no news from now on. Return whether to say it in a line."""
+        """Take it for known from now on. Return whether to print a line about it."""
         self._told.add(key)
         until, quiet_s = self._quiet.get(key, (float("-inf"), QUIET_S / 2))
         if now < until:
@@ -200,7 +203,7 @@ class StragglerWatch:
 
 
 def describe_slow(one: Slow, who: str, *, holds: str = "holds") -> str:
-    """A sentence for a person."""
+    """Describe it in a sentence."""
     longer = _time(one.own_s - one.others_s)
     head = (
         f"{who} {holds} up the others by {longer} in each step of {_time(one.step_s)}, {_percent(one.share)}"
@@ -215,7 +218,7 @@ def describe_slow(one: Slow, who: str, *, holds: str = "holds") -> str:
 
 
 def describe_link(one: SlowLink) -> str:
-    """A sentence for a person."""
+    """Describe it in a sentence."""
     rates = f"{shown_size(round(one.rate))}/s against {shown_size(round(one.others_rate))}/s of others"
     if one.is_path:
         who, where = f"the link from {one.source} to {one.peer}", "the way between them"

@@ -1,11 +1,11 @@
-"""Which ranks the others wait for, by the times that all of them tell. Arithmetic only.
+"""The ranks that the others wait for, by the times that all of them report. Arithmetic only.
 
 A rank's own time in a step is the step without waiting for others, and without pauses to save or evaluate.
-Those that do the same work are compared: ranks of one stage of a pipeline, for stages differ by design and
+Ranks that do the same work are compared: those of one stage of a pipeline, for stages differ by design and
 wait for each other. A straggler's own time is greater than the median of the others' by a part of the step,
-these wait by as much longer, and computing or getting data explains it. The window is cut into parts, and it
-is so in nearly all of them: one long pause makes no straggler. docs/launch/stragglers.md has what this cannot
-see.
+these wait by as much longer, and computing or getting data explains it. The window is cut into parts, and
+this holds in nearly all of them: one long pause makes no straggler. docs/launch/stragglers.md has the limits
+of this.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ WINDOW_S = 20.0  # longer where steps are, so that each part has one
 MAX_WINDOW_S = 3600.0
 MIN_STEPS = 5
 PARTS = 6
-MIN_PARTS = 5  # of these, in which a straggler is one
-ENTER = 0.10  # of the step, in the whole window
+MIN_PARTS = 5  # parts in which a straggler is one
+ENTER = 0.10  # part of the step, in the whole window
 ENTER_PART = 0.05  # the same, in a part of it
 LEAVE = 0.05  # with less in the whole window, a straggler is well again
-CERTAIN = 3.5  # times the standard error, by which it takes longer: a few long pauses come together by chance
-EXPLAINED = 0.5  # of what it takes longer, by computing or data
-SAME_RANK = 0.6  # of the time, where only the slowest of a host is known
+CERTAIN = 3.5  # standard errors by which it takes longer: a few long pauses come together by chance
+EXPLAINED = 0.5  # part of the difference, explained by computing or data
+SAME_RANK = 0.6  # part of the time, where only the slowest of a host is known
 REST = -1  # in place of a rank: the others of a host
 _COMPUTING = [name for name, phase in PHASES.items() if phase.kind == COMPUTING]
 
 
 class Times(NamedTuple):
-    """What `rank` took for so many steps; `until` is on the clock of whoever compares."""
+    """The times of `rank` for so many steps; `until` is on the clock of the comparing process."""
 
     until: float
     rank: int
@@ -54,7 +54,7 @@ class Times(NamedTuple):
 
     @property
     def waiting_s(self) -> float:
-        """For others."""
+        """Seconds of waiting for others."""
         return self.took.of(WAITING)
 
     @property
@@ -63,7 +63,7 @@ class Times(NamedTuple):
 
     @property
     def computing_s(self) -> float:
-        """0: it does not tell the phases of its steps."""
+        """Seconds of computing; 0: it does not report the phases of its steps."""
         return self.took.of(COMPUTING)
 
 
@@ -71,28 +71,30 @@ class Slow(NamedTuple):
     """A rank that others wait for.
 
     `own_s` and `others_s` are its own time in a step, and the median of the others'; `in_cause_s` and
-    `others_in_cause_s` what the cause takes of these.
+    `others_in_cause_s` the parts of the cause in these.
     """
 
     rank: int
     cause: str  # "compute" or "data"
-    share: float  # of the step, by which its own time is greater
+    share: float  # part of the step by which its own time is greater
     step_s: float
     own_s: float
     others_s: float
     in_cause_s: float
     others_in_cause_s: float
-    is_clear: bool  # whether it is a straggler; if not, it may still be one that has not become well
-    phase: str = ""  # of computing, which takes most of it: "forward", "backward" or "optimizer"
+    is_clear: bool  # it is a straggler; if not, it may still be one that has not become well
+    phase: str = ""  # the phase of computing that takes most: "forward", "backward" or "optimizer"
 
 
 def times_of(until: float, rank: int, row: Mapping[str, Any]) -> Times | None:
-    """What a rank tells, if it is about steps and nothing else."""
+    """Return a rank's times, if the report is about steps alone."""
     return None if row.get("state") else _times(until, rank, numbers(row))
 
 
 def folded_times_of(until: float, row: Mapping[str, Any]) -> Times | None:
-    """Of the ranks of a host only least, mean and greatest are known: what the slowest took."""
+    """Return the times of the slowest rank of a host: of folded ranks only least, mean and greatest are
+    known.
+    """
     columns = _columns(row)
     own = columns.get("own_s")
     if own is None or not own.high_key:
@@ -108,7 +110,7 @@ def folded_times_of(until: float, row: Mapping[str, Any]) -> Times | None:
 
 
 def folded_rest_of(until: float, row: Mapping[str, Any]) -> Times | None:
-    """What the ranks of a host took in the mean; to compare the slowest with if there is no other host."""
+    """Return a host's mean times, to compare its slowest rank with if there is no other host."""
     known = {name: one.mean for name, one in _columns(row).items()}
     return _times(until, REST, known) if "own_s" in known else None
 
@@ -119,7 +121,7 @@ def _columns(row: Mapping[str, Any]) -> dict[str, Spread]:
 
 
 def _times(until: float, rank: int, row: Mapping[str, float]) -> Times | None:
-    """None without steps, or without what a rank waited in them."""
+    """Return the times; None without steps, or without the rank's waits in them."""
     steps, step_s, comm_s = row.get("steps", 0.0), row.get("step_s", 0.0), row.get("comm_s", -1.0)
     if not steps > 0 or not 0 < step_s < inf or not 0 <= comm_s < inf:
         return None
@@ -127,13 +129,13 @@ def _times(until: float, rank: int, row: Mapping[str, float]) -> Times | None:
 
 
 def window_of(series: Iterable[Sequence[Times]]) -> float:
-    """How many seconds are looked at: longer where ranks tell of a step more seldom."""
+    """Return the seconds to look at: longer where ranks report a step more rarely."""
     spacings = [_spacing(rows) for rows in series if rows]
     return max(WINDOW_S, 1.2 * PARTS * median(spacings)) if spacings else WINDOW_S
 
 
 def _spacing(rows: Sequence[Times]) -> float:
-    """Seconds from one row to the next, lately."""
+    """Return the seconds from one row to the next, lately."""
     num = min(len(rows), PARTS)
     if num == 1:
         return rows[-1].step_s / rows[-1].steps
@@ -141,11 +143,12 @@ def _spacing(rows: Sequence[Times]) -> float:
 
 
 class RankComparison(NamedTuple):
-    """What the ranks look like beside each other."""
+    """Ranks compared with each other."""
 
-    slow: list[Slow]  # that others wait for, the slowest first, and those that are near it
+    slow: list[Slow]  # ranks that others wait for, the slowest first, and those that are near it
     judged: frozenset[int]  # ranks that were compared with others
-    waiting: float | None  # the part of a step in which the median of the ranks waits; None: none tells
+    # the part of a step in which the median of the ranks waits; None: no rank reports it
+    waiting: float | None
 
 
 def compare(
@@ -153,8 +156,8 @@ def compare(
 ) -> RankComparison:
     """Compare ranks, each with those that do the same.
 
-    `series`: what each rank told, or the slowest rank of each host, oldest first. `stage_of`: of equal stages
-    the ranks do the same work.
+    `series`: reports of each rank, or of the slowest rank of each host, oldest first. `stage_of`: ranks of
+    equal stages do the same work.
     """
     length = window_of(series.values())
     newest = max((rows[-1].until for rows in series.values() if rows), default=0.0)
@@ -178,10 +181,10 @@ def compare(
 
 
 class _Rank(NamedTuple):
-    """The means of the parts of a window, None where there is nothing, and of the whole.
+    """The means of the parts of a window, None for empty ones, and of the whole.
 
-    `error`: the standard error of the part of the time that is its own. `is_one`: it is one rank that most of
-    it is about.
+    `error`: the standard error of the part of the time that is its own. `is_one`: most of it is about one
+    rank.
     """
 
     parts: list[Times | None]
@@ -191,7 +194,7 @@ class _Rank(NamedTuple):
 
 
 def _rank_in(rows: Sequence[Times], *, newest: float, length: float) -> _Rank | None:
-    """None if too little of the window is known."""
+    """Return the means; None if too little of the window is known."""
     within = [one for one in rows if newest - length < one.until <= newest]
     num_steps = sum(one.steps for one in within)
     if num_steps < MIN_STEPS:
@@ -215,13 +218,13 @@ def _steps_by_rank(rows: Iterable[Times]) -> dict[int, float]:
 
 
 def _sum(rows: Sequence[Times], rank: int) -> Times:
-    """For one step."""
+    """Return the times of one step."""
     took = StepTimes.mean([one.took for one in rows], sum(one.steps for one in rows))
     return Times(rows[-1].until, rank, 1.0, took or rows[-1].took)
 
 
 def _slow_in(group: Sequence[_Rank]) -> list[Slow]:
-    """Of some that do the same."""
+    """Return the slow ranks of some that do the same."""
     own_s = sorted(one.mean.own_s for one in group)
     waiting_s = sorted(one.mean.waiting_s for one in group)
     found = []
@@ -242,7 +245,7 @@ def _slow_in(group: Sequence[_Rank]) -> list[Slow]:
 
 
 def _num_slow_parts(one: _Rank, others: Sequence[_Rank]) -> int:
-    """In how many parts of the window the others wait for it."""
+    """Return the number of parts of the window in which the others wait for it."""
     num = 0
     for place, part in enumerate(one.parts):
         known = [other.own_s for rank in others if (other := rank.parts[place]) is not None]
@@ -252,7 +255,7 @@ def _num_slow_parts(one: _Rank, others: Sequence[_Rank]) -> int:
 
 
 def _median_of_others(known: Sequence[float], own: float) -> float:
-    """The median without one value, of values in order."""
+    """Return the median without one value, of values in order."""
     place = bisect_left(known, own)
     middle = (len(known) - 2) / 2
     pair = (int(middle), int(middle + 0.5))
@@ -260,7 +263,7 @@ def _median_of_others(known: Sequence[float], own: float) -> float:
 
 
 def _explain(one: Times, others: Sequence[Times], *, is_clear: bool) -> Slow | None:
-    """By what its own time is so long; None if it is neither computing nor data."""
+    """Explain its long own time; None if the cause is neither computing nor data."""
     others_s = median(other.own_s for other in others)
     longer_s = one.own_s - others_s
     others_data_s = median(other.data_s for other in others)

@@ -1,4 +1,4 @@
-"""What is left to say of a job at its end: how far it came, how fast, where it ran, how it ended."""
+"""The summary of a job at its end: its progress, speed, hosts and result."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ _OF_STREAM = ("at", "event")  # keys of an event that are not the verdict's
 
 
 def steps_per_s(state: RunState) -> float | None:
-    """In the whole last attempt, of one rank, or of the ranks of one host: all do the same steps."""
+    """Return the rate of the whole last attempt, of one rank, or of the ranks of one host: all do the same
+    steps.
+    """
     recent = next((one.recent for one in state.sources if one.recent.num_steps > 0), None)
     return None if recent is None else recent.num_steps / recent.seconds
 
 
 def progress(state: RunState) -> str:
-    """How far it came, in words; empty if no rank told of it: `step 500, 13.2 steps/s, loss 2.31`."""
+    """Describe its progress; empty if no rank reported it: `step 500, 13.2 steps/s, loss 2.31`."""
     if state.last_step is None:
         return ""
     rate, words = steps_per_s(state), [f"step {_whole(state.last_step)}"]
@@ -29,7 +31,7 @@ def progress(state: RunState) -> str:
 
 
 def end_event(state: RunState, *, exit_code: int, duration_s: float, at: float, error: str) -> dict[str, Any]:
-    """The event `end` with all of this: what --on_end and --webhook give.
+    """Return the event `end` with all of this, for --on_end and --webhook.
 
     `error`: why there is no verdict, or why it did not come to another attempt; else empty.
     """

@@ -20,13 +20,13 @@ from ..run_state.run_state import RunState
 from ..wire.frames import Metrics, Told
 
 METRICS = "metrics"
-_OPENING = ("job", "attempt", "config")  # what a file that begins later needs first
-_LATE_S = 0.3  # of an interval: hosts tell at different times, and one event has them all
+_OPENING = ("job", "attempt", "config")  # a file that begins later needs these first
+_LATE_S = 0.3  # part of an interval: hosts report at different times, and one event has them all
 _NO_EVENT = ("links", "places")  # long, and only for the comparison of hosts
 
 
 class Event(dict[str, Any]):
-    """One event, which nobody changes. As a line it is made once, however many files it goes to."""
+    """One event, which is never changed. It becomes a line once, however many files it goes to."""
 
     @cached_property
     def line(self) -> bytes:
@@ -34,14 +34,14 @@ class Event(dict[str, Any]):
 
 
 class EventSink(Protocol):
-    """Where events go."""
+    """A destination of events."""
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Called by one thread at a time; it neither raises nor takes long."""
+        """Take an event. Called by one thread at a time; it neither raises nor takes long."""
         ...
 
     def close(self) -> None:
-        """The last event was taken: what is left is written."""
+        """End after the last event: the rest is written."""
         ...
 
 
@@ -50,12 +50,13 @@ class StateSink:
         self.take = state.take
 
     def close(self) -> None:
-        """It has nothing to write."""
+        """Do nothing: it has no file."""
 
 
 class Telemetry:
-    """Makes the events and hands them on. No method raises: a sink that does gets no more, and `on_problem`
-    is told so. `state` is what all of them say; other threads read it under `lock`.
+    """Makes the events and hands them on. No method raises: a sink that does gets no more events, and
+    `on_problem` is told so. `state` is the state of the run by all of them; other threads read it under
+    `lock`.
 
     Times are given on the monotonic clock, and are events' on that of the wall.
     """
@@ -68,31 +69,31 @@ class Telemetry:
         self._sinks: list[EventSink] = [StateSink(self.state)]
         self._opening: dict[tuple[str, Any], Mapping[str, Any]] = {}
         self._attempt = -1
-        self._lines: dict[int, int] = {}  # of output by rank, since the last time
+        self._lines: dict[int, int] = {}  # lines of output by rank, since the last time
         self._ranks: dict[str, dict[str, Any]] = {}
         self._hosts: dict[str, dict[str, Any]] = {}
         self._next_at = 0.0
 
     def begin(self, job: Mapping[str, Any], *, interval_s: float) -> None:
-        """A job begins. `interval_s` is how often numbers come; 0: not at all, but lines are counted."""
+        """Begin a job. `interval_s` is the interval of numbers; 0: there are none, but lines are counted."""
         self._interval_s = interval_s or 1.0
         self.record("job", **job)
 
     @property
     def opening(self) -> list[Mapping[str, Any]]:
-        """What a file that begins now needs first."""
+        """Return the events that a file beginning now needs first."""
         with self.lock:
             return list(self._opening.values())
 
     def add(self, sink: EventSink) -> None:
-        """From now on it gets all events, and first what those that follow are about."""
+        """Add a sink. It gets all events from now on, and first those that they refer to."""
         with self.lock:
             self._sinks.append(sink)
             for event in self.opening:
                 self._give(sink, event)
 
     def record(self, event: str, *, at_s: float | None = None, **keys: Any) -> None:
-        """One event, now or at that time."""
+        """Record one event, now or at that time."""
         at = time.time() if at_s is None else time.time() - time.monotonic() + at_s
         made = Event(at=round(at, 3), event=event, **keys)
         with self.lock:
@@ -111,11 +112,11 @@ class Telemetry:
                 self.on_problem(f"the job goes on without its {what}, which failed: {why}")
 
     def record_of_attempt(self, event: str, *, at_s: float | None = None, **keys: Any) -> None:
-        """The same, with the number of the attempt that runs."""
+        """Record the same, with the number of the running attempt."""
         self.record(event, at_s=at_s, attempt=max(0, self._attempt), **keys)
 
     def begin_attempt(self, origins: tuple[Origin, ...], *, log_folder: Path | None = None) -> None:
-        """An attempt begins, with these workers."""
+        """Begin an attempt with these workers."""
         self.flush()
         self._attempt += 1
         for key in [one for one in self._opening if one[0] == "config"]:
@@ -124,12 +125,12 @@ class Telemetry:
         self.record_of_attempt("attempt", workers=[list(one) for one in origins], log_folder=folder)
 
     def heard_output(self, rank: int, num_lines: int) -> None:
-        """A rank wrote so many lines. May be called from any thread."""
+        """Count lines of a rank. May be called from any thread."""
         with self.lock:
             self._lines[rank] = self._lines.get(rank, 0) + num_lines
 
     def take_metrics(self, host: str, item: Metrics) -> None:
-        """Numbers of a host and its ranks."""
+        """Take numbers of a host and its ranks."""
         with self.lock:
             for rank, row in item.ranks.items():
                 if not isinstance(row, dict):
@@ -141,7 +142,7 @@ class Telemetry:
             self._hosts[host] = {name: one for name, one in item.host.items() if name not in _NO_EVENT}
 
     def take_told(self, item: Told) -> None:
-        """Something long of a rank."""
+        """Take a long record of a rank."""
         try:
             told = json.loads(item.text)
         except (ValueError, RecursionError):
@@ -152,7 +153,7 @@ class Telemetry:
             self.record("config", rank=item.rank, config=told)
 
     def look(self, now: float) -> None:
-        """Make an event of the numbers that have come in, if it is time."""
+        """Make an event of the reported numbers, if it is time."""
         if now < self._next_at:
             return
         if not (self._ranks or self._hosts or self._lines):
@@ -164,7 +165,7 @@ class Telemetry:
         self.flush()
 
     def flush(self) -> None:
-        """The same, now."""
+        """Do the same, now."""
         with self.lock:
             ranks, self._ranks = self._ranks, {}
             hosts, self._hosts = self._hosts, {}
@@ -174,7 +175,7 @@ class Telemetry:
             self.record_of_attempt(METRICS, ranks=ranks, hosts=hosts, lines=shown)
 
     def close(self) -> None:
-        """All is said."""
+        """Close the sinks: there are no more events."""
         with self.lock:
             sinks, self._sinks = self._sinks, []
         for sink in sinks:
@@ -182,7 +183,7 @@ class Telemetry:
 
 
 def describe_job(*, name: str, launcher: str) -> dict[str, Any]:
-    """The keys of the event `job`, of this process."""
+    """Return the keys of the event `job`, of this process."""
     from ... import __version__
 
     try:
@@ -210,7 +211,7 @@ def _user() -> str:
 
 
 def as_line(event: Mapping[str, Any]) -> bytes:
-    """An event as a line of a file."""
+    """Return an event as a line of a file."""
     return event.line if isinstance(event, Event) else _as_line(event)
 
 

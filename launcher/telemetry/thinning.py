@@ -1,4 +1,4 @@
-"""Fewer events with numbers as a job gets older: what is kept of weeks can still be read as a whole."""
+"""Fewer events with numbers as a job gets older, so that the events of weeks can still be read as a whole."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Thinned:
 
 
 def together(first: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """Two events with numbers as one at the time of the later one.
+    """Combine two events with numbers at the time of the later one.
 
     Sums and lines are added up; of other numbers, and of a host's, the later one counts.
     """
@@ -63,7 +63,7 @@ def together(first: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
 
 
 def _add_folded(known: dict[str, Any], row: Mapping[str, Any]) -> None:
-    """Of sums the least, the mean and the greatest are added up, each by itself; ranks are the later ones."""
+    """Add up the least, the mean and the greatest of sums, each by itself; ranks are the later ones."""
     for name, values in row.items():
         before = known.get(name)
         if is_sum(name) and before is not None:

@@ -6,7 +6,7 @@ import math
 
 
 def shown_number(value: float) -> str:
-    """Four digits or so: `2.314`, `0.0123`, `1.2e-05`."""
+    """Write four digits or so: `2.314`, `0.0123`, `1.2e-05`."""
     if not math.isfinite(value):
         return str(value)
     if value == 0:
@@ -17,7 +17,7 @@ def shown_number(value: float) -> str:
 
 
 def shown_many(value: float) -> str:
-    """A count: `931`, `35.2k`, `1.2M`."""
+    """Write a count: `931`, `35.2k`, `1.2M`."""
     if not math.isfinite(value):
         return str(value)
     for unit in ("", "k", "M", "G", "T"):
@@ -28,19 +28,19 @@ def shown_many(value: float) -> str:
 
 
 def shown_rate(value: float, noun: str) -> str:
-    """`2.5 steps/s`, or `31 s/step` where it is slow. `noun` has an s at its end."""
+    """Write `2.5 steps/s`, or `31 s/step` where it is slow. `noun` has an s at its end."""
     if 0 < value < 0.1:
         return f"{1 / value:.3g} s/{noun[:-1]}"
     return f"{shown_many(value)} {noun}/s"
 
 
 def shown_seconds(value: float) -> str:
-    """Of a step: `0.402 s`, `12.3 s`."""
+    """Write the seconds of a step: `0.402 s`, `12.3 s`."""
     if value < 0.01:
         return f"{value * 1000:.2f}ms"
     return f"{value:.3f}s" if value < 10 else f"{value:.1f}s" if value < 1000 else f"{value:.0f}s"
 
 
 def shown_share(value: float) -> str:
-    """`41%`."""
+    """Write `41%`."""
     return f"{min(9.99, max(0.0, value)) * 100:.0f}%"

@@ -12,11 +12,11 @@ from .spans import Line, StyledText, line
 
 
 class Glyphs(NamedTuple):
-    """What bars are made of: `rising` from nothing to a full cell, upwards; `growing` to the right."""
+    """The signs of bars: `rising` from nothing to a full cell, upwards; `growing` to the right."""
 
     rising: str
     growing: str
-    rest: str  # of a bar
+    rest: str  # the rest of a bar
 
 
 BLOCKS = Glyphs(" ▁▂▃▄▅▆▇█", " ▏▎▍▌▋▊▉█", "░")
@@ -25,7 +25,7 @@ LETTERS = {**{name: one.letter for name, one in PHASES.items()}, OTHER: OTHER_LE
 
 
 def bar(share: float, width: int, glyphs: Glyphs) -> str:
-    """A part of a whole, 0 to 1, in so many columns."""
+    """Draw a part of a whole, 0 to 1, in so many columns."""
     per_cell = len(glyphs.growing) - 1
     eighths = round(min(1.0, max(0.0, share)) * width * per_cell)
     full, part = divmod(eighths, per_cell)
@@ -34,7 +34,7 @@ def bar(share: float, width: int, glyphs: Glyphs) -> str:
 
 
 def step_bar(times: StepTimes, width: int) -> Line:
-    """The phases of a step, each as long as its part, by its letter."""
+    """Draw the phases of a step, each as long as its part, by its letter."""
     shares = [times.share(one) for one in LETTERS]
     total = sum(shares) or 1.0
     exact = [share / total * width for share in shares]
@@ -46,8 +46,8 @@ def step_bar(times: StepTimes, width: int) -> Line:
 
 
 def spark(values: Sequence[float], width: int, height: int, glyphs: Glyphs, *, low: float) -> list[str]:
-    """Values in equal distances as a line of `height` rows, `low` at the bottom and the highest at the top;
-    what is no finite number is a gap.
+    """Draw values in equal distances as a line of `height` rows, `low` at the bottom and the highest at the
+    top; a value that is no finite number is a gap.
     """
     columns = _resampled(values, width)
     known = [one for one in columns if math.isfinite(one)]
@@ -71,7 +71,7 @@ def _cell(value: float, low: float, high: float, levels: int, base: int, glyphs:
 
 
 def _resampled(values: Sequence[float], width: int) -> list[float]:
-    """One value for each column: the mean of those that fall there; the newest is at the right."""
+    """Return one value for each column: the mean of those that fall there; the newest is at the right."""
     if len(values) <= width:
         return [math.nan] * (width - len(values)) + list(values)
     found = []

@@ -1,4 +1,4 @@
-"""What stands in front of the screen for a while: help, a question, text to read."""
+"""Windows in front of the screen: help, a question, text to read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .spans import cut, shown
 
 MAX_LINES = 5000
 
-_AROUND_ROWS = 8  # of a question beside its answers: frame, space, the question itself
+_AROUND_ROWS = 8  # rows of a question beside its answers: frame, space, the question itself
 _WHOLE_COLUMNS = 74  # its longest answer is one line then
 
 HELP = (
@@ -40,7 +40,7 @@ HELP = (
 class TextDialog(ModalScreen[None]):
     """Text that can be scrolled; `more` is asked each half second for lines to add."""
 
-    BINDINGS = [  # noqa: RUF012 - as textual has it
+    BINDINGS = [  # noqa: RUF012 - textual's form
         Binding("escape,q,enter,ctrl+c", "close", "close"),
         Binding("up,k", "by(-1)", show=False),
         Binding("down,j", "by(1)", show=False),
@@ -58,7 +58,7 @@ class TextDialog(ModalScreen[None]):
         more: Callable[[], list[str]] | None = None,
         is_from_top: bool = False,
     ) -> None:
-        """`is_from_top`: it does not follow what is added."""
+        """`is_from_top`: it does not follow added lines."""
         super().__init__()
         self._is_following = more is not None and not is_from_top
         self._title, self._lines, self._more = title, list(lines), more
@@ -106,7 +106,7 @@ class TextDialog(ModalScreen[None]):
 
 
 class Question(ModalScreen[str]):
-    """A question that a key answers; `answers` has what each key does. Escape is the last one.
+    """A question that a key answers; `answers` has the meaning of each key. Escape is the last one.
 
     In a small terminal it has no frame, and each line is cut.
     """

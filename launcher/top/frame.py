@@ -18,15 +18,15 @@ from .spans import Line, StyledText, fitted, line, shown, width_of
 from .table import columns_for, fit, head_line, row_line, sorted_rows
 from .view import JobFacts, View
 
-MIN_ROWS = 3  # of the table, if there is any room
+MIN_ROWS = 3  # rows of the table, if there is any room
 _TALL = 40  # lines of a terminal in which pictures are higher
 _LEGEND = {name: one.short or name for name, one in PHASES.items()}
 _LEVELS = {30: "warn", 40: "bad", 50: "bad"}
 
 
 class Frame(NamedTuple):
-    """`num_rows` is how many rows the table has, `num_shown` how many of them are there; `sorts` are the
-    titles of the columns by which it can be sorted.
+    """`num_rows` is the number of rows of the table, `num_shown` the number of those on the screen; `sorts`
+    are the titles of the columns by which it can be sorted.
     """
 
     lines: tuple[Line, ...]
@@ -45,7 +45,7 @@ def make_frame(
     now: float,
     glyphs: Glyphs = BLOCKS,
 ) -> Frame:
-    """Exactly `height` lines of at most `width` columns."""
+    """Make exactly `height` lines of at most `width` columns."""
     slow = state.straggler if facts.is_live else None
     above = [
         *_head(state, facts, width, now),
@@ -53,7 +53,7 @@ def make_frame(
         *_warnings(state, facts, slow, width, height, now),
     ]
     notes = _notes(state, width, height)
-    room = height - len(above) - len(notes) - 2  # but for the head of the table and the foot
+    room = height - len(above) - len(notes) - 2  # without the head of the table and the foot
     if room < MIN_ROWS:
         room, notes = room + len(notes), []
     by_hosts = is_by_hosts(state, view.by)
@@ -101,7 +101,7 @@ def _head(state: RunState, facts: JobFacts, width: int, now: float) -> list[Line
 
 
 def _progress(state: RunState, facts: JobFacts, now: float) -> Line:
-    """How far the run is, or how it ended."""
+    """Describe the progress of the run, or its end."""
     if not facts.is_live:
         return _ending(state, facts)
     if state.exit_code is not None:
@@ -130,7 +130,7 @@ def _progress(state: RunState, facts: JobFacts, now: float) -> Line:
 
 
 def _start(state: RunState, now: float) -> Line:
-    """Before the first step, or of a job that tells no steps."""
+    """Describe the time before the first step, or a job that reports no steps."""
     attempt = state.attempt
     if attempt is None:
         return line(StyledText("nothing has been started yet", "dim"))
@@ -181,8 +181,8 @@ def _picture(
     *,
     floor: float = math.inf,
 ) -> list[Line]:
-    """Values over time behind their title, the last value and its style. The bottom is `floor` if no value is
-    lower.
+    """Draw values over time after their title, the last value and its style. The bottom is `floor` if no
+    value is lower.
     """
     title, last, style = said
     width, height = size
@@ -209,7 +209,7 @@ def _picture(
 def _warnings(
     state: RunState, facts: JobFacts, slow: Straggler | None, width: int, height: int, now: float
 ) -> list[Line]:
-    """What asks for attention, each in a line."""
+    """Return warnings, each in a line."""
     found: list[Line] = []
     if facts.is_live and slow is not None:
         found += [line(StyledText(one, "warn")) for one in _wrapped(shown(slow.text), width)]
@@ -237,19 +237,19 @@ def _warnings(
 
 
 def _is_looked_at(state: RunState, now: float) -> bool:
-    """Whether its workers run for so long that a straggler would be known."""
+    """Tell whether its workers run for so long that a straggler would be known."""
     running_at = 0.0 if state.attempt is None else state.attempt.running_at
     return bool(running_at) and now - running_at > WINDOW_S
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """In two lines at most."""
+    """Wrap it in two lines at most."""
     width = max(10, width)
     return textwrap.wrap(text, width, subsequent_indent="    ", max_lines=2, placeholder=" ~")
 
 
 def _notes(state: RunState, width: int, height: int) -> list[Line]:
-    """The last words of dslaunch."""
+    """Return the last messages of dslaunch."""
     room = 3 if height < _TALL else 8
     notes = [one for one in state.notes if one.level >= 20][-room:]
     found: list[Line] = []

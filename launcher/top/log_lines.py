@@ -1,4 +1,4 @@
-"""What a detached job has shown, as lines of text, from its journal."""
+"""The output of a detached job, as lines of text, from its journal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LogLines:
         self._hosts: dict[int, str] = {}
 
     def more(self) -> list[str]:
-        """What has come since the last time, of much the last lines only."""
+        """Return the lines since the last call, of many only the last."""
         found: deque[str] = deque(maxlen=MAX_LINES)
         for one in self._reader.entries():
             found.extend(self._lines(one))

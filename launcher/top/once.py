@@ -12,11 +12,11 @@ from .spans import plain
 from .view import JobFacts, View
 from .watched import Watched
 
-_WIDTH = 100  # where no terminal and no COLUMNS says it
+_WIDTH = 100  # where no terminal and no COLUMNS gives it
 
 
 def glyphs_for(encoding: str | None) -> Glyphs:
-    """Blocks, if they can be written so."""
+    """Return blocks, if they can be written in this encoding."""
     try:
         "".join(BLOCKS).encode(encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -25,7 +25,7 @@ def glyphs_for(encoding: str | None) -> Glyphs:
 
 
 def frame_text(watched: Watched, view: View) -> str:
-    """All of what the screen shows of the job now, however long; it ends with a line end."""
+    """Return all of the screen's content about the job now, however long; it ends with a line end."""
     while not watched.look():
         pass
     facts: JobFacts = watched.facts

@@ -1,4 +1,4 @@
-"""The rows of the table: ranks or hosts, what each does, and what it waits for."""
+"""The rows of the table: ranks or hosts, the state of each, and what it waits for."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..run_state.run_state import RunState, Straggler
 from ..run_state.step_times import StepTimes
 from .amounts import shown_share
 
-MAX_RANKS = 64  # above, hosts are shown, whose ranks are told of together
-WORTH_SAYING = 0.05  # of a step: less waiting is not named
+MAX_RANKS = 64  # from this number on hosts are shown, whose ranks are reported together
+WORTH_SAYING = 0.05  # part of a step: less waiting is not named
 QUIET_S = 10.0  # without a step, and ten times as long as one
 _DEAD_WORDS = {9: "SIGKILL", 11: "SIGSEGV", 6: "SIGABRT", 15: "SIGTERM", 7: "SIGBUS", 2: "SIGINT"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopRow:
-    """One rank or one host; None for what is not told. `key` is its place in the job."""
+    """One rank or one host; None for values without a report. `key` is its place in the job."""
 
     key: int
     name: str
@@ -49,7 +49,7 @@ COLUMNS = {one.column: one for table in (_OF_RANK, _OF_GPU, _OF_HOST) for one in
 def _numbers(
     sources: Sequence[NumberSource], host: HostNumbers | None, gpu: Mapping[str, float]
 ) -> dict[str, float]:
-    """What the columns show: of ranks the greatest, of their host, and of GPUs."""
+    """Return the numbers of the columns: of ranks the greatest, of their host, and of GPUs."""
     found = {}
     for name, metric in _OF_RANK.items():
         told = [value for one in sources if (value := one.value(name)) is not None]
@@ -61,14 +61,14 @@ def _numbers(
 
 
 def is_by_hosts(state: RunState, by: str) -> bool:
-    """Whether the table shows hosts."""
+    """Tell whether the table shows hosts."""
     if state.folded or not state.ranks:
         return True
     return by == "hosts" or (by == "" and len(state.ranks) > MAX_RANKS)
 
 
 def rank_rows(state: RunState, slow: Straggler | None, now: float) -> list[TopRow]:
-    """One row for each rank. `now` is infinite if the job is no more."""
+    """Return one row for each rank. `now` is infinite if the job has ended."""
     num_on_host: dict[str, int] = {}
     for one in state.ranks.values():
         num_on_host[one.host] = num_on_host.get(one.host, 0) + 1
@@ -89,7 +89,7 @@ def _rank_row(
     gpu: Mapping[str, float] = {}
     gpus = [] if host is None else host.gpus
     if len(gpus) == num_on_host and rank.local_rank < num_on_host:
-        gpu = gpus[rank.local_rank]  # else which GPU it has is not known
+        gpu = gpus[rank.local_rank]  # otherwise its GPU is not known
     return TopRow(
         key=rank.rank,
         name=str(rank.rank),
@@ -108,7 +108,7 @@ def _rank_row(
 
 
 def host_rows(state: RunState, slow: Straggler | None, now: float) -> list[TopRow]:
-    """One row for each host."""
+    """Return one row for each host."""
     by_host: dict[str, list[RankState]] = {host: [] for host in state.hosts}
     for one in state.ranks.values():
         by_host.setdefault(one.host, []).append(one)
@@ -155,7 +155,7 @@ def _host_row(
 
 
 def _state_of(rank: RankState, state: RunState, now: float) -> tuple[str, str]:
-    """A word, and its style."""
+    """Return a word for its state, and its style."""
     if rank.exit_code is not None:
         if rank.signal:
             return _DEAD_WORDS.get(rank.signal, f"signal {rank.signal}"), "bad"
@@ -174,7 +174,7 @@ def _state_of(rank: RankState, state: RunState, now: float) -> tuple[str, str]:
 
 
 def _state_of_host(ranks: list[RankState], state: RunState, now: float, step_at: float) -> tuple[str, str]:
-    """What its ranks do: the worst of it, with how many do so."""
+    """Return the worst state of its ranks, with the number of ranks in it."""
     found: dict[tuple[str, str], int] = {}
     for one in ranks:
         word = _state_of(one, state, now)
@@ -182,7 +182,7 @@ def _state_of_host(ranks: list[RankState], state: RunState, now: float, step_at:
     if not found:
         return "", ""
     worst = min(found, key=lambda one: ("bad", "warn", "", "dim", "good").index(one[1]))
-    if step_at and worst == ("running", "good"):  # the ranks are told of together
+    if step_at and worst == ("running", "good"):  # the ranks are reported together
         worst = ("no step", "warn") if is_quiet(step_at, state, now) else ("training", "good")
         return worst
     num = found[worst]
@@ -190,7 +190,7 @@ def _state_of_host(ranks: list[RankState], state: RunState, now: float, step_at:
 
 
 def is_quiet(step_at: float, state: RunState, now: float) -> bool:
-    """Whether a step is long overdue. In a job that has ended none is."""
+    """Tell whether a step is long overdue. In a job that has ended none is."""
     if not step_at or state.exit_code is not None:
         return False
     return now - step_at > max(QUIET_S, 10 * (state.step_s or 0.0))

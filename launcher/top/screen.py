@@ -1,9 +1,8 @@
 """The screen: frames in a terminal, and keys. The one file, with dialogs.py, that imports textual.
 
 [Note: The terminal] It must be as before when the screen is gone, however that ends: `q`, the end of the job,
-SIGTERM, SIGHUP, a fault of ours. textual puts it back when its app ends, so signals end the app. Where the
-terminal is gone nothing can be put back, and textual may wait for it for ever: a thread of ours ends the
-process then.
+SIGTERM, SIGHUP, a fault of ours. textual puts it back when its app ends, so signals end the app. A terminal
+that is gone cannot be put back, and textual may wait for it for ever: a thread of ours ends the process then.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from .view import View
 from .watched import Watched
 
 EVERY_S = 1.0
-ANSWER_WITHIN_S = 30.0  # of ranks that are asked what they do
+ANSWER_WITHIN_S = 30.0  # time for ranks to answer a question for stacks
 MESSAGE_S = 6.0
 _END_WITHIN_S = 3.0  # after a signal
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -68,14 +67,14 @@ STYLES: dict[str, Style] = {
 
 
 class ScreenOutcome(NamedTuple):
-    """How the screen ended: `quit`, `ended` (the job), `console` (asked for), or `signal` with its number."""
+    """The end of the screen: `quit`, `ended` (the job), `console` (asked for), or `signal` with a number."""
 
     word: str
     signal: int = 0
 
 
 class Picture(Widget):
-    """Shows a frame; draws again what has changed only."""
+    """Shows a frame; draws only changed lines again."""
 
     DEFAULT_CSS = "Picture { width: 100%; height: 100%; }"
 
@@ -84,7 +83,7 @@ class Picture(Widget):
         self._lines: tuple[Line, ...] = ()
 
     def show(self, lines: tuple[Line, ...]) -> None:
-        """The next frame."""
+        """Show the next frame."""
         before, self._lines = self._lines, lines
         if len(before) != len(lines):
             self.refresh()
@@ -105,7 +104,7 @@ class Picture(Widget):
 
 class Top(App[ScreenOutcome]):
     """The screen of one job. `is_watch`: it belongs to the command that started the job, ends with the job,
-    and asks what becomes of it.
+    and asks whether the job goes on.
     """
 
     ENABLE_COMMAND_PALETTE = False
@@ -145,8 +144,8 @@ class Top(App[ScreenOutcome]):
         self.frame: Frame | None = None
         self._is_watch, self._glyphs = is_watch, glyphs
         self._message_until = 0.0
-        self._asked_at = 0.0  # for stacks, on the monotonic clock; 0: nothing is asked for
-        self._num_stacks = 0  # that were there when they were asked for, or are shown
+        self._asked_at = 0.0  # time of the question for stacks, on the monotonic clock; 0: none
+        self._num_stacks = 0  # stacks that were there when they were asked for, or are shown
 
     def compose(self) -> ComposeResult:
         yield Picture()
@@ -158,7 +157,7 @@ class Top(App[ScreenOutcome]):
     def on_resize(self, _: events.Resize) -> None:
         self._draw()
 
-    # What changes.
+    # Updates.
 
     def _look(self) -> None:
         is_all = self.watched.look()
@@ -194,7 +193,7 @@ class Top(App[ScreenOutcome]):
         self.view = replace(self.view, **changes)  # type: ignore[arg-type] # by the callers' names
 
     def say(self, message: str) -> None:
-        """A sentence at the bottom for some seconds."""
+        """Show a sentence at the bottom for some seconds."""
         self._change(message=shown(message))
         self._message_until = time.monotonic() + MESSAGE_S
         self._draw()
@@ -312,7 +311,7 @@ class Top(App[ScreenOutcome]):
             self.say("no rank has answered")
 
     def _new_stacks(self) -> list[str]:
-        """What has been answered since the last time; one answer of several ranks comes in parts."""
+        """Return the answers since the last time; one answer of several ranks comes in parts."""
         self.watched.look()
         state = self.watched.state
         num_new = min(state.stacks.num - self._num_stacks, len(state.stacks))
@@ -336,7 +335,7 @@ class Top(App[ScreenOutcome]):
 
 
 def show(job: KnownJob, *, is_watch: bool = False, glyphs: Glyphs = BLOCKS) -> ScreenOutcome:
-    """Show the job until a person, the job or a signal ends it. See [Note: The terminal]."""
+    """Show the job until the user, the job or a signal ends it. See [Note: The terminal]."""
     app = Top(job, is_watch=is_watch, glyphs=glyphs)
 
     async def run() -> ScreenOutcome | None:
@@ -367,7 +366,7 @@ def _end(app: Top, number: int) -> None:
 
 
 def _end_without_terminal(has_ended: threading.Event) -> None:
-    """Ends the process a while after its terminal is gone, if nothing else does."""
+    """End the process a while after its terminal is gone, if nothing else does."""
     while os.isatty(0):
         if has_ended.wait(EVERY_S):
             return
@@ -376,7 +375,7 @@ def _end_without_terminal(has_ended: threading.Event) -> None:
 
 
 def _quietly(run: Callable[[], None]) -> Callable[[], None]:
-    """In a thread that may outlive the screen."""
+    """Run it in a thread that may outlive the screen."""
 
     def quiet() -> None:
         with contextlib.suppress(RuntimeError):  # there is no screen any more

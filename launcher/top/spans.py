@@ -22,18 +22,18 @@ Line = tuple[StyledText, ...]
 
 
 def line(*pieces: StyledText | str) -> Line:
-    """Pieces in a row; what is empty is left out."""
+    """Join pieces in a row; empty ones are left out."""
     spans = (StyledText(one) if isinstance(one, str) else one for one in pieces)
     return tuple(one for one in spans if one.text)
 
 
 def plain(pieces: Line) -> str:
-    """The text alone."""
+    """Return the text alone."""
     return "".join(one.text for one in pieces)
 
 
 def num_columns(text: str) -> int:
-    """How wide a terminal shows it."""
+    """Return the width of the text on a terminal."""
     return len(text) if text.isascii() else sum(map(_columns_of, text))
 
 
@@ -44,12 +44,12 @@ def _columns_of(one: str) -> int:
 
 
 def shown(text: str, max_length: int = 500) -> str:
-    """Text of others, harmless to a terminal."""
+    """Return foreign text, harmless to a terminal."""
     return cleaned(text.expandtabs(4), max_length).encode("utf-8", "replace").decode()
 
 
 def cut(text: str, width: int, *, more: str = "~") -> str:
-    """The text, or its beginning and a mark, in so many columns at most."""
+    """Return the text, or its beginning and a mark, in so many columns at most."""
     if num_columns(text) <= width:
         return text
     kept, used = "", 0
@@ -62,14 +62,14 @@ def cut(text: str, width: int, *, more: str = "~") -> str:
 
 
 def padded(text: str, width: int, *, is_right: bool = False) -> str:
-    """The text in exactly so many columns."""
+    """Return the text in exactly so many columns."""
     kept = cut(text, width)
     space = " " * (width - num_columns(kept))
     return space + kept if is_right else kept + space
 
 
 def fitted(pieces: Sequence[StyledText], width: int) -> Line:
-    """The line in so many columns at most, harmless whatever is in it."""
+    """Return the line in so many columns at most, harmless whatever is in it."""
     found, left = [], width
     for one in pieces:
         if left <= 0:
@@ -81,5 +81,5 @@ def fitted(pieces: Sequence[StyledText], width: int) -> Line:
 
 
 def width_of(pieces: Line) -> int:
-    """How many columns it has."""
+    """Return its number of columns."""
     return sum(num_columns(one.text) for one in pieces)

@@ -1,4 +1,4 @@
-"""The table of ranks or hosts in the columns that there are."""
+"""The table of ranks or hosts in the columns for which there is room."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GAP = 1
 _MEM_BAR = 5
 _MAX_STEP_BAR = 40
 _MAX_WAITS = 24
-# How wide a number is, and how it is shown; of another unit as it is.
+# Width of a number, and its form; other units are shown unchanged.
 _SHOWN: dict[NumberUnit, tuple[int, Callable[[float], str]]] = {
     BYTES: (8, lambda value: shown_size(int(value)) if math.isfinite(value) else str(value)),
     SHARE: (4, shown_share),
@@ -27,7 +27,7 @@ _SHOWN: dict[NumberUnit, tuple[int, Callable[[float], str]]] = {
 
 class TableColumn(NamedTuple):
     """`rank` says which columns give way first where there is no room: those with the greatest. `cell` makes
-    one cell in that width; `value` is what rows are sorted by.
+    one cell in that width; rows are sorted by `value`.
     """
 
     title: str
@@ -40,7 +40,7 @@ class TableColumn(NamedTuple):
 
 
 def columns_for(rows: Sequence[TopRow], *, by_hosts: bool, has_numbers: bool) -> list[TableColumn]:
-    """Those that have something to show."""
+    """Return the columns that are not empty."""
     host_width = min(24, max((num_columns(one.host) for one in rows), default=0))
     host = TableColumn(
         "host", max(4, host_width), 0, _text(lambda row: row.host), lambda row: row.host, False
@@ -92,7 +92,7 @@ def columns_for(rows: Sequence[TopRow], *, by_hosts: bool, has_numbers: bool) ->
 
 
 def fit(columns: Sequence[TableColumn], width: int) -> list[TableColumn]:
-    """Those that there is room for, some of them wider where there is more."""
+    """Return the columns for which there is room, some of them wider where there is more."""
     kept = list(columns)
     while len(kept) > 1 and _needed(kept) > width:
         last = max(kept, key=lambda one: one.rank)
@@ -112,7 +112,7 @@ def _needed(columns: Sequence[TableColumn]) -> int:
 
 
 def sorted_rows(rows: Sequence[TopRow], columns: Sequence[TableColumn], title: str) -> list[TopRow]:
-    """By a column: numbers the greatest first, words and ranks the other way; what is not told is last."""
+    """Sort by a column: numbers the greatest first, words and ranks the other way; missing values last."""
     column = next((one for one in columns if one.title == title), None)
     if column is None:
         return sorted(rows, key=lambda row: row.key)
@@ -128,7 +128,7 @@ def sorted_rows(rows: Sequence[TopRow], columns: Sequence[TableColumn], title: s
 
 
 def head_line(columns: Sequence[TableColumn], sort: str) -> Line:
-    """The titles; that of the column by which rows are sorted has a mark."""
+    """Return the titles; that of the column by which rows are sorted has a mark."""
     pieces: list[StyledText] = []
     for one in columns:
         mark = "*" if one.title == sort else ""
@@ -140,7 +140,7 @@ def head_line(columns: Sequence[TableColumn], sort: str) -> Line:
 
 
 def row_line(row: TopRow, columns: Sequence[TableColumn], glyphs: Glyphs) -> Line:
-    """One row."""
+    """Return one row."""
     pieces: list[StyledText] = []
     for one in columns:
         cell = one.cell(row, one.width, glyphs)

@@ -13,7 +13,7 @@ _INSTALL = "pip install '.[watch]' in a clone of dslaunch"
 
 
 def why_no_screen() -> str:
-    """Why no screen can be shown in this place; empty if one can."""
+    """Return why no screen can be shown in this place; empty if one can."""
     if sys.stdout is None or not sys.stdout.isatty():
         return "standard output is no terminal"
     if sys.stdin is None or not sys.stdin.isatty():
@@ -26,7 +26,7 @@ def why_no_screen() -> str:
 
 
 def require_package(what: str, *, instead: str = "") -> None:
-    """Errors: LaunchError if what draws the screen is not installed"""
+    """Errors: LaunchError if the package that draws the screen is not installed"""
     if importlib.util.find_spec(PACKAGE) is None:
         raise LaunchError(
             f"{what} draws with the package {PACKAGE}, which is not installed here; install it: "

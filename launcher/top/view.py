@@ -1,4 +1,4 @@
-"""What a person has chosen to see, and what is known of the job beside its events."""
+"""The user's choices for the screen, and facts about the job beside its events."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """`by` is `ranks`, `hosts`, or empty: as the size of the job has it. `sort` is a title of a column;
-    `offset` the number of rows that are above the screen. `keys` are shown at the bottom, with what they do.
+    """`by` is `ranks`, `hosts`, or empty: by the size of the job. `sort` is a title of a column; `offset` the
+    number of rows that are above the screen. `keys` are shown at the bottom, with their meaning.
     """
 
     by: str = ""
@@ -21,7 +21,7 @@ class View:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
     """The job as its record has it: `state` is a word, `why` a sentence on a job that is lost. Times are
-    seconds since the epoch, 0 for what has not happened.
+    seconds since the epoch, 0 for events that have not happened.
     """
 
     name: str

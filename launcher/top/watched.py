@@ -12,7 +12,7 @@ from ..run_state.run_state import RunState
 from .view import JobFacts
 
 EVENTS = "events"  # in the job's folder
-_LOOK_S = 0.2  # how long the screen may stand still while much is read
+_LOOK_S = 0.2  # the screen may stand still so long while much is read
 
 
 class Watched:
@@ -24,7 +24,7 @@ class Watched:
         self._reader = EventReader(job.folder / EVENTS)
 
     def look(self, *, limit_s: float = _LOOK_S) -> bool:
-        """Take what is new; False if there is more, which the next look takes.
+        """Take news; False if there are more, which the next look takes.
 
         The job is looked at first: of one that has ended all events are there.
         """
@@ -38,12 +38,12 @@ class Watched:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is no more."""
+        """Tell whether it has ended."""
         return not self.job.is_live
 
     @property
     def facts(self) -> JobFacts:
-        """What the record says."""
+        """Return the facts in the record."""
         record, job = self.job.record, self.job
         is_told = self.state.exit_code is not None and job.why == REMOVED
         code = record.exit_code if job.state == JobState.ENDED.value and not job.why else self.state.exit_code

@@ -1,4 +1,4 @@
-"""Traces of steps: from what each rank has written to one file, and to where the time went.
+"""Traces of steps: from each rank's files to one file, and to where the time went.
 
 It may import output and what stands below it.
 """

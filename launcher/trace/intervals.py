@@ -1,4 +1,4 @@
-"""Sets of moments as sorted runs that do not touch: what overlaps what, and for how long."""
+"""Sets of moments as sorted runs that do not touch: their overlaps and lengths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Runs = list[tuple[int, int]]  # [began, ended), sorted, apart from each other
 
 
 def union(pieces: Iterable[tuple[int, int]]) -> Runs:
-    """All moments that are in any of them."""
+    """Return all moments that are in any of them."""
     runs: Runs = []
     for began, ended in sorted(pieces):
         if ended <= began:
@@ -22,7 +22,7 @@ def union(pieces: Iterable[tuple[int, int]]) -> Runs:
 
 
 def common(one: Runs, other: Runs) -> Runs:
-    """The moments that are in both."""
+    """Return the moments that are in both."""
     found: Runs = []
     here, there = _first_near(other, one), _first_near(one, other)
     while here < len(one) and there < len(other):
@@ -37,7 +37,7 @@ def common(one: Runs, other: Runs) -> Runs:
 
 
 def without(one: Runs, other: Runs) -> Runs:
-    """The moments of `one` that are not in `other`."""
+    """Return the moments of `one` that are not in `other`."""
     found: Runs = []
     place = _first_near(one, other)
     for began, ended in one:
@@ -55,10 +55,12 @@ def without(one: Runs, other: Runs) -> Runs:
 
 
 def _first_near(one: Runs, other: Runs) -> int:
-    """The place of the first run of `other` that may touch one of `one`: a few are often asked of many."""
+    """Return the place of the first run of `other` that may touch one of `one`: a few are often asked of
+    many.
+    """
     return max(0, bisect_left(other, one[0]) - 1) if one else 0
 
 
 def length(runs: Runs) -> int:
-    """How long they are together."""
+    """Return their length together."""
     return sum(ended - began for began, ended in runs)

@@ -1,8 +1,8 @@
 """Many ranks' traces as one file that Perfetto and chrome://tracing open.
 
-The format is Chrome's: JSON, in which each rank is a process with rows (threads) of its own. What overlaps
-cannot be in one row, so what is under way at one time has as many rows as it needs. The first line of the
-file has what `dslaunch trace` prints.
+The format is Chrome's: JSON, in which each rank is a process with rows (threads) of its own. Slices that
+overlap cannot be in one row, so overlapping work has as many rows as it needs. `dslaunch trace` prints the
+first line of the file.
 
 Source: the "Trace Event Format" document of the Chromium project
 """
@@ -25,10 +25,10 @@ from ..inputs.named_file import open_named
 from ..node.system.plain_file import open_plain
 from .rank_trace import RANGE, RankTrace, Slice
 
-MAX_TORCH_EVENTS = 400_000  # of a rank; more make Perfetto slow
+MAX_TORCH_EVENTS = 400_000  # events per rank; more make Perfetto slow
 _TOLD_EACH = 10_000  # events
 HEAD = "dslaunch"
-# Where the rows begin; what is on the program's own row is nested, as the program is.
+# First rows; the slices on the program's own row are nested, as the program is.
 _PROGRAM, _UNDER_WAY, _DISK, _OTHERS, _THREADS, _STREAMS = 1, 10, 40, 70, 1000, 100_000
 _BESIDE, _MAX_BESIDE = 10_000_000, 30
 _UNDER_WAY_KINDS = {"communication": _UNDER_WAY, "disk": _DISK}
@@ -38,11 +38,11 @@ Event = dict[str, Any]
 
 
 class Merged(NamedTuple):
-    """What became of it."""
+    """The result of a merge."""
 
     num_events: int
     num_bytes: int
-    notes: tuple[tuple[int, str], ...]  # what was left out, by rank
+    notes: tuple[tuple[int, str], ...]  # missing parts, by rank
 
 
 def write_merged(
@@ -56,7 +56,7 @@ def write_merged(
     notes: list[tuple[int, str]] = []
     num_events = 0
     try:
-        with contextlib.suppress(FileNotFoundError):  # of a job that was killed
+        with contextlib.suppress(FileNotFoundError):  # left by a job that was killed
             os.unlink(part)
         fd = open_plain(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         with open(fd, "wb") as raw, _opened(raw, path) as file:
@@ -77,7 +77,7 @@ def write_merged(
             f"--trace: {path}: {error.strerror}; give --trace_to a file that you can write"
         ) from None
     finally:
-        with contextlib.suppress(OSError):  # if it failed, or a signal ended it
+        with contextlib.suppress(OSError):  # it is there if writing failed, or a signal ended it
             os.unlink(part)
     return Merged(num_events, size, tuple(notes))
 
@@ -89,7 +89,7 @@ def _opened(raw: IO[bytes], path: str) -> AbstractContextManager[IO[bytes]]:
 
 
 def read_head(path: str) -> dict[str, Any]:
-    """What the first line has.
+    """Return the content of the first line.
 
     Errors: LaunchError if it is no such file
     """
@@ -115,12 +115,12 @@ def read_head(path: str) -> dict[str, Any]:
 
 
 def not_ours(path: str) -> LaunchError:
-    """What is said of a file that --trace has not written so."""
+    """Return the error for a file that --trace has not written."""
     return LaunchError(f"{path} is no trace of dslaunch's; give a file that dslaunch --trace has written")
 
 
 def events_of(traces: Sequence[RankTrace], notes: list[tuple[int, str]]) -> Iterator[Event]:
-    """All events; what is left out is added to `notes`."""
+    """Yield all events; missing parts are added to `notes`."""
     begun = chain(
         (one.began for trace in traces for one in trace.steps),
         (one.began for trace in traces for one in chain(trace.spans, trace.torch)),
@@ -138,7 +138,7 @@ class _Process:
 
     def __init__(self, trace: RankTrace, base: int, place: int, flows: _Flows) -> None:
         self._trace, self._base, self._place, self._flows = trace, base, place, flows
-        self._titles: dict[int, str] = {}  # of rows
+        self._titles: dict[int, str] = {}  # titles of rows
         self._threads: dict[int, int] = {}  # rows of torch's, by thread
 
     def events(self, notes: list[tuple[int, str]]) -> Iterator[Event]:
@@ -156,7 +156,7 @@ class _Process:
             yield self._about("thread_sort_index", row, sort_index=row)
 
     def _own(self) -> Iterator[Event]:
-        """What the program's thread does, and other threads."""
+        """Yield the events of the program's thread, and of other threads."""
         trace = self._trace
         others = sorted({one.thread for one in trace.spans} - {trace.main_thread})
         rows = {trace.main_thread: _PROGRAM} | {one: _OTHERS + i for i, one in enumerate(others)}
@@ -183,7 +183,7 @@ class _Process:
 
     def _torch(self, notes: list[tuple[int, str]]) -> Iterator[Event]:
         trace = self._trace
-        # Of what has a mark of ours our own span says more, but where a GPU does it.
+        # Skip torch's copy of our own ranges, except on a GPU.
         slices = [one for one in trace.torch if not (one.kind == RANGE and one.name.startswith(marks.SPAN))]
         kept_ids: set[int] | None = None
         if len(slices) > MAX_TORCH_EVENTS:
@@ -199,7 +199,7 @@ class _Process:
             kept_ids = set()
         yield from self._nested(slices)
         if kept_ids is not None:
-            return  # an arrow whose end is not there leads to another slice
+            return  # an arrow without an end leads to another slice
         for arrow in trace.arrows:
             thread, device = arrow.get("tid"), arrow.get("pid")
             if not isinstance(thread, int) or not isinstance(device, int):
@@ -220,8 +220,8 @@ class _Process:
             }
 
     def _nested(self, slices: Sequence[Slice]) -> Iterator[Event]:
-        """Each in the row of its thread or stream. What is not nested there, as gloo's messages, which torch
-        notes for the thread that sent them, has a row beside it.
+        """Yield each slice in the row of its thread or stream. One that is not nested there has a row beside
+        it, such as gloo's messages, which torch notes for the thread that sent them.
         """
         under_way: dict[int, list[int]] = {}  # by row: when these end, the innermost last
         for one in sorted(slices, key=lambda one: (one.began, -one.ended)):
@@ -229,7 +229,7 @@ class _Process:
             yield self._slice(one, self._fitting(one, row, under_way))
 
     def _fitting(self, one: Slice, row: int, under_way: dict[int, list[int]]) -> int:
-        """That row, or the first one beside it in which it is nested."""
+        """Return that row, or the first one beside it in which it is nested."""
         beside, place = row, 0
         while True:
             ends = under_way.setdefault(beside, [])

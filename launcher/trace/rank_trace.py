@@ -1,7 +1,7 @@
-"""What one rank has written of its steps, with all times on the launcher's clock.
+"""One rank's files about its steps, with all times on the launcher's clock.
 
-What is in the files is described in runtime/tracing/tracer.py. They come from another machine, so nothing in
-them is taken for granted.
+runtime/tracing/tracer.py describes the files. They come from another machine, so nothing in them is taken for
+granted.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _TORCH_KINDS = {OPERATOR, RANGE, KERNEL, GPU_RANGE, *GPU_COPIES, "cuda_runtime",
 
 
 class Slice(NamedTuple):
-    """Something that took time. Units: nanoseconds of the launcher's monotonic clock."""
+    """Work that took time. Units: nanoseconds of the launcher's monotonic clock."""
 
     kind: str
     name: str
     began: int
     ended: int
-    thread: int  # of the host, or a GPU's stream
+    thread: int  # a thread of the host, or a GPU's stream
     args: dict[str, Any]
     device: int = -1  # a GPU
 
@@ -43,7 +43,7 @@ class Step(NamedTuple):
 
 
 class RankTrace(NamedTuple):
-    """`problems` are sentences on what is not there."""
+    """`problems` are sentences on missing parts."""
 
     rank: int
     host: str
@@ -61,7 +61,7 @@ class RankTrace(NamedTuple):
 
 
 def spans_name(rank: int) -> str:
-    """The file in which a rank says what it did."""
+    """Return the name of the file in which a rank notes its work."""
     return f"trace-{rank}.spans"
 
 
@@ -75,8 +75,8 @@ def read_rank(
     how_it_ended: str = "",
     was_brought: bool = True,
 ) -> RankTrace:
-    """What this rank has left in the folder, if anything. `how_it_ended` says it of a rank that failed, or
-    was stopped because another one did. `was_brought` is false if what came could not be written here.
+    """Read the rank's files in the folder, if there are any. `how_it_ended` describes the end of a rank that
+    failed, or was stopped because another one did. `was_brought` is false if they could not be written here.
     """
     nothing = RankTrace(rank, host, 0, (), (), (), (), 0.0, ())
     try:
@@ -170,7 +170,7 @@ class _Reading:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects in it; a last line that was cut off is none."""
+    """Yield the objects in it; a last line that was cut off is none."""
     text = path.read_bytes()
 
     def objects() -> Iterator[dict[str, Any]]:
@@ -195,8 +195,8 @@ def _clocks(line: dict[str, Any]) -> tuple[int, int, int]:
 
 
 def _epoch(first: tuple[int, int, int], end: dict[str, Any]) -> tuple[int, int]:
-    """The system's time minus the monotonic clock, and by how much that may be wrong: the system's time may
-    have been set while the trace was made.
+    """Return the system's time minus the monotonic clock, and its possible error: the system's time may have
+    been set while the trace was made.
     """
     last = _clocks(end) if "clock" in end else first
     apart = [one[1] - one[0] for one in (first, last)]
@@ -212,7 +212,7 @@ def _span(given: Any, shift: int) -> Slice:
 
 
 def _torch(path: Path, convert: Callable[[int], int]) -> tuple[tuple[Slice, ...], tuple[dict[str, Any], ...]]:
-    """Torch's slices, and its arrows with `ts` in our nanoseconds."""
+    """Return torch's slices, and its arrows with `ts` in our nanoseconds."""
     with path.open("rb") as file:
         given = json.load(file)
     base = int(given.get("baseTimeNanoseconds", 0))

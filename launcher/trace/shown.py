@@ -1,4 +1,4 @@
-"""Where the time of a trace went, as it is printed."""
+"""The printed table of where the time of a trace went."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEAD = (
 
 
 def head_of(times: Sequence[RankTimes], problems: Sequence[str], *, clock_error_s: float) -> dict[str, Any]:
-    """What a file keeps of it."""
+    """Return the part of it that a file keeps."""
     return {
         "version": 1,
         "ranks": [one.as_json() for one in times],
@@ -29,7 +29,7 @@ def head_of(times: Sequence[RankTimes], problems: Sequence[str], *, clock_error_
 
 
 def lines_of_file(path: str, *, ranks: Sequence[range] | None = None) -> list[str]:
-    """The same of a file, whatever is in it.
+    """Return the lines for a file, whatever is in it.
 
     Errors: LaunchError if it is no such file, or has none of these ranks
     """
@@ -41,7 +41,9 @@ def lines_of_file(path: str, *, ranks: Sequence[range] | None = None) -> list[st
 
 
 def lines_of(head: dict[str, Any], *, ranks: Sequence[range] | None = None, path: str = "") -> list[str]:
-    """`ranks`: these alone. Errors: LaunchError if the file has none of them, or is of another version"""
+    """Return the lines of the table, for `ranks` alone if given. Errors: LaunchError if the file has none of
+    them, or is of another version
+    """
     try:
         times = [RankTimes.from_json(one) for one in head["ranks"]]
         problems, error_s = [str(one) for one in head["problems"]], float(head["clock_error_s"])
@@ -93,8 +95,8 @@ def _table(times: Sequence[RankTimes]) -> list[str]:
 
 
 def _named(title: str, times: Sequence[RankTimes], field: str) -> list[str]:
-    """The longest of all ranks together: the mean, and the rank that has the most of it. A rank without any
-    operator has ended before it wrote them, and counts for no mean.
+    """Return the longest of all ranks together: the mean, and the rank that has the most of it. A rank
+    without any operator has ended before it wrote them, and counts for no mean.
     """
     times = [one for one in times if one.operators or field != "operators"]
     by_name: dict[str, list[tuple[float, int, float]]] = {}

@@ -1,16 +1,16 @@
-"""Where the time of a rank's steps went.
+"""The parts of the time of a rank's steps.
 
-What counts as what
--------------------
-On a GPU the kernels tell: compute are those that are not NCCL's, the optimizer those that were started in
+Kinds of time
+-------------
+On a GPU the kernels count: compute are those that are not NCCL's, the optimizer those that were started in
 `engine.step()`, communication NCCL's. Communication is hidden while a kernel that computes runs, and exposed
-else. What is left of a step is idle: the GPU has nothing to do. Data is how long the program took to get its
-data; where that is not hidden it is a part of idle.
+otherwise. The rest of a step is idle: the GPU has nothing to do. Data is the time that the program took to
+get its data; where that is not hidden it is a part of idle.
 
-On a CPU the program's thread tells: it does one thing at a time, and what is exposed is what it waits for.
-Communication goes from its start to the moment at which the program has it. A moment that is several things
+On a CPU the program's thread counts: it does one thing at a time, and exposed time is time that it waits.
+Communication goes from its start to the moment at which the program has its result. A moment of several kinds
 is the first of: waiting for other ranks, waiting for a disk, checkpoint, optimizer, forward and backward,
-data. What is left is idle: the program does something else.
+data. The rest is idle: the program does something else.
 Units: seconds, means of the steps that were traced.
 """
 
@@ -24,14 +24,14 @@ from .intervals import Runs, common, length, union, without
 from .rank_trace import GPU_COPIES, GPU_RANGE, KERNEL, OPERATOR, RANGE, RankTrace, Slice
 
 MAX_NAMED = 10
-_MAX_KEPT = 200  # of a rank; the mean over ranks needs those, too, that are long on other ranks only
+_MAX_KEPT = 200  # operators per rank; the mean over ranks needs those, too, that are long on other ranks only
 _TORCH_OPTIMIZER = "Optimizer.step#"  # torch's own ranges, in a program without our engine
 _TORCH_LOADER = "enumerate(DataLoader)"
 _TORCH_SENDS = ("gloo:", "nccl:", "mpi:", "ucc:")
 
 
 class NamedTime(NamedTuple):
-    """Something that has a name, and what it took in a step."""
+    """A named part of a step, and its time."""
 
     name: str
     s: float
@@ -39,7 +39,7 @@ class NamedTime(NamedTuple):
 
 
 class RankTimes(NamedTuple):
-    """None is what is not known."""
+    """None is an unknown value."""
 
     rank: int
     host: str
@@ -59,7 +59,7 @@ class RankTimes(NamedTuple):
 
     @property
     def hidden(self) -> float | None:
-        """The share of communication that costs no time; None if there is none."""
+        """Part of communication that costs no time; None if there is none."""
         return 1.0 - self.exposed_s / self.communication_s if self.communication_s > 0 else None
 
     def as_json(self) -> dict[str, Any]:
@@ -70,21 +70,21 @@ class RankTimes(NamedTuple):
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> RankTimes:
-        """Errors: TypeError or ValueError if it is none"""
+        """Read it. Errors: TypeError or ValueError for another form"""
         for name in ("exposed", "operators"):
             given = {**given, name: [NamedTime(*one) for one in given[name]]}
         return cls(**given)
 
 
 def times_of(trace: RankTrace) -> RankTimes | None:
-    """None if it has no whole step."""
+    """Return the times; None if there is no whole step."""
     if not trace.steps:
         return None
     return (_gpu_times if trace.has_gpu else _cpu_times)(trace)
 
 
 class _Window:
-    """The moments of all steps that were traced."""
+    """The moments of all traced steps."""
 
     def __init__(self, trace: RankTrace) -> None:
         self._trace = trace
@@ -92,7 +92,7 @@ class _Window:
         self.num_steps = len(trace.steps)
 
     def spans(self, *kinds: str) -> Runs:
-        """Those of ours of the program's thread."""
+        """Return our spans of the program's thread."""
         main = self._trace.main_thread
         return self.clip(one for one in self._trace.spans if one.kind in kinds and one.thread == main)
 
@@ -103,7 +103,7 @@ class _Window:
         return common(union((one.began, one.ended) for one in slices), self.runs)
 
     def s(self, runs: Runs) -> float:
-        """A step's share, in seconds."""
+        """Return a step's part, in seconds."""
         return length(runs) / self.num_steps / 1e9
 
 
@@ -199,7 +199,7 @@ def _is_sent(kernel: Slice) -> bool:
 
 
 def _named_by(kernel: Slice, ranges: Sequence[Slice]) -> str:
-    """As our range in its stream says that is around its start."""
+    """Return the name of our range in its stream that is around its start."""
     around = (one for one in ranges if one.began <= kernel.began < one.ended)
     found = next(around, None)
     return kernel.name if found is None else found.name.removeprefix(marks.SPAN)
@@ -212,7 +212,7 @@ def _waits(trace: RankTrace, window: _Window) -> Iterator[tuple[str, int]]:
 
 
 def _own_times(trace: RankTrace, window: _Window) -> Iterator[tuple[str, int]]:
-    """Of each operator, what it took without those that it called."""
+    """Yield each operator's time without those that it called."""
     by_thread: dict[int, list[Slice]] = {}
     for one in trace.torch:
         if one.kind == OPERATOR:
@@ -232,7 +232,7 @@ def _own_times(trace: RankTrace, window: _Window) -> Iterator[tuple[str, int]]:
 
 
 def _longest(found: Iterable[tuple[str, int]], window: _Window) -> list[NamedTime]:
-    """Those of one name together."""
+    """Return the longest, those of one name together."""
     sums: dict[str, list[int]] = {}
     for name, took in found:
         if took > 0:

@@ -1,4 +1,4 @@
-"""The end of an attempt that was traced: from what the hosts have sent to one file, and a table."""
+"""The end of a traced attempt: from the hosts' files to one file, and a table."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MAX_SILENT_BYTES = 8 << 20  # more take longer than two seconds
 def write_trace(
     options: TraceOptions, plan: Plan, files: TraceFiles, console: Console, verdict: Verdict, *, path: str
 ) -> bool:
-    """Merge what an attempt has brought, and say where its time went; returns whether there is a file.
+    """Merge the files of an attempt, and print where its time went; return whether there is a file.
 
-    Errors: LaunchError if that cannot be written; where the time went has been said then
+    Errors: LaunchError if that cannot be written; the table was printed then
     """
     nbytes = files.num_bytes()
     if nbytes > MAX_SILENT_BYTES:
@@ -54,7 +54,7 @@ def write_trace(
     problems = [(one.rank, problem) for one in traces for problem in one.problems]
     found = [one for one in traces if one.steps]
     if not found:
-        if "started" not in dict(verdict.phases_s):  # why not is said elsewhere
+        if "started" not in dict(verdict.phases_s):  # another message has the reason
             return False
         for rank, problem in problems:
             console.warn(f"--trace: rank {rank}: {problem}")
@@ -87,7 +87,7 @@ def write_trace(
 
 
 def _ends(verdict: Verdict, ranks: Iterable[int]) -> Mapping[int, str]:
-    """How ranks ended that did not end well."""
+    """Describe the ends of ranks that did not end well."""
     failures = (verdict.culprit, *verdict.others)
     is_stopped = verdict.culprit is not None or verdict.interrupted_by is not None
     stopped = dict.fromkeys(ranks, "it was stopped when the job was") if is_stopped else {}
@@ -101,7 +101,7 @@ def _ends(verdict: Verdict, ranks: Iterable[int]) -> Mapping[int, str]:
 
 
 def free_path(options: TraceOptions, name: str, *, node_rank: int | None = None) -> str:
-    """Where the file goes: a name of ours is one that no file has.
+    """Return the path of the file: a name of ours is one that no file has.
 
     `node_rank`: of a job without SSH, in which each node writes its own.
     """
@@ -119,7 +119,7 @@ def free_path(options: TraceOptions, name: str, *, node_rank: int | None = None)
 
 
 def refuse_place(options: TraceOptions) -> None:
-    """Now, since the job may take days. Errors: LaunchError if no file can be made there"""
+    """Check the place now, since the job may take days. Errors: LaunchError if no file can be made there"""
     if options.place and os.path.isdir(options.place):
         raise LaunchError(f"--trace_to={options.place}: is a folder; give the name of a file")
     folder = os.path.dirname(os.path.abspath(options.place or "trace"))
