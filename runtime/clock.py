@@ -10,7 +10,7 @@ import torch
 
 
 class Clock:
-    """Adds up times by name; where it is off it costs nothing.
+    """Clock that adds up times by name; where it is off it costs nothing.
 
     A GPU is waited for at both ends, which costs some speed.
     """

@@ -143,12 +143,12 @@ def read_trace(environ: Mapping[str, str] | None = None) -> TraceRequest | None:
 
 
 def read_accelerator(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return what DS_ACCELERATOR says the job trains on, or None."""
+    """Return the accelerator that DS_ACCELERATOR names, or None."""
     return (os.environ if environ is None else environ).get("DS_ACCELERATOR") or None
 
 
 def _check_alike(env: Mapping[str, str], started: StartedProcess | None) -> None:
-    """See that the one of RANK and WORLD_SIZE that is set is what MPI or Slurm says too."""
+    """Check that the one of RANK and WORLD_SIZE that is set is what MPI or Slurm says too."""
     given, missing = ("RANK", "WORLD_SIZE") if "RANK" in env else ("WORLD_SIZE", "RANK")
     if started is None:
         raise ConfigError(f"{given} is set but {missing} is not; start with dslaunch, or set both or neither")

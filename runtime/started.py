@@ -107,7 +107,7 @@ def _order(env: Mapping[str, str]) -> tuple[_Names, ...]:
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    """NAME=value of the first of them that is set."""
+    """Return NAME=value of the first of the variables that is set."""
     return next((f"{name}={env[name]}" for name in names if env.get(name)), None)
 
 

@@ -39,7 +39,7 @@ def to_host(tensor: Tensor, *, is_pinned: bool = True) -> Tensor | HostCopy:
 
 
 def to_device(saved: Tensor | HostCopy) -> Tensor:
-    """Return what `to_host` took."""
+    """Return the tensor that `to_host` took."""
     if isinstance(saved, HostCopy):
         if saved.copied is not None:
             saved.copied.wait()

@@ -31,7 +31,7 @@ class RngTracker:
         self._states = {}
 
     def get_states(self) -> dict[str, Tensor]:
-        """Return what `set_states` takes."""
+        """Return the states in the form that `set_states` takes."""
         return dict(self._states)
 
     def set_states(self, states: dict[str, Tensor]) -> None:

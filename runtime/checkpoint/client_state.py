@@ -103,7 +103,7 @@ def fingerprint(value: object) -> str:
 
 
 class _Canonical(pickle.Pickler):
-    """Pickles equal values to equal bytes; nothing reads them."""
+    """Pickler that writes equal bytes for equal values; no program reads them."""
 
     def persistent_id(self, value: Any) -> Any:
         if isinstance(value, Tensor):

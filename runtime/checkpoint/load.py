@@ -133,7 +133,7 @@ def _candidates(training: Training, store: Store, tag: str | None, plan: LoadPla
 
 
 def _check_asked(asked: list[dict[str, Any]]) -> None:
-    """See that all ranks want the same, since each reads a part of it."""
+    """Check that all ranks want the same, since each reads a part of it."""
     for rank, other in enumerate(asked):
         for name, value in asked[0].items():
             if other[name] != value:
@@ -214,7 +214,7 @@ class _Load:
         return None
 
     def _together(self, what: str, do: Callable[[], object]) -> _Problem | None:
-        """Do it on all ranks, and return the first one's problem."""
+        """Call `do` on all ranks, and return the first one's problem."""
         own: _Problem | None = None
         try:
             do()
@@ -236,7 +236,7 @@ class _Load:
         return f"{where} cannot be taken over: {type(error).__name__}: {error}", False
 
     def _prepare(self, undo: ExitStack) -> None:
-        """See that all that will be read is good and fits, and take over all but the model's tensors."""
+        """Check that all that will be read is good and fits, and take over all but the model's tensors."""
         training, plan = self._training, self._plan
         if not self._tag:
             raise _Unfit(

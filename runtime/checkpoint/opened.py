@@ -39,7 +39,7 @@ class OpenCheckpoint(Protocol):
         """
 
     def check(self, all_runs: Iterable[TensorRuns], names: Iterable[str] = ()) -> None:
-        """See that what `read` of these, and `tensor` of these names, will read is there and as it was
+        """Check that what `read` of these, and `tensor` of these names, will read is there and as it was
         written; nothing is kept of it.
         """
 

@@ -72,14 +72,14 @@ class Preemption:
         )
 
     def close(self) -> None:
-        """Let SIGTERM do what it did before."""
+        """Give SIGTERM its previous effect again."""
         if self._is_listening:
             self._is_listening = False
             signal.signal(signal.SIGTERM, self._before)
 
 
 def last_words(where: str, code: int) -> str:
-    """Return what is said before the end."""
+    """Return the last message before the end."""
     where = without_credentials(where)
     if code == CHANGE_CODE:
         return f"the hosts change: training is saved in {where}, and ends to go on from there with others"

@@ -61,11 +61,11 @@ class PreparedSave:
 
     @property
     def where(self) -> str:
-        """The folder that it will be."""
+        """Path of the new checkpoint's folder."""
         return f"{self.store.where}/{self.tag}"
 
     def write(self) -> None:
-        """Write it, and point `latest` at it.
+        """Write the checkpoint, and point `latest` at it.
 
         Order:  every rank calls this; none goes on before the checkpoint is there
         Errors: CheckpointError, the same on every rank, if one of them cannot write
@@ -81,7 +81,7 @@ class PreparedSave:
             )
 
     def _write(self) -> str | None:
-        """Return what went wrong on any rank, and on which."""
+        """Write, and return the error of any rank, with its number."""
         notes = self.notes
         problem: str | None
         if self.rank == 0:
@@ -147,7 +147,7 @@ class PreparedSave:
                 )
 
     def _check_is_seen(self, files: Iterable[str]) -> None:
-        """See that what other ranks have written is in the folder of rank 0.
+        """Check that the files of other ranks are in the folder of rank 0.
 
         Errors: OSError
         """
@@ -187,7 +187,7 @@ def prune(store: Store, *, keep_last: int) -> list[str]:
 
 
 def doomed(store: Store, *, keep_last: int) -> list[str]:
-    """Return what `prune` would remove, oldest first."""
+    """Return the checkpoints that `prune` would remove, oldest first."""
     latest = store.latest()
     return [tag for tag in store.tags()[:-keep_last] if tag != latest]
 

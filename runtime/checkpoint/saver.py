@@ -64,7 +64,7 @@ class Saver:
         weakref.finalize(self, self._current.tell_failure)  # at exit, too, when the thread has ended
 
     def save(self, prepared: PreparedSave, *, is_async: bool, begun_at: float) -> None:
-        """Write it; `is_async`: return as soon as training may go on.
+        """Write a checkpoint; `is_async`: return as soon as training may go on.
 
         `begun_at` is when training began to wait, by perf_counter.
 

@@ -1,4 +1,4 @@
-"""Everything that a checkpoint is made of, while it is alive."""
+"""Parts of a training that a checkpoint saves and loads."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Training:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank speaks for those that hold the same layers."""
+        """True if this rank speaks for those that hold the same layers."""
         return self.domains.leads
 
     def written_beside(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Progress:
     skipped_steps: int = 0
 
     def to_dict(self) -> dict[str, int]:
-        """Return what a checkpoint keeps."""
+        """Return the numbers that a checkpoint keeps."""
         return asdict(self)
 
     def become(self, other: Progress) -> None:

@@ -96,7 +96,7 @@ class CheckpointHiddenStatesOffload(torch.autograd.graph.saved_tensors_hooks):
 
 
 def get_checkpoint_hidden_states_offloading_ctx_manager(**options: Any) -> CheckpointHiddenStatesOffload:
-    """Return such a context."""
+    """Return a context that moves inputs of checkpoints to host memory."""
     return CheckpointHiddenStatesOffload(**options)
 
 

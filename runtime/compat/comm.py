@@ -256,7 +256,7 @@ def reduce_scatter_fn(
 
 
 def has_reduce_scatter_tensor() -> bool:
-    """Whether `reduce_scatter_tensor` works: it does."""
+    """Return True: `reduce_scatter_tensor` works."""
     return True
 
 
@@ -285,12 +285,12 @@ def allgather_fn(
 
 
 def has_all_gather_into_tensor() -> bool:
-    """Whether `all_gather_into_tensor` works: it does."""
+    """Return True: `all_gather_into_tensor` works."""
     return True
 
 
 def has_all_reduce_coalesced() -> bool:
-    """Whether `all_reduce_coalesced` works: it does."""
+    """Return True: `all_reduce_coalesced` works."""
     return True
 
 
@@ -344,7 +344,7 @@ def all_to_all(
 
 
 def send(tensor: Tensor, dst: int, group: Group = None, tag: int = 0) -> None:
-    """Send it to rank `dst`, a number in the job."""
+    """Send the tensor to rank `dst`, a number in the job."""
     dist.send(tensor, dst, group=group, tag=tag)
 
 
@@ -354,12 +354,12 @@ def recv(tensor: Tensor, src: int | None = None, group: Group = None, tag: int =
 
 
 def isend(tensor: Tensor, dst: int, group: Group = None, tag: int = 0) -> Any:
-    """Begin to send; the work says when it is done."""
+    """Begin to send; the returned work tells when it is done."""
     return dist.isend(tensor, dst, group=group, tag=tag)
 
 
 def irecv(tensor: Tensor, src: int | None = None, group: Group = None, tag: int = 0) -> Any:
-    """Begin to receive; the work says when it is done."""
+    """Begin to receive; the returned work tells when it is done."""
     return dist.irecv(tensor, src, group=group, tag=tag)
 
 
@@ -376,7 +376,7 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Any]:
-    """Begin all of these; returns their works."""
+    """Begin all of these operations; return their works."""
     return dist.batch_isend_irecv(
         [
             dist.P2POp(getattr(dist, one.op), one.tensor, one.peer, group=one.group, tag=one.tag)

@@ -39,7 +39,7 @@ def data_parallel_world_size() -> int:
 
 
 def data_parallel_rank() -> int:
-    """Return this rank's number among those."""
+    """Return this rank's number among the data-parallel ranks."""
     return current_axes().coordinates(dist.get_rank())["dp"]
 
 
@@ -54,7 +54,7 @@ def model_parallel_world_size() -> int:
 
 
 def model_parallel_rank() -> int:
-    """Return this rank's number among those."""
+    """Return this rank's number among the model-parallel ranks."""
     return current_axes().coordinates(dist.get_rank())["tp"]
 
 
@@ -73,7 +73,7 @@ def model_parallel_group() -> Any:
 
 
 def model_parallel_src_rank() -> int:
-    """Return the first of them."""
+    """Return the first of the model-parallel ranks."""
     return current_axes().line_of(dist.get_rank(), ("tp",))[0]
 
 
@@ -84,7 +84,7 @@ def sequence_parallel_world_size() -> int:
 
 
 def sequence_parallel_rank() -> int:
-    """Return this rank's number among those."""
+    """Return this rank's number among the sequence-parallel ranks."""
     ranks = current_ranks()
     return 0 if ranks is None else ranks.index
 
@@ -116,7 +116,7 @@ def sequence_data_parallel_world_size() -> int:
 
 
 def sequence_data_parallel_rank() -> int:
-    """Return this rank's number among those."""
+    """Return this rank's number among the sequence-data-parallel ranks."""
     axis = sharers()
     return dist.get_rank() if axis is None else axis.index
 
@@ -130,12 +130,12 @@ def expert_parallel_group(group_name: str) -> Any:
 
 
 def expert_parallel_world_size(group_name: str) -> int:
-    """Return how many these are."""
+    """Return the number of expert-parallel ranks."""
     return _axis_of(group_name, 0).size
 
 
 def expert_parallel_rank(group_name: str) -> int:
-    """Return this rank's number among them."""
+    """Return this rank's number among the expert-parallel ranks."""
     return _axis_of(group_name, 0).index
 
 
@@ -148,12 +148,12 @@ def expert_data_parallel_group(group_name: str) -> Any:
 
 
 def expert_data_parallel_world_size(group_name: str) -> int:
-    """Return how many these are."""
+    """Return the number of expert-data-parallel ranks."""
     return _axis_of(group_name, 1).size
 
 
 def expert_data_parallel_rank(group_name: str) -> int:
-    """Return this rank's number among them."""
+    """Return this rank's number among the expert-data-parallel ranks."""
     return _axis_of(group_name, 1).index
 
 

@@ -1,4 +1,4 @@
-"""`init_distributed()`, as DeepSpeed has it."""
+"""`init_distributed()` with DeepSpeed's arguments."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def init_distributed(  # noqa: PLR0913  (DeepSpeed's signature)
 
 
 def require_process_group(dist_init_required: bool | None) -> None:
-    """See that there is a default process group where a program says that it has made one.
+    """Check that there is a default process group where a program says that it has made one.
 
     Errors: ConfigError
     """

@@ -67,7 +67,7 @@ class TiledLinear(nn.Module):
             self.copy_params_from(init_linear)
 
     def forward(self, input_: Any) -> Any:
-        """Return what torch.nn.Linear does, up to the order of sums.
+        """Return the result of torch.nn.Linear, up to the order of sums.
 
         Errors: ConfigError for another number of parts than `in_splits`
         """

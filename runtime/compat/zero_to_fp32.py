@@ -38,7 +38,7 @@ class LazyTensor:
         self._read = read
 
     def contiguous(self) -> Tensor:
-        """Return it, in host memory.
+        """Return the tensor, in host memory.
 
         Errors: CheckpointError if the checkpoint is damaged
         """

@@ -48,7 +48,7 @@ REMOVED = (
 
 
 def is_removed(path: str) -> bool:
-    """Whether the dotted `path` is one of them, or inside one."""
+    """True if the dotted `path` is a removed key, or inside one."""
     return any(f"{path}.".startswith(f"{removed}.") for removed in REMOVED)
 
 

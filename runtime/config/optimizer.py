@@ -45,7 +45,7 @@ class AdamParams(Section):
 
     @property
     def is_torchs(self) -> bool:
-        """Whether it is an Adam that only torch has."""
+        """True if it is an Adam that only torch has."""
         return self.amsgrad or self.maximize
 
     @model_validator(mode="before")

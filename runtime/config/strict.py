@@ -31,7 +31,7 @@ class Sifted:
 
 
 def rename_old(values: dict[str, Any], sifted: Sifted, *, is_lenient: bool = False) -> dict[str, Any]:
-    """`values` with today's names for what has an older spelling.
+    """Return `values` with today's names for older spellings.
 
     A value under both names is a fault if they differ. Where `is_lenient`, bf16 counts beside a bfloat16, as
     in DeepSpeed.

@@ -228,7 +228,7 @@ class EngineBase(Saving):
         return self._axes.tp
 
     def get_data_parallel_rank(self) -> int:
-        """Return which of those parts this rank trains on."""
+        """Return the index of the part of the data on which this rank trains."""
         return self._axes.coordinates(self.global_rank)["dp"]
 
     def train_batch_size(self) -> int:
@@ -431,7 +431,7 @@ class EngineBase(Saving):
         self.optimizer = None
 
     def _close(self) -> None:
-        """End what it has begun, and give up what it has."""
+        """End all that the engine has begun, and give up its parts."""
         try:
             self._checkpoints.close()
             self._schedule.close()

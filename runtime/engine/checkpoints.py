@@ -95,7 +95,7 @@ class Checkpoints:
             self._saved_in = save_dir if preemption.agreed_code else None
 
     def end_if_saved(self) -> None:
-        """End the program, if the ranks have agreed to when they saved.
+        """End the program, if the ranks have agreed on it when they saved.
 
         Errors: SystemExit, once what was saved is durable; CheckpointError if that has failed
         """
@@ -161,7 +161,7 @@ class Checkpoints:
         raise SystemExit(code)
 
     def close(self) -> None:
-        """Give up: SIGTERM does again what it did before.
+        """Stop listening: SIGTERM has its previous effect again.
 
         Errors: CheckpointError if a save beside training has failed
         """

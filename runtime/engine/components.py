@@ -80,18 +80,18 @@ class EngineTrainer(Trainer):
         return self._has_optimizer and is_boundary
 
     def before_change(self) -> None:
-        """A save beside training copies what it has not copied."""
+        """Let a save beside training copy the values that it has not copied."""
         self._saver.before_change()
 
     def before_gather(self) -> None:
-        """The update that is under way, if there is one, ends.
+        """End the update that is under way, if there is one.
 
         Order: a collective
         """
         self.schedule.before_gather()
 
     def after_evaluation(self) -> None:
-        """Ranks compare which units they have gathered.
+        """Compare with the other ranks which units were gathered.
 
         Order: a collective
         """
@@ -104,7 +104,7 @@ class EngineTrainer(Trainer):
             release()
 
     def on_taken(self) -> Callable[[], None] | None:
-        """Return what ends the engine."""
+        """Return the call that ends the engine."""
         return self._on_taken()
 
 

@@ -15,7 +15,7 @@ class NoCopies(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Do what was called, unless it is a copy."""
+        """Run the called function, unless it is a copy."""
         if func is torch.Tensor.copy_:
             return args[0]
         return func(*args, **(kwargs or {}))

@@ -138,7 +138,7 @@ def _rate(value: Any) -> Any:
 
 
 def _numbers(value: Any) -> list[float]:
-    """Return what a hyper-parameter has of numbers."""
+    """Return the numbers in a hyper-parameter."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if isinstance(value, Real):

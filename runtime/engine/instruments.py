@@ -107,7 +107,7 @@ class Instruments:
         return forward if metrics.process.is_quiet else _both(metrics.during(FORWARD), forward)
 
     def note_inputs(self, *micro_batches: object) -> None:
-        """Count the tokens of these."""
+        """Count the tokens of these micro batches."""
         if self.metrics is not None:
             for one in micro_batches:
                 self.metrics.note_inputs(one)

@@ -63,7 +63,7 @@ class OptimizerStep:
         self._has_told_of_zero = False
 
     def run(self, config: Config, progress: Progress, *, num_samples: int) -> tuple[float, bool]:
-        """Do it, and count it and its `num_samples` in `progress`.
+        """Run the step, and count it and its `num_samples` in `progress`.
 
         Return the gradients' norm before clipping, and whether the step was applied.
 

@@ -362,7 +362,7 @@ class StagesEngine(EngineBase):
         self._data = iterator
 
     def set_batch_fn(self, fn: Callable[[Any], Any]) -> None:
-        """Have this make a pair (inputs, labels) of what the data give."""
+        """Have `fn` make a pair (inputs, labels) of each item of the data."""
         self._batch_fn = fn
 
     @property
@@ -404,7 +404,7 @@ class StagesEngine(EngineBase):
 
 def _refusal(name: str) -> Callable[..., NoReturn]:
     def refuse(engine: StagesEngine, *args: Any, **kwargs: Any) -> NoReturn:
-        """Say what to call instead.
+        """Refuse the call, and name the one to use instead.
 
         Errors: PipelineError
         """

@@ -174,7 +174,7 @@ class StepEngine(EngineBase):
 
 
 def _check_loss(loss: object, call: str) -> None:
-    """Errors: ConfigError for what no backward can begin with"""
+    """Errors: ConfigError for a loss with which no backward can begin"""
     if not isinstance(loss, Tensor) or not loss.requires_grad:
         raise ConfigError(
             f"engine.{call}() was given {type(loss).__name__} without a gradient; give it the loss "

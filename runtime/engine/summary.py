@@ -49,7 +49,7 @@ def summarize(engine: EngineBase, memory: list[dict[str, Any]]) -> dict[str, Any
 
 
 def measure_memory(engine: EngineBase) -> list[dict[str, Any]]:
-    """Return what the ranks hold, by their places.
+    """Return the memory that the ranks hold, by their places.
 
     Order: a collective where ranks have places
     """

@@ -225,7 +225,7 @@ class Weights:
             raise
 
     def _check_together(self, what: str, do: Callable[[], object]) -> None:
-        """Do it, and go on only if all ranks can.
+        """Call `do`, and go on only if all ranks can.
 
         Order:  a collective
         Errors: what it raised on its rank, CheckpointError on others

@@ -104,7 +104,7 @@ class WeightsStream:
         return found
 
     def specs(self) -> dict[str, Spec]:
-        """Return what will come, in its order, on rank 0."""
+        """Return the shapes and dtypes of the coming tensors, in order, on rank 0."""
         specs = [item for _, stage in self._stages for item in stage.items()]
         return dict(sorted(specs, key=lambda item: -item[1].dtype.itemsize))
 

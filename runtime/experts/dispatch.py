@@ -47,7 +47,7 @@ class ExpertAxis:
 
     @property
     def has_group(self) -> bool:
-        """Whether an engine has made it."""
+        """True if an engine has made the group."""
         return self._group is not None
 
     @property

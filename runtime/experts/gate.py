@@ -194,7 +194,7 @@ class TopKGate(nn.Module):
         self.top2_2nd_expert_sampling = top2_2nd_expert_sampling
 
     def forward(self, tokens: Tensor, used_token: Tensor | None = None) -> Routes:
-        """Return where they go.
+        """Return the routes of the tokens.
 
         Shapes: tokens [S, model_dim]; used_token [S]
         Errors: as `top1`

@@ -30,7 +30,7 @@ class DividedExperts:
     """The stacks of one model, and how they are divided by the ds_config's section expert_parallel."""
 
     def __init__(self, module: nn.Module, settings: ExpertParallelConfig | None) -> None:
-        """Find them; the model is not changed.
+        """Find the stacks of experts; the model is not changed.
 
         Errors: ConfigError if there is nothing to divide, or it cannot be divided so
         """
@@ -76,7 +76,7 @@ class DividedExperts:
 
     @property
     def cuts(self) -> Iterator[tuple[nn.Parameter, Cut]]:
-        """This rank's part of each, once they are divided."""
+        """This rank's part of each stack, once they are divided."""
         for one in self._known:
             yield from one.cuts
 

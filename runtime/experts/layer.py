@@ -40,7 +40,7 @@ class Experts(nn.Module):
         self.register_load_state_dict_pre_hook(_number_as_here)  # type: ignore[no-untyped-call]
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Shapes: [ranks, experts here, C, h], and so is the result."""
+        """Run the experts. Shapes: [ranks, experts here, C, h], and so is the result."""
         parts = inputs.chunk(self.num_local_experts, dim=1)
         outputs = (_first(expert(part)) for part, expert in zip(parts, self.deepspeed_experts, strict=True))
         return torch.cat(list(outputs), dim=1)
@@ -97,7 +97,7 @@ def _renumber(module: nn.Module, state: dict[str, Any], prefix: str, *, is_in_mo
 
 
 def _check_numbers(state: dict[str, Any], begin: str, num_local: int) -> None:
-    """See that a state_dict has one rank's experts only, while it is open which of the model's those are."""
+    """Check that a state_dict has one rank's experts only, while it is open which experts those are."""
     numbers = {name[len(begin) :].partition(".")[0] for name in state if name.startswith(begin)}
     beyond = sorted(int(one) for one in numbers if one.isdecimal() and int(one) >= num_local)
     if beyond:

@@ -29,7 +29,7 @@ def is_moe_param(param: Tensor) -> bool:
 
 
 def is_moe_param_group(param_group: Group) -> bool:
-    """Return whether it is one of experts."""
+    """Return whether the group is one of experts."""
     return bool(param_group.get("moe", False))
 
 

@@ -128,7 +128,7 @@ class PlacedExperts:
                 one.set_deepspeed_parallelism(self._is_strided)
 
     def divide(self, device: torch.device) -> None:
-        """Let stacks of all experts be this rank's part of them.
+        """Replace stacks of all experts by this rank's part of them.
 
         Order: a collective
         """
@@ -138,7 +138,7 @@ class PlacedExperts:
             self._divided.divide(line, device=device)
 
     def check_whole(self, is_part: Callable[[nn.Parameter], bool]) -> None:
-        """See that no other plan divides the experts; `is_part` tells of a parameter whether one does.
+        """Check that no other plan divides the experts; `is_part` tells of a parameter whether one does.
 
         Errors: ConfigError
         """
@@ -167,7 +167,7 @@ class PlacedExperts:
 
 
 def _check_mesh(sizes: Collection[int], ep: int | None) -> None:
-    """See that the layers of all ranks are as a mesh says; `sizes` are their ep_size, and those of stacks.
+    """Check that the layers of all ranks are as a mesh says; `sizes` are their ep_size, and those of stacks.
 
     Errors: ConfigError
     """

@@ -46,7 +46,7 @@ class FlopCount(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operation; count it, or those that it consists of."""
+        """Run one operation; count it, or the operations that it consists of."""
         kwargs = kwargs or {}
         packet = func._overloadpacket if isinstance(func, OpOverload) else func
         formula = _FORMULAS.get(packet)

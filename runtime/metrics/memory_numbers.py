@@ -40,7 +40,7 @@ class MemoryNumbers:
         self._statm: tuple[int, tuple[int, int] | None] | None = None
 
     def look(self) -> dict[str, int]:
-        """Return what there is, or was a moment ago."""
+        """Return the present numbers, or those of a moment ago."""
         now = time.monotonic()
         if now - self._found_at >= _LOOK_S:
             self._found, self._found_at = self._look(now), now

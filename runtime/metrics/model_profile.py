@@ -48,7 +48,7 @@ class ModelProfile:
     num_calls: int
 
     def lines(self, *, module_depth: int, top_modules: int, detailed: bool) -> Iterator[str]:
-        """The whole of it."""
+        """Yield the lines of the whole profile."""
         yield f"-- profile of {self.root.class_name} after step {self.step}, on this rank --"
         yield from table([(f"{title}:", value) for title, value in self._totals()])
         yield (
@@ -147,7 +147,7 @@ def _add_up(row: ModuleRow, depth: int, by_depth: list[dict[str, list[float]]]) 
 
 
 def write(lines: Iterable[str], output_file: str | None) -> None:
-    """Print them, or make a file of them, with its folder.
+    """Print the lines, or write them to a file, with its folder.
 
     Errors: ConfigError if that cannot be written
     """

@@ -112,7 +112,7 @@ class WandbMonitor:
         self.run: Any = wandb.init(project=config.project, group=config.group, entity=config.team)
 
     def write_events(self, event_list: Iterable[Event]) -> None:
-        """Log them, those of the same samples at once."""
+        """Log the events, those of the same samples at once."""
         for samples, events in groupby(event_list, key=lambda event: event[2]):
             self.run.log({name: float(value) for name, value, _ in events}, step=samples)
 
@@ -126,7 +126,7 @@ class MonitorMaster:
     """
 
     def __init__(self, monitor_config: MonitorConfig, *, rank: int | None = None) -> None:
-        """Open them. `rank` None: that of the process group.
+        """Open the monitors. `rank` None: that of the process group.
 
         Errors: ConfigError without a package that is needed, or if a folder cannot be made
         """
@@ -160,7 +160,7 @@ class MonitorMaster:
             monitor.write_events(events)
 
     def close(self) -> None:
-        """Let go of all; what is written afterwards is dropped."""
+        """Close all monitors; later events are dropped."""
         for monitor in self._open():
             monitor.close()
         self.tb_monitor = self.csv_monitor = self.wandb_monitor = None

@@ -95,7 +95,7 @@ class Pipe:
             self.look()
 
     def look(self) -> None:
-        """Write what is known, if it is time."""
+        """Write the known numbers, if it is time."""
         with self._alone() as may:
             if may:
                 self._write_if_due()
@@ -119,7 +119,7 @@ class Pipe:
         self.look()
 
     def end(self) -> None:
-        """Write what has not been told."""
+        """Write the numbers that have not been told."""
         until = time.monotonic() + _END_S
         with self._alone() as may:
             if may:

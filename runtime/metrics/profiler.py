@@ -121,13 +121,13 @@ class FlopsProfiler:
             self._uncounted[name] = self._uncounted.get(name, 0) + times
 
     def stop_profile(self) -> None:
-        """Measure no more; what was measured can be asked for."""
+        """Stop measuring; the results can be asked for."""
         self._open.close()
         for reading in self._readings.values():
             reading.open_calls.clear()
 
     def reset_profile(self) -> None:
-        """Forget what was measured."""
+        """Forget the results."""
         modules = (module for module in self.model.modules() if not isinstance(module, self._ignored))
         self._readings = {module: _Reading() for module in modules}
         self._readings.setdefault(self.model, _Reading())
@@ -135,7 +135,7 @@ class FlopsProfiler:
         self.step_times_s = {}
 
     def end_profile(self) -> None:
-        """Stop, and forget what was measured."""
+        """Stop, and forget the results."""
         self.stop_profile()
         self.started = False
         self._readings = {}
@@ -154,7 +154,7 @@ class FlopsProfiler:
         return macs_to_string(macs) if as_string else macs
 
     def get_total_duration(self, as_string: bool = False) -> float | str:
-        """Return the seconds that the model's forwards took."""
+        """Return the seconds of the model's forwards."""
         duration_s = self._duration_s(self.model)
         return duration_to_string(duration_s) if as_string else duration_s
 

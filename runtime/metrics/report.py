@@ -1,4 +1,4 @@
-"""`dslaunch.report()`: a program tells how it gets on.
+"""`dslaunch.report()`: a program reports its progress.
 
 It imports neither torch nor anything that does.
 """
@@ -103,7 +103,7 @@ def _step_marker() -> Callable[[int], None] | None:
 
 
 def _number(name: str, value: Any) -> Any:
-    """Return a number that JSON has, or a tensor of a GPU.
+    """Return the value as a number that JSON has, or a tensor of a GPU.
 
     Errors: ConfigError
     """

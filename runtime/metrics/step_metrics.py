@@ -38,7 +38,7 @@ class _LastStep:
         self.get_lr: weakref.WeakMethod[Callable[[], Sequence[float]]] | None = None
 
     def numbers(self) -> dict[str, Any]:
-        """Return it by name."""
+        """Return the numbers of the last step by name."""
         found = dict(zip(_VALUES, self.values, strict=True))
         loss = found["loss"]
         if isinstance(loss, Tensor) and loss.is_cpu:
@@ -63,7 +63,7 @@ class _Process:
         self.is_quiet = False  # inside of an untimed step: its calls tell nothing
 
     def numbers(self) -> dict[str, Any]:
-        """Return what is new; nothing before the next step has ended."""
+        """Return the new numbers; none before the next step has ended."""
         last, self.last = self.last, None
         return {} if last is None else {**last(), **self.phases.take(), **self.memory.look()}
 
@@ -135,7 +135,7 @@ class StepMetrics:
             self._pipe.tell_state("evaluating" if self.process.is_evaluating else None)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Around a forward that is part of no step."""
+        """Return the context of a forward that is part of no step."""
         if not self.process.is_evaluating:
             self._pipe.look_if_due()  # the numbers of earlier steps are training's
             self.process.is_evaluating = True
@@ -153,7 +153,7 @@ class StepMetrics:
             self._last.tokens += tokens.numel()
 
     def end_micro_batch(self) -> None:
-        """After a call of step() that ends no optimizer step."""
+        """Note the end of a call of step() that ends no optimizer step."""
         self._phases.end_micro_batch()
 
     def end_step(
@@ -199,7 +199,7 @@ def _note_evaluation(module: nn.Module, _: Any) -> None:
 
 
 def _first_tokens(given: Any) -> Tensor | None:
-    """Depth first; a dict's input_ids go before its other values."""
+    """Return the first tensor, depth first; a dict's input_ids go before its other values."""
     # It runs for each micro batch. Values that are no tensor are found first: torch's own isinstance takes
     # longer.
     if isinstance(given, (tuple, list)):

@@ -62,7 +62,7 @@ class ThroughputTimer:
         self.micro_step_count = 0
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Start the clock, unless it runs."""
         if not self.enabled or self._is_running:
             return
         self._is_running = True

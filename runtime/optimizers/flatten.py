@@ -26,7 +26,7 @@ _OUT = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class ParameterUpdate:
-    """A parameter that has a gradient, and what its step needs."""
+    """A parameter with a gradient, and the values for its step."""
 
     param: Tensor  # any shape and stride, float32, bfloat16 or float16
     grad: Tensor  # the same shape, strided

@@ -101,7 +101,7 @@ class Formula(ABC):
             self.update_with_torch(arrays, grad_scale=grad_scale)
 
     def update_in_host_memory(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
-        """Do that with one call of our kernel."""
+        """Update with one call of our kernel."""
         self.call(self._shards(arrays), grad_scale)
 
     def update_on_device(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> bool:
@@ -133,7 +133,7 @@ class Formula(ABC):
         return shards
 
     def shard(self, one: FlatArrays, segments: list[Any]) -> Any:
-        """Return the arrays as our kernel takes them."""
+        """Return the arrays in the form that our kernel takes."""
         arrays = {name: one.states.get(name) for name in self.kernel.states}
         if self.kernel.has_update:
             arrays["update"] = torch.empty_like(one.param)
@@ -154,7 +154,7 @@ class Formula(ABC):
         cuda.step(self.kernel, shards, grad_scale=grad_scale, mode=self.mode, stream=stream)
 
     def update_with_torch(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
-        """Do that with torch's operations, on any device.
+        """Update with torch's operations, on any device.
 
         Float32 gradients may be overwritten if `grad_scale` is not 1.
         """

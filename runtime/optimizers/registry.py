@@ -32,7 +32,7 @@ class OptimizerRow:
     is_deepspeeds: bool = True  # deepspeed.ops has these classes, in a package of the file's name
 
     def load(self, name: str) -> Any:
-        """Return what its file has of that name."""
+        """Return the object of that name in the optimizer's file."""
         return getattr(import_module(f".{self.module}", __package__), name)
 
     def formula(self, name: str = "") -> Formula:

@@ -127,7 +127,7 @@ class Executor:
         return False
 
     def known(self, stage: int, key: int) -> Contents | None:
-        """Return what the stage hands on, if this rank was told."""
+        """Return the contents that the stage hands on, if this rank was told."""
         return self._known.get((stage, key, torch.is_grad_enabled()))
 
     def learn(self, stage: int, key: int, contents: Contents) -> None:
@@ -159,7 +159,7 @@ class _Run:
         self.outcome = BatchOutcome()
 
     def do(self, action: Action, following: Action | None) -> None:
-        """Do one, and begin to receive what the following one needs."""
+        """Run one action, and begin to receive the inputs of the following one."""
         needed = self._needed(action)
         given = None if needed is None else self._take(needed)
         ahead = None if following is None else self._needed(following)
@@ -197,7 +197,7 @@ class _Run:
         return arrival.contents, arrival.wait()
 
     def _fetch_ahead(self, message: _Message) -> None:
-        """Begin to receive it, if nothing has to be waited for before."""
+        """Begin to receive the message, if no other has to be waited for before."""
         source = self._shape.owner(message.stage)
         due = self._due.get(source, deque())
         while message in due and self._is_known(due[0]):
@@ -224,7 +224,7 @@ class _Run:
             self._executor.learn(message.stage, key, arrival.contents)
 
     def _send(self, message: _Message, stage: int, contents: Contents, tensors: Sequence[Tensor]) -> None:
-        """Hand them to a stage."""
+        """Hand the tensors to a stage."""
         place = self._shape.owner(stage)
         if place == self._place:
             self._handed[message] = (contents, tuple(one.detach() for one in tensors))

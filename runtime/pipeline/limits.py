@@ -17,7 +17,7 @@ MICRO_BATCH = "micro_batch"
 
 
 def check_fits(module: StagesModule, config: Config, optimizer: FlatOptimizer | None) -> None:
-    """Errors: ConfigError for what cannot be trained in stages"""
+    """Errors: ConfigError for a model or a setting that cannot be trained in stages"""
     _check_when(module, config.pipeline or PipelineConfig(), policy_for_stage(config.zero.stage))
     name = module.shape.schedule
     if module.shape.splits_backward and module.activation_checkpoint_interval:
@@ -59,7 +59,7 @@ def check_fits(module: StagesModule, config: Config, optimizer: FlatOptimizer | 
 
 
 def _check_tied_experts(module: StagesModule) -> None:
-    """Other ranks share experts than those that share a tied layer.
+    """Refuse experts in tied layers: other ranks share experts than those that share a tied layer.
 
     Order: a collective
     """

@@ -19,7 +19,7 @@ from .neighbours import Neighbour
 
 
 class Described(NamedTuple):
-    """A tensor before it is there."""
+    """Description of a tensor that is not there yet."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -42,13 +42,13 @@ class Contents(NamedTuple):
         return f"({said})" if self.is_tuple else said
 
     def to_bytes(self) -> bytes:
-        """Return them as they are sent."""
+        """Return the contents in the form in which they are sent."""
         tensors = [[one.shape, str(one.dtype).removeprefix("torch."), one.wants_grad] for one in self.tensors]
         return json.dumps([self.is_tuple, tensors]).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Contents:
-        """Undo that."""
+        """Read the form of `to_bytes`."""
         is_tuple, tensors = json.loads(data)
         return cls(
             is_tuple,
@@ -63,7 +63,7 @@ class IncomingMessage:
         self.contents, self._tensors, self._flight = contents, tuple(tensors), flight
 
     def wait(self) -> tuple[Tensor, ...]:
-        """Return what has come."""
+        """Wait for the message, and return its tensors."""
         self._flight.wait()
         return self._tensors
 

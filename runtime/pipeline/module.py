@@ -361,7 +361,7 @@ def _axes(num_stages: int | None, topology: Topology | None) -> Axes:
 
 
 def _elsewhere(*_: Any) -> NoReturn:
-    """Stand in the place of a module that lies on another rank."""
+    """Stand-in for a module that lies on another rank."""
     raise AssertionError("a layer of another rank's stage was to run here")
 
 
@@ -395,7 +395,7 @@ def _num_trained(layer: Layer) -> int:
 
 
 def _check_tied(layer: TiedLayerSpec, module: nn.Module) -> None:
-    """See that what is said to be tied is there: a parameter, or an attribute that gives one."""
+    """Check that the tied attribute is there: a parameter, or an attribute that gives one."""
     for name in layer.tied_weight_attr:
         found: Any = module
         for part in name.split("."):

@@ -30,7 +30,7 @@ class Neighbour(NamedTuple):
 
 
 def edges_of(shape: Shape) -> list[Edge]:
-    """Return which ranks send each other something."""
+    """Return the pairs of ranks that send each other messages."""
     pairs = {(shape.owner(stage), shape.owner(stage + 1)) for stage in range(shape.num_stages - 1)}
     return sorted({(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]})
 

@@ -42,7 +42,7 @@ class Reading:
             self.error = error
 
     def check(self, look: Callable[[Any, dict[str, Any]], None]) -> None:
-        """Have this see what was read.
+        """Have `look` see the micro batches that were read.
 
         Order:  as `look`
         """

@@ -29,7 +29,7 @@ def tie(module: StagesModule, domains: Domains, *, is_sharded: bool) -> None:
 
 
 def check_tied(module: StagesModule, model: ShardedModel) -> None:
-    """See that the stages of each tied layer treat it alike: they would wait for each other without end.
+    """Check that the stages of each tied layer treat it alike: they would wait for each other without end.
 
     Order:  a collective
     Errors: ConfigError, on all ranks

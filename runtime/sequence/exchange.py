@@ -54,7 +54,7 @@ class SequenceRanks:
 
     @classmethod
     def of(cls, group: Any) -> SequenceRanks:
-        """Return those of a process group."""
+        """Return the ranks of a process group."""
         size, index = dist.get_world_size(group), dist.get_rank(group)
         line = Line("sp", tuple(dist.get_process_group_ranks(group)))
         return cls(name=group.group_name, made=weakref.ref(group), size=size, index=index, line=line)
@@ -96,7 +96,7 @@ class SequenceRanks:
         return received
 
     def gather_objects(self, value: object, what: str) -> list[Any]:
-        """Return what every rank has. For small objects."""
+        """Return every rank's value. For small objects."""
         received: list[Any] = [None] * self.size
         send = partial(dist.all_gather_object, received, value, group=self.group)
         wire = current_wire()
@@ -224,7 +224,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _shapes(value: Tensor, cut: DimExchange, ranks: SequenceRanks) -> list[Shape]:
-    """Return what each rank sends here."""
+    """Return the shapes of the parts that each rank sends here."""
     shape = list(value.shape)
     (scattered, sizes), (joined, there) = cut
     shape[scattered] = sizes[ranks.index]

@@ -257,7 +257,7 @@ class UlyssesSPAttentionHF:
 
 
 def registered() -> list[UlyssesSPAttentionHF]:
-    """Return what stands in the place of transformers' functions."""
+    """Return the stand-ins for transformers' functions."""
     return [function for _, function in _registered()]
 
 

@@ -105,7 +105,7 @@ def get_sequence_data_parallel_world_size() -> int:
 
 
 def get_sequence_data_parallel_rank() -> int:
-    """Return this rank's number among those."""
+    """Return this rank's number among the ranks of get_sequence_data_parallel_group()."""
     return dist.get_rank(get_sequence_data_parallel_group())
 
 

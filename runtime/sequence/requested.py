@@ -41,7 +41,7 @@ def requested_sequence_size(*, by_mpu: int = 1, mesh_param: Any = None, built: i
 
 
 def check_mesh_param(axes: Axes, mesh_param: Any) -> None:
-    """See that the ranks lie as a mesh_param says.
+    """Check that the ranks lie as a mesh_param says.
 
     Errors: ConfigError
     """
@@ -72,7 +72,7 @@ def _size_of_mesh(mesh_param: Any) -> int:
 
 
 def _check_attention(module: nn.Module, axes: Axes) -> None:
-    """See that attention of a program's own is over the ranks that share a sequence.
+    """Check that attention of a program's own is over the ranks that share a sequence.
 
     Errors: ConfigError
     """
@@ -121,7 +121,7 @@ class DividedSequences:
         return args, kwargs
 
     def end_forward(self) -> None:
-        """See that the attention that is registered was what the model used, and that some attention was.
+        """Check that the attention that is registered was what the model used, and that some attention was.
 
         Errors: ConfigError
         """
@@ -179,7 +179,7 @@ class DividedSequences:
         )
 
     def check_shapes(self, args: Any, kwargs: dict[str, Any]) -> None:
-        """See that the ranks' parts have one shape, in forwards 1, 2, 4, 8 and so on.
+        """Check that the ranks' parts have one shape, in forwards 1, 2, 4, 8 and so on.
 
         Order:  a collective in these forwards
         Errors: ConfigError that names what differs

@@ -27,12 +27,12 @@ class WholePositions:
 
     @cached_property
     def places(self) -> Tensor:
-        """Them, of hidden ones too."""
+        """The positions, of hidden tokens too."""
         return self._positions.where(self.seen, HIDDEN - self._positions)
 
     @property
     def has_hidden(self) -> bool:
-        """Whether there is one that no token may see."""
+        """True if there is a position that no token may see."""
         return self._kind[0]
 
     @cached_property

@@ -29,7 +29,7 @@ from .vocabulary import check_head, use_parts_of_logits
 
 
 def agree_on_division(settings: Config) -> None:
-    """See that all ranks divide the model, its experts and its sequences the same way, those that divide
+    """Check that all ranks divide the model, its experts and its sequences the same way, those that divide
     nothing included: others would wait for them.
 
     Order:  a collective

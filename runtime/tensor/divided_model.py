@@ -66,11 +66,11 @@ class DividedModel:
 
     @property
     def size(self) -> int:
-        """Over how many ranks it is divided."""
+        """Number of ranks that the model is divided over."""
         return self._axis.size
 
     def again(self, settings: TensorParallelConfig) -> DividedModel:
-        """Return it, for another engine after the one before.
+        """Return the divided model for another engine after the one before.
 
         Errors: ConfigError if the ds_config would divide it differently
         """
@@ -152,7 +152,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def check_optimizer(optimizer: object) -> None:
-    """See that an optimizer knows nothing of parameters that are about to be divided.
+    """Check that an optimizer knows nothing of parameters that are about to be divided.
 
     Errors: ConfigError if it has taken steps
     """

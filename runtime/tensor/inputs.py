@@ -64,7 +64,7 @@ class InputCheck:
         self._axis.notes_gradients, self._axis.log_norms = False, None
 
     def look(self, args: Any, kwargs: Any) -> None:
-        """A forward begins, and is given these.
+        """Look at the arguments of a forward that begins.
 
         Order:  a collective
         Errors: ConfigError that names the first tensor that differs
@@ -127,7 +127,7 @@ class InputCheck:
                     )
 
     def _compare_shapes(self, given: dict[str, Tensor]) -> None:
-        """See [Note: who waits for the others' shapes]."""
+        """Compare the shapes, see [Note: who waits for the others' shapes]."""
         text = repr([(name, *_form(leaf)) for name, leaf in given.items()])
         before, self._shapes = self._shapes, float(crc32(text.encode()))
         wait = self._axis.group.start_all_gather_numbers(

@@ -44,7 +44,7 @@ class Division:
 
 
 def is_dtensor(param: Tensor) -> bool:
-    """Whether it is a DTensor."""
+    """True if the parameter is a DTensor."""
     return hasattr(param, "placements") and hasattr(param, "to_local")
 
 

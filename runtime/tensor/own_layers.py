@@ -20,7 +20,7 @@ _MARKS = ("tensor_model_parallel", "model_parallel")
 
 
 def check_whole(model: nn.Module, *, tp: int) -> None:
-    """See that the program has not divided the model's layers; `tp`: over how many ranks its mpu says so.
+    """Check that the program has not divided the model's layers; `tp`: over how many ranks its mpu says so.
 
     Megatron marks its parameters in a job of one model-parallel rank too: a mark counts beside an mpu only.
 

@@ -47,7 +47,7 @@ def _whole(shape: tuple[int, ...]) -> None:
 
 
 class Divided:
-    """The forward of a module in a style; `forward` is what it was."""
+    """The forward of a module in a style; `forward` is the previous one."""
 
     def __init__(self, module: nn.Module, axis: TensorAxis, name: str, division: Division) -> None:
         self.module: Any = module

@@ -25,7 +25,7 @@ _IGNORED = -100
 
 
 def check_head(module: nn.Module, plan: TensorPlan) -> None:
-    """See that a causal model's head will be divided over the ranks.
+    """Check that a causal model's head will be divided over the ranks.
 
     Errors: ConfigError if it will not
     """
@@ -81,12 +81,12 @@ class CausalLoss:
         return self._whole if self._division.is_whole() else self
 
     def note_logits(self, here: int, size: int) -> None:
-        """The head has given so many logits, of `size`."""
+        """Note that the head has given so many logits, of `size`."""
         if torch.is_grad_enabled():
             self._logits = here, size
 
     def end_forward(self) -> None:
-        """See that a forward whose logits are trained has made its loss of them: others take them for all."""
+        """Check that a forward with trained logits has made its loss of them: others take them for all."""
         if self._logits is not None and not self._has_told and dist.get_rank() == 0:
             logger.warning(
                 "the model was given no labels, and its output has %d of %d logits, those of this rank "

@@ -40,7 +40,7 @@ class Spans:
         self._num_left = MAX_SPANS
 
     def begin(self, *, has_gpu: bool = False) -> None:
-        """Keep what is told from now on."""
+        """Keep the spans from now on."""
         self.has_gpu = has_gpu
         self._spans, self._num_left, self.num_dropped = [], MAX_SPANS, 0
         self.is_on = True
@@ -50,12 +50,12 @@ class Spans:
         self.is_on = False
 
     def take(self) -> list[Span]:
-        """Return what was told since the last call."""
+        """Return the spans since the last call."""
         spans, self._spans = self._spans, []
         return spans
 
     def add(self, kind: str, name: str, began: int, ended: int = 0, **args: Any) -> None:
-        """Note what has just ended, or ended then."""
+        """Add a span that has ended now, or at `ended`."""
         if self._num_left <= 0:
             self.num_dropped += 1
             return

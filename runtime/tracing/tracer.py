@@ -128,7 +128,7 @@ class Tracer:
     # ---- the trace
 
     def _open(self) -> None:
-        """Say who this is; that is written though no step is reached."""
+        """Write who this rank is, even if no step is reached."""
         if self._file >= 0 or self._request is None or self._has_failed:
             return
         worker = read_environment()
@@ -173,7 +173,7 @@ class Tracer:
         self._step = 0
 
     def _close(self, why: str) -> None:
-        """Write what is left."""
+        """Write the spans that are left."""
         self.is_armed = False
         SPANS.end()
         if self._hooks is not None:

@@ -98,7 +98,7 @@ class DeepSpeedFolder:
                 )
 
     def universal(self, name: str, kind: str) -> Any:
-        """Return what is in a parameter's file, None if there is none."""
+        """Return the content of a parameter's file, None if there is none."""
         path = self.path / _UNIVERSAL / name / f"{kind}.pt"
         return load_file(path) if path.is_file() else None
 
@@ -107,7 +107,7 @@ class DeepSpeedFolder:
         return tuple(sorted(path.stem for path in (self.path / _UNIVERSAL / name).glob("*.pt")))
 
     def universal_common(self) -> Mapping[str, Any]:
-        """Return what belongs to the optimizer and to no parameter."""
+        """Return the optimizer's values that belong to no parameter."""
         found: dict[str, Any] = load_file(self.path / _UNIVERSAL / _COMMON)
         return found
 

@@ -44,7 +44,7 @@ class TensorPieces:
             out[low - start : high - start].copy_(piece.values()[low - piece.start : high - piece.start])
 
     def check(self, start: int, numel: int) -> None:
-        """See that the files have these elements.
+        """Check that the files have these elements.
 
         Errors: CheckpointError
         """
@@ -63,7 +63,7 @@ class TensorPieces:
                 yield piece, low, high
 
     def whole(self) -> Tensor:
-        """Return all of it, in host memory of its own."""
+        """Return the whole tensor, in host memory of its own."""
         out = torch.empty(prod(self.shape), dtype=self.dtype, device="cpu")
         self.copy_to(0, out)
         return out.view(self.shape)

@@ -33,7 +33,7 @@ SCRIPTS = {
 
 
 def put_scripts(store: Store) -> None:
-    """Have them in the folder.
+    """Put the scripts into the folder.
 
     Errors: OSError
     """

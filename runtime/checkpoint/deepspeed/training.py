@@ -82,7 +82,7 @@ def describe_training(
     extra_state: Mapping[str, Any],
     state_names: Sequence[str],
 ) -> dict[str, Any]:
-    """Return what our training.pt would hold."""
+    """Return the values that our training.pt would hold."""
     return {
         "world_size": int(model["dp_world_size"]),
         "buffers": sorted(buffers),
@@ -160,7 +160,7 @@ def groups_of(optimizer: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _names(
     groups: Sequence[Mapping[str, Any]], config: Mapping[str, Any], state_names: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the names that our optimizers with these states go by.
+    """Return the names of our optimizers with these states.
 
     Adam and AdamW have the same states; torch's own say which they were.
     """

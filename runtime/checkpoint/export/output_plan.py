@@ -100,11 +100,11 @@ class OutputPlan:
 
     @property
     def is_safetensors(self) -> bool:
-        """False: what torch.save writes."""
+        """False for the format of torch.save."""
         return self.suffix == SAFETENSORS
 
     def summary(self) -> str:
-        """Return what it is, for people."""
+        """Return a description of the output, for people."""
         specs = [spec for file in self.files for spec in file.specs.values()]
         dtypes = sorted({str(spec.dtype).removeprefix("torch.") for spec in specs})
         files = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
@@ -116,7 +116,7 @@ class OutputPlan:
         return [name for file in self.files for name in file.specs]
 
     def index(self) -> dict[str, object]:
-        """Return what is in the index."""
+        """Return the content of the index."""
         file_of = {name: file.name for file in self.files for name in file.specs}
         if not self.is_safetensors:
             file_of |= {other: file_of[name] for other, name in self.aliases.items()}

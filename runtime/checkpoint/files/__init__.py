@@ -1,1 +1,1 @@
-"""The files of a checkpoint: what stands in each, and where."""
+"""The files of a checkpoint, and their formats."""

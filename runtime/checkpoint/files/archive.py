@@ -60,7 +60,7 @@ class SpanReader:
 
 
 def _read_into(file: IO[bytes], buffer: memoryview) -> int:
-    """Fill it, or less of it at the end of the file."""
+    """Fill the buffer, or a part of it at the end of the file."""
     done = 0
     while done < len(buffer):
         count = file.readinto(buffer[done:])  # type: ignore[attr-defined]

@@ -50,11 +50,11 @@ class Manifest:
         return sum(span.num_bytes for spans in self.files.values() for span in spans)
 
     def with_files(self, files: Mapping[str, tuple[FileSpan, ...]]) -> Manifest:
-        """Return it complete."""
+        """Return the complete manifest."""
         return replace(self, files=dict(sorted(files.items())))
 
     def to_json(self) -> bytes:
-        """Return what is in the file, with its own digest at the end."""
+        """Return the bytes of the file, with its own digest at the end."""
         return _dump({**asdict(self), _DIGEST: digest(_dump(asdict(self)))})
 
 
@@ -95,7 +95,7 @@ def read_manifest(store: Store, tag: str) -> Manifest:
 
 
 def check_bytes(data: bytes | memoryview, span: FileSpan, *, where: str) -> None:
-    """See that `data` is what was written.
+    """Check that `data` are the bytes that were written.
 
     Errors: CheckpointError
     """

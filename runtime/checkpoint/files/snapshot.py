@@ -30,11 +30,11 @@ class Memory:
         return host_empty(values.shape, values.dtype, pin_memory=values.is_cuda)
 
     def give(self, tensors: Iterable[Tensor]) -> None:
-        """Take them back."""
+        """Take memory back."""
         self._free += tensors
 
     def clear(self) -> None:
-        """Let go of all that is free."""
+        """Free all memory that is not in use."""
         self._free.clear()
 
 
@@ -62,7 +62,7 @@ class Snapshot:
         )
 
     def take_exposed(self) -> None:
-        """Copy what may change at any time."""
+        """Copy the values that may change at any time."""
         self._take([kind for kind in self._ranges if kind in self._source.exposed])
 
     def note_moment(self) -> None:

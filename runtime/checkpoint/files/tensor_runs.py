@@ -55,7 +55,7 @@ class PlacedBox(NamedTuple):
         return prod(self.sizes)
 
     def of(self, flat: Tensor) -> Tensor:
-        """Return it, a view of `flat`."""
+        """Return the run's elements, a view of `flat`."""
         values = flat[self.first : self.first + prod(self.part_sizes)].view(self.part_sizes)
         return values if self.narrowed is None else values.narrow(*self.narrowed)
 

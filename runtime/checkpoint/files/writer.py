@@ -80,7 +80,7 @@ def write_runs(store: Store, folder: str, all_runs: Sequence[TensorRuns], *, ran
 
 
 def make_metadata(written: Sequence[Written]) -> bytes:
-    """Return what is in `.metadata`, of the boxes of all ranks.
+    """Return the content of `.metadata`, for the boxes of all ranks.
 
     Errors: AssertionError unless they make up whole tensors
     """

@@ -55,7 +55,7 @@ class Difference:
         return not (self.only_in_a or self.only_in_b or self.tensors or self.settings or self.values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `--json` prints."""
+        """Return the object that `--json` prints."""
         return asdict(self)
 
 
@@ -152,7 +152,7 @@ def _compare(left: Tensor, right: Tensor) -> tuple[int, float]:
 
 
 def as_text(found: Difference) -> str:
-    """Return it for people."""
+    """Return the difference as text for people."""
     lines = [f"A: {found.a}", f"B: {found.b}"]
     lines += [f"only in A: {name}" for name in found.only_in_a]
     lines += [f"only in B: {name}" for name in found.only_in_b]

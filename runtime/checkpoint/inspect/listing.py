@@ -39,7 +39,7 @@ class CheckpointRow:
     problem: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `--json` prints."""
+        """Return the object that `--json` prints."""
         return asdict(self)
 
 

@@ -21,7 +21,7 @@ _REPLACED_FILES = "replaced"
 
 
 class FolderStore(Store):
-    """On a file system that all ranks see."""
+    """Store on a file system that all ranks see."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))
@@ -86,7 +86,7 @@ class FolderStore(Store):
             self._own(folder)
 
     def _sweep(self) -> None:
-        """Remove what saves that were killed have left."""
+        """Remove the remains of killed saves."""
         for path in self.root.glob(".*"):
             if path.name.endswith(REMOVED) or (
                 path.name.endswith(REPLACED) and (self.root / tag_of(path.name, REPLACED) / MANIFEST).exists()

@@ -63,7 +63,7 @@ class Store(ABC):
 
     @abstractmethod
     def begin(self, tag: str) -> str:
-        """Have that folder, empty; return what `sees` knows it by on other ranks. For one rank.
+        """Make that folder, empty; return the name by which `sees` knows it on other ranks. For one rank.
 
         Errors: OSError
         """
@@ -74,7 +74,7 @@ class Store(ABC):
 
     @abstractmethod
     def publish(self, folder: str, tag: str, *, is_latest: bool) -> None:
-        """Let what was written into `folder`, the manifest last, be the checkpoint `tag`,
+        """Let the files in `folder`, the manifest written last, be the checkpoint `tag`,
         and `latest` name it. For one rank.
 
         Errors: OSError; everything is as before then, where there are renames
@@ -98,7 +98,7 @@ class Store(ABC):
 
     @abstractmethod
     def size(self, name: str) -> int | None:
-        """Return its bytes, None if it is not there."""
+        """Return the file's size in bytes, None if it is not there."""
 
     @abstractmethod
     def files(self, folder: str) -> list[str]:
@@ -118,7 +118,7 @@ class Store(ABC):
 
     @abstractmethod
     def publish_output(self, prefix: str, names: Sequence[str], stale: Sequence[str]) -> None:
-        """Let what was written under `prefix` be these files, the last one last, and remove `stale` ones.
+        """Let the files written under `prefix` be these files, the last one last, and remove `stale` ones.
 
         Errors: OSError; everything is as before then, where there are renames
         """
@@ -132,7 +132,7 @@ class Store(ABC):
         """Remove a file, if it is there."""
 
     def get(self, name: str) -> bytes:
-        """Return what is in a file."""
+        """Return the content of a file."""
         with self.open(name) as file:
             return file.read()
 

@@ -26,10 +26,10 @@ class ByteStream(Protocol):
     """Receiver of bytes, front to back."""
 
     def write(self, data: bytes | memoryview) -> int:
-        """Take all of it."""
+        """Take all of `data`."""
 
     def tell(self) -> int:
-        """Return how many bytes it has taken."""
+        """Return how many bytes the stream has taken."""
 
 
 @contextmanager
@@ -65,7 +65,7 @@ class DirectStream:
         self._written = 0  # bytes given to the engine; whole buffers, so a multiple of a page
 
     def write(self, data: bytes | memoryview) -> int:
-        """Take all of it."""
+        """Take all of `data`."""
         source = np.frombuffer(data, dtype=np.uint8)
         done = 0
         while done < len(source):
@@ -80,7 +80,7 @@ class DirectStream:
         return done
 
     def tell(self) -> int:
-        """Return how many bytes it has taken."""
+        """Return how many bytes the stream has taken."""
         return self._written + self._filled
 
     def flush(self) -> None:

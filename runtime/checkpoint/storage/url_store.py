@@ -75,7 +75,7 @@ class UrlStore(Store):
             self.put(LATEST, tag.encode())
 
     def _copy(self, folder: str, tag: str) -> None:
-        """Let what is in `folder` be in `tag`, and no longer there."""
+        """Move the files of `folder` to `tag`."""
         self._remove(tag)
         self._fs.makedirs(self._path(tag), exist_ok=True)
         names = [name for name in self.files(folder) if name != MANIFEST]

@@ -63,7 +63,7 @@ class Accelerator(ABC):
         return self._is_synchronous
 
     def resolves_data_dependency(self) -> bool:
-        """Whether what is used is always complete."""
+        """True if values in use are always complete."""
         return self._is_synchronous
 
     def handles_memory_backpressure(self) -> bool:
@@ -100,14 +100,14 @@ class Accelerator(ABC):
 
     @abstractmethod
     def is_available(self) -> bool:
-        """Whether there is such a device."""
+        """True if there is such a device."""
 
     def communication_backend_name(self) -> str:
-        """Return the backend of torch.distributed that serves it."""
+        """Return the backend of torch.distributed that serves the device."""
         return self._communication_backend_name
 
     def on_accelerator(self, tensor: Tensor) -> bool:
-        """Whether the tensor is in memory of such a device."""
+        """True if the tensor is in memory of such a device."""
         return tensor.device.type == self._name
 
     def export_envs(self) -> list[str]:
@@ -173,11 +173,11 @@ class Accelerator(ABC):
 
     @abstractmethod
     def current_stream(self, device_index: int | None = None) -> Any:
-        """Return the stream that work is given to."""
+        """Return the stream on which work is queued."""
 
     @abstractmethod
     def default_stream(self, device_index: int | None = None) -> Any:
-        """Return the stream that work is given to by default."""
+        """Return the stream on which work is queued by default."""
 
     @abstractmethod
     def is_current_stream_capturing(self) -> bool:
@@ -210,7 +210,7 @@ class Accelerator(ABC):
 
     @abstractmethod
     def empty_cache(self) -> None:
-        """Give memory that was freed and is kept for later use back."""
+        """Give memory back that was freed and is kept for later use."""
 
     @abstractmethod
     def memory_allocated(self, device_index: int | None = None) -> int:
@@ -245,11 +245,11 @@ class Accelerator(ABC):
         """Return the bytes that are free for the next allocation of any process."""
 
     def reset_max_memory_allocated(self, device_index: int | None = None) -> None:
-        """Have all peaks count from now; torch has one reset for them."""
+        """Reset all peaks; torch has one reset for them."""
         self.reset_peak_memory_stats(device_index)
 
     def reset_max_memory_cached(self, device_index: int | None = None) -> None:
-        """Have all peaks count from now; torch has one reset for them."""
+        """Reset all peaks; torch has one reset for them."""
         self.reset_peak_memory_stats(device_index)
 
     def memory_cached(self, device_index: int | None = None) -> int:
@@ -295,7 +295,7 @@ class Accelerator(ABC):
         return self.pin_empty(tuple(tensor.shape), dtype=dtype or tensor.dtype, device=device)
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether it is in pinned host memory."""
+        """True if the tensor is in pinned host memory."""
         return tensor.is_pinned()
 
     def unpin_memory(self, tensor: Tensor) -> None:  # noqa: B027  (no device has anything to do)
@@ -305,14 +305,14 @@ class Accelerator(ABC):
 
     @abstractmethod
     def is_bf16_supported(self) -> bool:
-        """Whether it computes in bfloat16."""
+        """True if the device computes in bfloat16."""
 
     @abstractmethod
     def is_fp16_supported(self) -> bool:
-        """Whether it computes in float16."""
+        """True if the device computes in float16."""
 
     def is_fp64_supported(self) -> bool:
-        """Whether it computes in float64."""
+        """True if the device computes in float64."""
         return True
 
     def supported_dtypes(self) -> list[torch.dtype]:
@@ -372,14 +372,14 @@ class Accelerator(ABC):
 
     @abstractmethod
     def lazy_call(self, callback: Callable[[], object]) -> Any:
-        """Call it as soon as the device is in use; at once if it is."""
+        """Call `callback` as soon as the device is in use; at once if it is."""
 
     @abstractmethod
     def is_triton_supported(self) -> bool:
-        """Whether Triton compiles for it."""
+        """True if Triton compiles for the device."""
 
     def get_compile_backend(self) -> str:
-        """Return what was set, else inductor."""
+        """Return the backend that was set, else inductor."""
         return self._compile_backend
 
     def set_compile_backend(self, backend: str) -> None:
@@ -395,7 +395,7 @@ class Accelerator(ABC):
 
 
 def refuse_domain(domain: str | None, category: str | None = None) -> None:
-    """Refuse what would change nothing.
+    """Refuse an argument that would change nothing.
 
     Errors: ConfigError
     """

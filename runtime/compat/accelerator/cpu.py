@@ -45,7 +45,7 @@ class CpuAccelerator(Accelerator):
         """Do nothing: there is one device."""
 
     def current_device(self) -> int:
-        """Return LOCAL_RANK: what a program counts its devices by."""
+        """Return LOCAL_RANK, by which a program counts its devices."""
         return read_environment().local_rank
 
     def current_device_name(self) -> str:
@@ -147,7 +147,7 @@ class CpuAccelerator(Accelerator):
         return True
 
     def is_fp16_supported(self) -> bool:
-        """Whether torch computes in it, which says nothing about speed."""
+        """True if torch computes in float16, which says nothing about speed."""
         return True
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> Any:

@@ -43,5 +43,5 @@ def set_accelerator(accel_obj: object) -> NoReturn:
 
 
 def is_current_accelerator_supported() -> bool:
-    """Whether there is one: get_accelerator() returns no other."""
+    """True if there is an accelerator: get_accelerator() returns no other."""
     return isinstance(get_accelerator(), Accelerator)

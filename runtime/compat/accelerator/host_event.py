@@ -35,7 +35,7 @@ class HostEvent:
         """Do nothing: the event has happened."""
 
     def query(self) -> bool:
-        """Whether all before it is done: always."""
+        """Return True: all work before the event is done."""
         return True
 
     def elapsed_time(self, end_event: HostEvent) -> float:

@@ -41,7 +41,7 @@ class ResidentMemory:
         return max(current, self._seen if found is None else int(found[1]) * 1024)
 
     def reset_peak(self) -> None:
-        """Have it count from now."""
+        """Let the peak count from now."""
         self._seen = 0
         self._is_from_start = False
         with suppress(OSError):  # a kernel, or a sandbox, without it

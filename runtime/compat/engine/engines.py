@@ -43,7 +43,7 @@ class PipelineEngine(DeepSpeedEngine, StagesEngine):
 
     @property
     def stage_id(self) -> int:
-        """Return this rank's place among them."""
+        """Return the index of this rank's stage."""
         return self.module.stage_id
 
     @property
@@ -90,4 +90,4 @@ class PipelineEngine(DeepSpeedEngine, StagesEngine):
         """Do nothing: other shapes of inputs are noticed."""
 
     def set_has_attention_mask(self, value: bool) -> None:
-        """Do nothing: what takes no gradient is noticed."""
+        """Do nothing: a tensor that takes no gradient is noticed."""

@@ -129,7 +129,7 @@ class DeepSpeedEngine(EngineBase):
         return self.settings.origin.given.get("log_level")
 
     def use_node_local_storage(self) -> bool:
-        """Return what the ds_config says of checkpoints."""
+        """Return checkpoint.use_node_local_storage of the ds_config."""
         return self.settings.checkpoint.use_node_local_storage
 
     def managed_gradient_accumulation(self) -> bool:
@@ -189,11 +189,11 @@ class DeepSpeedEngine(EngineBase):
         return True
 
     def zero_reduce_bucket_size(self) -> int:
-        """Return the elements that are reduced together."""
+        """Return the number of elements that are reduced together."""
         return self.settings.zero.reduce_bucket_numel
 
     def zero_prefetch_bucket_size(self) -> int:
-        """Return the elements that are gathered together, at stage 3."""
+        """Return the number of elements that are gathered together, at stage 3."""
         return self.settings.zero.prefetch_bucket_numel
 
     def zero_param_persistence_threshold(self) -> int:
@@ -203,7 +203,7 @@ class DeepSpeedEngine(EngineBase):
         return self.settings.zero.max_whole_numel[0]
 
     def zero_model_persistence_threshold(self) -> int:
-        """Return the elements that stay whole so in all, at most."""
+        """Return the number of elements in small parameters that stay whole, at most."""
         return self.settings.zero.max_whole_numel[1]
 
     def bfloat16_enabled(self) -> bool:
@@ -239,7 +239,7 @@ class DeepSpeedEngine(EngineBase):
         return self._scaler.is_dynamic
 
     def initial_dynamic_scale(self) -> float:
-        """Return the number with which that begins."""
+        """Return the loss scale at the start."""
         return 2.0**self.settings.loss_scaling.initial_scale_power
 
     def comm_bytes(self) -> dict[str, int]:

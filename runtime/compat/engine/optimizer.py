@@ -96,7 +96,7 @@ class DeepSpeedOptimizer(FlatOptimizer):
 
     @cached_property
     def parameter_offload(self) -> Hooks:
-        """Return what gathers parameters in DeepSpeed."""
+        """Return the stand-in for the object that gathers parameters in DeepSpeed."""
         return Hooks()
 
     @property
@@ -115,7 +115,7 @@ class DeepSpeedOptimizer(FlatOptimizer):
 
     @property
     def loss_scale_config(self) -> LossScaler | None:
-        """The same, by the name that it has without ZeRO."""
+        """The loss scaler, by its name without ZeRO."""
         return self._scaler
 
     @property
@@ -158,7 +158,7 @@ class DeepSpeedOptimizer(FlatOptimizer):
         return self._look_for_overflow is not None and self._look_for_overflow()
 
     def check_overflow(self, partition_gradients: bool = True) -> None:
-        """Set `overflow` to what `has_overflow` says.
+        """Set `overflow` to the result of `has_overflow`.
 
         Order: a collective
         """
@@ -169,7 +169,7 @@ class DeepSpeedOptimizer(FlatOptimizer):
         self._moving.offload_states(*args, **kwargs)
 
     def reload_states(self, non_blocking: bool = False) -> None:
-        """Bring them back: engine.reload_states()."""
+        """Call engine.reload_states(), which brings states back."""
         self._moving.reload_states(non_blocking=non_blocking)
 
     @property

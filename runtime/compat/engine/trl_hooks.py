@@ -24,7 +24,7 @@ class Hooks:
 
     @property
     def module(self) -> Hooks:
-        """Return what TRL asks for parameters that hooks are about."""
+        """Return the object that TRL asks for parameters with hooks."""
         return self
 
     def named_parameters(self, recurse: bool = True) -> Iterator[tuple[str, nn.Parameter]]:

@@ -109,7 +109,7 @@ class ProcessTopology:
 
 
 class PipeDataParallelTopology(ProcessTopology):
-    """Stages, each trained by so many ranks on data of their own."""
+    """Topology of stages, each trained by so many ranks on data of their own."""
 
     def __init__(self, num_pp: int, num_dp: int) -> None:
         super().__init__(axes=["pipe", "data"], dims=[num_pp, num_dp])

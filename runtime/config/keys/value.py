@@ -41,7 +41,7 @@ class ValueKind:
     convert: Callable[[Any], Any] = lambda value: value
 
     def read(self, value: Any) -> Any:
-        """`value` as the program wants it.
+        """Return `value` in the program's type.
 
         Errors: ValueError, whose text follows key and value in the message.
         """
