@@ -134,7 +134,7 @@ def test_no_two_public_classes_have_one_name() -> None:
 
 
 # Folders whose docstrings begin with a verb ("Return ...") or a noun ("Sizes of ...").
-PLAIN_DOCSTRINGS = ("benchmarks/", "kernels/", "package/", "runtime/")
+PLAIN_DOCSTRINGS = ("benchmarks/", "kernels/", "launcher/", "package/", "runtime/")
 
 
 def test_no_docstring_begins_with_what_of_or_that() -> None:
@@ -149,3 +149,19 @@ def test_no_docstring_begins_with_what_of_or_that() -> None:
         if isinstance(line.value.value, str) and re.match(r"\s*(What|Of|That|Which|Who)\b", line.value.value)
     ]
     assert riddles == []
+
+
+# The reasons in launcher/node/__init__.py, which hold for all its files.
+REASONS_OF_NODE = re.compile(r"# here\b.*|typing is slow|standard library only", re.IGNORECASE)
+
+
+def test_no_file_for_the_nodes_repeats_the_reasons_of_its_folder() -> None:
+    folder = ROOT / "launcher/node"
+    assert "[Note: Imports at need]" in (folder / "__init__.py").read_text()
+    repeated = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in sorted(folder.rglob("*.py"))
+        if path != folder / "__init__.py"
+        for match in REASONS_OF_NODE.finditer(path.read_text())
+    ]
+    assert repeated == []

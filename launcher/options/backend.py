@@ -1,4 +1,4 @@
-"""Who starts the processes, and how MPI, Slurm and ssh are driven where it is one of them."""
+"""The starter of the processes, and how MPI, Slurm and ssh are driven where it is one of them."""
 
 from __future__ import annotations
 

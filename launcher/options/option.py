@@ -87,7 +87,7 @@ def record(cls: type[T]) -> type[T]:
 
 
 def _fields(cls: Any) -> Iterator[tuple[str, JobOption | None, Any]]:
-    """Of each field with a default: its name, its option, and its default, which may be a record, too."""
+    """Yield for each field with a default: its name, its option, and its default, maybe a record."""
     options: dict[str, JobOption] = cls._options
     return ((name, options.get(name), default) for name, default in cls._field_defaults.items())
 

@@ -1,4 +1,4 @@
-"""What an option takes that is a name: checked for form, before anything is done with it."""
+"""Options that are names: checked for form, before they are used."""
 
 from __future__ import annotations
 

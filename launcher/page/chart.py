@@ -49,7 +49,7 @@ def shown(value: float, digits: int = 4) -> str:
     """Write a number in few characters; empty for none."""
     if math.isnan(value):
         return ""
-    if math.isinf(value):  # as a difference of two numbers may be
+    if math.isinf(value):  # a difference of two numbers may be infinite
         return str(value)
     if value == int(value) and abs(value) < 1e7:
         return str(int(value))

@@ -1,4 +1,4 @@
-"""Who may take part in a job without SSH: node 0's judgement of a node that wants to join. No I/O."""
+"""Admission to a job without SSH: node 0's judgement of a node that wants to join. No I/O."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class RunState:
         self.configs: dict[int, Any] = {}  # by rank
         self.loss = Curve()  # the mean of all ranks
         self.last_loss: float | None = None  # rank 0's, or that of the rank that reported one first
-        self.last_step: float | None = None  # of any attempt
+        self.last_step: float | None = None  # the last of any attempt
         self.total_steps: int | None = None  # as the program says, by dslaunch.report(total_steps=...)
         self.notes: Kept[SaidNote] = Kept(*NOTES)
         self.stragglers: Kept[Straggler] = Kept(*STRAGGLERS)

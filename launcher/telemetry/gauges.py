@@ -222,7 +222,7 @@ class Gauges(Observer):
         steps = [one or 0.0 for one in _numbers(row.get(_STEPS))]
         num_steps = (
             steps[len(steps) // 2] if steps else 0.0
-        )  # of folded ranks the mean: all do the same steps
+        )  # the mean of folded ranks: all do the same steps
         for name, value in row.items():
             if name.endswith("_s") and name in RANK and num_steps > 0:
                 for labels, seconds in self._each(source.key, _numbers(value)):

@@ -269,7 +269,7 @@ class Agent:
                 self._folder.remove()  # before Done: the next attempt of the job may follow at once
             self._uplink.send(Done(self._ending.num_left_over))
 
-    # What the launcher says.
+    # Frames of the launcher.
 
     def _obey(self, frame: Frame) -> None:
         if isinstance(frame, Ping):

@@ -1,4 +1,4 @@
-"""Who can connect to whom, tried instead of guessed.
+"""Connections between hosts, tried instead of guessed.
 
 One host listens and answers every connection with a token (listener.py); the others try its addresses. The
 token proves that the right host answered: an address such as Docker's 172.17.0.1 is on every host, and each

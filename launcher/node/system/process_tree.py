@@ -44,7 +44,7 @@ def die_with_parent(parent_pid: int, signum: int) -> None:
 def descendants(root: int) -> list[int]:
     """Process ids below `root`, without zombies, parents before children."""
     if root == os.getpid() and not _has_children():
-        # as for most jobs at their end: otherwise a busy host has thousands of processes to look at
+        # Most jobs have none at their end: otherwise a busy host has thousands of processes to look at
         return []
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):

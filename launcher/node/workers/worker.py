@@ -65,7 +65,7 @@ class WorkerStream:
         Output that other processes add, which still hold the pipe open, is not read.
         """
         if self.is_open:
-            from termios import FIONREAD  # here, because it has time now
+            from termios import FIONREAD  # the agent has time for it now
 
             self._last_bytes = int.from_bytes(fcntl.ioctl(self.fd, FIONREAD, bytes(4)), sys.byteorder)
 
