@@ -94,7 +94,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _leave_page_cache(folder: Path) -> None:
-    """Let what is read come from the disk."""
+    """Let the next reads come from the disk."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

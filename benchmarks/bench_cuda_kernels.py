@@ -60,7 +60,7 @@ class Work:
 
 
 def stream() -> int:
-    """The current stream, as the kernels want it."""
+    """Return the current stream in the kernels' form."""
     return torch.cuda.current_stream().cuda_stream
 
 

@@ -111,7 +111,7 @@ class Switch:
         return timed
 
     def take(self, began: float, *, is_timed: bool) -> Took:
-        """The step that began then has ended."""
+        """End the step that began then, and return its time."""
         due_at = self._metrics._pipe.due_at
         took = Took(time.perf_counter() - began, self._seconds, is_timed, due_at != self._due_at)
         self._seconds, self._due_at = 0.0, due_at
@@ -136,7 +136,7 @@ class Switch:
 
 
 def measure(rank: int, size: Size, stage: int, num_rounds: int, num_pairs: int, file: str, pipe: str) -> None:
-    """Print, on rank 0, what was found."""
+    """Measure, and print the results on rank 0."""
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", DSLAUNCH_METRICS_PIPE=pipe)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
@@ -194,7 +194,7 @@ def measure(rank: int, size: Size, stage: int, num_rounds: int, num_pairs: int, 
 
 
 def say(size: Size, stage: int, told: list[Took], untold: list[Took], pairs: dict[str, list[Took]]) -> None:
-    """Print what was found."""
+    """Print the results."""
 
     def cost_s(steps: list[Took]) -> float:
         return _inside_s(steps) - nothing_s if steps else math.nan

@@ -104,7 +104,7 @@ class Report:
                 self.goals.append((layout, shape, ours, peer, *ratios, said))
 
     def measure_bubbles(self) -> None:
-        """Batches of layers that sleep, on ranks that do nothing else."""
+        """Measure batches of layers that sleep, on ranks that do nothing else."""
         part, worker = PARTS[BUBBLES], [TRAINING, BUBBLES, "bubble"]
         for name in NAMES:
             if self.is_late(f"bubble of {name}"):
@@ -146,7 +146,7 @@ class Report:
 
 
 def _one_line(text: str) -> str:
-    """The tool and the last words of what failed."""
+    """Return the tool and the last words of its error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1]}"
 

@@ -57,7 +57,7 @@ def run_job(
     mbit: float = LINK_MBIT,
     has_engine: bool = False,
 ) -> Run:
-    """Train on the first hosts of the lab; returns what was named."""
+    """Train on the first hosts of the lab; return the ranks or links that were named."""
     rank = number % NUM_HOSTS
     node = lab.nodes[rank]
     folder = lab.shared / f"{kind}-{number}"

@@ -49,7 +49,7 @@ def note() -> Callable[[], object]:
 
 
 def _nothing() -> None:
-    """A collective that takes no time."""
+    """Collective that takes no time."""
 
 
 def _collective(rank: int, file: str) -> None:

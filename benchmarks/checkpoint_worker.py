@@ -40,13 +40,13 @@ class Saver(Protocol):
         """Train."""
 
     def save(self, folder: str) -> None:
-        """Return when it is on the disk."""
+        """Save, and return when all is on the disk."""
 
     def save_async(self, folder: str) -> Callable[[], object]:
-        """Return when training may go on, with what waits for the rest."""
+        """Begin to save; return when training may go on, with a call that waits for the rest."""
 
     def load(self, folder: str) -> None:
-        """Have it all again."""
+        """Load all of it again."""
 
 
 class _Engine:

@@ -39,7 +39,7 @@ def config_of(stage: int, precision: str, is_offloaded: bool) -> dict[str, Any]:
 
 
 def by_engine(config: dict[str, Any]) -> dict[str, Any]:
-    """A loop of its own, as DeepSpeed's tutorials have it."""
+    """Train in a loop of its own, as in DeepSpeed's tutorials."""
     import deepspeed  # type: ignore[import-not-found]
     import torch
 

@@ -60,7 +60,7 @@ def conditions() -> str:
 @contextmanager
 def picture(path: Path, title: str, where: str, size: tuple[float, float] = (8, 4.8)) -> Iterator[Any]:
     """Axes to draw on, which are written to `path` then. `where` says where all hosts or ranks were."""
-    import matplotlib  # late: it takes a second, and the measuring comes first
+    import matplotlib  # imported at need: it takes a second, and the measuring comes first
 
     matplotlib.use("Agg")
     from matplotlib import pyplot

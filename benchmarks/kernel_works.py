@@ -165,7 +165,7 @@ def load_deepspeed_adam(build: Path) -> tuple[Any, str]:
     # torch's loader waits for ever for the lock of a run that was stopped; no other program builds here
     (build / "cpu_adam" / "lock").unlink(missing_ok=True)
     try:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam  # late: seconds, and it may not be there
+        from deepspeed.ops.adam import DeepSpeedCPUAdam  # at need: seconds, and it may be missing
 
         DeepSpeedCPUAdam([_param(1)])
     except Exception as error:  # any error of its build: the others are measured all the same

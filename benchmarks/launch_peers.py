@@ -145,7 +145,7 @@ def _in_folder(job: Job) -> str:
 
 
 def why_no_deepspeed() -> str:
-    """Empty if DeepSpeed and what it needs are there."""
+    """Return why DeepSpeed cannot run; empty if it and its needs are there."""
     if not (DEEPSPEED_FOLDER / "bin" / "deepspeed").exists():
         return (
             f"no DeepSpeed in {DEEPSPEED_FOLDER.name}/ of the virtual environment; `make setup` puts it there"

@@ -139,7 +139,7 @@ def layers(shape: Shape) -> list[nn.Module]:
 
 def llama(shape: Shape) -> Any:
     """Hugging Face's."""
-    from transformers import LlamaConfig, LlamaForCausalLM  # late: seconds
+    from transformers import LlamaConfig, LlamaForCausalLM  # imported at need: it takes seconds
 
     return LlamaForCausalLM(
         LlamaConfig(

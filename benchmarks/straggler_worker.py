@@ -54,7 +54,7 @@ class Teller:
 
 
 def nap(seconds: float) -> float:
-    """Return how long it was."""
+    """Sleep, and return for how long."""
     began = time.perf_counter()
     time.sleep(seconds)
     return time.perf_counter() - began

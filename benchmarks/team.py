@@ -46,7 +46,7 @@ class Team:
                 )
 
     def ask(self, line: str) -> list[str]:
-        """Give all of them a line; return their answers.
+        """Give all ranks a line; return their answers.
 
         Errors: RuntimeError if a rank ended, or the time limit has passed
         """

@@ -93,7 +93,7 @@ class Turn(NamedTuple):
 
 
 def take_turn(step: Step, batches: list[Tensor]) -> Turn:
-    """Train on them."""
+    """Train on these batches."""
     losses: list[Any] = []
     faults = _usage().ru_minflt
     took_s = timed(lambda: losses.extend(map(step, batches)))

@@ -34,7 +34,7 @@ def serve(prepare: Callable[[], Answer]) -> None:
 
 
 def timed(action: Callable[[], object]) -> float:
-    """Seconds until all ranks have done it."""
+    """Return the seconds until all ranks have done it."""
     dist.barrier()
     began = time.perf_counter()
     action()

@@ -121,7 +121,7 @@ def lamb_step_reference(
 
 
 def _kept(shards: Iterable[LambShard]) -> list[LambShard]:
-    """Both passes read all of it, and an iterator can be read once."""
+    """Return the shards as a list: both passes read all of them, and an iterator can be read once."""
     return [
         replace(shard, grads=tuple(shard.grads), segments=tuple(shard.segments))
         if isinstance(shard, LambShard)

@@ -42,7 +42,7 @@ class Compiler(Protocol):
     """Makes code for one chip."""
 
     def version(self) -> str:
-        """Return what has to be the same for code to be the same."""
+        """Return the versions that must be the same for code to be the same."""
 
     def compile(self, program: Program, arch: str) -> bytes:
         """Return a cubin. `arch` is `sm_90` or the like."""
@@ -57,7 +57,7 @@ class Nvrtc:
     def version(self) -> str:
         """Return the version of the library, which is not that of a package."""
         try:
-            from cuda.bindings import nvrtc  # not at the top: 0.4 s, and only a machine with a GPU has it
+            from cuda.bindings import nvrtc  # imported at need: 0.4 s, and only a machine with a GPU has it
 
             _, major, minor = nvrtc.nvrtcVersion()
         except (ImportError, RuntimeError, OSError) as error:
@@ -175,7 +175,7 @@ def cache_folder(environment: Mapping[str, str]) -> Path:
 
 
 def _sources(program: Program) -> list[Path]:
-    """Return the file itself and all that it could include."""
+    """Return the file itself and all files that it could include."""
     headers = sorted([*SOURCES.glob("*.cuh"), *SOURCES.parent.glob("*.h")])
     return [SOURCES / f"{program.source}.cu", *headers]
 

@@ -52,7 +52,7 @@ class CudaDevice:
 
     def __init__(self, ordinal: int, cache: CubinCache) -> None:
         try:
-            from cuda import core  # not at the top: 0.4 s, and only a machine with a GPU has it
+            from cuda import core  # imported at need: 0.4 s, and only a machine with a GPU has it
             from cuda.bindings import driver
 
             properties = core.Device(ordinal).properties

@@ -88,7 +88,7 @@ __all__ = sorted(["__version__", *_HOME_OF, *_MODULE_OF])
 if not TYPE_CHECKING:  # a type checker would believe that there is every name
 
     def __getattr__(name: str) -> Any:
-        from importlib import import_module  # imported late: see above
+        from importlib import import_module  # imported at need: see above
 
         if name not in _HOME_OF and name not in _MODULE_OF:
             raise AttributeError(f"module 'dslaunch' has no attribute {name!r}; it has {', '.join(__all__)}")

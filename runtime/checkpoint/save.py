@@ -307,7 +307,7 @@ def _check_tags(training: Training, tags: Sequence[str], *, is_latest: bool) -> 
 
 
 def _manifest(training: Training, tag: str) -> Manifest:
-    from ... import __version__  # late: the facade imports this
+    from ... import __version__  # at need: the facade imports this module
 
     return Manifest(
         tag=tag,

@@ -67,7 +67,7 @@ class Checkpoints:
         """
         begun_at = perf_counter()
         with self._state("saving"):  # the import, too
-            from ..checkpoint.save import SaveOptions, prepare  # imported late: see the top of this file
+            from ..checkpoint.save import SaveOptions, prepare  # imported at need: see the top of this file
 
             options = SaveOptions(
                 save_latest=save_latest, exclude_frozen_parameters=exclude_frozen_parameters
@@ -118,7 +118,10 @@ class Checkpoints:
         Order: a collective
         """
         with self._state("loading"):  # the import, too
-            from ..checkpoint.load import LoadPlan, load_checkpoint  # imported late: see the top of this file
+            from ..checkpoint.load import (
+                LoadPlan,
+                load_checkpoint,
+            )  # imported at need: see the top of this file
 
             self._saver.wait()
             training = self._training(True)

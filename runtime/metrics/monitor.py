@@ -54,7 +54,7 @@ class TensorBoardMonitor:
         Errors: ConfigError without the package
         """
         _require("tensorboard")
-        from torch.utils.tensorboard import SummaryWriter  # imported late: it costs 0.5 s and a package
+        from torch.utils.tensorboard import SummaryWriter  # imported at need: it costs 0.5 s and a package
 
         folder = _folder("tensorboard", config.output_path, config.job_name)
         self.summary_writer: Any = SummaryWriter(log_dir=str(folder))
@@ -107,7 +107,7 @@ class WandbMonitor:
         Errors: ConfigError without the package
         """
         _require("wandb")
-        import wandb  # imported late: it costs a second and a package
+        import wandb  # imported at need: it costs a second and a package
 
         self.run: Any = wandb.init(project=config.project, group=config.group, entity=config.team)
 

@@ -257,7 +257,7 @@ def _copy_from_gpu(line: dict[str, Any]) -> None:
     """Begin to copy the numbers that GPUs have."""
     for name, value in line.items():
         if getattr(value, "is_cuda", False):
-            from ..comm.numbers import ReadBack  # imported late: it imports torch
+            from ..comm.numbers import ReadBack  # imported at need: it imports torch
 
             line[name] = ReadBack(value)
 

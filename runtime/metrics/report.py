@@ -97,7 +97,7 @@ def _step_marker() -> Callable[[int], None] | None:
     """Return the call that tells a trace of a step; None where no trace is asked for."""
     if read_trace() is None:
         return None
-    from ..tracing.tracer import mark_step  # imported late: few programs are traced
+    from ..tracing.tracer import mark_step  # imported at need: few programs are traced
 
     return mark_step
 

@@ -273,7 +273,7 @@ def _registered() -> list[tuple[str, UlyssesSPAttentionHF]]:
 def _config_of(model_name_or_path: Any) -> Any:
     if hasattr(model_name_or_path, "config"):
         return model_name_or_path.config
-    from transformers import AutoConfig  # imported late, as above
+    from transformers import AutoConfig  # imported at need, as above
 
     return AutoConfig.from_pretrained(model_name_or_path)
 

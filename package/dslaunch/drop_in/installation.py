@@ -104,7 +104,7 @@ def read_record(place: InstallPlace) -> InstallationRecord | None:
 
 
 def plan_install(place: InstallPlace, files: tuple[File, ...]) -> InstallationPlan | None:
-    """Return what there is to do; None if all is there.
+    """Return the plan of an installation; None if all is there.
 
     Errors: LaunchError if DeepSpeed is there, a file is in the way, or a folder cannot be written
     """

@@ -88,7 +88,7 @@ def place_of_this_python() -> InstallPlace:
 
 
 def files_for(place: InstallPlace, *, folder: str = FOLDER, commands: str = BIN) -> tuple[File, ...]:
-    """Return what is to be made in an environment.
+    """Return the files to be made in an environment.
 
     `folder` and `commands`: where dslaunch has the package and the commands.
     """

@@ -28,7 +28,7 @@ _NOT_HERE = (
 
 
 class OpBuilder:
-    """One kernel, or a few that belong together."""
+    """Builder of one kernel, or of a few that belong together."""
 
     NAME: ClassVar[str] = ""
     IS_HERE: ClassVar[bool] = False

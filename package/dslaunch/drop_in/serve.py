@@ -5,6 +5,8 @@ Only `deepspeed` itself is a file. Its modules, all of DeepSpeed's, are made whe
 finder that Python asks last. A module that DeepSpeed has and we have not can be imported and raises when it
 is used (stand_in.py); `hasattr()` and `getattr()` say that a name is not there, so that a program that asks
 first takes its other way.
+
+Modules that few programs need are imported in the functions that need them: each start of a program counts.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ class _Loader:
 
 
 def _folders() -> dict[str, str]:
-    from .names.modules import FOLDERS  # imported late: a program that imports `deepspeed` alone never asks
+    from .names.modules import FOLDERS
 
     return FOLDERS
 
@@ -100,7 +102,6 @@ def _home(module: Module, wanted: str) -> tuple[Module, str]:
     """
     if module.why is not None or module.row_of(wanted) is not None or wanted.startswith("_"):
         return module, wanted
-    # imported late: most programs take names from where they are defined
     from .names.passed_on import PASSED_ON
 
     for home, words in PASSED_ON.get(module.name, {}).items():
@@ -130,7 +131,7 @@ def _instruction(frame: Any) -> str:
     """Return what asks for a name: a call, of hasattr() or getattr(), or `module.name`, or
     `from module import name`.
     """
-    from opcode import opname  # imported late: most programs ask only for names that are there
+    from opcode import opname
 
     return str(opname[frame.f_code.co_code[frame.f_lasti]])
 
@@ -155,7 +156,7 @@ def _below_or_absent(module: Module, wanted: str, row: NameRow | None, instructi
     else:
         text = f'{what} is not in dslaunch: {why}; see "{topic}" in {PAGE}'
         if not is_asked:
-            from .stand_in import stand_in  # imported late: most programs use only names that are there
+            from .stand_in import stand_in
 
             return stand_in(module.name, wanted, text)
     if instruction == "IMPORT_FROM":

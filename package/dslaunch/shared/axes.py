@@ -73,7 +73,7 @@ class Axes:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Return those of all ranks."""
+        """Return the places of all ranks."""
         return tuple(map(self.place, range(self.world_size)))
 
     def rank_at(self, **coordinates: int) -> int:

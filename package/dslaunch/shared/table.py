@@ -1,4 +1,4 @@
-"""Rows as columns: the form of every table that a person reads."""
+"""Tables: the form of every table that a person reads."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def run(request: str) -> int:
             f"{sys.executable} -c 'import torch'"
         )
         return UserError.exit_code
-    from .command import main  # imported late: it imports torch
+    from .command import main  # imported at need: it imports torch
 
     return main(request)
 

@@ -47,7 +47,7 @@ class Module(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Return what can be had."""
+        """Return the names that can be imported."""
         return [name for row in self.rows if row.fate != NameFate.REFUSED for name in row.names]
 
     def row_of(self, name: str) -> NameRow | None:
@@ -70,7 +70,7 @@ def refused(topic: str, names: str, note: str) -> NameRow:
 
 
 def inside(names: str) -> NameRow:
-    """Public in spelling only: what DeepSpeed's own modules share."""
+    """Return rows of names that are public in spelling only: DeepSpeed's own modules share them."""
     return refused(INSIDE, names, "is a part of how DeepSpeed works inside")
 
 
