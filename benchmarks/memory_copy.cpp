@@ -1,4 +1,4 @@
-// What the memory of this machine can do: a plain loop, shared by threads as the kernels share
+// Speed of this machine's memory: a plain loop, shared by threads as the kernels share
 // theirs. benchmarks/memory_copy.py compiles it, without the pattern that would turn the loop
 // into a call of memcpy.
 

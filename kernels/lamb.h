@@ -15,7 +15,7 @@
 
 namespace dslaunch {
 
-// What is constant over one segment in the first pass, rounded once to float.
+// Constants of one segment in the first pass, rounded once to float.
 struct LambCoefficients {
     float grad_scale;  // multiplied into g first: 1 / loss scale times the clip factor
     float beta1;
@@ -39,20 +39,20 @@ struct LambHyper {
 };
 
 #if !defined(__CUDACC_RTC__)
-// What the quotient of the norms is multiplied with: lr and Adam's bias correction.
+// Factor of the quotient of the norms: lr and Adam's bias correction.
 inline double lamb_base_step_size(const LambHyper& h, bool bias_correction) {
     if (!bias_correction) return h.lr;
     return h.lr * (std::sqrt(1.0 - std::pow(h.beta2, h.step)) / (1.0 - std::pow(h.beta1, h.step)));
 }
 #endif
 
-// What u is multiplied with; the quotient of the norms is 1 if one of them is 0.
+// Factor of u; the quotient of the norms is 1 if one of them is 0.
 DSLAUNCH_INLINE float lamb_step_size(double base, double min_coeff, double max_coeff, double param_square,
                                      double update_square) {
     double quotient = 1.0;
     if (param_square > 0.0 && update_square > 0.0) {
         quotient = square_root(param_square) / square_root(update_square);
-        quotient = quotient > min_coeff ? quotient : min_coeff;  // of two infinite norms, too
+        quotient = quotient > min_coeff ? quotient : min_coeff;  // also for two infinite norms
         quotient = quotient < max_coeff ? quotient : max_coeff;
     }
     return static_cast<float>(base * quotient);

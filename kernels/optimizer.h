@@ -1,4 +1,4 @@
-// What an optimizer's header declares, for every loop on the host and on a device and for the
+// Declarations of an optimizer's header, for every loop on the host and on a device and for the
 // Python edge alike:
 //
 //   template <int mode> static void update(float& p, float g, float& first_state, float& second_state,
@@ -6,7 +6,7 @@
 //
 // and for the host alone
 //
-//   static constexpr const char* name;       of the Python classes <name>Shard and <name>Segment
+//   static constexpr const char* name;       names the Python classes <name>Shard and <name>Segment
 //   static constexpr const char* states[];   the fields of a shard that hold the states
 //   template <typename Fields> static Hyper read(const Fields& fields);   a segment's numbers,
 //                                                                         each with its check
@@ -17,11 +17,11 @@
 
 namespace dslaunch {
 
-// What most optimizers have in common; one that differs declares its own. `states` is at most 2.
+// Common part of most optimizers; one that differs declares its own. `states` is at most 2.
 template <typename HyperType, typename CoefficientsType, int states, int modes = 1>
 struct Optimizer {
-    using Hyper = HyperType;                // of one optimizer group, as the caller gives them
-    using Coefficients = CoefficientsType;  // what is constant over one segment
+    using Hyper = HyperType;                // numbers of one optimizer group, as the caller gives them
+    using Coefficients = CoefficientsType;  // constants of one segment
     static constexpr int num_modes = modes;
     template <int mode>
     static constexpr int num_states = states;

@@ -8,7 +8,7 @@
 
 namespace dslaunch {
 
-// What is constant over one segment, worked out once in double and rounded once to float.
+// Constants of one segment, worked out once in double and rounded once to float.
 struct SgdCoefficients {
     float grad_scale;           // multiplied into g first: 1 / loss scale times the clip factor
     float momentum;

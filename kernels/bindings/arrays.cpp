@@ -92,8 +92,8 @@ const char* dtype_name(Dtype dtype) {
 
 Arrays::Arrays() : tensor_type_(loaded("torch", "Tensor")), to_dlpack_(loaded("torch.utils.dlpack", "to_dlpack")) {}
 
-// What to import in place of the object. torch.Tensor.__dlpack__ is Python, and most of a call on small
-// parameters; the function below it lends the same memory in a fraction of the time.
+// Returns the object to import in place of the given one. torch.Tensor.__dlpack__ is Python, and most of a call
+// on small parameters; the function below it lends the same memory in a fraction of the time.
 nb::object Arrays::lent(nb::handle object) const {
     if (to_dlpack_.is_valid() && object.type().is(tensor_type_)) {
         try {

@@ -14,7 +14,7 @@ namespace nb = nanobind;
 
 namespace dslaunch {
 
-// What an argument of this name may be. Dtypes are those of `Dtype`, in that order, as bits.
+// Rule for an argument of this name. Dtypes are those of `Dtype`, in that order, as bits.
 struct ArrayRule {
     bool is_written;
     unsigned dtypes;

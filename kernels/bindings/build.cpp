@@ -21,7 +21,7 @@ std::vector<std::string> clone_targets() {
 #endif
 }
 
-// What the loader asks before it takes a clone.
+// Question of the loader before it takes a clone.
 bool is_supported([[maybe_unused]] const std::string& target) {
 #if defined(DSLAUNCH_CLONE_TARGETS)
     __builtin_cpu_init();

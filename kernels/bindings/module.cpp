@@ -7,8 +7,8 @@
 #include "steps.h"
 
 NB_MODULE(_C, m) {
-    // What a program holds when it ends, such as an engine with parameters on NVMe, is not always collected. Without
-    // this line nanobind then prints 40 lines on leaks.
+    // Objects that a program holds when it ends, such as an engine with parameters on NVMe, are not always
+    // collected. Without this line nanobind then prints 40 lines on leaks.
     nanobind::set_leak_warnings(false);
     dslaunch::bind_steps(m);
     dslaunch::bind_lamb(m);

@@ -1,4 +1,4 @@
-// What module.cpp puts together: each adds the calls of its file.
+// Functions that module.cpp calls: each adds the calls of its file.
 #pragma once
 
 #include <nanobind/nanobind.h>

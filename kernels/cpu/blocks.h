@@ -30,7 +30,7 @@ constexpr std::int64_t min_blocks_per_thread = 4;
 // [Note: OpenMP after fork]
 // A forked child has the forking thread's OpenMP team on record, but not the threads in it; a parallel region
 // would wait for them for ever. A thread started in the child has no such record and makes a team of its own.
-inline const pid_t home_process = getpid();  // where this library was loaded
+inline const pid_t home_process = getpid();  // the process that loaded this library
 
 // Calls body(block) for every block in [0, num_blocks), on at most `num_threads` threads (0:
 // OpenMP's default).

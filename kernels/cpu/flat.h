@@ -1,4 +1,4 @@
-// What the CPU kernels offer over flat arrays. Sizes and offsets count elements. Nothing is checked here: the
+// Calls of the CPU kernels over flat arrays. Sizes and offsets count elements. Nothing is checked here: the
 // bindings do that once.
 #pragma once
 
@@ -55,10 +55,10 @@ using ShardsOf = Shards<typename Kind::Hyper>;
 
 struct StepOptions {
     double grad_scale;
-    int mode;  // what the optimizer's header says
+    int mode;  // one of the optimizer's header
 };
 
-// Of an element-wise optimizer, whose file has DSLAUNCH_CPU_STEP: its type says which.
+// Declares the step of an element-wise optimizer, whose file has DSLAUNCH_CPU_STEP; its type says which.
 #define DSLAUNCH_DECLARE_CPU_STEP(Kind)                                                                    \
     void cpu_step_reference(Kind, const ShardsOf<Kind>& shards, const StepOptions& options);               \
     void cpu_step(Kind, const ShardsOf<Kind>& shards, const StepOptions& options, int num_threads);

@@ -1,6 +1,6 @@
-// LAMB over flat arrays on the CPU, in two passes; of each the plain loop, then the one that uses every
-// core and vector unit. The second pass is an optimizer of its own whose gradient is the direction and
-// whose state is none.
+// LAMB over flat arrays on the CPU, in two passes: for each the plain loop, then the one that uses every
+// core and vector unit. The second pass is an optimizer of its own, without states, whose gradient is the
+// direction.
 
 #include "squares.h"
 #include "update.h"

@@ -42,7 +42,7 @@ struct LambSegment {
 
 // As many as fit in 4 KiB of kernel parameters, by value.
 struct LambSegments {
-    unsigned int first;  // of the call's
+    unsigned int first;  // index among the call's segments
     unsigned int num_segments;
     LambSegment of[120];
 };

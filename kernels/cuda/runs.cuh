@@ -129,7 +129,7 @@ __device__ __forceinline__ unsigned int packed(const Half* from) {
 
 // Accesses are said in assembly, volatile ones. NVRTC 12.9 splits half of the stores that are written as a uint4
 // into single words. ptxas moves half of a pack's loads behind the roots and divisions of the other half, whose
-// slow paths are branches; it keeps the order of what is volatile.
+// slow paths are branches; it keeps the order of volatile accesses.
 __device__ __forceinline__ void store(uint4* to, const uint4& words) {
 #if defined(__CUDA_ARCH__)
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(words.x),

@@ -1,4 +1,4 @@
-// One open file, and how one block of it is moved: whole pages directly, past the page cache; what is smaller
+// One open file, and how one block of it is moved: whole pages directly, past the page cache; smaller parts
 // as [Note: parts of a page] says.
 #pragma once
 
@@ -19,15 +19,15 @@ namespace dslaunch::disk {
 // A page is at least `page_bytes` here, the kernel's own: one page is never dirty in the cache while a
 // neighbour request writes it directly, and two requests that share no byte may run at the same time.
 
-// What the file system asks of direct I/O, and where the contents end.
+// Conditions of the file system for direct I/O, and the end of the contents.
 struct Layout {
-    std::int64_t nbytes;        // of the contents
-    std::int64_t padded_bytes;  // of the file: what may be written
-    std::int64_t page_bytes;    // of file offsets and lengths; a power of two
-    std::int64_t memory_align;  // of addresses; a power of two
+    std::int64_t nbytes;        // length of the contents
+    std::int64_t padded_bytes;  // length of the file: all of it may be written
+    std::int64_t page_bytes;    // divides file offsets and lengths; a power of two
+    std::int64_t memory_align;  // divides addresses; a power of two
 };
 
-// What stopped a block: 0, or an errno, or `file_ended`; and the byte of the file where it happened.
+// Reason why a block stopped: 0, or an errno, or `file_ended`; and the byte of the file where it happened.
 struct Failure {
     int error = 0;
     std::int64_t offset = 0;
@@ -74,7 +74,7 @@ class File {
     Layout layout_;
 };
 
-// What direct I/O on this descriptor needs, as statx tells it (Linux 6.1); zeros where it does not.
+// Alignment for direct I/O on this descriptor, as statx tells it (Linux 6.1); zeros where it does not.
 struct DirectAlign {
     std::int64_t memory = 0;
     std::int64_t offset = 0;

@@ -41,7 +41,7 @@ class Request {
     const std::int64_t begin_;  // in the file
     const std::int64_t end_;
     const std::int64_t block_bytes_;
-    std::int64_t next_;  // where the next block begins; under the pool's mutex
+    std::int64_t next_;  // begin of the next block; under the pool's mutex
 
     std::mutex mutex_;
     std::condition_variable done_;
