@@ -67,7 +67,8 @@ test: setup
 
 test-fast: setup
 	$(BIN)/python -m tests.fake_cuda.build
-	$(PYTEST) -m "not exhaustive and not slow and not lab and not ranks"
+	@# as many as there are cores, which none of these leaves idle
+	$(PYTEST) -n $$(nproc) -m "not exhaustive and not slow and not lab and not ranks"
 
 test-exhaustive: setup
 	$(BIN)/python -m tests.fake_cuda.build

@@ -83,5 +83,6 @@ def test_what_is_not_there_says_why_and_where_to_read_on(said: dict[str, list[ob
     assert tuple(said[code]) == CASES[code]
 
 
+@pytest.mark.slow
 def test_who_asks_whether_it_is_there_is_told_no(said: dict[str, list[object]]) -> None:
     assert said["has"] == [False, False, False]

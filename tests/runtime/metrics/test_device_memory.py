@@ -131,6 +131,6 @@ def test_an_error_that_cannot_be_explained_is_told_as_ever(
     monkeypatch.setattr(sys, "stderr", traceback)
     monkeypatch.setattr(errors, "_EXPLANATIONS", {})
     errors.explain(_OfATest, lambda: str(1 / 0))
-    errors._report(type(error), error, None)
+    errors._show(type(error), error, None)
     assert said.getvalue() == told
     assert "of a program" in traceback.getvalue()
