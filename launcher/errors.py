@@ -8,7 +8,7 @@ EXIT_CHANGE = 75  # a worker saved and ended because it was asked to, for a chan
 
 
 class LaunchError(Exception):
-    """One line for the user: what was given, what is allowed, what to do."""
+    """Error with one line for the user: what was given, what is allowed, what to do."""
 
     def __init__(self, message: str, *, exit_code: int = EXIT_MISTAKE) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Whether a file of OpenSSH's may be obeyed: only this user and root can have written it."""
+"""Security of a file of OpenSSH's, which may be obeyed if only this user and root can have written it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether this process ran all the time: it may have been stopped, or the machine suspended."""
+"""Standstills of this process: it may have been stopped, or the machine suspended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def awake_s() -> float:
 
 
 class Pulse:
-    """One thread calls `beat` again and again; another one sees from that whether all threads stood still."""
+    """Beats of one thread, which calls `beat` often; another thread sees by them that all stood still."""
 
     def __init__(self, every_s: float) -> None:
         self.every_s = every_s

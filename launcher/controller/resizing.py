@@ -32,7 +32,7 @@ class Resizing:
     def __init__(
         self, roster: Roster, console: Console, watch: HostWatch | None, *, kill_grace_s: float
     ) -> None:
-        """Without a watch no host changes."""
+        """`watch` None: no host changes."""
         self._roster = roster
         self._console = console
         self._watch = watch

@@ -24,7 +24,7 @@ class Block(NamedTuple):
 
 
 class StackWatch:
-    """When to ask, which ranks were asked, and their answers so far. All times are on the monotonic clock."""
+    """The question for stacks: its time, the asked ranks, their answers. Times are monotonic."""
 
     def __init__(
         self, silence_limit_s: float | None, *, place_of: Callable[[int], str] = lambda rank: ""

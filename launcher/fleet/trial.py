@@ -1,4 +1,4 @@
-"""Whether hosts that do not take part in a job could: tried while it runs, without disturbing it."""
+"""Trials of hosts that do not take part in a job: made while it runs, without disturbing it."""
 
 from __future__ import annotations
 

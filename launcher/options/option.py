@@ -39,7 +39,7 @@ class JobOption(click.Option):
         self.may_be_empty, self.takes_stream = may_be_empty, takes_stream
 
     def is_given(self, given: Mapping[str, Any]) -> bool:
-        """Whether the command line, by parameter name, has it."""
+        """Tell whether the command line, by parameter name, has it."""
         value = given.get(self.name or "")
         if value is None or ((self.is_flag or self.multiple) and not value):
             return False

@@ -1,6 +1,4 @@
-"""Whether this process stood still for so long that the other nodes may have left the job, and the words for
-it.
-"""
+"""A standstill of this process after which the other nodes may have left the job, and the words for it."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from ..controller.pulse import Pulse
 
 
 class Standstill:
-    """One thread calls `look` again and again. See pulse.py."""
+    """Looks for standstills: one thread calls `look` again and again. See pulse.py."""
 
     def __init__(self, *, every_s: float, heartbeat_s: float) -> None:
         self._heartbeat_s = heartbeat_s

@@ -36,7 +36,7 @@ def as_openssh(options: Options, environ: Mapping[str, str], *, say: Callable[[s
 
 
 def _words(text: str) -> list[str]:
-    """As pdsh splits them, which knows no quotes."""
+    """Split them as pdsh does, which knows no quotes."""
     text = " ".join(text.split())
     for one in _HOST_AND_USER:
         text = f" {text} ".replace(f" {one} ", " ")

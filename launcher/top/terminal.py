@@ -1,4 +1,4 @@
-"""Whether a screen can be shown here."""
+"""Requirements of a screen: a terminal, and the package that draws."""
 
 from __future__ import annotations
 

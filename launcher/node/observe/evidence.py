@@ -1,4 +1,4 @@
-"""Why a worker failed: its last lines, torch's notes, the kernel's counters."""
+"""Evidence on a worker's failure: its last lines, torch's notes, the kernel's counters."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def read_place(path: str | None) -> str:
 
 
 class MemoryWatch:
-    """Whether the kernel killed workers because memory ran out, by the counters of the cgroup they run in.
+    """Finds workers that the kernel killed because memory ran out, by the counters of their cgroup.
 
     Workers start in the cgroup of this process. Counters are compared with their first values; one kill
     explains one worker, so that a worker that fails later does not count as killed too.

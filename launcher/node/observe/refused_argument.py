@@ -1,4 +1,4 @@
-"""Whether a program does not know the argument --local_rank=N, which dslaunch adds: judged by its text before
+"""Programs that do not know the argument --local_rank=N, which dslaunch adds: judged by its text before
 it runs, and by its output after it failed.
 """
 
