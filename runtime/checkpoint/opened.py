@@ -35,7 +35,7 @@ class OpenCheckpoint(Protocol):
 
     def tensors(self) -> Mapping[str, TensorStorageMetadata]:
         """Return the name, shape (`size`) and dtype (`properties.dtype`) of every tensor;
-        for names see shelf.py.
+        for names see tensor_runs.py.
         """
 
     def check(self, all_runs: Iterable[TensorRuns], names: Iterable[str] = ()) -> None:

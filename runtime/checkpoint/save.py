@@ -46,7 +46,7 @@ class SaveOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSave:
-    """A checkpoint that only has to be written. Files beside the shelves are there on rank 0 only."""
+    """A checkpoint that only has to be written. Files beside the tensors are there on rank 0 only."""
 
     notes: RankNotes
     store: Store

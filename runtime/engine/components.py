@@ -334,7 +334,9 @@ def _offload(
         )
     groups = [] if optimizer is None else optimizer.param_groups
     trained = [one for group in groups for one in group["params"] if one.requires_grad]
-    num_trained = sum(param.numel() for param in trained if not is_lazy(param))  # an error soon
+    num_trained = sum(
+        param.numel() for param in trained if not is_lazy(param)
+    )  # a lazy parameter is an error soon
     return make_offload(plan, config.zero, config.aio, num_trained=num_trained, job=job)
 
 

@@ -66,7 +66,7 @@ class DirectBackward:
 
     def known_from(self, loss: Tensor) -> Tensor:
         """Return this loss, which has its factors; a backward that begins with it is known."""
-        if self._hooks and loss.requires_grad:  # without either no backward begins with it
+        if self._hooks and loss.requires_grad:  # otherwise no backward begins with it
             reference = weakref.ref(self)
 
             def begin(_: Tensor) -> None:

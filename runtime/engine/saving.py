@@ -32,7 +32,7 @@ class Saving(nn.Module):
     ) -> bool:
         """Write `save_dir`/`tag`, default global_step<n>, whole or not at all; return True.
 
-        See "One checkpoint" in checkpoint/format.py.
+        See "One checkpoint" in checkpoint/files/format.py.
 
         `save_dir` is a folder that all ranks see, or a URL that fsspec opens. With `checkpoint.async_save`
         this returns when training may go on; a failure is then raised by the next step().

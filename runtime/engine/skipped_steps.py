@@ -24,9 +24,7 @@ from ..zero.units.sub_buffer import SubBuffer
 
 _log = logging.getLogger("dslaunch")
 
-EVERY = (
-    100  # steps, for each of which the skipped ones are summed up if they were more than are told one by one
-)
+EVERY = 100  # steps, after which the skipped ones among them are summed up if they were more than NUM_TOLD
 NUM_TOLD = 10
 _DEFAULT_LIMIT = {
     True: 1000,

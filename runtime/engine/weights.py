@@ -77,7 +77,7 @@ class Weights:
 
     def _load(self, state_dict: Mapping[str, Any], strict: bool, may_miss: frozenset[str]) -> Any:
         with whole_parameters(self._model.units):
-            if strict and may_miss:  # torch knows none that may: give it what is here
+            if strict and may_miss:  # torch allows no missing keys: give it the present values
                 own = self._module.state_dict(keep_vars=True)
                 state_dict = {name: own[name] for name in may_miss & own.keys()} | dict(state_dict)
             # torch has written what fits when it raises for what does not;

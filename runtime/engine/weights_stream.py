@@ -80,7 +80,9 @@ class WeightsStream:
         self._pieces = sorted(pieces, key=lambda piece: -piece.dtype.itemsize)
         self._specs = self._own_specs()
         self._device = model.device
-        self._stages: list[tuple[int, dict[str, Spec]]] = [(0, self._specs)]  # their leaders, and what comes
+        self._stages: list[tuple[int, dict[str, Spec]]] = [
+            (0, self._specs)
+        ]  # each stage's leader, and its tensors
         if len(domains.stage_leaders) > 1:
             self._hear_of_stages()
 
@@ -228,7 +230,7 @@ def write_weights(
                     meter.advance(tensor.nbytes)
         except CheckpointError as error:
             problem = str(error)
-    for _ in sent:  # other ranks send; so do they if rank 0 has failed
+    for _ in sent:  # other ranks send, also if rank 0 has failed
         pass
     problem = job.all_gather_objects(problem, what="the success of saving")[0]
     if problem is not None:

@@ -69,7 +69,7 @@ class PinnedMemory:
         self._lock = Lock()
         self._in_use: dict[int, _Block] = {}  # address -> block
         self._free: list[_Block] = []  # the smallest first; a copy may still use one
-        # A tensor may end in any thread, while that one holds the lock: it waits here.
+        # Blocks of tensors that ended, perhaps in a thread that holds the lock: they wait here.
         self._returned: deque[_Block] = deque()
         self._can_lock = True
 
@@ -85,7 +85,7 @@ class PinnedMemory:
         if num_bytes >= mmap.PAGESIZE and self._can_lock:
             try:
                 return self._cut(self._take(num_bytes), num_bytes)
-            except OSError as error:  # the driver, or what the process runs in, cannot
+            except OSError as error:  # the driver or the container cannot lock memory
                 self._can_lock = False
                 _log.warning("pinned host memory is torch's from now on, up to twice as much: %s", error)
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)

@@ -85,7 +85,7 @@ def _of_all_ranks(
         own = own.neg()  # tells all ranks, whose GPUs may differ
     own = torch.cat([own, *(_as_float64(one, device) for one in note)])
     gathered = domains.job.all_gather_float64(own, what="the gradient norm")
-    with domains.wire.recorder.waiting_for_device():  # NCCL's wait() does not
+    with domains.wire.recorder.waiting_for_device():  # NCCL's wait() does not wait for it
         said = gathered.tolist()
     square = 0.0
     for rank in domains.summands:
@@ -96,7 +96,7 @@ def _of_all_ranks(
 def _as_float64(value: float | Tensor, device: torch.device) -> Tensor:
     if isinstance(value, Tensor):
         return value.to(device=device, dtype=torch.float64).view(1)
-    # filled in, as a copy would be waited for
+    # Fill the tensor: the host would wait for a copy.
     return torch.full((1,), value, dtype=torch.float64, device=device)
 
 

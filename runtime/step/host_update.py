@@ -39,9 +39,9 @@ def make_thread(device: torch.device) -> ThreadPoolExecutor:
     """Return a thread that works for the process that has `device`."""
 
     def begin(num_threads: int) -> None:
-        torch.set_num_threads(num_threads)  # OpenMP asks each thread for itself
+        torch.set_num_threads(num_threads)  # OpenMP's number is each thread's own
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # page-locked memory is taken in the name of one
+            torch.cuda.set_device(device)  # page-locked memory belongs to a device
             ignore_captures()
 
     return ThreadPoolExecutor(1, "dslaunch-step", begin, (torch.get_num_threads(),))

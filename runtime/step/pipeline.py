@@ -26,7 +26,7 @@ class ReadyShard:
     """Inputs of an optimizer for one sub-buffer, in the memory where it steps."""
 
     sub_buffer: SubBuffer
-    master: Tensor  # [n] float32; its own, or what is to take that one's place, as the next
+    master: Tensor  # [n] float32; its own, or the copy that is to replace it; so are the states
     states: dict[str, Tensor]  # [n] float32 by name
     grads: Pieces  # in the parameters' dtype, or float32; may be overwritten on a GPU
     param_out: Tensor | None  # [n] to be written with the rounded copy; None: the master is the parameter

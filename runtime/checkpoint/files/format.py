@@ -8,7 +8,7 @@ stage and any number of ranks can read it; `<dir>/latest` holds the newest tag.
     __<rank>_0.distcp   that rank's part of parameters, masters and optimizer states:
                         1/world of each; see writer.py
     .metadata           torch.distributed.checkpoint's index: which box of which tensor is where;
-                        for names see shelf.py
+                        for names see tensor_runs.py
     training.pt         all else; plain data and small tensors, which torch.load(weights_only=True) reads
     manifest.json       all files with their bytes and digests; written last
 

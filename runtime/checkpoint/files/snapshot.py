@@ -1,4 +1,4 @@
-"""Copies in host memory of a shelf's tensors, to be written while the originals change."""
+"""Copies in host memory of the tensors of `TensorRuns`, to be written while the originals change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Memory:
 
 
 class Snapshot:
-    """Copies of one shelf. The writer reports a failed copy: a rank may not stay away from a collective."""
+    """Copies of one `TensorRuns`. The writer reports a failed copy: no rank may miss a collective."""
 
     def __init__(self, tensor_runs: TensorRuns, memory: Memory) -> None:
         """Copy nothing yet."""

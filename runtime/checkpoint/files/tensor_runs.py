@@ -66,9 +66,9 @@ class TensorRun:
 
     name: str  # name in the checkpoint
     shape: tuple[int, ...]  # shape of the tensor
-    start: int  # the first of them, counted in the tensor, or in this rank's part of it
+    start: int  # index of the first of them in the tensor, or in this rank's part of it
     numel: int
-    flat: str  # the shelf's flat tensor that holds them
+    flat: str  # name of the flat tensor that holds them
     offset: int  # index of the first one there
     cut: Cut | None = None  # this rank's part of the tensor; None: the whole
 
@@ -98,7 +98,7 @@ class TensorRuns:
 
 
 def runs_of_tensors(tensors: Mapping[str, Tensor]) -> TensorRuns:
-    """Return whole tensors as a shelf, by their names in a checkpoint."""
+    """Return the runs of whole tensors, by their names in a checkpoint."""
     contiguous = {name: value.detach().contiguous().reshape(-1) for name, value in tensors.items()}
     return TensorRuns(
         runs=tuple(

@@ -54,7 +54,7 @@ class Written(NamedTuple):
 
 
 def write_runs(store: Store, folder: str, all_runs: Sequence[TensorRuns], *, rank: int) -> list[Written]:
-    """Write this rank's boxes into a file of its own, shelf by shelf, and have it on the disk.
+    """Write this rank's boxes, one `TensorRuns` after another, to a file of its own on the disk.
 
     Errors: OSError with the bytes wanted and free if there is no room for it, before anything is written
     """

@@ -11,7 +11,7 @@
    however it came there: as `module.weight`, in a list or in a function that a checkpoint computes again.
 
 Nets 2 and 3 gather the values only: autograd reads them where they lie. A parameter that a hook of the
-backward uses has them from then on, see placeholder.py.
+backward uses has them from then on, see freed_parameter.py.
 Nothing of this is installed where no parameter is sharded.
 """
 
@@ -213,7 +213,7 @@ class Access:
 
         def enter_backward(grad: Tensor) -> None:
             if torch.is_grad_enabled():
-                self._prefetcher.hold_all()  # a graph is made
+                self._prefetcher.hold_all()  # this backward makes a graph
             self._prefetcher.enter_backward(unit, use)
 
         for one in of_graph:
@@ -302,7 +302,7 @@ class Access:
         if params.num_changes[member] != num_changes:
             raise _out_of_date(sub_buffer.members[member].name)
         if torch.is_grad_enabled():
-            self._prefetcher.hold_all()  # a graph is made
+            self._prefetcher.hold_all()  # this backward makes a graph
         self._prefetcher.unshard_values(unit, use)
         values = params.values
         return values.views[member] if place is None else values.flat.as_strided(*place)

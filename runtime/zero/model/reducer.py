@@ -344,7 +344,7 @@ class BackwardReducer(Reducer[ShardedGradients]):
     def __init__(self, sub_buffers: Sequence[SubBuffer], domains: Domains) -> None:
         super().__init__(sub_buffers, ShardedGradients, domains)
         self._wire = domains.wire
-        self._has_failed = False  # a backward, of which something may be here
+        self._has_failed = False  # True after a backward that failed, whose gradients may be here
         self._foreign_task = -1  # a backward of autograd's that ends in none of the parameters
         # True once all ranks have asked since the last backward whether one of them is behind
         self._is_settled = True
@@ -430,7 +430,7 @@ class BackwardReducer(Reducer[ShardedGradients]):
         """
         is_left = False
         if not self.is_coalescing and (self._is_engines or self._is_under_way):
-            self._ask_due()  # for all ranks that failed here have asked for the same
+            self._ask_due()  # then all ranks that failed here have asked for the same
             kept = self._reductions.abandon()
             for gradients in self._gradients:
                 gradients.forget()

@@ -45,7 +45,7 @@ class SubBuffer:
         self._all_segments = plan.layout.segments(plan.shard_index, num_shards=plan.num_shards)
         self.start_out()
         self.finish_out()
-        self.refuses_writes: str | None = None  # the key that makes them impossible
+        self.refuses_writes: str | None = None  # the ds_config's key that makes writes impossible
         # called before master or states are used outside a step; the argument: they will be written
         self.before_use: Callable[[bool], None] | None = None
         self._gradients = make_gradients(plan, offload) if plan.is_trained else None

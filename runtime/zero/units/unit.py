@@ -42,7 +42,7 @@ class Unit:
         self.reshard_after_forward = any(
             sub_buffer.plan.policy.reshard_after_forward for sub_buffer in self._sharded
         )
-        # A parameter of a class of its own does not tell when it is used, see placeholder.py.
+        # A parameter of a class of its own does not tell when it is used, see freed_parameter.py.
         self._has_subclasses = any(sub_buffer.param_shard.has_subclasses for sub_buffer in self._sharded)
         self.state = UnitState.FREED if self._sharded else UnitState.LIVE
         for sub_buffer in self._sharded:
