@@ -46,7 +46,7 @@ def own_lab(lab: Lab) -> Iterator[Callable[..., Lab]]:
     """`Lab.up` for labs of a test's own, beside the usual one; what is up at the end is taken down."""
 
     def up(num_hosts: int = 1, **options: Any) -> Lab:
-        return Lab.up(num_hosts, name=SELF, wait_s=0, replace=True, **options)
+        return Lab.up(num_hosts, name=SELF, replace=True, **{"wait_s": 0, **options})
 
     yield up
     with contextlib.suppress(LabError):
@@ -98,7 +98,7 @@ def test_up_cleans_what_a_killed_process_left(own_lab: Callable[..., Lab]) -> No
             own_lab(1)
         maker.kill()
     assert all(Path(f"/proc/{pid}").exists() for pid in pids)
-    with own_lab(1) as made:
+    with own_lab(1, wait_s=30) as made:  # another process that makes a lab may be at work on these
         assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
         assert made.nodes[0].run(["hostname"]).stdout == "node1\n"
         assert not any("node2" in trace for trace in traces())
