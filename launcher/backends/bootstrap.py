@@ -171,6 +171,7 @@ if is_future_new:
 )
 
 _ALL = ("shared.variables", "wire.fast_tuple", "wire.fast_json", "node.system.lean_stdlib", "wire.frames")
+# In import order.
 _AGENT = (
     *_ALL,
     "wire.job",
@@ -191,7 +192,7 @@ _AGENT = (
     "node.system.background",
     "node.agent.agent",
     "node.agent.keeper",
-)  # in import order
+)
 _RELAY = (*_ALL, "wire.mux", "node.system.process_tree", "node.agent.gateway_relay")
 _SHIM = (
     *_ALL,

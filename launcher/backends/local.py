@@ -99,9 +99,8 @@ class LocalChannel:
 
     def error_text(self) -> str:
         with self._errors_lock:
-            if (
-                self._errors.closed
-            ):  # by the thread that closed the channel, when the reason is needed no more
+            # Closed by the thread that closed the channel, once the reason is not needed any more.
+            if self._errors.closed:
                 return ""
             self._errors.seek(0, os.SEEK_END)
             self._errors.seek(max(0, self._errors.tell() - ERROR_TEXT_BYTES))

@@ -193,10 +193,11 @@ class OpenSshChannel:
         Errors: LaunchError if a limit of this machine does not allow it
         """
         self.local_address = ""
+        # An ssh on the way to the host asks no questions either.
         environment = {
             **os.environ,
             "SSH_ASKPASS_REQUIRE": "never",
-        }  # an ssh on the way to the host asks no questions either
+        }
         try:
             self._process = child_starter().start(argv, environment)
         except (OSError, subprocess.SubprocessError) as error:

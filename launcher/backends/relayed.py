@@ -56,9 +56,8 @@ class RelayStreams:
         self._heard_at = time.monotonic()
         self._ended_at: float | None = None
         self._is_given_up = False
-        self._has_begun = (
-            threading.Event()
-        )  # it runs, or has ended: nothing may come between it and its source
+        # Set when it runs, or has ended: nothing may come between it and its source.
+        self._has_begun = threading.Event()
         self.why_ended = ""
         stream.write(relay_source())
         self._reader = threading.Thread(target=self._read, name=f"relay on {gateway}", daemon=True)

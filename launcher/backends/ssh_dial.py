@@ -22,9 +22,8 @@ from typing import Any
 from ..errors import EXIT_HOST, LaunchError
 from .ssh_config import Target
 
-_QUICKACK: int | None = getattr(
-    socket, "TCP_QUICKACK", None
-)  # exists on Linux; holds until something is received
+# Exists on Linux; holds until something is received.
+_QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 NEXT_AFTER_S = 0.25  # from one address of a host to the next, as most programs do
 Address = tuple[Any, ...]
 HEAD_START_S = 0.02  # wait for the connections to begin: names that DNS knows may take longer

@@ -57,8 +57,7 @@ class Proxy:
             self._process.wait(END_WITHIN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # the kernel keeps it, in a file system that hangs
+            # The kernel keeps it, in a file system that hangs.
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_WITHIN_S)
         self._errors.close()

@@ -18,14 +18,12 @@ class Timings:
         """`tell` gets each phase and its end, on the monotonic clock."""
         self._num_ranks = num_ranks
         self._tell = tell
-        self._latest: dict[
-            str, tuple[set[int], float]
-        ] = {}  # phases that ranks report: the ranks, and the time of the last one
+        # Phases that ranks report: the ranks, and the time of the last one.
+        self._latest: dict[str, tuple[set[int], float]] = {}
         self.began_at = time.monotonic()
         self.phases_s: dict[str, float] = {}
-        self._first_output_s: float | None = (
-            None  # until the first line of any rank; set by the threads that read
-        )
+        # Seconds until the first line of any rank; set by the threads that read.
+        self._first_output_s: float | None = None
 
     def begin(self) -> None:
         self.began_at = time.monotonic()

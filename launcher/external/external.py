@@ -16,12 +16,10 @@ class External(NamedTuple):
     """mpirun, srun or another one."""
 
     find_program: Callable[[bool], str]  # its name; LaunchError if it must be on this machine and is not
-    command: Callable[
-        [RankStart], tuple[tuple[str, ...], str | None]
-    ]  # and the text of its file with the hosts
-    says_who: tuple[
-        tuple[str, ...], ...
-    ]  # for each field of the shim's ProcessIdentity: the variables that give it
+    # Makes the command, and the text of its file with the hosts.
+    command: Callable[[RankStart], tuple[tuple[str, ...], str | None]]
+    # The variables that give each field of the shim's ProcessIdentity.
+    says_who: tuple[tuple[str, ...], ...]
     settings: tuple[tuple[str, str], ...] = ()  # variables for the command itself
     tells_failures: TellsFailures | None = None  # reads its stderr, where its exit code is not enough
     how_to_restart: str = "the batch system start the job again, or a loop in its script"

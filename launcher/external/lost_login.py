@@ -59,9 +59,8 @@ class LostLogin:
     def _num_connected(self) -> int:
         """Number of connections to the ports that the command listens on."""
         process = psutil.Process(self._pid)
-        connections = (
-            getattr(process, "net_connections", None) or process.connections
-        )  # its name before psutil 6
+        # The method was called `connections` before psutil 6.
+        connections = getattr(process, "net_connections", None) or process.connections
         found = connections("tcp")
         ports = {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
         return sum(one.status == psutil.CONN_ESTABLISHED and one.laddr.port in ports for one in found)

@@ -185,9 +185,8 @@ class _Words:
                 self._unwritten.acquire()
                 self._console.put(number, line, self._unwritten.release)
                 continue
-            with contextlib.suppress(
-                OSError
-            ):  # our stderr has no reader any more: read on, so that srun can end
+            # Our stderr has no reader any more: read on, so that srun can end.
+            with contextlib.suppress(OSError):
                 view = memoryview(line)
                 while view:
                     view = view[os.write(number, view) :]

@@ -10,9 +10,8 @@ from ..controller.roster import HostState, Roster
 from ..job.plan import NodePlan
 from ..wire.frames import Hello
 
-ANSWER_TIMEOUT_S = (
-    60.0  # for a connection, and from that to the answer; each step of a connection has a shorter one
-)
+# Time for a connection, and again from that to the answer; each step of a connection has a shorter one.
+ANSWER_TIMEOUT_S = 60.0
 POLL_S = 0.2
 
 

@@ -38,9 +38,8 @@ from .named_file import read_named
 DEFAULT_FILE_NAME = ".deepspeed_env"
 FILE_NAME_VARIABLE = "DS_ENV_FILE"
 SHELL = "the shell"
-WORKING_FOLDER = (
-    "the working folder"  # with the shell's PYTHONPATH after it: "the working folder, then the shell"
-)
+# With the shell's PYTHONPATH after it: "the working folder, then the shell".
+WORKING_FOLDER = "the working folder"
 
 # A variable of the launching shell whose name starts with one of these goes to every node: communication,
 # Python and experiment tracking, then the names that Nebula and Azure ML jobs read.

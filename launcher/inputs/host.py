@@ -19,9 +19,8 @@ MAX_NAME_LENGTH = 253  # DNS's limit for a name
 MAX_LABEL_LENGTH = 63  # DNS's limit for the part between two dots of a name
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_USER = re.compile(
-    r"[A-Za-z0-9_.][A-Za-z0-9_.+$@\\-]*"
-)  # '@' and '\' occur in names from a directory service
+# '@' and '\' occur in names from a directory service.
+_USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+$@\\-]*")
 USER_RULE = "is made of letters, digits and _.+-$@\\ and begins with none of +-$@\\"
 _BRACES = re.compile(r"\{.*\}")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
@@ -36,9 +35,8 @@ class Host(NamedTuple):
 
     name: str  # as in the hostfile, without user and brackets: include and exclude use it, output shows it
     slots: int | None  # None for slots=auto: not known before the host was looked at
-    devices: tuple[str, ...] | None = (
-        None  # the ids to use, in this order, one per slot; None: 0 to slots - 1
-    )
+    # The ids to use, in this order, one per slot; None: 0 to slots - 1.
+    devices: tuple[str, ...] | None = None
     user: str | None = None
     port: int | None = None
     python: str | None = None  # the interpreter on that host; may begin with ~/, as may cwd

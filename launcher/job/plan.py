@@ -82,9 +82,8 @@ class Plan(NamedTuple):
     heartbeat_s: float
     stack_on_hang_s: float | None = None  # seconds of silence, after which the workers are asked for stacks
     save_pid: int | None = None  # this process's id, if the agents must write theirs into a file named for it
-    preload: tuple[str, ...] | None = (
-        None  # modules that each host imports once, to fork its workers from; None: the host decides
-    )
+    # Modules that each host imports once, to fork its workers from; None: the host decides.
+    preload: tuple[str, ...] | None = None
     has_timings: bool = False  # the workers report the phases of their start
     prepare_timeout_s: float = 600.0
     bind_cores: tuple[int, ...] | None = None  # the cores that a host's ranks share; empty for all it allows

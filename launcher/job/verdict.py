@@ -128,9 +128,8 @@ class Verdict(NamedTuple):
     others: tuple[Failure, ...]
     interrupted_by: int | None
     phases_s: tuple[tuple[str, float], ...]
-    ran_s: float | None = (
-        None  # from the start of all workers to the first failure; None if they never started
-    )
+    # Seconds from the start of all workers to the first failure; None if they never started.
+    ran_s: float | None = None
     likely_cause: str = ""
     announced: str = ""
     change: str = ""  # why all ended for a change of hosts, as they were asked to; empty if they did not

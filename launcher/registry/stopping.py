@@ -17,9 +17,8 @@ from .record import JobState
 
 WAIT_S = 0.1
 HEARD_WITHIN_S = 5.0  # the first signal
-KILLED_WITHIN_S = (
-    15.0  # after that --now ends the process of the job itself; hosts end workers they hear nothing for
-)
+# After it --now ends the process of the job itself; hosts then end their workers by themselves.
+KILLED_WITHIN_S = 15.0
 
 
 def job_process(job: KnownJob) -> Process:

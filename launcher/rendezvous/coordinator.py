@@ -86,9 +86,8 @@ class Coordinator:
         self._connections = Connections(self)
         self._members: dict[int, Peer] = {}
         self._expected = set(range(len(identity.names)))  # nodes whose end is waited for
-        self.ended_at: dict[
-            int, float
-        ] = {}  # when each node reported that no process of its part is left; after `join`, too
+        # When each node reported that no process of its part is left; after `join`, too.
+        self.ended_at: dict[int, float] = {}
         self._refusals: dict[int, str] = {}  # by the node rank that was claimed
         self._linger_until = self._end_by = float("inf")
         self._beat_at = 0.0
@@ -311,9 +310,8 @@ class Coordinator:
             self._connections.send(peer, Proof(self._identity.coordinator_proof(peer.nonce)))
         elif isinstance(news, Join) and peer.is_challenged:
             if news.node_rank == 0 and self._state is CoordinatorState.STOPPING:
-                self._connections.drop(
-                    peer
-                )  # the node 0 of the next attempt; it asks again, until this one is gone
+                # It is the node 0 of the next attempt; it asks again, until this one is gone.
+                self._connections.drop(peer)
             else:
                 self._judge(peer, news)
         else:

@@ -46,9 +46,8 @@ def ask_to_join(
     if is_ours(welcome.nonce):
         return None
     if welcome.protocol != PROTOCOL:
-        with contextlib.suppress(
-            OSError, ProtocolError, TurnedAway
-        ):  # so that node 0 can say why it waits for us
+        # Answer, so that node 0 can say why it waits for us.
+        with contextlib.suppress(OSError, ProtocolError, TurnedAway):
             _answer_to(welcome, line, identity, node_rank, heartbeat_s)
         raise TurnedAway(
             f"node 0 speaks protocol {welcome.protocol}, this node {PROTOCOL}; install the "

@@ -220,9 +220,8 @@ class Gauges(Observer):
                 yield from _sample(metric, labels, one, name=name)
         row = source.told_of_steps
         steps = [one or 0.0 for one in _numbers(row.get(_STEPS))]
-        num_steps = (
-            steps[len(steps) // 2] if steps else 0.0
-        )  # the mean of folded ranks: all do the same steps
+        # The mean of folded ranks: all do the same steps.
+        num_steps = steps[len(steps) // 2] if steps else 0.0
         for name, value in row.items():
             if name.endswith("_s") and name in RANK and num_steps > 0:
                 for labels, seconds in self._each(source.key, _numbers(value)):

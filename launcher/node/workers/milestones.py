@@ -19,9 +19,8 @@ class MilestonePipe:
         """Errors: OSError if the pipe cannot be made."""
         self.path = path
         os.mkfifo(path, 0o600)
-        self._fd = os.open(
-            path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW
-        )  # for writing too, so that it never comes to an end
+        # Opened for writing too, so that it never comes to an end.
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW)
         self._rest = b""
 
     def fileno(self) -> int:

@@ -75,9 +75,8 @@ class ExternalJob(NamedTuple):
     """A job as each of its processes gets it. Fields that hosts and ranks have in common stand there once."""
 
     launcher: str
-    says_who: list[
-        list[str]
-    ]  # for each field of ProcessIdentity: the variables that give it; the first that is set counts
+    # The variables that give each field of ProcessIdentity; the first that is set counts.
+    says_who: list[list[str]]
     must_be_told: bool  # the launcher must hear of a worker that failed
     gives_devices: bool  # the launcher gives each process some of the host's devices
     master: list[list[str]]  # MASTER_ADDR and MASTER_PORT
