@@ -35,7 +35,7 @@ LIMIT_S = 150  # limit of one tool with one model, its start too; some take 30 s
 STEP_HEADS = ("layout", "model", "tool", "ms a step", "MB of the rank that has most")
 GOAL_HEADS = ("layout", "model", "dslaunch", "peer", "time, ratio", "memory, ratio", "goal")
 BUBBLE_HEADS = ("schedule", "bubble by its table", "as measured", "ms by its table", "ms", "ratio", "goal")
-WITHIN = 1.05  # a batch of layers that sleep, of what its table says
+WITHIN = 1.05  # ratio of a batch of layers that sleep to its table, at most
 
 
 ROUNDS, ROUNDS_OF_8 = 5, 3

@@ -55,7 +55,7 @@ class _Process:
         self.model_parallel_rank = 0
         self.is_configured = False
         self.is_explicit = False  # True after configure(), False if a ds_config of initialize() configured it
-        self.was_called = False  # checkpoint()
+        self.was_called = False  # True once checkpoint() was called
         self.is_warned = False
         self.tracker = RngTracker()
         self.clock = _make_clock(self.config)
@@ -142,8 +142,8 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     process = _PROCESS
     process.was_called = True
     leaves, structure = tree_flatten((args, kwargs))
-    # The backward of what is computed again uses parameters among the arguments past everything
-    # that would bring them.
+    # The backward of the second computation uses parameters among the arguments, and no hook or use
+    # brings these.
     locations = [location for leaf in leaves if (location := _sharded_location(leaf)) is not None]
 
     def run(*leaves: Any) -> Any:

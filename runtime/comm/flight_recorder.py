@@ -48,7 +48,7 @@ class Collective(NamedTuple):
     op: str
     what: str
     nbytes: int
-    axis: str = ""  # along which the ranks hold other parts of one layer, and
+    axis: str = ""  # axis along which the ranks hold other parts of one layer
     ranks: tuple[int, ...] = ()  # ranks that take part; empty: those that have the same model
     turn: int = 0  # number among the collectives of `ranks`, counted from 1; 0 where `ranks` is empty
 
@@ -112,7 +112,7 @@ class Flight:
         self._recorder = recorder
         self._stopwatch = stopwatch
         self._work: dist.Work | None = None
-        self._event: torch.cuda.Event | None = None  # comes after it
+        self._event: torch.cuda.Event | None = None  # a GPU's event behind the collective
         self._is_over = False
 
     @property

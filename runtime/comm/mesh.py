@@ -65,7 +65,7 @@ class Mesh:
     shard: Axis
     sharers: Axis
     states_by_chunk: bool = False
-    copies: Axis = ALONE  # along which other sharers hold the same values, and train them alike
+    copies: Axis = ALONE  # axis along which other sharers hold the same values, and train them alike
     divisor: int = 0  # sums of gradients are divided by it; 0: by the number of sharers
 
     @property
@@ -215,7 +215,9 @@ class _Groups:
         own = next(tuple(line) for line in lines if rank in line)
         longer = tuple(tuple(line) for line in lines if len(line) > 1)
         is_default = self._takes_default and len(own) == dist.get_world_size()
-        if longer and not is_default and longer not in self._made:  # also where this rank's line is itself
+        if (
+            longer and not is_default and longer not in self._made
+        ):  # also where this rank is alone in its line
             self._made[longer] = _make_groups(longer, own)
         return Axis(size=len(own), index=own.index(rank), group=self._made.get(longer))
 

@@ -108,7 +108,7 @@ class FlopsProfiler:
                 reading.duration_s += time.perf_counter() - began_s
                 reading.flops += count.total - flops
 
-        # First, and last: what brings parameters for the module is part of its latency.
+        # The first hook and the last one: the hooks between, which bring parameters, are part of the latency.
         handles = (
             module.register_forward_pre_hook(begin, prepend=True),
             module.register_forward_hook(end, always_call=True),

@@ -35,7 +35,7 @@ class AdamFormula(Formula):
         beta1, beta2 = map(as_float, group["betas"])
         device = pieces.params[0].device
         steps = float(corrected_step(pieces))
-        count = torch.full((), steps, dtype=torch.float32, device=device)  # a copy would be waited for
+        count = torch.full((), steps, dtype=torch.float32, device=device)  # the host would wait for a copy
         kernel(
             pieces.params,
             pieces.grads,

@@ -127,7 +127,7 @@ class FusedOptimizer(torch.optim.Optimizer):
                         f"parameter {number}, without {' and '.join(missing)}; it is another optimizer's"
                     )
 
-        hook = self.register_load_state_dict_pre_hook(see)  # the last one: what other hooks make of it
+        hook = self.register_load_state_dict_pre_hook(see)  # the last hook, after all that change it
         try:
             super().load_state_dict(state_dict)
         finally:

@@ -41,7 +41,7 @@ def _verify(given: dict[str, Any]) -> int:
     store, tag = locate(given["folder"], given["tag"])
     folder = store.folder_of(tag)
     if store.size(f"{folder}/{MANIFEST}") is None:
-        CheckpointReader(store, tag)  # says that this is none, and what is there
+        CheckpointReader(store, tag)  # raises the error that names the checkpoints there
     try:
         reader = CheckpointReader(store, tag)
         with ProgressMeter(f"verified {reader.where}", reader.manifest.num_bytes) as meter:
@@ -70,7 +70,7 @@ def _diff(given: dict[str, Any]) -> int:
 
 def _prune(given: dict[str, Any]) -> int:
     store = open_store(given["folder"])
-    listing.rows(store)  # says that there is none
+    listing.rows(store)  # raises the error for a folder without checkpoints
     tags = doomed(store, keep_last=given["keep"])
     if not tags:
         count = len(store.tags())

@@ -48,7 +48,7 @@ class Freezing:
         )
 
     def look(self) -> None:
-        """A backward begins. What it gives a gradient is not left alone."""
+        """Note that a backward begins: the step updates each parameter that it gives a gradient."""
         flags = requiring_grad(self._params)
         now = frozenset() if all(flags) else frozenset(i for i, flag in enumerate(flags) if not flag)
         self._set(now if self._frozen is None else self._frozen & now)
