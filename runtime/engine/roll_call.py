@@ -67,9 +67,7 @@ class RollCall:
 
     @property
     def note(self) -> float:
-        """Checksum of the changes since the start; 0: no change. Ranks with the same
-        changed have in common.
-        """
+        """Checksum of the changes since the start, equal on ranks with equal changes; 0: no change."""
         told = (*self.freezing.names, "", *self._untrained, "", self._complaint)
         return float(crc32("\n".join(told).encode())) if any(told) else 0.0
 

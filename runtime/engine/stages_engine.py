@@ -161,8 +161,8 @@ class StagesEngine(EngineBase):
 
     @contextmanager
     def _whole_or_broken(self) -> Iterator[None]:
-        """Drop a batch that fails in the middle: its gradients do not count, and, between
-        stages, messages on their way, which the next batch would take for its own.
+        """Drop the gradients of a batch that fails in the middle. Between stages it also leaves messages on
+        their way, which the next batch would take for its own: the engine is broken then.
         """
         try:
             yield

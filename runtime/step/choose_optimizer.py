@@ -228,8 +228,8 @@ def _check_params(groups: Groups, module: nn.Module, *, may_be_empty: bool) -> N
 
 
 def _take_over(client: torch.optim.Optimizer) -> _Choice:
-    """Return what ours is made of with the client's groups: the same dicts,
-    so that a scheduler made for it still works.
+    """Return the arguments of our optimizer, with the client's groups: the same dicts,
+    so that a scheduler made for the client still works.
     """
     rule = _rule_of(client)
     # torch's schedulers warn if the optimizer they were made for never steps; ours steps in its place.

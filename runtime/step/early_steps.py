@@ -5,9 +5,8 @@ The norm of all gradients is not known then, so it is a guess: that nothing has 
 finite, and that no program changes anything before the step. Where the guess is wrong for a sub-buffer, its
 update is dropped and made again in the step. So the numbers are those of a run without this, bit for bit.
 Source: SuperOffload (arXiv 2509.21271), "speculation-then-validation". DeepSpeed 0.19.8 updates in place and
-        computes a wrong guess
-backwards (csrc/adam, `ds_adam_rollback`), which leaves other bits than there were;
-here nothing has to be put back.
+        computes a wrong guess backwards (csrc/adam, `ds_adam_rollback`), which leaves other bits than before;
+        here no update has to be taken back.
 """
 
 from __future__ import annotations

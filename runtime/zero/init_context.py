@@ -20,7 +20,8 @@ Only memory that has an alias must stay, for the alias may be written to: `new.d
 A parameter may be replaced, tied or deleted at any time, and its module, too. What is whole is held here, so
 that it is sharded on every rank or on none. A parameter that only this context has is dropped instead. One
 that no module has any longer is left alone until a module registers it again, at the end for good. Each rank
-otherwise (garbage is collected at any time), so rank 0 decides what becomes of each parameter, see `_Fate`.
+might count other references (garbage is collected at any time), so rank 0 decides the fate of each parameter,
+see `_Fate`.
 """
 
 from __future__ import annotations
