@@ -1,4 +1,4 @@
-"""Whether all ranks did the same collectives in the same order.
+"""Check that all ranks do the same collectives in the same order.
 
 Ranks that gather units of one size in different orders get each other's values, and nothing stops them. So
 fingerprints of the order travel with the gradient norm, before a step changes anything; forwards without

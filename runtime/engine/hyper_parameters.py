@@ -1,4 +1,4 @@
-"""Whether the hyper-parameters of a step can be used, and are the same on all ranks: asked at every step,
+"""Check that the hyper-parameters of a step can be used, and are the same on all ranks: at every step,
 before anything changes.
 
 Schedulers and programs set them on each rank by themselves. Where they differ, as those of a scheduler that

@@ -1,4 +1,4 @@
-"""Whether the engine still trains what plain torch would train: asked at every step, of the model and of the
+"""Check that the engine still trains what plain torch would train: at every step, of the model and of the
 optimizer's groups.
 
 Flat buffers are laid out once, by what `initialize()` was given. A program may change its model or its

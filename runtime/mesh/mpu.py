@@ -47,7 +47,7 @@ _NOT_READY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpuSizes:
-    """Over how many ranks an mpu says that a program divides its data, sequences, layers and stages.
+    """Numbers of ranks over which a program divides its data, sequences, layers and stages, by its mpu.
 
     `dp` is None where no method says it.
     """

@@ -1,4 +1,4 @@
-"""Whether all ranks have read their micro batches: no batch begins that a rank cannot go through.
+"""Check that all ranks have read their micro batches: a batch begins only if each rank can go through it.
 
 Ranks of a stage in the middle read nothing, and a copy of the model does not see what another one reads. So
 all tell all, before the first layer, how many they have, and what went wrong.

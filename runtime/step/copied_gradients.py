@@ -1,4 +1,4 @@
-"""Whether ranks along tp have made the same gradients of the parameters that each of them has whole.
+"""Check that ranks along tp make the same gradients of the parameters that each of them has whole.
 
 They compute them from the same values, so only rounding may differ; if more does, the copies drift apart in
 silence. To compare them costs as much as to send these gradients once, so it is done in steps 1, 2, 4, 8 and

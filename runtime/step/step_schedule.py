@@ -1,4 +1,4 @@
-"""When the host updates what is in its memory: in the step, in the backward before it,
+"""Times at which the host updates values in its memory: in the step, in the backward before it,
 or beside the one after it.
 """
 

@@ -1,4 +1,4 @@
-"""Whether ranks that compute one layer together were given the same inputs, and make the same of its outputs.
+"""Check that ranks that compute one layer together get the same inputs, and use its outputs alike.
 
 Tensors of other shapes would end the process in gloo's first sum, or hang in NCCL's; other values train on in
 silence. So there are three looks, of which each sees what those before it are too early for or too cheap for:

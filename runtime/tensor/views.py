@@ -1,4 +1,4 @@
-"""Whether a module takes the parts that a layer gives it for heads and positions as they are.
+"""Check that a module takes the parts that a layer gives it for heads and positions as they are.
 
 Attention whose number of heads is an attribute takes this rank's part of the queries, keys and values for all
 heads of fewer positions: `keys.view(batch, -1, self.num_heads, head_dim)` fits, and mixes positions up. So
@@ -30,7 +30,7 @@ def note_part(output: Tensor, name: str, size: int) -> Tensor:
 
 
 class ViewCheck(TorchFunctionMode):
-    """Around a forward.
+    """Context of a forward.
 
     Errors: ConfigError that names the layer
     """

@@ -28,7 +28,7 @@ class GatheredParameters:
     """Inside `with GatheredParameters(params):` every rank has these parameters whole, to be read.
 
     With `modifier_rank=r` they may also be written, all ranks get rank r's values at the end, and so do the
-    optimizer's float32 masters. Parameters that neither an engine nor zero.Init has are left alone, and so are
+    optimizer's float32 masters. Parameters that neither an engine nor zero.Init has are left alone, as are
     objects that are no tensors. It may be nested.
     Order:  a collective at both ends
     Errors: ConfigError if sharded parameters were written without a modifier_rank. In programs written for

@@ -16,8 +16,8 @@ _FIRST_WITH_TRITON = 8
 
 
 class CudaAccelerator(Accelerator):
-    """Its memory figures are those of torch's allocator; only available_memory()
-    counts what other processes hold.
+    """A GPU. Its memory figures are those of torch's allocator; only available_memory()
+    counts the memory of other processes.
     """
 
     _name = "cuda"

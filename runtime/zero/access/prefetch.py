@@ -1,4 +1,4 @@
-"""When units are unsharded and resharded.
+"""Prefetching: the order in which units are unsharded and resharded.
 
 A unit is unsharded when a module of it is entered, or when a backward reaches it. It is resharded when
 another one is unsharded, unless a forward that is under way uses it, it is held, or it is the next one

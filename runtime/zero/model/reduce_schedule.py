@@ -1,5 +1,5 @@
-"""When the gradients of each sub-buffer are averaged in a backward: a rule that gives every
-rank the same answer.
+"""Schedule of a backward's averages: a rule by which every rank averages the gradients of the sub-buffers in
+the same order.
 
 [Note: one order on all ranks]
 A rank that waits for a collective must know that the others come to it without anything that this rank does

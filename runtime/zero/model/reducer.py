@@ -1,8 +1,9 @@
-"""When the gradients of a model are averaged over the ranks, and in which order.
+"""Averaging of a model's gradients over the ranks: when, and in which order.
 
-Sharded ones are in every backward, so that their memory is free for the next; replicated ones once for a
-step, in its last backward. Both are sub-buffer by sub-buffer, as soon as autograd has finished it, in an
-order that is the same on all ranks (reduce_schedule.py). What is not reached is zero.
+Sharded gradients are averaged in every backward, so that their memory is free for the next; replicated ones
+once for a step, in its last backward. Both are averaged sub-buffer by sub-buffer, as soon as autograd has
+finished it, in an order that is the same on all ranks (reduce_schedule.py). A gradient that no backward
+reaches is zero.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a sharded parameter's values are here, and the names of the attributes that tell
+"""Status of a sharded parameter's values, and the names of the attributes that tell
 DeepSpeed's callers about it.
 """
 
