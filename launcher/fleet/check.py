@@ -25,7 +25,7 @@ NUM_CLOCK_SAMPLES = 5
 POLL_S = 0.2
 SILENCE_S = 10.0  # then a connected host counts as lost
 HELLO_PART = 1 / 6  # part of the time for a host: the wait for the agent's first word
-PROGRAM_MARGIN_S = 0.9  # rest of the time for a host when a program that we start there must have ended
+PROGRAM_MARGIN_S = 0.9  # part of the time for a host: the limit of a program that we start there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

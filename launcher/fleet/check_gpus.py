@@ -154,7 +154,7 @@ def _cuda(host: HostFacts) -> str | None:
 
 
 def _counted(say: Callable[[Gpu], str]) -> Callable[[HostFacts], str | None]:
-    """Return a cell `8 x` text; GPUs with an empty text do not count."""
+    """Make cells of the form `8 x TEXT`; GPUs with an empty text do not count."""
 
     def show(host: HostFacts) -> str | None:
         found = Counter(filter(None, map(say, _gpus(host))))
@@ -164,7 +164,7 @@ def _counted(say: Callable[[Gpu], str]) -> Callable[[HostFacts], str | None]:
 
 
 def _listed(key: str, say: Callable[[Gpu], Any]) -> Callable[[HostFacts], str | None]:
-    """Return a cell of GPUs with their texts, or that there is none; no row if no GPU gives the number."""
+    """Make cells of values with their GPUs, else `none`; empty if no GPU gives the number `key`."""
 
     def show(host: HostFacts) -> str | None:
         if not any(gpu[key] >= 0 for gpu in _gpus(host)):

@@ -153,7 +153,7 @@ def check_hosts(mesh: JobMesh, hosts: Sequence[HostSlots]) -> None:
 
 
 def warnings_of(mesh: JobMesh, hosts: Sequence[HostSlots]) -> list[str]:
-    """Return what is slow in the place of the axes on the hosts, a sentence each."""
+    """Return warnings of axes whose traffic is slow on these hosts, a sentence each."""
     found = []
     for name in INSIDE_A_HOST:
         crossing = _crossing(mesh, name, hosts)

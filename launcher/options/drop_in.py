@@ -29,8 +29,8 @@ class DropInOptions(NamedTuple):
     )
 
     def add_to(self, entries: tuple[EnvEntry, ...]) -> tuple[EnvEntry, ...]:
-        """Add a given mode to the workers' variables after those of the shell and the environment files,
-        another one before them.
+        """Add the mode to the workers' variables: a given one after those of the shell and of environment
+        files, the default before them.
         """
         entry = EnvEntry(name=variables.DROP_IN, value=(self.mode or "auto",), source="--drop_in")
         return (entry, *entries) if self.mode is None else (*entries, entry)

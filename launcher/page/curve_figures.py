@@ -52,7 +52,7 @@ class Quantity:
         return value / self.metric.unit.scale
 
     def named(self, key: str) -> str:
-        """Return the key of a rank or host, named, in brackets."""
+        """Return the rank or host of the key, in brackets."""
         return f" ({self.whose} {key})" if self.whose and key else ""
 
 

@@ -171,7 +171,7 @@ class Sender:
         return host in self._hosts and self._hosts[host].done is None
 
     def is_stuck(self, host: SyncTarget, now: float) -> bool:
-        """Tell whether nothing has moved there for too long, though it had all bytes from us."""
+        """Tell whether nothing has moved there for too long, while it did not wait for us."""
         progress = self._hosts.get(host)
         if progress is None or progress.done is not None or progress.waits_for_us:
             return False
@@ -191,7 +191,7 @@ class Sender:
         return self._num_sent
 
     def close(self) -> None:
-        """Forget the marker: every host has looked whether the folder is its own."""
+        """Remove the marker: every host has looked whether the folder is its own."""
         self._marker.close()
 
     def summary(self) -> str:

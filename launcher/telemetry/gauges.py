@@ -263,7 +263,7 @@ def _totals(growths: Mapping[str, _Growth]) -> dict[str, list[float]]:
 def _sample(
     metric: Metric, labels: Labels, value: float, *, name: str = ""
 ) -> Iterator[tuple[Family, Labels, float]]:
-    """Add it to its own family, or to that of the program's own numbers."""
+    """Yield a sample of the number's family, or of that of the program's own numbers."""
     if metric.family is not None:
         yield metric.family, {**labels, **dict((metric.series,) if metric.series else ())}, value
     elif name:

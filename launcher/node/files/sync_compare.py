@@ -108,7 +108,7 @@ class FolderComparison:
                 self.refused.append((entry.path, writer))
 
     def _why_foreign(self, entry: Entry, found: os.stat_result) -> str:
-        """Return a clause if it is another user's, or a folder writable to others that should be closed."""
+        """Return a clause if it is another user's, or a folder open to others, unlike the offered one."""
         allowed = entry.mode if kind_of(found) == FOLDER else 0o777
         return self._rules.trust.why_not(found, allowed=allowed)
 
@@ -138,7 +138,7 @@ class FolderComparison:
                     self.kept_modes.append(entry.path)
 
     def _content(self, path: bytes, found: os.stat_result, old: Sent | None, *, size: int) -> bytes:
-        """Return the digest; empty if its size is neither that of the sent file nor of the offered one."""
+        """Return a file's digest or a link's target; empty if a file's size shows that it differs."""
         if kind_of(found) == LINK:
             return self._folder.link_target(path)
         if old is not None and old.kind == FILE:
