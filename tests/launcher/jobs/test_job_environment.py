@@ -53,7 +53,7 @@ def test_options_for_ssh_are_told_to_have_no_effect_on_this_machine(start: Start
     job = start("say('up')", "--ssh_port=23", "--ssh_user=ada")
     assert job.wait() == 0
     assert (
-        "dslaunch: warning: no effect, for all ranks run on this machine: --ssh_port, --ssh_user\n" in job.err
+        "dslaunch: warning: no effect, for all ranks run on this machine: --ssh_user, --ssh_port\n" in job.err
     )
 
 
