@@ -48,11 +48,11 @@ def agree(client_state: Mapping[str, Any] | None, job: Job) -> bytes | None:
             f"client_state of rank {rank} cannot be read through: {type(error).__name__}: {error}; give "
             "numbers, strings, tensors, and lists and dicts of them"
         )
-    told = job.all_gather_objects((problem, mark), what="client_state")
-    problem = next((theirs for theirs, _ in told if theirs is not None), None)
+    given = job.all_gather_objects((problem, mark), what="client_state")
+    problem = next((theirs for theirs, _ in given if theirs is not None), None)
     if problem is not None:
         raise CheckpointError(problem) from cause
-    marks = [theirs for _, theirs in told]
+    marks = [theirs for _, theirs in given]
     first = next((index for index, theirs in enumerate(marks) if theirs), None)
     if first is None or not mark or (mark == marks[first] and rank != first):
         return None
@@ -132,8 +132,8 @@ def _checked(client_state: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _read(data: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    return found
+    state: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return state
 
 
 def _differing(states: Sequence[Mapping[str, Any]]) -> list[str]:

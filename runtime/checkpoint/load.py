@@ -124,9 +124,9 @@ def _candidates(training: Training, store: Store, tag: str | None, plan: LoadPla
             found = str(error)
         except OSError as error:
             found = f"{store.where} cannot be read: {error}"
-    told = training.job.all_gather_objects((plan.asked(tag), found), what="which checkpoint to load")
-    _check_asked([asked for asked, _ in told])
-    found = told[0][1]
+    answers = training.job.all_gather_objects((plan.asked(tag), found), what="which checkpoint to load")
+    _check_asked([asked for asked, _ in answers])
+    found = answers[0][1]
     if isinstance(found, str):
         raise CheckpointError(found)
     return found
@@ -222,10 +222,10 @@ class _Load:
             self.cause = error
             own = self._describe(error)
         problems = self._training.job.all_gather_objects(own, what=what)
-        rank, found = next(((rank, one) for rank, one in enumerate(problems) if one is not None), (0, None))
-        if found is None or rank == 0:
-            return found
-        return f"on rank {rank}: {found[0]}", found[1]
+        rank, problem = next(((rank, one) for rank, one in enumerate(problems) if one is not None), (0, None))
+        if problem is None or rank == 0:
+            return problem
+        return f"on rank {rank}: {problem[0]}", problem[1]
 
     def _describe(self, error: Exception) -> _Problem:
         where = f"{self._store.where}/{self._tag}"
@@ -320,8 +320,8 @@ def _names_of_all(training: Training) -> _Names:
     )
     if len(training.domains.stage_leaders) == 1:
         return own
-    told = training.job.all_gather_objects(own if training.leads else None, what="names of parameters")
-    stages = [one for one in told if one is not None]
+    answers = training.job.all_gather_objects(own if training.leads else None, what="names of parameters")
+    stages = [one for one in answers if one is not None]
     return _Names(*(set().union(*parts) for parts in zip(*stages, strict=True)))
 
 
@@ -519,8 +519,8 @@ class _Sources:
 
     def states_only(self, name: str, kind: str, dtype: torch.dtype) -> str | None:
         """Return that of an optimizer's state; None for parameters and masters."""
-        found = state_name(name, kind)
-        return found if kind not in (PARAMETERS, MASTER) and found in self._tensors else None
+        state = state_name(name, kind)
+        return state if kind not in (PARAMETERS, MASTER) and state in self._tensors else None
 
 
 class _Beside(dict[str, dict[str, Any]]):
@@ -541,8 +541,8 @@ class _Beside(dict[str, dict[str, Any]]):
             kind: _patiently(partial(self._reader.tensor, state_name(name, kind)))
             for kind in self._tensors.get(name, ())
         }
-        found = dict(super().get(name, {})) | read
-        return found or default
+        values = dict(super().get(name, {})) | read
+        return values or default
 
 
 # ---- what all have read

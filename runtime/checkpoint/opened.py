@@ -57,8 +57,8 @@ def latest_tag(store: Store) -> str | None:
     """Return what `latest` names; without that file, what DeepSpeed's converter to
     universal checkpoints left.
     """
-    found = store.latest()
-    return store.named_by(_UNIVERSAL) if found is None else found
+    tag = store.latest()
+    return store.named_by(_UNIVERSAL) if tag is None else tag
 
 
 def is_checkpoint(store: Store) -> bool:

@@ -73,10 +73,10 @@ class RankNotes:
                     raise CheckpointError(
                         f"rank {rank} has ended, or its host is lost: no sign of it for {PATIENCE_S:g} s"
                     )
-            found = json.loads(store.get(key))
+            note = json.loads(store.get(key))
             if self._rank == 0:
                 store.delete_key(key)  # only rank 0 hears it, and it may be long
-            return found
+            return note
         except CheckpointError:
             raise
         except RuntimeError as error:  # torch's: the store is gone

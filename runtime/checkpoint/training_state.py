@@ -85,12 +85,12 @@ class Training:
     def aliases(self) -> dict[str, str]:
         """Return the other names of tied parameters, and the name under which each is in a unit."""
         first: dict[int, str] = {}
-        found: dict[str, str] = {}
+        aliases: dict[str, str] = {}
         for name, param in self.module.named_parameters(remove_duplicate=False):
             known = first.setdefault(id(param), name)
             if known != name:
-                found[name] = known
-        return found
+                aliases[name] = known
+        return aliases
 
 
 @dataclass(slots=True, kw_only=True)

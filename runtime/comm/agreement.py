@@ -33,9 +33,9 @@ def fail_together(problem: str) -> None:
     Order:  a collective of all ranks
     Errors: ConfigError, on all ranks
     """
-    found = next(filter(None, _all_told(problem)), "")
-    if found:
-        raise ConfigError(found)
+    first = next(filter(None, _all_told(problem)), "")
+    if first:
+        raise ConfigError(first)
 
 
 def _all_told(own: Any) -> list[Any]:

@@ -238,14 +238,14 @@ def _stragglers(rows: list[tuple[str, _Row]], world_size: int) -> dict[str, dict
     if world_size > 1:
         everywhere = [None] * world_size
         dist.all_gather_object(everywhere, own)
-    found: dict[str, dict[int | None, dict[str, Any]]] = {}
+    stragglers: dict[str, dict[int | None, dict[str, Any]]] = {}
     for (name, nbytes), times_s in own.items():
         beside = [ranks.get((name, nbytes), array("d")) for ranks in everywhere]
         if any(len(other) != len(times_s) for other in beside):
             continue
         least = [min(times) for times in zip(*beside, strict=True)]
         message_ms, wait_ms = sum(least) * 1e3, (sum(times_s) - sum(least)) * 1e3
-        found.setdefault(name, {})[nbytes] = {
+        stragglers.setdefault(name, {})[nbytes] = {
             "count": len(times_s),
             "total_comm_lat_ms": message_ms,
             "total_straggler_ms": wait_ms,
@@ -254,23 +254,23 @@ def _stragglers(rows: list[tuple[str, _Row]], world_size: int) -> dict[str, dict
             "msg_size_bytes": nbytes,
             "msg_size_str": _size(nbytes),
         }
-    return found
+    return stragglers
 
 
 def _table(rows: list[tuple[str, _Row]]) -> str:
     head = ("collective", "message size", "count", "total ms", "average ms", "algbw Gbps", "busbw Gbps")
     cells = []
     for name, row in rows:
-        told = row.describe()
+        figures = row.describe()
         cells.append(
             (
                 name,
-                told["msg_size_str"],
-                str(told["count"]),
-                f"{told['total_latency_ms']:.2f}",
-                f"{told['avg_latency_ms']:.3f}",
-                _shown(told["tput_avg_gbps"]),
-                _shown(told["busbw_avg_gbps"]),
+                figures["msg_size_str"],
+                str(figures["count"]),
+                f"{figures['total_latency_ms']:.2f}",
+                f"{figures['avg_latency_ms']:.3f}",
+                _shown(figures["tput_avg_gbps"]),
+                _shown(figures["busbw_avg_gbps"]),
             )
         )
     return "\n".join(table(cells, head=head, numbers=range(1, len(head))))
@@ -281,9 +281,9 @@ def _straggler_table(stragglers: dict[str, dict[int | None, dict[str, Any]]]) ->
     head = ("collective", "message size", "count", "message ms", "wait ms", "average ms", "average wait ms")
     cells = []
     for name, sizes in stragglers.items():
-        for told in sizes.values():
-            figures = (f"{told[key]:.3f}" for key in numbers)
-            cells.append((name, told["msg_size_str"], str(told["count"]), *figures))
+        for row in sizes.values():
+            figures = (f"{row[key]:.3f}" for key in numbers)
+            cells.append((name, row["msg_size_str"], str(row["count"]), *figures))
     lines = table(cells, head=head, numbers=range(1, len(head)))
     return "\n".join(["of these, timed equally often on all ranks:", *lines])
 

@@ -242,8 +242,8 @@ def _make_groups(lines: Lines, own: Sequence[int]) -> dist.ProcessGroup | None:
         return split
     group = None
     for line in lines:
-        made = dist.new_group(list(line), timeout=group_timeout(), group_desc=description)
-        group = made if tuple(line) == tuple(own) else group
+        new = dist.new_group(list(line), timeout=group_timeout(), group_desc=description)
+        group = new if tuple(line) == tuple(own) else group
     return group
 
 

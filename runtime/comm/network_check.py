@@ -44,10 +44,10 @@ def main(text: str) -> NoReturn:
     where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     uses_libuv = os.environ.get("USE_LIBUV", "1") == "1"  # torch's own rule, for builds without libuv
     store = TCPStore(*where, world_size, is_master=rank == 0, timeout=STORE_TIMEOUT, use_libuv=uses_libuv)
-    told = _Probe(store, rank, world_size, timeout).run()
+    results = _Probe(store, rank, world_size, timeout).run()
     if rank == 0:
-        print(marks.NETWORK + json.dumps(told), flush=True)
-        if told["silent"]:
+        print(marks.NETWORK + json.dumps(results), flush=True)
+        if results["silent"]:
             os._exit(1)  # the launcher ends the others
         others = [f"over/{other}" for other in range(1, world_size)]
         store.wait(others, timeout * WAIT_FACTOR)  # they need the store of this rank
@@ -165,7 +165,7 @@ class _Probe:
             dist.all_reduce(took, op=dist.ReduceOp.MAX)
             return float(took)
 
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for name, (operation, num_ways) in COLLECTIVES.items():
             numel = FIRST_NUMEL
             while True:
@@ -177,8 +177,8 @@ class _Probe:
                     break
                 numel *= GROWTH
             bus_bytes = num_ways * whole.nbytes * (size - 1) / size
-            found[name] = {"bytes": whole.nbytes, "seconds": seconds, "bytes_per_s": bus_bytes / seconds}
-        return found
+            results[name] = {"bytes": whole.nbytes, "seconds": seconds, "bytes_per_s": bus_bytes / seconds}
+        return results
 
     def _measure_pair(self) -> dict[str, Any]:
         """Half of the shortest round trip, and the bytes per second that this rank sends."""

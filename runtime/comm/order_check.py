@@ -125,9 +125,9 @@ class OrderCheck:
         """
         wait, self._sent = self._sent, None
         if wait is not None:
-            told = wait()
+            answers = wait()
             before, self._num_compared = self._num_compared, self._recorder.issued
-            said = dict(zip(self._of_holders.ranks, told, strict=True))
+            said = dict(zip(self._of_holders.ranks, answers, strict=True))
             if self._are_different(said):
                 raise CollectiveError(self._describe(before, self._of_holders))
 
@@ -143,15 +143,15 @@ class OrderCheck:
             raise CollectiveError(self._describe(before, self._of_job))
 
     def _whether_different(self, texts: Mapping[int, str]) -> str:
-        told = {rank: json.loads(text) for rank, text in texts.items()}
-        return "different" if self._are_different(told) else ""
+        orders = {rank: json.loads(text) for rank, text in texts.items()}
+        return "different" if self._are_different(orders) else ""
 
     def _describe(self, before: tuple[int, ...], talk: _Talk) -> str:
         recent = [one for one in self._recorder.recent() if one.number > before[one.lane]]
 
         def compare(texts: Mapping[int, str]) -> str:
-            told = {rank: json.loads(text) if text else None for rank, text in texts.items()}
-            return _first_difference(told, self._recorder.step, self._job.leaders, self._job.names)
+            orders = {rank: json.loads(text) if text else None for rank, text in texts.items()}
+            return _first_difference(orders, self._recorder.step, self._job.leaders, self._job.names)
 
         return talk.agree(json.dumps(recent), compare, grace=self._grace)
 
@@ -273,12 +273,12 @@ def _streams(
     peers: dict[int, list[int]] = {}
     for rank, leader in enumerate(leaders):
         peers.setdefault(leader, []).append(rank)
-    found: dict[Stream, dict[int, list[Collective]]] = {}
+    streams: dict[Stream, dict[int, list[Collective]]] = {}
     for rank, order in orders.items():
-        for one in order or ():
-            of_ranks = found.setdefault(one.stream(peers[leaders[rank]]), {})
-            of_ranks.setdefault(rank, []).append(one)
-    return dict(sorted(found.items()))
+        for collective in order or ():
+            of_ranks = streams.setdefault(collective.stream(peers[leaders[rank]]), {})
+            of_ranks.setdefault(rank, []).append(collective)
+    return dict(sorted(streams.items()))
 
 
 def _at(done: Sequence[Collective], place: int) -> Collective | None:
@@ -295,12 +295,12 @@ def _who_did_as(
     names: RankNames,
 ) -> str:
     """Say which of the others with the same layers, where ranks have places, did as each of the two."""
-    found = []
+    clauses = []
     for model, its in ((leader, ours), (rank, theirs)):
         alike = [one for one, other in did.items() if _identity(other) == _identity(its)]
         if alike and names.has_places:
-            found.append(f"{names.of(*alike)} did as rank {model}")
-    return "".join(f"; {one}" for one in found)
+            clauses.append(f"{names.of(*alike)} did as rank {model}")
+    return "".join(f"; {one}" for one in clauses)
 
 
 def _identity(one: Collective | None) -> tuple[str, str, int] | None:

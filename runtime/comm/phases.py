@@ -187,11 +187,11 @@ class Phases:
         while known and not isinstance(self._marks[known - 1], _StepEnd):
             known -= 1
         self._read(known)
-        told = self._sums.take()
-        if told:
-            mean_s = (told.get("step_s", 0.0) - told.get("paused_s", 0.0)) / told["steps"]
+        times = self._sums.take()
+        if times:
+            mean_s = (times.get("step_s", 0.0) - times.get("paused_s", 0.0)) / times["steps"]
             self._times_all = mean_s >= SHORT_S
-        return told
+        return times
 
     def _read_early(self) -> None:
         """Read marks of a GPU that are far behind the last one, since there are many."""
@@ -291,11 +291,11 @@ class _Sums:
         if any(self._short_s.values()):
             self._like_s, self._short_s = self._short_s, dict.fromkeys(_PARTS, 0.0)
         share = self._untimed_s / (sum(self._like_s.values()) or 1.0)
-        told = {"steps": self._steps, "step_s": self._step_s, "paused_s": self._paused_s}
-        told |= {f"{phase}_s": own_s + share * self._like_s[phase] for phase, own_s in self._parts_s.items()}
+        times = {"steps": self._steps, "step_s": self._step_s, "paused_s": self._paused_s}
+        times |= {f"{phase}_s": own_s + share * self._like_s[phase] for phase, own_s in self._parts_s.items()}
         self._steps, self._step_s, self._paused_s, self._untimed_s = 0, 0.0, 0.0, 0.0
         self._parts_s = dict.fromkeys(_PARTS, 0.0)
-        return {name: value for name, value in told.items() if value}
+        return {name: value for name, value in times.items() if value}
 
 
 class _Events:

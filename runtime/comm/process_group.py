@@ -101,9 +101,9 @@ def _next_store(rank: int, world_size: int, timeout: timedelta) -> tuple[Any, in
     number = next(_num_stores)
     if not number:
         return None, rank, world_size
-    found, rank, world_size = next(rendezvous("env://", rank, world_size, timeout=timeout))
-    found.set_timeout(timeout)
-    return PrefixStore(f"dslaunch/{number}", found), rank, world_size
+    store, rank, world_size = next(rendezvous("env://", rank, world_size, timeout=timeout))
+    store.set_timeout(timeout)
+    return PrefixStore(f"dslaunch/{number}", store), rank, world_size
 
 
 def group_timeout() -> timedelta | None:

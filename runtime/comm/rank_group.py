@@ -118,13 +118,13 @@ class RankGroup:
             gathered, pending = self.start_all_gather_float64(sent, what=what)
             if gathered.is_cuda:
                 pending.wait()
-            told = ReadBack(gathered)
+            read_back = ReadBack(gathered)
 
         def wait() -> list[list[float]]:
             pending.wait()
             with self.wire.recorder.waiting_for_device() if gathered.is_cuda else nullcontext():
-                found: list[list[float]] = told.wait().tolist()
-            return found
+                numbers: list[list[float]] = read_back.wait().tolist()
+            return numbers
 
         return wait
 

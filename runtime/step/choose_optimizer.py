@@ -96,13 +96,13 @@ def _inner(client: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 def _call(client: Callable[[Any], torch.optim.Optimizer], groups: Groups) -> torch.optim.Optimizer:
     has_options = len(groups) > 1 or set(groups[0]) != {"params"}
-    made = client(groups if has_options else groups[0]["params"])
-    if not isinstance(made, torch.optim.Optimizer):
+    optimizer = client(groups if has_options else groups[0]["params"])
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
-            f"optimizer={client!r} returned {type(made).__name__}; a callable must return a "
+            f"optimizer={client!r} returned {type(optimizer).__name__}; a callable must return a "
             "torch.optim.Optimizer"
         )
-    return made
+    return optimizer
 
 
 def _param_groups(
@@ -146,13 +146,13 @@ def _from_config(config: OptimizerConfig | None, groups: Groups, module: nn.Modu
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     kind: Callable[..., torch.optim.Optimizer] = optimizer_class(config.type)
     try:
-        made = kind(groups, **options)
+        optimizer = kind(groups, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         shown = ", ".join(f"optimizer.params.{name} {show(value)}" for name, value in given.items())
         raise ConfigError(
             f"{shown or 'optimizer.params'}: {config.type} does not take this: {error}"
         ) from error
-    return _take_over(made)
+    return _take_over(optimizer)
 
 
 def _adam(params: AdamParams, groups: Groups) -> _Choice:

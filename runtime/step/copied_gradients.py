@@ -47,9 +47,9 @@ class CopiedGradients:
             return
         usual = norm / sqrt(max(1, self._numel))
         problems = [one for sub_buffer in self._copied if (one := self._look(sub_buffer, usual))]
-        told = self._domains.job.all_gather_objects(next(iter(problems), ""), what=_WHAT)
-        if any(told):
-            raise ConfigError(next(filter(None, told)))
+        everywhere = self._domains.job.all_gather_objects(next(iter(problems), ""), what=_WHAT)
+        if any(everywhere):
+            raise ConfigError(next(filter(None, everywhere)))
 
     def _look(self, sub_buffer: SubBuffer, usual: float) -> str:
         """Return what is wrong with one of its parameters; "" if nothing is."""

@@ -58,12 +58,12 @@ class FusedRule:
     def load_beside(self, saved: ByName) -> None:
         """Go on with the saved step counts."""
         for sub_buffer in self._sub_buffers:
-            found = {
+            counts = {
                 index: saved.get(sub_buffer.true_name(index), {}).get(_MISSED, 0)
                 for index in range(len(sub_buffer.members))
             }
             sub_buffer.optimizer_shard.missed = {
-                index: int(missed) for index, missed in found.items() if missed
+                index: int(missed) for index, missed in counts.items() if missed
             }
 
     def step(

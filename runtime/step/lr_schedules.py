@@ -391,11 +391,11 @@ def _warn_if_shorter(total_num_steps: int, warmup_num_steps: int) -> None:
 def _make_torch_scheduler(
     name: str, params: Iterable[tuple[str, Any]], optimizer: torch.optim.Optimizer
 ) -> Scheduler:
-    found = torch_scheduler(name)
-    if found is None:
+    kind = torch_scheduler(name)
+    if kind is None:
         raise AssertionError(f"{name} is no scheduler of torch, which the config should have refused")
     try:
-        return cast(Scheduler, found(optimizer, **dict(params)))
+        return cast(Scheduler, kind(optimizer, **dict(params)))
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
         given = (
             ", ".join(f"scheduler.params.{key} {show(value)}" for key, value in params) or "scheduler.params"

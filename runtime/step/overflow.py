@@ -20,8 +20,8 @@ def has_overflow(sub_buffers: Sequence[SubBuffer], job: Job, device: torch.devic
     is_bad = any(
         not bool(torch.isfinite(piece).all()) for sub_buffer in sub_buffers for piece in _own(sub_buffer)
     )
-    told = job.all_gather_numbers([is_bad], device=device, what="the look for infinite gradients")
-    return any(one for (one,) in told)
+    flags = job.all_gather_numbers([is_bad], device=device, what="the look for infinite gradients")
+    return any(one for (one,) in flags)
 
 
 def _own(sub_buffer: SubBuffer) -> Iterable[Tensor]:

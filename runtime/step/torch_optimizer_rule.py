@@ -58,8 +58,8 @@ class _StandIn(NamedTuple):
     @property
     def state(self) -> dict[str, Any]:
         """State of the parameter in the optimizer, once it has stepped."""
-        found: dict[str, Any] = self.wrapped.optimizer.state.get(self.param, {})
-        return found
+        state: dict[str, Any] = self.wrapped.optimizer.state.get(self.param, {})
+        return state
 
 
 class TorchOptimizerRule:
@@ -110,16 +110,18 @@ class TorchOptimizerRule:
                 else None
                 for number, item in enumerate(shared)
             ]
-            self._stand_ins += [one for one in self._shared if one is not None]
+            self._stand_ins += [stand_in for stand_in in self._shared if stand_in is not None]
             for _, sub_buffer, index in shared:
                 sub_buffer.optimizer_shard.states_of_whole[index] = dict
-        for one in self._stand_ins:
-            if not one.wrapped.is_elementwise:
-                one.sub_buffer.optimizer_shard.states_of_whole[one.member_index] = partial(
-                    getattr, one, "state"
+        for stand_in in self._stand_ins:
+            if not stand_in.wrapped.is_elementwise:
+                stand_in.sub_buffer.optimizer_shard.states_of_whole[stand_in.member_index] = partial(
+                    getattr, stand_in, "state"
                 )
-            own_group = one.wrapped.groups.index(one.sub_buffer.members[one.member_index].group)
-            one.wrapped.optimizer.param_groups[own_group]["params"].append(one.param)
+            own_group = stand_in.wrapped.groups.index(
+                stand_in.sub_buffer.members[stand_in.member_index].group
+            )
+            stand_in.wrapped.optimizer.param_groups[own_group]["params"].append(stand_in.param)
         self._take_states(optimizer_of)
 
     @torch.no_grad()
@@ -178,9 +180,9 @@ class TorchOptimizerRule:
     ) -> None:
         """Step everything at once: optimizers count their steps, each in a way of its own."""
         grads = {sub_buffer: _Grads(sub_buffer, grad_scale) for sub_buffer in self._sub_buffers}
-        for one in self._stand_ins:
-            if one.run is not None:
-                one.param.grad = grads[one.sub_buffer].at(one.run).view(one.param.shape)
+        for stand_in in self._stand_ins:
+            if stand_in.run is not None:
+                stand_in.param.grad = grads[stand_in.sub_buffer].at(stand_in.run).view(stand_in.param.shape)
         if self._whole is not None:
             self._collect(self._whole, grads)
         self._forget_frozen()
@@ -197,27 +199,27 @@ class TorchOptimizerRule:
 
     def _forget_frozen(self) -> None:
         """A parameter without a gradient is left alone by torch's optimizers."""
-        for one in self._stand_ins:
-            if one.member_index in one.sub_buffer.optimizer_shard.frozen:
-                one.param.grad = None
+        for stand_in in self._stand_ins:
+            if stand_in.member_index in stand_in.sub_buffer.optimizer_shard.frozen:
+                stand_in.param.grad = None
 
     def _take_back(self) -> None:
-        for one in self._stand_ins:
-            one.param.grad = None
-            if one.run is not None:
-                _return_to_master(one, one.run)
-            if one.wrapped.is_elementwise:
-                _adopt_states(one)
+        for stand_in in self._stand_ins:
+            stand_in.param.grad = None
+            if stand_in.run is not None:
+                _return_to_master(stand_in, stand_in.run)
+            if stand_in.wrapped.is_elementwise:
+                _adopt_states(stand_in)
 
     def _collect(self, whole: WholeTensors, grads: dict[SubBuffer, _Grads]) -> None:
         runs = [(whole.index(number), _run(fragment)) for number, fragment in whole.held]
         values = whole.collect([sub_buffer.optimizer_shard.master[run] for (sub_buffer, _), run in runs])
         gradients = whole.collect([grads[sub_buffer].at(run) for (sub_buffer, _), run in runs])
         for number in whole.owned:
-            one = self._owned(number)
-            shape = _shape(one)
-            one.param.data = values[number].view(shape)
-            one.param.grad = gradients[number].view(shape)
+            stand_in = self._owned(number)
+            shape = _shape(stand_in)
+            stand_in.param.data = values[number].view(shape)
+            stand_in.param.grad = gradients[number].view(shape)
 
     def _hand_back(self, whole: WholeTensors) -> None:
         values = {number: self._owned(number).param.detach().reshape(-1) for number in whole.owned}
@@ -228,10 +230,10 @@ class TorchOptimizerRule:
             param.data = param.new_empty(0)
 
     def _owned(self, number: int) -> _StandIn:
-        one = self._shared[number]
-        if one is None:
+        stand_in = self._shared[number]
+        if stand_in is None:
             raise AssertionError(f"parameter {number} belongs to another rank")
-        return one
+        return stand_in
 
     # ---- what is remembered
 
@@ -244,33 +246,38 @@ class TorchOptimizerRule:
 
     def beside(self) -> ByName:
         """Return all state that is not per element: numbers, and the states of whole parameters."""
-        found: ByName = {}
-        for one in self._stand_ins:
-            kept = set(one.sub_buffer.optimizer_shard.states) if one.wrapped.is_elementwise else set()
-            found[one.name] = {
+        values: ByName = {}
+        for stand_in in self._stand_ins:
+            kept = (
+                set(stand_in.sub_buffer.optimizer_shard.states) if stand_in.wrapped.is_elementwise else set()
+            )
+            values[stand_in.name] = {
                 name: value.to("cpu", copy=True) if isinstance(value, Tensor) else value
-                for name, value in one.state.items()
+                for name, value in stand_in.state.items()
                 if name not in kept
             }
-        return found
+        return values
 
     def load_beside(self, saved: ByName) -> None:
         """Take saved state over. The optimizer makes the other parameters' states at the first step."""
-        for one in self._stand_ins:
-            state = dict(saved.get(one.name, {}))
-            if one.wrapped.is_elementwise and one.run is not None:
-                state |= {name: flat[one.run] for name, flat in one.sub_buffer.optimizer_shard.states.items()}
+        for stand_in in self._stand_ins:
+            state = dict(saved.get(stand_in.name, {}))
+            if stand_in.wrapped.is_elementwise and stand_in.run is not None:
+                state |= {
+                    name: flat[stand_in.run]
+                    for name, flat in stand_in.sub_buffer.optimizer_shard.states.items()
+                }
             if state:
-                placed = {name: _placed(name, value, one) for name, value in state.items()}
-                one.wrapped.optimizer.state[one.param] = placed
+                placed = {name: _placed(name, value, stand_in) for name, value in state.items()}
+                stand_in.wrapped.optimizer.state[stand_in.param] = placed
 
 
 class _Grads:
     """This rank's shard of the reduced gradients of one sub-buffer, in float32."""
 
     def __init__(self, sub_buffer: SubBuffer, grad_scale: float) -> None:
-        found = sorted(sub_buffer.gradients.pieces(0, sub_buffer.param_shard.own.numel()), key=itemgetter(0))
-        pieces = [(offset, scaled_grad(grad, grad_scale)) for offset, grad in found]
+        grads = sorted(sub_buffer.gradients.pieces(0, sub_buffer.param_shard.own.numel()), key=itemgetter(0))
+        pieces = [(offset, scaled_grad(grad, grad_scale)) for offset, grad in grads]
         self._offsets = [offset for offset, _ in pieces]
         self._pieces = [piece for _, piece in pieces]
 
@@ -318,10 +325,10 @@ def _local(wrapped: StandInOptimizer, sub_buffer: SubBuffer, index: int) -> Iter
     if fragment is not None:
         run = _run(fragment)
         values = sub_buffer.optimizer_shard.master[run]
-        one = _StandIn(wrapped, sub_buffer, index, nn.Parameter(values), run)
+        stand_in = _StandIn(wrapped, sub_buffer, index, nn.Parameter(values), run)
         if not wrapped.is_elementwise:
-            one.param.data = values.view(_shape(one))
-        yield one
+            stand_in.param.data = values.view(_shape(stand_in))
+        yield stand_in
 
 
 def _return_to_master(one: _StandIn, run: slice) -> None:

@@ -47,15 +47,15 @@ class WholeTensors:
         self.owned = tuple(number for number, owner in enumerate(owners) if owner == rank)
 
         def pieces(numbers: Sequence[int], shard: int) -> _Pieces:
-            found = []
+            fragments = []
             for number in numbers:
                 sub_buffer, index = indices[number]
                 fragment = sub_buffer.layout.fragment(
                     sub_buffer.layout.slots[index], shard, num_shards=len(ranks)
                 )
                 if fragment is not None:
-                    found.append((number, fragment))
-            return found
+                    fragments.append((number, fragment))
+            return fragments
 
         everything = range(len(indices))
         # other rank -> the part of this shard that it owns, and the part of its shard that this rank owns

@@ -104,8 +104,8 @@ class _Handle:
         Order: a collective
         """
         if param_list is not None:
-            for one in param_list:
-                one.all_gather()
+            for param in param_list:
+                param.all_gather()
         elif self._open is None:
             self._open = GatheredParameters(self._owner())
             self._open.open()
@@ -128,8 +128,8 @@ class _Handle:
                 "sharded; leave it out, and call partition() when the values are no longer needed"
             )
         if param_list is not None:
-            for one in param_list:
-                one.partition(has_been_updated=has_been_updated)
+            for param in param_list:
+                param.partition(has_been_updated=has_been_updated)
         elif self._open is not None:
             gathered, self._open = self._open, None
             gathered.close(modifier_rank=0 if has_been_updated else None)

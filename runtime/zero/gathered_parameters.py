@@ -211,11 +211,11 @@ class GatheredParameters:
             if location.sub_buffer.is_sharded
         }
         groups |= {early.init.job: early.init.device for early in self._outer_early}
-        told = [
+        flags = [
             group.all_gather_numbers([bool(written)], device=device, what="edits of parameters")
             for group, device in groups.items()
         ]
-        if any(flag for of_group in told for (flag,) in of_group):
+        if any(flag for of_group in flags for (flag,) in of_group):
             which = f"parameter '{written[0]}' was" if written else "parameters were"
             raise ConfigError(
                 f"{which} written inside GatheredParameters without modifier_rank: of such an in-place "

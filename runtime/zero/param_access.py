@@ -281,10 +281,10 @@ def _from_owner(location: ParamLocation, key: str) -> Tensor:
     everywhere = location.sub_buffer.comm.sharers.all_gather_objects(
         (list(own), _copied(own.get(key))), what=f"state {key!r} of parameter '{location.name}'"
     )
-    found = [one for _, one in everywhere if one is not None]
-    if not found:
+    values = [one for _, one in everywhere if one is not None]
+    if not values:
         raise _no_state(location, key, {name for names, _ in everywhere for name in names})
-    whole: Tensor = found[0]
+    whole: Tensor = values[0]
     shape = location.sub_buffer.layout.slots[location.member_index].shape
     return (whole.view(shape) if whole.numel() == prod(shape) else whole).to(location.sub_buffer.device)
 

@@ -58,9 +58,9 @@ class DeepSpeedFolder:
         for entry in sorted(path.iterdir()):
             self._sort(entry)
         self.is_universal = (path / _UNIVERSAL).is_dir()
-        for found, what in ((self._models, "model_states"), (self._optimizers, "optim_states")):
-            if sorted(found) != list(range(len(found))):
-                missing = min(set(range(max(found) + 1)) - set(found))
+        for files, what in ((self._models, "model_states"), (self._optimizers, "optim_states")):
+            if sorted(files) != list(range(len(files))):
+                missing = min(set(range(max(files) + 1)) - set(files))
                 raise CheckpointError(
                     f"{path} has no *_{what}.pt of rank {missing}: the checkpoint is "
                     "damaged; load another one"
@@ -108,11 +108,11 @@ class DeepSpeedFolder:
 
     def universal_common(self) -> Mapping[str, Any]:
         """Return the optimizer's values that belong to no parameter."""
-        found: dict[str, Any] = load_file(self.path / _UNIVERSAL / _COMMON)
-        return found
+        common: dict[str, Any] = load_file(self.path / _UNIVERSAL / _COMMON)
+        return common
 
     def _sort(self, entry: Path) -> None:
-        for pattern, found in ((_MODEL, self._models), (_OPTIMIZER, self._optimizers)):
+        for pattern, files in ((_MODEL, self._models), (_OPTIMIZER, self._optimizers)):
             matched = pattern.fullmatch(entry.name)
             if matched is not None:
                 if int(matched[2]) != 0:
@@ -120,17 +120,17 @@ class DeepSpeedFolder:
                         f"{entry} is of a tensor or pipeline parallel run, whose parameters are in parts "
                         f"that only its program knows; {_ADVICE}"
                     )
-                found[int(matched[1] or 0)] = entry
+                files[int(matched[1] or 0)] = entry
                 return
         for refused, what in _REFUSED:
             if refused.fullmatch(entry.name):
                 raise CheckpointError(f"{entry}: {what} cannot be read here; {_ADVICE}")
 
     def _model(self, rank: int) -> Mapping[str, Any]:
-        found: dict[str, Any] = load_file(self._models[rank])
-        return found
+        model: dict[str, Any] = load_file(self._models[rank])
+        return model
 
     def _optimizer(self, rank: int) -> Mapping[str, Any]:
-        found = load_file(self._optimizers[rank])
-        state: dict[str, Any] = found["optimizer_state_dict"]
+        content = load_file(self._optimizers[rank])
+        state: dict[str, Any] = content["optimizer_state_dict"]
         return state

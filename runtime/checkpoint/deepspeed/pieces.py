@@ -92,7 +92,7 @@ def flat_partitions(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Seque
     """
     first = folder.optimizer(0)
     paddings = first.get("param_alignment_paddings")
-    found: Found = {}
+    parameters: Found = {}
     for group, members in enumerate(shapes):
         own = _flats(first, group)
         offset = 0
@@ -101,7 +101,7 @@ def flat_partitions(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Seque
             spans = list(
                 _spans(offset, numel, size=own[MASTER].numel(), num_ranks=folder.num_optimizer_files)
             )
-            found[name] = {
+            parameters[name] = {
                 kind: TensorPieces(
                     tuple(shape),
                     flat.dtype,
@@ -113,7 +113,7 @@ def flat_partitions(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Seque
                 for kind, flat in own.items()
             }
             offset += numel + (paddings[group][number] if paddings is not None else 0)
-    return found
+    return parameters
 
 
 def sharded_parameters(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Sequence[int]]]) -> Found:
@@ -124,14 +124,14 @@ def sharded_parameters(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Se
     Source: DeepSpeed 0.19.8 runtime/zero/stage3.py, `_rigid_state_dict`
     """
     first, num_ranks = folder.optimizer(0), folder.num_optimizer_files
-    found: Found = {}
+    parameters: Found = {}
     for group, members in enumerate(shapes):
         own = _flats(first, group)
         offset = 0
         for name, shape in members.items():
             numel = prod(shape)
             part = ceil(numel / num_ranks)
-            found[name] = {
+            parameters[name] = {
                 kind: TensorPieces(
                     tuple(shape),
                     flat.dtype,
@@ -151,18 +151,18 @@ def sharded_parameters(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Se
                 f"{folder.path}: group {group} of the optimizer has {own[MASTER].numel()} elements on rank 0 "
                 f"and its parameters have {offset}; the checkpoint is damaged: load another one"
             )
-    return found
+    return parameters
 
 
 def frozen_fragments(folder: DeepSpeedFolder, shapes: Mapping[str, Sequence[int]]) -> dict[str, TensorPieces]:
     """Return what stage 3 does not train: parts as those of `sharded_parameters`,
     in the files of the model.
     """
-    found = {}
+    fragments = {}
     for name, shape in shapes.items():
         numel = prod(shape)
         part = ceil(numel / folder.num_model_files)
-        found[name] = TensorPieces(
+        fragments[name] = TensorPieces(
             tuple(shape),
             folder.model(0)["frozen_param_fragments"][name].dtype,
             tuple(
@@ -171,36 +171,36 @@ def frozen_fragments(folder: DeepSpeedFolder, shapes: Mapping[str, Sequence[int]
                 if (count := min(part, numel - rank * part)) > 0
             ),
         )
-    return found
+    return fragments
 
 
 def universal_parameters(folder: DeepSpeedFolder, shapes: Sequence[Mapping[str, Sequence[int]]]) -> Found:
     """Return masters and states of a universal checkpoint: whole, with or without their shapes."""
-    found: Found = {}
+    parameters: Found = {}
     for name, shape in ((name, shape) for group in shapes for name, shape in group.items()):
         kinds = [kind for kind in folder.universal_kinds(name) if kind != "step"]
         if "fp32" not in kinds:
             raise CheckpointError(
                 f"{folder.path}/zero/{name}/fp32.pt is missing: the checkpoint is damaged; convert it again"
             )
-        found[name] = {}
+        parameters[name] = {}
         for kind in kinds:
             values = partial(_universal, folder, name, kind)
             piece = TensorPiece(0, prod(shape), values)
-            found[name][MASTER if kind == "fp32" else kind] = TensorPieces(
+            parameters[name][MASTER if kind == "fp32" else kind] = TensorPieces(
                 tuple(shape), values().dtype, (piece,)
             )
-    return found
+    return parameters
 
 
 def base_optimizer(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what torch's optimizer said of itself; of its parameters, which are flat groups,
     there are numbers.
     """
-    found = state.get("optimizer_state_dict", state.get("base_optimizer_state", state))
-    if isinstance(found, list):  # an elastic checkpoint's, of states alone
-        return {"state": dict(enumerate(found))}
-    base: Mapping[str, Any] = found
+    inner = state.get("optimizer_state_dict", state.get("base_optimizer_state", state))
+    if isinstance(inner, list):  # an elastic checkpoint's, of states alone
+        return {"state": dict(enumerate(inner))}
+    base: Mapping[str, Any] = inner
     return base
 
 
@@ -300,7 +300,7 @@ def _numbered(
             f"{where}: groups of the optimizer have {[len(group) for group in theirs]} parameters, this "
             f"run's {[len(group) for group in members]}; {_ADVICE}"
         )
-    found: Found = {}
+    parameters: Found = {}
     for group, names in enumerate(members):
         for index, name in enumerate(names):
             own = _states(base["state"].get(theirs[group][index], {}))
@@ -313,8 +313,8 @@ def _numbered(
                     f"shape {tuple(own[other].shape)}, and in this run it is '{name}' of shape "
                     f"{shapes[name]}; {_ADVICE}"
                 )
-            found[name] = {kind: whole_tensor(value) for kind, value in own.items()}
-    return found
+            parameters[name] = {kind: whole_tensor(value) for kind, value in own.items()}
+    return parameters
 
 
 def _flat_groups(
@@ -331,16 +331,16 @@ def _flat_groups(
             f"{where}: groups of the optimizer have {has} elements, this run's {wanted}; {_ADVICE}"
         )
     numbers = [number for group in base["param_groups"] for number in group["params"]]
-    found: Found = {}
+    parameters: Found = {}
     for group, names in enumerate(members):
         own = _states(base["state"].get(numbers[group], {}))
         for name, start in _offsets(names, shapes):
             stop = start + prod(shapes[name])
-            found[name] = {
+            parameters[name] = {
                 kind: _part(flat, start, stop, shapes[name])
                 for kind, flat in {**own, MASTER: masters[group]}.items()
             }
-    return found
+    return parameters
 
 
 def _part(flat: Tensor, start: int, stop: int, shape: tuple[int, ...]) -> TensorPieces:

@@ -55,9 +55,9 @@ class DeepSpeedReader:
         self._aliases = self._find_aliases()
         self._frozen: frozenset[str] = frozenset()
         trained = self._find_trained(groups)
-        found = self._find_weights(trained)
+        weights = self._find_weights(trained)
         self._extra = {name: value for name, value in self._model["module"].items() if not is_strided(value)}
-        self._tensors = {model_name(name): pieces for name, pieces in found.items()}
+        self._tensors = {model_name(name): pieces for name, pieces in weights.items()}
         for name, kinds in trained.items():
             self._tensors |= {
                 state_name(name, kind): pieces for kind, pieces in kinds.items() if kind != MASTER
@@ -67,7 +67,7 @@ class DeepSpeedReader:
             self._model,
             self._optimizer,
             steps=self._steps(),
-            buffers=[*(name for name, one in found.items() if self._is_beside(name, one)), *self._extra],
+            buffers=[*(name for name, one in weights.items() if self._is_beside(name, one)), *self._extra],
             aliases=self._aliases,
             frozen=self._frozen,
             extra_state=self._extra,
@@ -151,8 +151,8 @@ class DeepSpeedReader:
 
     @property
     def _shapes(self) -> list[Mapping[str, Sequence[int]]]:
-        found: list[Mapping[str, Sequence[int]]] = self._model["param_shapes"] or []
-        return found
+        shapes: list[Mapping[str, Sequence[int]]] = self._model["param_shapes"] or []
+        return shapes
 
     def _find_trained(self, groups: Sequence[Sequence[str]]) -> Found:
         """Return masters and states."""
@@ -183,22 +183,22 @@ class DeepSpeedReader:
         """Return parameters and buffers: masters, fragments of what is frozen, and what the module's
         state_dict has whole.
         """
-        found = {name: kinds[MASTER] for name, kinds in trained.items() if MASTER in kinds}
+        weights = {name: kinds[MASTER] for name, kinds in trained.items() if MASTER in kinds}
         frozen: Mapping[str, Sequence[int]] = self._model.get("frozen_param_shapes") or {}
         if frozen and self._is_in_fragments(frozen):
-            found |= frozen_fragments(self._folder, frozen)
+            weights |= frozen_fragments(self._folder, frozen)
         for name, value in self._model["module"].items():
-            if is_strided(value) and name not in self._aliases and name not in found:
-                found[name] = whole_tensor(value)
+            if is_strided(value) and name not in self._aliases and name not in weights:
+                weights[name] = whole_tensor(value)
         buffers = set(self._model["buffer_names"])
         self._frozen = (
-            frozenset(name for name in found if name not in buffers and name not in trained)
+            frozenset(name for name in weights if name not in buffers and name not in trained)
             if trained
             else frozenset()
         )
         # Keep the module's own order, as far as it is known.
         order = {name: number for number, name in enumerate(self._model["module"])}
-        return dict(sorted(found.items(), key=lambda one: order.get(one[0], len(order))))
+        return dict(sorted(weights.items(), key=lambda one: order.get(one[0], len(order))))
 
     def _is_in_fragments(self, frozen: Mapping[str, Sequence[int]]) -> bool:
         module = self._model["module"]
@@ -217,13 +217,13 @@ class DeepSpeedReader:
         if written is not None:
             return dict(written)
         first: dict[tuple[Any, ...], str] = {}
-        found: dict[str, str] = {}
+        aliases: dict[str, str] = {}
         for name, value in self._model["module"].items():
             if is_strided(value) and value.numel():
                 known = first.setdefault((value.data_ptr(), value.shape, value.stride()), name)
                 if known != name:
-                    found[name] = known
-        return found
+                    aliases[name] = known
+        return aliases
 
 
 def _metadata(pieces: TensorPieces) -> TensorStorageMetadata:

@@ -67,8 +67,8 @@ def optimizer_of(folder: DeepSpeedFolder, model: Mapping[str, Any]) -> Mapping[s
         return {**common, "base_optimizer_state": {"state": {}}}
     if folder.num_optimizer_files:
         return folder.optimizer(0)
-    found: Mapping[str, Any] | None = model["optimizer"]
-    return found
+    optimizer: Mapping[str, Any] | None = model["optimizer"]
+    return optimizer
 
 
 def describe_training(
@@ -185,8 +185,8 @@ def _row(group: Mapping[str, Any], state_names: Sequence[str]) -> OptimizerRow |
     or needs none: by its group.
     """
     if state_names:
-        found = (row for row in _KNOWN if {*row.formula().state_names} == {*state_names})
-        return next(found, None)
+        rows = (row for row in _KNOWN if {*row.formula().state_names} == {*state_names})
+        return next(rows, None)
     known = [row for row in _KNOWN if group.keys() >= {*row.group_keys}]
     return max(known, key=lambda row: len(row.group_keys), default=None)
 

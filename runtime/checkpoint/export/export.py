@@ -76,10 +76,10 @@ def _selected(source: Source, options: ExportOptions) -> tuple[Mapping[str, Spec
 
 
 def _converted(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    found = tensor.to(dtype)
-    if dtype == torch.float16 and bool((found.isinf() & ~tensor.isinf()).any()):
+    converted = tensor.to(dtype)
+    if dtype == torch.float16 and bool((converted.isinf() & ~tensor.isinf()).any()):
         greatest = float(tensor.abs().nan_to_num(posinf=0.0).max())
         raise CheckpointError(
             f"{name} has numbers up to {greatest:g}, and float16 ends at 65504; export bfloat16 or float32"
         )
-    return found
+    return converted

@@ -46,8 +46,8 @@ def shard_bytes(size: int | str | None) -> int | None:
     """
     if size is None:
         return None
-    found = re.fullmatch(r"([0-9]+)\s*([KMGT]?I?B)?", str(size).strip().upper())
-    number = int(found[1]) * _UNITS[found[2] or ""] if found and (found[2] or "") in _UNITS else 0
+    match = re.fullmatch(r"([0-9]+)\s*([KMGT]?I?B)?", str(size).strip().upper())
+    number = int(match[1]) * _UNITS[match[2] or ""] if match and (match[2] or "") in _UNITS else 0
     if number < 1:
         raise CheckpointError(
             f"max_shard_size {size!r} is no size; write a number of bytes above 0, or e.g. "

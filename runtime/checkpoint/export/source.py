@@ -70,8 +70,8 @@ class ReaderSource(Source):
         return self._reader.tensor(self._stored[name])
 
     def aliases(self) -> Mapping[str, str]:
-        found: dict[str, str] = self._saved["aliases"]
-        return {other: name for other, name in found.items() if name in self._stored}
+        aliases: dict[str, str] = self._saved["aliases"]
+        return {other: name for other, name in aliases.items() if name in self._stored}
 
     def frozen(self) -> frozenset[str]:
         return frozenset(self._saved["frozen"])
@@ -86,9 +86,9 @@ def locate(where: str | os.PathLike[str], tag: str | None) -> tuple[Store, str]:
     store = open_store(where)
     if tag is not None:
         return store, tag
-    found = latest_tag(store)
-    if found is not None:
-        return store, found
+    latest = latest_tag(store)
+    if latest is not None:
+        return store, latest
     if is_checkpoint(store):
         parent, _, name = store.place.rstrip("/").rpartition("/")
         return open_store(parent or ("/" if store.place.startswith("/") else ".")), name
@@ -103,5 +103,5 @@ def open_source(where: str | os.PathLike[str], tag: str | None = None) -> Source
 
     Errors: CheckpointError if it is not there, or damaged as far as sizes tell
     """
-    store, found = locate(where, tag)
-    return ReaderSource(open_checkpoint(store, found))
+    store, located = locate(where, tag)
+    return ReaderSource(open_checkpoint(store, located))

@@ -66,9 +66,9 @@ def read_manifest(store: Store, tag: str) -> Manifest:
     folder = store.folder_of(tag)
     where = f"{store.where}/{folder}"
     if store.size(f"{folder}/{MANIFEST}") is None:
-        found = ", ".join(store.tags()) or "no checkpoint"
+        tags = ", ".join(store.tags()) or "no checkpoint"
         raise NoCheckpointError(
-            f"{where} is no checkpoint: {MANIFEST} is not there; {store.where} holds {found}"
+            f"{where} is no checkpoint: {MANIFEST} is not there; {store.where} holds {tags}"
         )
     try:
         manifest = _from_json(json.loads(store.get(f"{folder}/{MANIFEST}")))

@@ -102,10 +102,10 @@ class CheckpointReader:
         """Return all but the tensors of the model and the optimizer. See "One checkpoint" in format.py."""
         data = self.file(TRAINING_FILE)
         try:
-            found: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            training: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
             raise CheckpointError(f"{self.where}/{TRAINING_FILE} cannot be read: {error}") from error
-        return found
+        return training
 
     def tensors(self) -> Mapping[str, TensorStorageMetadata]:
         """Return the name, shape (`size`) and dtype (`properties.dtype`) of every tensor."""
@@ -143,8 +143,8 @@ class CheckpointReader:
 
     def tensor(self, name: str) -> Tensor:
         """Return one whole tensor, in host memory."""
-        found = self._tensors[name]
-        whole = torch.empty(found.size, dtype=found.properties.dtype, device="cpu")
+        metadata = self._tensors[name]
+        whole = torch.empty(metadata.size, dtype=metadata.properties.dtype, device="cpu")
         self._read_runs([self._whole_run(name)], {name: whole.view(-1)})
         return whole
 
@@ -194,9 +194,9 @@ class CheckpointReader:
         return create_read_items_for_chunk_list(run.name, self._tensors[run.name], chunks)
 
     def _box(self, archive: memoryview, item: ReadItem) -> Tensor:
-        found, index = self._tensors[item.storage_index.fqn], item.storage_index
-        sizes = next(chunk.sizes for chunk in found.chunks if chunk.offsets == index.offset)
-        return tensor_in(archive, dtype=found.properties.dtype, shape=sizes)
+        metadata, index = self._tensors[item.storage_index.fqn], item.storage_index
+        sizes = next(chunk.sizes for chunk in metadata.chunks if chunk.offsets == index.offset)
+        return tensor_in(archive, dtype=metadata.properties.dtype, shape=sizes)
 
     def verify(self, tell: Callable[[int], object] = lambda num_bytes: None) -> None:
         """Read everything, and compare it with its digests; `tell` is called with the bytes that are done.

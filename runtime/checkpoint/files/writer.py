@@ -87,7 +87,7 @@ def make_metadata(written: Sequence[Written]) -> bytes:
     tensors: dict[str, TensorStorageMetadata] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
     for box in written:
-        found = tensors.setdefault(
+        metadata = tensors.setdefault(
             box.name,
             TensorStorageMetadata(
                 TensorProperties(dtype=getattr(torch, box.dtype)), torch.Size(box.shape), []
@@ -95,9 +95,9 @@ def make_metadata(written: Sequence[Written]) -> bytes:
         )
         offsets = torch.Size(box.offsets)
         places[MetadataIndex(box.name, offsets)] = _StorageInfo(box.file, box.span.offset, box.span.num_bytes)
-        found.chunks.append(ChunkStorageMetadata(offsets, torch.Size(box.sizes)))
-    for name, found in tensors.items():
-        if sum(prod(chunk.sizes) for chunk in found.chunks) != prod(found.size):
+        metadata.chunks.append(ChunkStorageMetadata(offsets, torch.Size(box.sizes)))
+    for name, metadata in tensors.items():
+        if sum(prod(chunk.sizes) for chunk in metadata.chunks) != prod(metadata.size):
             raise AssertionError(f"the ranks' boxes of {name} are not the whole tensor")
     return pickle.dumps(Metadata(dict(tensors), storage_data=places))
 

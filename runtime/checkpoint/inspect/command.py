@@ -29,11 +29,11 @@ _FOUND = 1  # exit code: damage, or a difference
 
 
 def _list(given: dict[str, Any]) -> int:
-    found = listing.rows(open_store(given["folder"]))
+    rows = listing.rows(open_store(given["folder"]))
     if given["json"]:
-        _print_json([row.to_dict() for row in found])
+        _print_json([row.to_dict() for row in rows])
     else:
-        sys.stdout.write(listing.as_text(found))
+        sys.stdout.write(listing.as_text(rows))
     return 0
 
 
@@ -60,12 +60,12 @@ def _verify(given: dict[str, Any]) -> int:
 
 def _diff(given: dict[str, Any]) -> int:
     a, b = (CheckpointReader(*locate(where, None)) for where in (given["a"], given["b"]))
-    found = difference.difference(a, b, with_values=given["values"])
+    result = difference.difference(a, b, with_values=given["values"])
     if given["json"]:
-        _print_json(found.to_dict())
+        _print_json(result.to_dict())
     else:
-        sys.stdout.write(difference.as_text(found))
-    return 0 if found.is_empty else _FOUND
+        sys.stdout.write(difference.as_text(result))
+    return 0 if result.is_empty else _FOUND
 
 
 def _prune(given: dict[str, Any]) -> int:

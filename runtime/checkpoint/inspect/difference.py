@@ -136,14 +136,14 @@ def _values(a: CheckpointReader, b: CheckpointReader, names: list[str]) -> Itera
 def _compare(left: Tensor, right: Tensor) -> tuple[int, float]:
     """Return how many elements have other bits, and the largest difference."""
     num_differing, greatest = 0, 0.0
-    for one, other in zip(torch.split(left, _CHUNK_NUMEL), torch.split(right, _CHUNK_NUMEL), strict=True):
-        itemsize = min(one.dtype.itemsize, 8)  # complex128 as two numbers of 8 bytes
-        bits = one.view(_BITS[itemsize]) != other.view(_BITS[itemsize])
+    for piece, other in zip(torch.split(left, _CHUNK_NUMEL), torch.split(right, _CHUNK_NUMEL), strict=True):
+        itemsize = min(piece.dtype.itemsize, 8)  # complex128 as two numbers of 8 bytes
+        bits = piece.view(_BITS[itemsize]) != other.view(_BITS[itemsize])
         count = int(bits.sum())
         if count:
-            num_differing += min(count, one.numel())
-            wide = torch.complex128 if one.is_complex() else torch.float64
-            apart = (one.to(wide) - other.to(wide)).abs().nan_to_num(nan=inf, posinf=inf)
+            num_differing += min(count, piece.numel())
+            wide = torch.complex128 if piece.is_complex() else torch.float64
+            apart = (piece.to(wide) - other.to(wide)).abs().nan_to_num(nan=inf, posinf=inf)
             greatest = max(greatest, float(apart.max()))
     return num_differing, greatest
 

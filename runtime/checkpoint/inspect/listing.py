@@ -50,27 +50,27 @@ def rows(store: Store) -> list[CheckpointRow]:
     Errors: CheckpointError if there is none
     """
     tags = store.tags()
-    latest, found = None, []
+    latest, listed = None, []
     try:
         latest = store.latest()
     except CheckpointError as error:
         if LATEST not in tags:  # a checkpoint may have that name
-            found.append(CheckpointRow(tag=LATEST, state="damaged", is_latest=False, problem=str(error)))
-    found += [_row(store, tag, latest) for tag in tags]
-    found += [
+            listed.append(CheckpointRow(tag=LATEST, state="damaged", is_latest=False, problem=str(error)))
+    listed += [_row(store, tag, latest) for tag in tags]
+    listed += [
         _deepspeed_row(path, path.name == latest) for path in _deepspeed_paths(store) if path.name not in tags
     ]
-    found += [
+    listed += [
         CheckpointRow(tag=tag, state="partial", is_latest=tag == latest) for tag in store.partial_tags()
     ]
-    if latest is not None and latest not in {row.tag for row in found}:
+    if latest is not None and latest not in {row.tag for row in listed}:
         problem = f"{store.where}/{latest} is not there, or neither dslaunch nor DeepSpeed wrote it"
-        found.append(CheckpointRow(tag=latest, state="missing", is_latest=True, problem=problem))
-    if not found:
+        listed.append(CheckpointRow(tag=latest, state="missing", is_latest=True, problem=problem))
+    if not listed:
         raise CheckpointError(
             f"{store.where} holds no checkpoint; give the folder that save_checkpoint() wrote to"
         )
-    return found
+    return listed
 
 
 def _row(store: Store, tag: str, latest: str | None) -> CheckpointRow:

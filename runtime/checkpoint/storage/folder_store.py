@@ -29,15 +29,15 @@ class FolderStore(Store):
         self._claim: int | None = None  # file descriptor of the folder that is written
 
     def tags(self) -> list[str]:
-        found = [(path.stat().st_mtime_ns, path.parent.name) for path in self.root.glob(f"*/{MANIFEST}")]
+        dated = [(path.stat().st_mtime_ns, path.parent.name) for path in self.root.glob(f"*/{MANIFEST}")]
         hidden = self.root.glob(f".*{REPLACED}/{MANIFEST}")
         lost = [(path.stat().st_mtime_ns, tag_of(path.parent.name, REPLACED)) for path in hidden]
-        found += [(when, tag) for when, tag in lost if not (self.root / tag / MANIFEST).exists()]
-        return [tag for _, tag in sorted(found) if not tag.startswith(".")]
+        dated += [(when, tag) for when, tag in lost if not (self.root / tag / MANIFEST).exists()]
+        return [tag for _, tag in sorted(dated) if not tag.startswith(".")]
 
     def partial_tags(self) -> list[str]:
-        found = (path.name for path in self.root.glob(f".*{PARTIAL}") if path.is_dir())
-        return sorted(tag_of(name, PARTIAL) for name in found if not name.startswith(f".{_OUTPUT}"))
+        names = (path.name for path in self.root.glob(f".*{PARTIAL}") if path.is_dir())
+        return sorted(tag_of(name, PARTIAL) for name in names if not name.startswith(f".{_OUTPUT}"))
 
     def folder_of(self, tag: str) -> str:
         # The old one has no other name between the two renames of `publish`.
@@ -60,17 +60,17 @@ class FolderStore(Store):
 
     def sees(self, tag: str, mark: str) -> bool:
         # mkdir asks the server of an NFS, where a host may still believe that a folder is not there
-        made: list[Path] = []
+        folders: list[Path] = []
         for folder in (self.root, self.root / self.partial_of(tag)):
             try:
                 folder.mkdir()
-                made.append(folder)
+                folders.append(folder)
             except FileExistsError:
                 pass
             except OSError:
                 break
-        is_seen = not made and (self.root / self.partial_of(tag) / mark).exists()
-        for folder in reversed(made):
+        is_seen = not folders and (self.root / self.partial_of(tag) / mark).exists()
+        for folder in reversed(folders):
             with suppress(OSError):  # another rank of this host has looked as well
                 folder.rmdir()
         if not is_seen and self.root.is_dir():

@@ -29,7 +29,7 @@ class UrlStore(Store):
 
     def tags(self) -> list[str]:
         self._fs.invalidate_cache()
-        found: dict[str, str] = {}
+        dates: dict[str, str] = {}
         for path in (
             *self._fs.glob(self._path(f"*/{MANIFEST}")),
             *self._fs.glob(self._path(f".*/{MANIFEST}")),
@@ -37,8 +37,8 @@ class UrlStore(Store):
             info, folder = self._fs.info(path), path.rsplit("/", 2)[-2]
             when = info.get("LastModified") or info.get("created") or info.get("mtime") or info.get("updated")
             tag = tag_of(folder, PARTIAL) if folder.startswith(".") else folder
-            found[tag] = max(str(when), found.get(tag, ""))
-        return sorted(found, key=lambda tag: (found[tag], tag))
+            dates[tag] = max(str(when), dates.get(tag, ""))
+        return sorted(dates, key=lambda tag: (dates[tag], tag))
 
     def partial_tags(self) -> list[str]:
         self._fs.invalidate_cache()

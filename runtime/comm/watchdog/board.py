@@ -56,9 +56,9 @@ class Board:
             uses_libuv = store.libuvBackend  # type: ignore[attr-defined]  # torch forgot to list it
             # like the job's store: some builds of torch have no libuv, and their users set USE_LIBUV=0
             self._store: Any = TCPStore(store.host, store.port, is_master=False, use_libuv=uses_libuv)
-            made = _connections_to(store.port) - before
-            if made:
-                self._socket = socket.socket(fileno=os.dup(max(made)))
+            opened = _connections_to(store.port) - before
+            if opened:
+                self._socket = socket.socket(fileno=os.dup(max(opened)))
         elif isinstance(store, FileStore):
             self._file = Path(store.path)  # type: ignore[attr-defined]  # torch forgot to list it
             self._store = FileStore(str(self._file))
@@ -128,14 +128,17 @@ def _fulfil(answer: Future[T], call: Callable[[], T]) -> None:
 
 def _connections_to(port: int) -> set[int]:
     """Return this process's descriptors of connections to that port."""
-    found = set()
+    descriptors = set()
     for name in os.listdir("/dev/fd"):
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as one:
-                if one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername()[1] == port:
-                    found.add(int(name))
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if (
+                    connection.family in (socket.AF_INET, socket.AF_INET6)
+                    and connection.getpeername()[1] == port
+                ):
+                    descriptors.add(int(name))
         except OSError:  # not connected, or closed meanwhile
             continue
-    return found
+    return descriptors

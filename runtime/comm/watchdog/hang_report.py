@@ -188,11 +188,11 @@ def different_paths(positions: Mapping[int, Position], leaders: Sequence[int], n
     for lane in range(NUM_LANES):
         seen: dict[tuple[int, Stream], dict[tuple[str, str, int], list[tuple[int, Collective]]]] = {}
         for rank, position in sorted(positions.items()):
-            for one in position.recent:
-                if one.lane == lane:
-                    stream = one.stream(everyone if lane == JOB_LANE else peers[rank])
-                    known = seen.setdefault((one.place, stream), {})
-                    known.setdefault(one.identity, []).append((rank, one))
+            for collective in position.recent:
+                if collective.lane == lane:
+                    stream = collective.stream(everyone if lane == JOB_LANE else peers[rank])
+                    known = seen.setdefault((collective.place, stream), {})
+                    known.setdefault(collective.identity, []).append((rank, collective))
         for _, by_identity in sorted(seen.items()):
             if len(by_identity) > 1:
                 sides = sorted(by_identity.values(), key=len, reverse=True)

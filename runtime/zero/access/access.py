@@ -109,14 +109,14 @@ class Access:
         self._hooks = self._make_hooks()
         # The output of the module that ran last, which will tell that a backward comes to its unit.
         self._last_output: tuple[Unit, list[Tensor], UnitUse | None] | None = None
-        for one, unit, is_top in self._modules:
+        for submodule, unit, is_top in self._modules:
             if unit is not self._root and not unit.is_sharded:
                 continue  # it stays whole
-            if is_top or next(one.parameters(), None) is not None:
-                forward = ModuleForward(one, functools.partial(self._call, unit, is_top), unit)
-                one.forward = forward
+            if is_top or next(submodule.parameters(), None) is not None:
+                forward = ModuleForward(submodule, functools.partial(self._call, unit, is_top), unit)
+                submodule.forward = forward
                 self._forwards.append(forward)
-                parameters_of(one).unshard = self._bring_attribute
+                parameters_of(submodule).unshard = self._bring_attribute
 
     def _note_memory(self, unit: Unit, sub_buffer: SubBuffer, was: int) -> None:
         del self._sub_buffer_at[was]
@@ -131,8 +131,8 @@ class Access:
             unit.on_use = unit.show
         for forward in self._forwards:
             forward.release()
-        for one in self._module.modules():
-            plain_again(one)
+        for submodule in self._module.modules():
+            plain_again(submodule)
 
     def compile(self, options: Mapping[str, Any]) -> int:
         """Compile the forward of every module that has a whole unit's parameters here when it
@@ -140,15 +140,15 @@ class Access:
 
         Not the root's: in it the other units are unsharded and resharded, which compiled code cannot do.
         """
-        unit_of = {id(one): unit for one, unit, _ in self._modules}
+        unit_of = {id(submodule): unit for submodule, unit, _ in self._modules}
         tops = [
-            one
-            for one, unit, is_top in self._modules
-            if is_top and all(unit_of[id(below)] is unit for below in one.modules())
+            submodule
+            for submodule, unit, is_top in self._modules
+            if is_top and all(unit_of[id(below)] is unit for below in submodule.modules())
         ]
-        for one in tops:
-            if isinstance(one.forward, ModuleForward):
-                one.forward.inner = torch.compile(one.forward.__wrapped__, **options)
+        for submodule in tops:
+            if isinstance(submodule.forward, ModuleForward):
+                submodule.forward.inner = torch.compile(submodule.forward.__wrapped__, **options)
         return len(tops)
 
     # ---- 1: modules
@@ -216,8 +216,8 @@ class Access:
                 self._prefetcher.hold_all()  # this backward makes a graph
             self._prefetcher.enter_backward(unit, use)
 
-        for one in of_graph:
-            one.register_hook(enter_backward)  # type: ignore[no-untyped-call]
+        for tensor in of_graph:
+            tensor.register_hook(enter_backward)  # type: ignore[no-untyped-call]
 
     # ---- 3: saved values
 
@@ -242,15 +242,15 @@ class Access:
 
         def pack(tensor: Tensor) -> Any:
             try:
-                found = sub_buffer_at.get(address_of(tensor))
+                place = sub_buffer_at.get(address_of(tensor))
             except NotImplementedError:  # a tensor without storage; its parts keep their own memory
                 return tensor
-            use = None if found is None else note_use(found[0], is_output=False)
+            use = None if place is None else note_use(place[0], is_output=False)
             if type(tensor) in _PLAIN:
-                return tensor if found is None else _saved_in(*found, tensor, use)
+                return tensor if place is None else _saved_in(*place, tensor, use)
             with torch._C.DisableTorchFunctionSubclass():  # a class may refuse to describe itself
-                if found is not None:
-                    return _saved_in(*found, tensor, use)
+                if place is not None:
+                    return _saved_in(*place, tensor, use)
                 parts = _pack_parts(tensor, pack)
                 return tensor if parts is None else parts
 
@@ -288,9 +288,9 @@ class Access:
 
         def pack(tensor: Tensor) -> Any:
             with suppress(NotImplementedError):  # a tensor without storage
-                found = sub_buffer_at.get(address_of(tensor))
-                if found is not None:
-                    note_use(found[0], is_output=False, stays=not found[0].num_forwards)
+                place = sub_buffer_at.get(address_of(tensor))
+                if place is not None:
+                    note_use(place[0], is_output=False, stays=not place[0].num_forwards)
             return pack_below(tensor)
 
         pack._is_dslaunch = True  # type: ignore[attr-defined]
@@ -323,8 +323,8 @@ class Access:
 
 def _check_not_compiled(module: nn.Module) -> None:
     """Refuse a module that is compiled as a whole: our nets inside it do nothing."""
-    for name, one in module.named_modules():
-        if one._compiled_call_impl is not None or type(one).__module__ == _COMPILED:
+    for name, submodule in module.named_modules():
+        if submodule._compiled_call_impl is not None or type(submodule).__module__ == _COMPILED:
             shown = f"'{name}'" if name else "the model"
             raise ConfigError(
                 f"{shown} was compiled, which stage 3 does not support: the compiled code "

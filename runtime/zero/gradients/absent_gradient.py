@@ -34,11 +34,11 @@ class AbsentGradient(Tensor):
     @staticmethod
     def __new__(cls, name: str, like: Tensor) -> AbsentGradient:
         """Stand for the gradient of the parameter `name`, of the shape, dtype and device of `like`."""
-        made: AbsentGradient = Tensor._make_wrapper_subclass(
+        absent: AbsentGradient = Tensor._make_wrapper_subclass(
             cls, like.shape, dtype=like.dtype, device=like.device
         )
-        made.param_name, made._added = name, None
-        return made
+        absent.param_name, absent._added = name, None
+        return absent
 
     def __init__(self, name: str, like: Tensor) -> None:
         """Do nothing: torch makes the tensor in `__new__`."""
@@ -70,8 +70,8 @@ class AbsentGradient(Tensor):
 
 
 def _refusal(args: Iterable[Any], kwargs: dict[str, Any]) -> str:
-    found = _first_of((*args, *kwargs.values()))
-    name = "a parameter" if found is None else f"'{found.param_name}'"
+    absent = _first_of((*args, *kwargs.values()))
+    name = "a parameter" if absent is None else f"'{absent.param_name}'"
     return f"p.grad of {name} was used {WHY_ABSENT}"
 
 
@@ -80,7 +80,7 @@ def _first_of(values: Iterable[Any]) -> AbsentGradient | None:
         if isinstance(value, AbsentGradient):
             return value
         if isinstance(value, (list, tuple)):
-            found = _first_of(value)
-            if found is not None:
-                return found
+            absent = _first_of(value)
+            if absent is not None:
+                return absent
     return None

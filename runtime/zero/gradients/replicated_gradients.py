@@ -70,8 +70,8 @@ class ReplicatedGradients(FlatGradients):
         return self._shard
 
     def held(self) -> tuple[Tensor, ...]:
-        found = [one for one in super().held() if not isinstance(one, AbsentGradient)]
-        return tuple(found if self._apart is None else [*found, self._apart])
+        tensors = [one for one in super().held() if not isinstance(one, AbsentGradient)]
+        return tuple(tensors if self._apart is None else [*tensors, self._apart])
 
     def hide_as_none(self) -> None:
         """Let `p.grad` be None where it would be an AbsentGradient."""

@@ -153,9 +153,9 @@ class ParkedStates:
 
     def _restore(self, parked: Mapping[Kind, Sequence[ParkedStorage]], *, non_blocking: bool) -> None:
         with ExitStack() as undo:  # the device may be full
-            for one in (one for of_kind in parked.values() for one in of_kind):
-                undo.callback(one.let_go)
-                one.restore(non_blocking=non_blocking)
+            for storage in (storage for of_kind in parked.values() for storage in of_kind):
+                undo.callback(storage.let_go)
+                storage.restore(non_blocking=non_blocking)
             undo.pop_all()
         for sub_buffer in self._sub_buffers:
             if Kind.lp_params in parked and not sub_buffer.is_sharded and sub_buffer.param_shard.is_covered:

@@ -132,8 +132,8 @@ class Schedule:
     def learn(self, seen: Sequence[dict[int, HandedIn]], rest: Iterable[int]) -> None:
         """Put on a list what was averaged at the end; `seen` is every rank's."""
         self._num_learnt += 1
-        for index, found in (item for one in seen for item in one.items()):
-            self._num_expected[index] = max(found.number, self._num_expected[index])
+        for index, last in (item for one in seen for item in one.items()):
+            self._num_expected[index] = max(last.number, self._num_expected[index])
         in_order = [*seen[0], *(index for index in rest if index not in seen[0])]
         wanted = set(rest) - self._at_end
         added: dict[int, list[int]] = {key: [] for key in self._path}

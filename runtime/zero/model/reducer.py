@@ -192,8 +192,8 @@ class Reducer(ABC, Generic[G]):
         what = "gradients that came late"
         if is_step:
             return dict(enumerate(self._job.all_gather_objects(own, what=what)))
-        told = self._domains.holders.all_gather_objects(own, what=what)
-        return dict(zip(self._domains.holder_ranks, told, strict=True))
+        values = self._domains.holders.all_gather_objects(own, what=what)
+        return dict(zip(self._domains.holder_ranks, values, strict=True))
 
     def _ask_again(self, late: Iterable[int]) -> None:
         for index in late:
@@ -265,9 +265,9 @@ class StepReducer(Reducer[ReplicatedGradients]):
         """
         is_dropped = any(gradients.was_dropped for gradients in self._gradients)
         own = (self._late, sorted(self._misplaced), self._schedule.is_behind, is_dropped)
-        told = self._tell(own, is_step=is_step)
-        _check_dropped({rank: one for rank, (*_, one) in told.items()})
-        everywhere = [told[rank] for rank in self._job.peers]
+        answers = self._tell(own, is_step=is_step)
+        _check_dropped({rank: one for rank, (*_, one) in answers.items()})
+        everywhere = [answers[rank] for rank in self._job.peers]
         misplaced = sorted({index for _, indices, _, _ in everywhere for index in indices})
         if misplaced or any(is_behind for _, _, is_behind, _ in everywhere):
             self._schedule.note_outdated(misplaced)
@@ -399,8 +399,8 @@ class BackwardReducer(Reducer[ShardedGradients]):
 
     def catch_up(self, *, is_step: bool = True) -> None:
         self._is_settled = True
-        told = self._tell(self._late, is_step=is_step)
-        late = sorted({index for rank in self._job.peers for index in told[rank]})
+        answers = self._tell(self._late, is_step=is_step)
+        late = sorted({index for rank in self._job.peers for index in answers[rank]})
         self._schedule.note_outdated(late)
         self._ask_again(late)
 
@@ -408,8 +408,8 @@ class BackwardReducer(Reducer[ShardedGradients]):
         """Agree on whether a rank is behind, at most once after each backward."""
         if not self._is_settled:
             device, what = self._sub_buffers[0].device, "whether gradients came late"
-            told = self._domains.holders.all_gather_numbers([self.is_behind], device=device, what=what)
-            if any(one for (one,) in told):
+            flags = self._domains.holders.all_gather_numbers([self.is_behind], device=device, what=what)
+            if any(one for (one,) in flags):
                 self.catch_up(is_step=False)
             self._is_settled = True
 

@@ -362,13 +362,13 @@ def _use(func: Callable[..., Any], args: Any, kwargs: Any, *, is_made: bool) -> 
 
     Errors: ConfigError with the parameter's name
     """
-    leaves = [_param_of(one) for one in _leaves((*args, *kwargs.values())) if isinstance(one, Tensor)]
+    leaves = [_param_of(leaf) for leaf in _leaves((*args, *kwargs.values())) if isinstance(leaf, Tensor)]
     _unshard_for(leaves, is_use=func not in _NEVER_BROUGHT)
-    for one in leaves:
-        if type(one) is FreedParameter:
+    for leaf in leaves:
+        if type(leaf) is FreedParameter:
             if func is Tensor.__reduce_ex__:
-                return func(_empty_for(one, args[0].dtype), *args[1:])
-            _refuse(one, _name_of_function(func))
+                return func(_empty_for(leaf, args[0].dtype), *args[1:])
+            _refuse(leaf, _name_of_function(func))
     if is_made:
         return _made(args[0])
     return func(*_with_values(args), **{key: _with_values(value) for key, value in kwargs.items()})
@@ -412,8 +412,8 @@ def _with_values(value: Any) -> Any:
     if type(value) is FreedValues:
         return value._make(value._param.detach())
     if isinstance(value, (tuple, list)) and any(type(one) is FreedValues for one in _leaves(value)):
-        found = [_with_values(one) for one in value]
-        return tuple(found) if isinstance(value, tuple) else found
+        values = [_with_values(one) for one in value]
+        return tuple(values) if isinstance(value, tuple) else values
     return value
 
 
@@ -543,7 +543,7 @@ def _keeper_of(param: Tensor) -> Keeper | None:
 
 
 def _leaves(values: Iterable[Any]) -> list[Any]:
-    found: list[Any] = []
+    leaves: list[Any] = []
     for value in values:
-        found += _leaves(value) if isinstance(value, (tuple, list)) else [value]
-    return found
+        leaves += _leaves(value) if isinstance(value, (tuple, list)) else [value]
+    return leaves

@@ -78,12 +78,12 @@ class FlatLayout:
         group belongs to it.
         """
         start, stop = self.shard_range(index, num_shards=num_shards)
-        found: list[Segment] = []
+        segments: list[Segment] = []
         for group, (first, last) in sorted(self._group_ranges().items()):
             low, high = max(first, start), min(last, stop)
             if low < high:
-                found.append(Segment(group=group, offset=low - start, numel=high - low))
-        return tuple(found)
+                segments.append(Segment(group=group, offset=low - start, numel=high - low))
+        return tuple(segments)
 
     def segments_of(
         self, index: int, *, num_shards: int, frozen: frozenset[int], missed: Mapping[int, int]
@@ -93,7 +93,7 @@ class FlatLayout:
         """
         start, _ = self.shard_range(index, num_shards=num_shards)
         apart = sorted({*frozen, *missed}, key=lambda index: self.slots[index].offset)
-        found: list[Segment] = []
+        segments: list[Segment] = []
         for segment in self.segments(index, num_shards=num_shards):
             here, end = segment.offset, segment.offset + segment.numel
             for index in apart:
@@ -101,12 +101,12 @@ class FlatLayout:
                 low, high = max(first, here), min(first + self.slots[index].numel, end)
                 if low >= high:
                     continue
-                found.append(replace(segment, offset=here, numel=low - here))
+                segments.append(replace(segment, offset=here, numel=low - here))
                 if index not in frozen:
-                    found.append(replace(segment, offset=low, numel=high - low, missed=missed[index]))
+                    segments.append(replace(segment, offset=low, numel=high - low, missed=missed[index]))
                 here = high
-            found.append(replace(segment, offset=here, numel=end - here))
-        return tuple(segment for segment in found if segment.numel)
+            segments.append(replace(segment, offset=here, numel=end - here))
+        return tuple(segment for segment in segments if segment.numel)
 
     def fragment(self, slot: Slot, index: int, *, num_shards: int | None = None) -> Fragment | None:
         """Return the part of `slot` that shard `index` holds, or None."""
@@ -118,11 +118,11 @@ class FlatLayout:
 
     def gaps(self) -> tuple[tuple[int, int], ...]:
         """Return the [start, stop) of all padding, in order."""
-        found, end = [], 0
+        gaps, end = [], 0
         for slot in sorted(self.slots, key=lambda slot: slot.offset):
-            found.append((end, slot.offset))
+            gaps.append((end, slot.offset))
             end = slot.offset + slot.numel
-        return tuple((start, stop) for start, stop in (*found, (end, self.numel)) if start < stop)
+        return tuple((start, stop) for start, stop in (*gaps, (end, self.numel)) if start < stop)
 
     def _group_ranges(self) -> dict[int, tuple[int, int]]:
         ranges: dict[int, tuple[int, int]] = {}

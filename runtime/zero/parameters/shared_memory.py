@@ -27,9 +27,9 @@ def first_sharing(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
             last = first + sum(int((size - 1) * stride) for size, stride in reach)
             runs.setdefault(tensor.untyped_storage().data_ptr(), []).append((first, last, place))
     for own in runs.values():
-        for (_, last, one), (first, _, other) in combinations(sorted(own), 2):
-            if first <= last and _have_common_elements(tensors[one], tensors[other]):
-                return min(one, other), max(one, other)
+        for (_, last, index), (first, _, other) in combinations(sorted(own), 2):
+            if first <= last and _have_common_elements(tensors[index], tensors[other]):
+                return min(index, other), max(index, other)
     return None
 
 

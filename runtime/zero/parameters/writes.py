@@ -83,8 +83,8 @@ class Writes:
         """
         if self._late is not None:
             return
-        found = [_differ(one, other).any() for _, one, other in _pieces(new, known)]
-        self._late = ReadBack(found[0] if len(found) == 1 else torch.stack(found).any())
+        differing = [_differ(one, other).any() for _, one, other in _pieces(new, known)]
+        self._late = ReadBack(differing[0] if len(differing) == 1 else torch.stack(differing).any())
 
     def look_back(self, what: str) -> None:
         """Look at the result of a late comparison; `what` names the written values."""
@@ -169,18 +169,20 @@ def check_in_place(lying: Iterable[Lying], *, is_anothers: Callable[[nn.Paramete
 
 
 def _moved(lying: Iterable[Lying]) -> Iterator[Lying]:
-    for one in lying:
-        if not one.param.is_set_to(one.view):  # `p.data = p.data.t()` keeps the memory and changes the order
-            yield one
+    for entry in lying:
+        if not entry.param.is_set_to(
+            entry.view
+        ):  # `p.data = p.data.t()` keeps the memory and changes the order
+            yield entry
 
 
 def first_difference(new: Tensor, known: Tensor) -> int | None:
     """Return the first element, counted through, in which `new` is not `known` in its dtype; None if there is
     none. NaN is no other number than NaN.
     """
-    for start, one, other in _pieces(new, known):
-        if not torch.equal(one, other):
-            differing = _differ(one, other).nonzero()
+    for start, piece, other in _pieces(new, known):
+        if not torch.equal(piece, other):
+            differing = _differ(piece, other).nonzero()
             if differing.numel():
                 return start + int(differing[0])
     return None
@@ -192,8 +194,8 @@ def _pieces(new: Tensor, known: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """
     new, known = new.reshape(-1), known.reshape(-1)
     for start in range(0, max(1, new.numel()), PIECE_NUMEL):
-        one = new[start : start + PIECE_NUMEL]
-        yield start, one, known[start : start + PIECE_NUMEL].to(one.dtype)
+        piece = new[start : start + PIECE_NUMEL]
+        yield start, piece, known[start : start + PIECE_NUMEL].to(piece.dtype)
 
 
 def _differ(new: Tensor, known: Tensor) -> Tensor:

@@ -63,13 +63,15 @@ def _like_first(
         except Exception as error:  # a class of tensors may raise any
             problem = f"{type(error).__name__}: {error}".splitlines()[0]
     # The others send nothing.
-    told, problem = sharers.all_gather_objects((own, problem), what=f"buffer '{name}'")[0]
+    content, problem = sharers.all_gather_objects((own, problem), what=f"buffer '{name}'")[0]
     if problem:
         raise ConfigError(
             f"buffer '{name}' is {kind_of(tensor)}, which ranks cannot send each other ({problem}); register "
             "a dense or sparse tensor in its place, and make this one of it in the forward"
         )
-    whole = torch.load(io.BytesIO(told), weights_only=False) if told and not sharers.is_first else tensor
+    whole = (
+        torch.load(io.BytesIO(content), weights_only=False) if content and not sharers.is_first else tensor
+    )
     moved: Tensor = whole.to(device=device, dtype=dtype) if _moves(whole, device, dtype) else whole
     return moved
 

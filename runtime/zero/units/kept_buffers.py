@@ -32,13 +32,13 @@ def kept_buffers(
     if not searched:
         return []
     try:
-        found = re.compile("|".join(searched))
+        pattern = re.compile("|".join(searched))
     except re.error as error:
         raise ConfigError(
             f"data_types.keep_in_fp32_modules {', '.join(patterns or searched)}: {error}; write names of "
             "buffers, with * for any characters"
         ) from error
-    return [one for name, one in module.named_buffers() if one.is_floating_point() and found.search(name)]
+    return [one for name, one in module.named_buffers() if one.is_floating_point() and pattern.search(name)]
 
 
 def _listed(module: nn.Module, dtype: torch.dtype) -> Iterator[str]:

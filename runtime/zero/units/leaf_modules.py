@@ -118,7 +118,7 @@ def _check_found(missing: Sequence[str], what: str, raise_if_not_found: bool) ->
 
 
 def _of_classes(model: nn.Module, classes: Sequence[Class], raise_if_not_found: bool) -> list[nn.Module]:
-    found = [
+    modules = [
         one
         for one in model.modules()
         if any(
@@ -126,9 +126,9 @@ def _of_classes(model: nn.Module, classes: Sequence[Class], raise_if_not_found: 
             for kind in classes
         )
     ]
-    if not found and raise_if_not_found:
+    if not modules and raise_if_not_found:
         raise ValueError(f"the model has no module of {', '.join(map(str, classes))}")
-    return found
+    return modules
 
 
 def _names_of(kind: type) -> set[str]:
