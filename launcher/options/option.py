@@ -52,8 +52,8 @@ class _Field(NamedTuple):
 
 
 def option(*names: str, default: Any = None, read: Callable[[str], Any] | None = None, **more: Any) -> Any:
-    """A field of a record: `default` is its value where the option is not given, `read` makes the value of
-    the text, or raises a ValueError that says what is allowed. `more` is that of JobOption and click.Option.
+    """Make a field of a record: `default` is its value where the option is not given, `read` makes the value
+    of the text, or raises a ValueError with the allowed values. `more` is that of JobOption and click.Option.
     """
     if read is not None:
         more["callback"] = _callback(read)
@@ -61,7 +61,7 @@ def option(*names: str, default: Any = None, read: Callable[[str], Any] | None =
 
 
 def flag(*names: str, **more: Any) -> Any:
-    """An option without a value: False where it is not given."""
+    """Make an option without a value: False where it is not given."""
     return option(*names, default=False, is_flag=True, **more)
 
 
@@ -76,7 +76,9 @@ def _callback(read: Callable[[str], Any]) -> Callable[[click.Context, click.Para
 
 
 def record(cls: type[T]) -> type[T]:
-    """A NamedTuple some of whose fields are options: they get their defaults, the class keeps the options."""
+    """Make a NamedTuple some of whose fields are options: they get their defaults, the class keeps the
+    options.
+    """
     found = cls._field_defaults  # type: ignore[attr-defined]
     options = {name: value.option for name, value in found.items() if isinstance(value, _Field)}
     defaults = {name: value.default if name in options else value for name, value in found.items()}
@@ -93,7 +95,7 @@ def _fields(cls: Any) -> Iterator[tuple[str, JobOption | None, Any]]:
 
 
 def options_of(cls: type[Any]) -> tuple[JobOption, ...]:
-    """The options of a record, and of the records in it, in the order of its fields."""
+    """Return the options of a record, and of the records in it, in the order of its fields."""
     found: list[JobOption] = []
     for _, option, default in _fields(cls):
         if option is not None:
@@ -104,10 +106,11 @@ def options_of(cls: type[Any]) -> tuple[JobOption, ...]:
 
 
 def read(cls: type[T], given: Mapping[str, Any], **others: Any) -> T:
-    """The record of what was given, by parameter name; `others` are values of fields that are no options.
+    """Return the record of the given values, by parameter name; `others` are values of fields that are no
+    options.
 
-    A record with a method `settled` says itself what follows from several options.
-    Errors: LaunchError for an option without what it needs, and as `settled`
+    A record with a method `settled` has rules there for several of its options together.
+    Errors: LaunchError for an option without the option it needs, and as `settled`
     """
     values = dict(others)
     for name, option, default in _fields(cls):
@@ -136,7 +139,7 @@ def _check_needs(option: JobOption, cls: type[Any], given: Mapping[str, Any]) ->
 
 
 def given_in(made: Any) -> tuple[str, ...]:
-    """The names of the options of a record that say something else than their defaults."""
+    """Return the names of a record's options whose values are not their defaults."""
     return tuple(
         option.opts[0]
         for name, option, default in _fields(type(made))

@@ -10,7 +10,7 @@ _ONE_COLON = "':' may stand only in an IPv6 address"
 
 
 def address(value: str) -> str:
-    """A host's name or IP address; brackets around an IPv6 address are taken off."""
+    """Read a host's name or IP address; brackets around an IPv6 address are taken off."""
     text = value.strip()
     if is_ipv6(text[1:-1]) and text[:1] + text[-1:] == "[]":
         return text[1:-1]
@@ -25,12 +25,14 @@ def address(value: str) -> str:
 
 
 def _can_be_looked_up(name: str) -> bool:
-    """Unlike a name in the hostfile, which may be an alias of ~/.ssh/config."""
+    """Tell whether it can be looked up, unlike a name in the hostfile, which may be an alias of
+    ~/.ssh/config.
+    """
     return all(0 < len(one) <= MAX_LABEL_LENGTH for one in name.removesuffix(".").split("."))
 
 
 def job_id(value: str) -> str:
-    """A name that nodes compare as a whole."""
+    """Read a name that nodes compare as a whole."""
     if len(value) > MAX_JOB_ID_LENGTH or not value.isprintable():
         raise ValueError(
             f"{value[:80]!r} is no name for a job, which has at most {MAX_JOB_ID_LENGTH} characters, all of "
@@ -40,7 +42,7 @@ def job_id(value: str) -> str:
 
 
 def user(value: str) -> str:
-    """The name of a user, which becomes a word of ssh's command line with --launcher=openssh."""
+    """Read the name of a user, which becomes a word of ssh's command line with --launcher=openssh."""
     if not is_user(value):
         raise ValueError(f"{value[:200]!r} is not a user: its name {USER_RULE}; write e.g. ada")
     return value

@@ -21,7 +21,7 @@ _WHOLE_COLUMNS = 74  # its longest answer is one line then
 HELP = (
     "q, Ctrl-C    quit; the job goes on",
     "s, S         sort by the next column, or the one before; * marks it",
-    "h            hosts or ranks; of more than 64 ranks only hosts are told of",
+    "h            hosts or ranks; of more than 64 ranks only hosts are shown",
     "t            ask all ranks what they do, as `dslaunch stacks`",
     "x            stop the job; asks first",
     "l            what the job shows, as `dslaunch logs -f`",

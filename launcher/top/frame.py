@@ -108,7 +108,7 @@ def _progress(state: RunState, facts: JobFacts, now: float) -> Line:
         still = StyledText("; --on_end or --webhook may still run", "dim")
         return (*_ending(state, facts), still)
     if not facts.has_events and not state.attempts:
-        return line(StyledText("nothing is told of this job yet", "dim"))
+        return line(StyledText("this job has no events yet", "dim"))
     step, pieces = state.step, []
     if step is None:
         return _start(state, now)

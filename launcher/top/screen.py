@@ -211,7 +211,7 @@ class Top(App[ScreenOutcome]):
     def action_by(self) -> None:
         state = self.watched.state
         if state.folded:
-            self.say("the ranks of a job of more than 64 are told of by host only")
+            self.say("a job of more than 64 ranks is shown by hosts only")
             return
         self._change(by="ranks" if is_by_hosts(state, self.view.by) else "hosts", offset=0, sort="")
         self._draw()

@@ -169,7 +169,7 @@ def test_a_job_that_hangs_or_only_starts() -> None:
             JobFacts(name="a", state="lost", is_live=False, why="its dslaunch was killed"),
             "its dslaunch was killed",
         ),
-        (JobFacts(name="a", state="running", has_events=False), "nothing is told of this job yet"),
+        (JobFacts(name="a", state="running", has_events=False), "this job has no events yet"),
     ],
 )
 def test_the_record_says_how_it_ended(facts: JobFacts, said: str) -> None:
