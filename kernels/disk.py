@@ -269,14 +269,14 @@ class DiskEngine:
         flags = os.O_RDONLY if is_read_only else os.O_RDWR
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe would wait for its other end
         try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
                 raise ValueError(f"{path}: not a regular file")
             if nbytes is None:
-                nbytes = found.st_size
-            if not 0 <= nbytes <= found.st_size:
-                raise ValueError(f"{path}: nbytes {nbytes}, but the file has {found.st_size}")
-            return self._adopt(fd, path, nbytes=nbytes, padded_bytes=found.st_size, flags=flags)
+                nbytes = status.st_size
+            if not 0 <= nbytes <= status.st_size:
+                raise ValueError(f"{path}: nbytes {nbytes}, but the file has {status.st_size}")
+            return self._adopt(fd, path, nbytes=nbytes, padded_bytes=status.st_size, flags=flags)
         except BaseException:
             os.close(fd)
             raise
@@ -354,11 +354,11 @@ def _page_bytes(fd: int) -> int:
 def _take_space(fd: int, path: Path, nbytes: int) -> None:
     if nbytes == 0:
         return
-    found = os.statvfs(path)
-    free = found.f_bavail * found.f_frsize
+    stats = os.statvfs(path)
+    free = stats.f_bavail * stats.f_frsize
     try:
         # Asked for more than there is, some file systems first take all of it, from all other processes too.
-        if found.f_blocks > 0 and nbytes > found.f_bfree * found.f_frsize:
+        if stats.f_blocks > 0 and nbytes > stats.f_bfree * stats.f_frsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.posix_fallocate(fd, 0, nbytes)
     except OSError as error:

@@ -214,8 +214,8 @@ def _this_process() -> _Owner:
 
 def _read_owner(fd: int) -> _Owner | None:
     try:
-        found = json.loads(os.pread(fd, 4096, 0))
-        return _Owner(**{field.name: found[field.name] for field in fields(_Owner)})
+        content = json.loads(os.pread(fd, 4096, 0))
+        return _Owner(**{field.name: content[field.name] for field in fields(_Owner)})
     except (ValueError, TypeError, KeyError):
         return None  # killed before it wrote, or just made
 

@@ -58,13 +58,13 @@ def report(nvme_path: str | None, disk_test_bytes: int) -> dict[str, Any]:
 
 def kernels_that_work() -> list[dict[str, Any]]:
     """Run each step beside its plain loop, and the norm beside Python's own sum."""
-    found = []
+    problems = []
     for name in sorted(kernels.__all__):
         if name == "squared_norm":
-            found.append({"name": name, "problem": _problem(_try_norm)})
+            problems.append({"name": name, "problem": _problem(_try_norm)})
         elif name.endswith("_step") and f"{name}_reference" in kernels.__all__:
-            found.append({"name": name, "problem": _problem(lambda name=name: _try_step(name))})  # type: ignore[misc]
-    return found
+            problems.append({"name": name, "problem": _problem(lambda name=name: _try_step(name))})  # type: ignore[misc]
+    return problems
 
 
 def _problem(attempt: Callable[[], str]) -> str:
@@ -104,8 +104,8 @@ def _try_step(name: str) -> str:
 def _try_norm() -> str:
     values = _floats(1.0)
     want = sum(float(value) ** 2 for value in values)
-    found = kernels.squared_norm([values])  # type: ignore[list-item]
-    return "" if abs(found - want) <= 1e-9 * want else f"it is {found!r}, and should be {want!r}"
+    norm = kernels.squared_norm([values])  # type: ignore[list-item]
+    return "" if abs(norm - want) <= 1e-9 * want else f"it is {norm!r}, and should be {want!r}"
 
 
 # ---- CUDA ------------------------------------------------------------------------------------------------
@@ -131,24 +131,24 @@ def cuda_kernels() -> dict[str, Any]:
 
 def disk(nvme_path: str, test_bytes: int) -> dict[str, Any]:
     """Try direct I/O in a folder of its own below `nvme_path`, and time it if `test_bytes` is above 0."""
-    found: dict[str, Any] = {"path": nvme_path, "problem": "", "is_direct": False, "why_not_direct": ""}
+    result: dict[str, Any] = {"path": nvme_path, "problem": "", "is_direct": False, "why_not_direct": ""}
     try:
         place = os.statvfs(nvme_path)
-        found["free_bytes"] = place.f_bavail * place.f_frsize
+        result["free_bytes"] = place.f_bavail * place.f_frsize
         folder = DiskFolder.claim(nvme_path, f"report-env-{os.getpid()}", 0)
     except OSError as error:
-        return {**found, "problem": error.strerror or str(error)}
+        return {**result, "problem": error.strerror or str(error)}
     try:
         with warnings.catch_warnings(), DiskEngine() as engine:
             warnings.simplefilter("ignore", RuntimeWarning)  # the report has it
             with engine.create(folder.path / "probe", test_bytes or PROBE_BYTES) as file:
-                found |= {"is_direct": file.is_direct, "why_not_direct": file.why_not_direct or ""}
-                found |= _tried(file, engine, test_bytes)
+                result |= {"is_direct": file.is_direct, "why_not_direct": file.why_not_direct or ""}
+                result |= _tried(file, engine, test_bytes)
     except (OSError, ValueError, MemoryError) as error:
-        found["problem"] = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        result["problem"] = (error.strerror if isinstance(error, OSError) else None) or str(error)
     finally:
         folder.close()
-    return found
+    return result
 
 
 def _tried(file: DiskFile, engine: DiskEngine, test_bytes: int) -> dict[str, Any]:

@@ -93,8 +93,8 @@ def find_started(env: Mapping[str, str]) -> StartedProcess | None:
                 "start with dslaunch, or set RANK, WORLD_SIZE and LOCAL_RANK; for a process that trains "
                 "alone RANK=0 and WORLD_SIZE=1"
             )
-        found = _started(env, names, given)
-        return found if found.size > 1 else None
+        process = _started(env, names, given)
+        return process if process.size > 1 else None
     return None
 
 
@@ -165,10 +165,10 @@ def _first_host(env: Mapping[str, str], names: _Names, rank: int) -> str:
     if names is _SLURM and not env.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
         first = re.match(r"(?:[^\[,]|\[[^\]]*\])+", env.get("SLURM_STEP_NODELIST", ""))
         return "" if first is None else re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", first[0])
-    found = _HNP.fullmatch(env.get("OMPI_MCA_orte_hnp_uri", "")) if names is _OPENMPI else None
-    if found is None or (rank == 0 and not _is_here(found[1])):  # mpirun ends the others, too
+    match = _HNP.fullmatch(env.get("OMPI_MCA_orte_hnp_uri", "")) if names is _OPENMPI else None
+    if match is None or (rank == 0 and not _is_here(match[1])):  # mpirun ends the others, too
         return ""
-    return found[1]
+    return match[1]
 
 
 def _is_here(address: str) -> bool:

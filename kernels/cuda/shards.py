@@ -88,13 +88,13 @@ def read_shards(
         runs += reader.runs(segments)
     factor = 0
     if device_scale is not None:
-        one = read_array(
+        scale = read_array(
             "device_scale", device_scale, dtypes=("float32",), is_written=False, device_types=device_types
         )
-        if one.numel != 1:
-            raise ValueError(f"device_scale: {one.numel} elements; must be 1")
-        arrays.append(one)
-        factor = one.address
+        if scale.numel != 1:
+            raise ValueError(f"device_scale: {scale.numel} elements; must be 1")
+        arrays.append(scale)
+        factor = scale.address
     check_one_device(arrays)
     check_no_shared_memory(arrays)
     return Reading(runs=tuple(runs), segments=tuple(segments), arrays=tuple(arrays), factor=factor)

@@ -93,7 +93,7 @@ if not TYPE_CHECKING:  # a type checker would believe that there is every name
         if name not in _HOME_OF and name not in _MODULE_OF:
             raise AttributeError(f"module 'dslaunch' has no attribute {name!r}; it has {', '.join(__all__)}")
         try:
-            found = import_module(_MODULE_OF.get(name) or _HOME_OF[name], __name__)
+            module = import_module(_MODULE_OF.get(name) or _HOME_OF[name], __name__)
         except ModuleNotFoundError as error:
             if error.name not in _NEEDED:
                 raise
@@ -101,7 +101,7 @@ if not TYPE_CHECKING:  # a type checker would believe that there is every name
                 f"dslaunch.{name} needs the package {error.name}, which is not installed; install what "
                 "training needs with: pip install '.[train]' in a clone of dslaunch"
             ) from None
-        return found if name in _MODULE_OF else getattr(found, name)
+        return module if name in _MODULE_OF else getattr(module, name)
 
 
 def __dir__() -> list[str]:

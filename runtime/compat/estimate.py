@@ -84,8 +84,8 @@ def estimate_zero3_model_states_mem_needs(
     largest_layer = 4 * largest_layer_params
     each_makes_it = 4 * num_gpus_per_node
     if not cpu_offload:
-        made = largest_layer_params if zero_init else total_params
-        host: float = made * each_makes_it
+        num_params = largest_layer_params if zero_init else total_params
+        host: float = num_params * each_makes_it
         gpu = largest_layer + int(_REST * total_params / num_gpus)
     else:
         kept = (_REST if cpu_offload_params else _REST - _HALF) / num_nodes

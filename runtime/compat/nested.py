@@ -16,9 +16,9 @@ def map_nested(function: Callable[[Any], Any], item: Any) -> Any:
     A dict keeps its attributes, too, such as the versions that a state_dict has.
     """
     if isinstance(item, dict):
-        made = copy.copy(item)
-        made.update({key: map_nested(function, value) for key, value in item.items()})
-        return made
+        mapped = copy.copy(item)
+        mapped.update({key: map_nested(function, value) for key, value in item.items()})
+        return mapped
     if isinstance(item, list):
         return [map_nested(function, value) for value in item]
     if isinstance(item, tuple):

@@ -54,6 +54,6 @@ class OnDevice(TorchFunctionMode):
             return func(*args, **given)
         if given.get("device") is None:
             given["device"] = self.device
-        made = func(*args, **given)
-        is_other = self.dtype is not None and made.is_floating_point()
-        return made.to(self.dtype) if is_other else made
+        result = func(*args, **given)
+        is_other = self.dtype is not None and result.is_floating_point()
+        return result.to(self.dtype) if is_other else result

@@ -56,8 +56,8 @@ def get_model_state_file(checkpoint_dir: _Where, zero_stage: int) -> str:
     Of a checkpoint of ours it has no weights: get_fp32_state_dict_from_zero_checkpoint() returns those.
     Errors: CheckpointError if the folder holds no checkpoint, or DeepSpeed's of another stage
     """
-    found = _deepspeeds(checkpoint_dir, _MODEL)
-    path = Path(found[0]) if found else _make(checkpoint_dir, _MODEL)
+    files = _deepspeeds(checkpoint_dir, _MODEL)
+    path = Path(files[0]) if files else _make(checkpoint_dir, _MODEL)
     is_sharded, is_wanted = path.name.startswith(_SHARDED_PREFIX), _is_per_rank(int(zero_stage))
     if is_sharded != is_wanted:
         raise CheckpointError(
@@ -71,13 +71,13 @@ def get_model_state_file(checkpoint_dir: _Where, zero_stage: int) -> str:
 def _deepspeeds(where: _Where, what: str) -> list[str]:
     """Return the files in the order of ranks; none if the folder has no checkpoint of DeepSpeed's."""
     folder = Path(where)
-    found = sorted(
+    files = sorted(
         map(str, folder.glob(f"*_{what}.pt")),
         key=lambda path: [int(n) for n in _NUMBER.findall(Path(path).name)],
     )
-    if not found and is_deepspeed(folder):
+    if not files and is_deepspeed(folder):
         raise CheckpointError(f"{folder} has no *_{what}.pt: it is of ZeRO stage 0, or damaged")
-    return found
+    return files
 
 
 def _make(where: _Where, what: str) -> Path:

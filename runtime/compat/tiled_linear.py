@@ -76,9 +76,9 @@ class TiledLinear(nn.Module):
         for row in self._rows:
             output = None
             for column, linear in enumerate(row):
-                made = linear(inputs[column])
+                part = linear(inputs[column])
                 output = self._reduce_local_output(
-                    in_id=column, out_id=len(outputs), current_out=output, new_out=made
+                    in_id=column, out_id=len(outputs), current_out=output, new_out=part
                 )
             outputs.append(output)
         return self._combine_output_splits(outputs) if self.combine_out_splits else outputs

@@ -135,13 +135,13 @@ _REFUSED = {
 
 def _classes() -> dict[str, type[torch.optim.Optimizer]]:
     base = torch.optim.Optimizer
-    found = {
+    classes = {
         name: value
         for name, value in vars(torch.optim).items()
         if isinstance(value, type) and issubclass(value, base) and value is not base
     }
     ours = {name: row.load(row.config_class) for name, row in FROM_CONFIG.items()}
-    return {name: kind for name, kind in {**found, **ours}.items() if name not in {*_REFUSED, *PARAMS_OF}}
+    return {name: kind for name, kind in {**classes, **ours}.items() if name not in {*_REFUSED, *PARAMS_OF}}
 
 
 def optimizer_names() -> tuple[str, ...]:

@@ -32,17 +32,17 @@ def read_quoted(values: dict[str, Any], sifted: Sifted) -> dict[str, Any]:
         if isinstance(value, dict):
             return read(value, path)
         kind = _kinds().get(path)
-        found: float | None = None
+        number: float | None = None
         if kind is bool and (isinstance(value, str) or (type(value) in (int, float) and value in (0, 1))):
-            found = _WORDS.get(str(int(value) if not isinstance(value, str) else value).lower())
+            number = _WORDS.get(str(int(value) if not isinstance(value, str) else value).lower())
         elif (
             kind is float and isinstance(value, str) and "." in path
         ):  # not at the top level: DeepSpeed takes no such text there
-            found = _number(value)
-        if found is None:
+            number = _number(value)
+        if number is None:
             return value
-        sifted.old_names.append(f"{show_name(path)} {show(value)} (now {show(found)})")
-        return found
+        sifted.old_names.append(f"{show_name(path)} {show(value)} (now {show(number)})")
+        return number
 
     return read(values, "")
 
@@ -59,22 +59,22 @@ def _number(text: str) -> int | float | None:
 @functools.cache
 def _kinds() -> dict[str, type]:
     """bool and float by the path of each key that holds one; whole numbers count as float."""
-    found: dict[str, type] = {}
+    kinds: dict[str, type] = {}
     for path, owners in FIELDS.items():
         for owner in owners:
             annotation = owner.model.model_fields[owner.name].annotation
             for kind in (annotation, *get_args(annotation)):
                 if kind is bool:
-                    found[path] = bool
+                    kinds[path] = bool
                 elif kind in (int, float) or isinstance(kind, int):
-                    found[path] = float
+                    kinds[path] = float
     for key in KEYS:
         if key.kind is BOOL:
-            found[key.path] = bool
+            kinds[key.path] = bool
         elif key.kind in _NUMBERS:
-            found[key.path] = float
+            kinds[key.path] = float
     for new, old in _OLD.items():
-        found |= {
-            f"{old}{path[len(new) :]}": kind for path, kind in found.items() if path.startswith(f"{new}.")
+        kinds |= {
+            f"{old}{path[len(new) :]}": kind for path, kind in kinds.items() if path.startswith(f"{new}.")
         }
-    return found
+    return kinds

@@ -73,18 +73,18 @@ def scheduler_type(values: dict[str, Any], problems: dict[str, str]) -> tuple[st
     if (name := _type_of(values, "scheduler", problems)) is None or name in scheduler.PARAMS_OF:
         return name, {}
     try:
-        found = torch_scheduler(name)
+        kind = torch_scheduler(name)
     except ValueError as error:
         problems["scheduler.type"] = f"scheduler.type {show(name)} {error}"
         return None, {}
-    if found is None:
+    if kind is None:
         names = (*scheduler.PARAMS_OF, *torch_scheduler_names())
         problems["scheduler.type"] = (
             f"scheduler.type {show(name)} is not a known scheduler; "
             f"{_did_you_mean(name, names)}known: {', '.join(names)}"
         )
         return None, {}
-    return name, torch_scheduler_params(found)
+    return name, torch_scheduler_params(kind)
 
 
 def read_optimizer(
@@ -146,20 +146,20 @@ def read_tensor(
     `tp_size` is what the program says, 1 where it says nothing.
     """
     key = "tensor_parallel.autotp_size"
-    found = read_section(
+    section = read_section(
         TensorParallelConfig, raw.get("tensor_parallel", {}), path="tensor_parallel", problems=problems
     )
-    if found is None:
+    if section is None:
         return None, num_ranks
-    size = found.size if tp_size == 1 else tp_size
-    if found.size not in (1, size):
+    size = section.size if tp_size == 1 else tp_size
+    if section.size not in (1, size):
         problems[key] = (
-            f"{key} {found.size} contradicts the model, which is divided over {size} ranks; leave one out"
+            f"{key} {section.size} contradicts the model, which is divided over {size} ranks; leave one out"
         )
     if num_ranks % size:
         problems[key] = f"{key} {size} does not divide the {num_ranks} ranks of the job"
         return None, num_ranks
-    return found.model_copy(update={"autotp_size": size}) if size > 1 else None, num_ranks // size
+    return section.model_copy(update={"autotp_size": size}) if size > 1 else None, num_ranks // size
 
 
 def read_mesh(
@@ -208,8 +208,8 @@ def read_mesh(
 def read_experts(raw: dict[str, Any], problems: dict[str, str]) -> ExpertParallelConfig | None:
     """Return the section, None if it divides nothing."""
     given = raw.get("expert_parallel", {})
-    found = read_section(ExpertParallelConfig, given, path="expert_parallel", problems=problems)
-    return None if found is None or found.size == 1 else found
+    section = read_section(ExpertParallelConfig, given, path="expert_parallel", problems=problems)
+    return None if section is None or section.size == 1 else section
 
 
 def read_sequence(

@@ -185,10 +185,10 @@ def _not_text(value: Any) -> object | None:
         for name, inner in value.items():
             if not isinstance(name, str):
                 return repr(name)
-            if (found := _not_text(inner)) is not None:
-                return found
+            if (key := _not_text(inner)) is not None:
+                return key
     if isinstance(value, list):
-        return next((found for inner in value if (found := _not_text(inner)) is not None), None)
+        return next((key for inner in value if (key := _not_text(inner)) is not None), None)
     return None
 
 

@@ -15,13 +15,13 @@ SubSizes = int | tuple[int, ...]
 
 
 def _patterns(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not value or not all(isinstance(pattern, str) for pattern in value):
         raise ValueError("is not a list of regular expressions")
-    for one in value:
+    for pattern in value:
         try:
-            re.compile(one)
+            re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"has {one!r}, which is no regular expression: {error}") from error
+            raise ValueError(f"has {pattern!r}, which is no regular expression: {error}") from error
     return tuple(value)
 
 

@@ -42,7 +42,9 @@ def agreed_settings(config: Config, optimizer: FlatOptimizer | None) -> dict[str
 
 
 def _flat(section: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    settings: list[tuple[str, Any]] = []
     for key, value in section.items():
-        found += _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else [(f"{above}{key}", value)]
-    return found
+        settings += (
+            _flat(value, f"{above}{key}.") if isinstance(value, Mapping) else [(f"{above}{key}", value)]
+        )
+    return settings

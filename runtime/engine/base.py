@@ -74,7 +74,7 @@ class EngineBase(Saving):
         self._instruments = instruments
         self.monitor, self.tput_timer = instruments.monitor, instruments.tput_timer
         self.flops_profiler = instruments.flops_profiler
-        made = Components(
+        parts = Components(
             module,
             axes=axes,
             config=config,
@@ -85,12 +85,12 @@ class EngineBase(Saving):
             divided=divided,
             experts=experts,
         )
-        self._policy, self._domains, self._watchdog = made.policy, made.domains, made.watchdog
-        self._wire, self._divided_sequences = made.domains.wire, made.divided_sequences
-        self._offload, self._model, self._scaler = made.offload, made.model, made.scaler
-        self._accumulation, self._direct_backward = made.accumulation, made.direct_backward
-        self._schedule, self._saver, self._optimizer_step = made.schedule, made.saver, made.optimizer_step
-        instruments.join(made.model)
+        self._policy, self._domains, self._watchdog = parts.policy, parts.domains, parts.watchdog
+        self._wire, self._divided_sequences = parts.domains.wire, parts.divided_sequences
+        self._offload, self._model, self._scaler = parts.offload, parts.model, parts.scaler
+        self._accumulation, self._direct_backward = parts.accumulation, parts.direct_backward
+        self._schedule, self._saver, self._optimizer_step = parts.schedule, parts.saver, parts.optimizer_step
+        instruments.join(parts.model)
         instruments.tracer.watch(self._units_to_trace)
         self._grad_norm: float | None = None
         self._was_step_applied = False
@@ -99,7 +99,7 @@ class EngineBase(Saving):
             self._state_to_save,
             saver=self._saver,
             accumulation=self._accumulation,
-            preemption=made.preemption,
+            preemption=parts.preemption,
             is_restarted=worker.max_restarts > 0 or worker.resize_file is not None,
             forget_losses=self._forget_losses,
             state=instruments.state,

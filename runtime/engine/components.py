@@ -276,10 +276,10 @@ def _loss_scaling(config: Config, policy: Policy) -> Fp16Config:
     """Return the scale of the loss; for a program written for DeepSpeed it has no hysteresis where no value
     is sharded, as there.
     """
-    found = config.loss_scaling
+    scaling = config.loss_scaling
     if config.origin.is_lenient and not policy.is_sharded:
-        return found.model_copy(update={"hysteresis": 1})
-    return found
+        return scaling.model_copy(update={"hysteresis": 1})
+    return scaling
 
 
 def _policy(config: Config, optimizer: FlatOptimizer | None) -> Policy:

@@ -119,8 +119,8 @@ class HyperParameters:
             try:
                 rule.check(groups)
             except ValueError as error:
-                found = _SEGMENT.match(str(error))
-                return _wrong(int(found[1]), found[2]) if found else str(error)
+                match = _SEGMENT.match(str(error))
+                return _wrong(int(match[1]), match[2]) if match else str(error)
         return ""
 
 

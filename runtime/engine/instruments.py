@@ -109,8 +109,8 @@ class Instruments:
     def note_inputs(self, *micro_batches: object) -> None:
         """Count the tokens of these micro batches."""
         if self.metrics is not None:
-            for one in micro_batches:
-                self.metrics.note_inputs(one)
+            for micro_batch in micro_batches:
+                self.metrics.note_inputs(micro_batch)
 
     def _traced_forward(self) -> AbstractContextManager[object]:
         self.tput_timer.start()

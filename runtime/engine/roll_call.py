@@ -68,8 +68,8 @@ class RollCall:
     @property
     def note(self) -> float:
         """Checksum of the changes since the start, equal on ranks with equal changes; 0: no change."""
-        told = (*self.freezing.names, "", *self._untrained, "", self._complaint)
-        return float(crc32("\n".join(told).encode())) if any(told) else 0.0
+        changes = (*self.freezing.names, "", *self._untrained, "", self._complaint)
+        return float(crc32("\n".join(changes).encode())) if any(changes) else 0.0
 
     def call(self) -> None:
         """A step begins."""
@@ -127,12 +127,14 @@ class RollCall:
     def _holders(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
         """Return of each of these parameters the ranks that hold it, or parts or copies of it."""
         domains, params = self._model.domains, dict(self._module.named_parameters(remove_duplicate=False))
-        found: dict[str, tuple[int, ...]] = {}
+        holders: dict[str, tuple[int, ...]] = {}
         for name in names:
             domain = domains.of(params[name]) if name in params else domains.dense
             line = next(line for line in domain.sharers if self._job.index in line)
-            found[name] = tuple(sorted({one for rank in line for one in domains.axes.line_of(rank, ("tp",))}))
-        return found
+            holders[name] = tuple(
+                sorted({one for rank in line for one in domains.axes.line_of(rank, ("tp",))})
+            )
+        return holders
 
     # ---- the model
 

@@ -126,11 +126,11 @@ class SkippedSteps:
         for leader, bad in zip(self._job.leaders, everywhere, strict=True):
             of_models.setdefault(leader, []).extend(bad)
         # Take the last of models on other ranks: if they are stages of a pipeline, its backward comes first.
-        leader, found = max((item for item in of_models.items() if item[1]), default=(0, []))
-        if not found:
+        leader, bad_params = max((item for item in of_models.items() if item[1]), default=(0, []))
+        if not bad_params:
             return "as their norm is"  # the numbers' squares are too large
-        num_units = len({one.place for one in found})
-        first = max([one for one in found if one.label != f"unit '{ROOT}'"] or found)
+        num_units = len({one.place for one in bad_params})
+        first = max([one for one in bad_params if one.label != f"unit '{ROOT}'"] or bad_params)
         others = f" of {num_units} units" if num_units > 1 else ""
         whose = f" of the model of rank {leader}" if len(of_models) > 1 else ""
         return f"first in {first.label}{others} (parameter '{first.name}'){whose}"
@@ -151,14 +151,14 @@ def _last_bad(sub_buffer: SubBuffer) -> int | None:
     shard_start, _ = sub_buffer.layout.shard_range(
         sub_buffer.plan.shard_index, num_shards=sub_buffer.plan.num_shards
     )
-    found = -1
+    last = -1
     for offset, piece in sub_buffer.gradients.pieces(start, stop):
         bad = torch.isfinite(piece).logical_not().nonzero()
         if len(bad):
-            found = max(found, shard_start + offset + int(bad[-1]))
+            last = max(last, shard_start + offset + int(bad[-1]))
     sub_buffer.gradients.let_go()
     slots = enumerate(sub_buffer.layout.slots)
-    return next((index for index, slot in slots if slot.offset <= found < slot.offset + slot.numel), None)
+    return next((index for index, slot in slots if slot.offset <= last < slot.offset + slot.numel), None)
 
 
 def _who(losses: Iterable[bool], gradients: Iterable[bool]) -> str:

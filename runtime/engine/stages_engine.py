@@ -184,10 +184,10 @@ class StagesEngine(EngineBase):
         """Return the mean loss of all ranks' micro batches, and the means of the module's other losses."""
         is_last = self.is_last_stage()
         job, more = self._domains.job, outcome.more_losses
-        told = on_device([0.0, is_last, bool(more)], dtype=torch.float64, device=self.device)
+        sums = on_device([0.0, is_last, bool(more)], dtype=torch.float64, device=self.device)
         if is_last:
-            told[0] = torch.stack(outcome.losses).double().sum() / num_micro_batches
-        gathered = job.all_gather_float64(told, what="the loss")
+            sums[0] = torch.stack(outcome.losses).double().sum() / num_micro_batches
+        gathered = job.all_gather_float64(sums, what="the loss")
         with self._wire.recorder.waiting_for_device():
             said = gathered.tolist()
         losses = [loss for loss, has_loss, _ in said if has_loss]
@@ -195,9 +195,10 @@ class StagesEngine(EngineBase):
         if not any(has_more for *_, has_more in said):
             return loss, None
         others = {name: sum(map(float, values)) / num_micro_batches for name, values in more.items()}
-        found = [one for one in job.all_gather_objects(others, what="other losses") if one]
+        other_losses = [one for one in job.all_gather_objects(others, what="other losses") if one]
         return loss, {
-            name: self._filled(sum(one.get(name, 0.0) for one in found) / len(found)) for name in found[0]
+            name: self._filled(sum(one.get(name, 0.0) for one in other_losses) / len(other_losses))
+            for name in other_losses[0]
         }
 
     def _filled(self, number: float) -> Tensor:
@@ -258,8 +259,8 @@ class StagesEngine(EngineBase):
         own = torch.zeros(number, dtype=torch.float64, device=self.device)
         if outcome.losses:
             own.copy_(torch.stack(outcome.losses).reshape(-1))
-        told = self._line.all_gather_float64(own, what="the losses")[self._last_place].float()
-        return list(told) if is_told or self.is_last_stage() else None
+        losses = self._line.all_gather_float64(own, what="the losses")[self._last_place].float()
+        return list(losses) if is_told or self.is_last_stage() else None
 
     def _reduced_outputs(self, outputs: Sequence[Any], reduce_output: str | None) -> Any:
         if not self.is_last_stage():

@@ -49,7 +49,7 @@ class Weights:
 
         Order: a collective where there are any
         """
-        found: dict[str, Tensor] = {}
+        elsewhere: dict[str, Tensor] = {}
         for sub_buffer in (one for unit in self._model.units for one in unit.sub_buffers):
             names = sub_buffer.domain.names
             if names is None:
@@ -57,8 +57,8 @@ class Weights:
             for member in sub_buffer.members:
                 values = names.gather(member.param.detach(), what=f"parameter '{member.name}'")
                 named = zip(names.all(member.name), values, strict=True)
-                found |= {prefix + name: value for name, value in named}
-        return {name: value for name, value in found.items() if name not in state}
+                elsewhere |= {prefix + name: value for name, value in named}
+        return {name: value for name, value in elsewhere.items() if name not in state}
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool, *, may_miss: Iterable[str] = ()
@@ -236,10 +236,10 @@ class Weights:
         except Exception as error:
             problem = error
         own = None if problem is None else f"{type(problem).__name__}: {problem}"
-        told = self._job.all_gather_objects(own, what=f"the success of {what}")
+        problems = self._job.all_gather_objects(own, what=f"the success of {what}")
         if problem is not None:
             raise problem
-        for rank, text in enumerate(told):
+        for rank, text in enumerate(problems):
             if text is not None:
                 raise CheckpointError(f"{what} failed on rank {rank}, so no rank goes on with it: {text}")
 

@@ -88,22 +88,22 @@ class WeightsStream:
 
     def _hear_of_stages(self) -> None:
         own = (self._specs, self.aliases, self.no_tensors) if self._domains.leads else None
-        told = self._job.gather_objects(own, what="what the stages hold")
-        if told is not None:
-            stages = [(rank, one) for rank, one in enumerate(told) if one is not None]
+        answers = self._job.gather_objects(own, what="what the stages hold")
+        if answers is not None:
+            stages = [(rank, one) for rank, one in enumerate(answers) if one is not None]
             self._stages = [(rank, specs) for rank, (specs, _, _) in stages]
             self.aliases = {name: first for _, (_, own, _) in stages for name, first in own.items()}
             self.no_tensors = [name for _, (*_, names) in stages for name in names]
 
     def _own_specs(self) -> dict[str, Spec]:
         """Return what comes from this rank's stage, in its order; for the first of its ranks."""
-        found: dict[str, Spec] = {}
+        specs: dict[str, Spec] = {}
         for dtype, sub_buffer, others in self._pieces:
             if sub_buffer is None:
-                found |= {name: Spec(tuple(value.shape), dtype) for name, value in others.items()}
+                specs |= {name: Spec(tuple(value.shape), dtype) for name, value in others.items()}
             elif sub_buffer.comm.sharers.is_first:  # otherwise another stage gives it
-                found |= {name: Spec(shape, dtype) for name, shape in self._members(sub_buffer)}
-        return found
+                specs |= {name: Spec(shape, dtype) for name, shape in self._members(sub_buffer)}
+        return specs
 
     def specs(self) -> dict[str, Spec]:
         """Return the shapes and dtypes of the coming tensors, in order, on rank 0."""

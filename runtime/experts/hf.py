@@ -77,14 +77,14 @@ class DividedExperts:
     @property
     def cuts(self) -> Iterator[tuple[nn.Parameter, Cut]]:
         """This rank's part of each stack, once they are divided."""
-        for one in self._known:
-            yield from one.cuts
+        for experts in self._known:
+            yield from experts.cuts
 
     @property
     def params(self) -> Iterator[nn.Parameter]:
         """The stacks that are divided."""
-        for one in self._known:
-            yield from (param for param, _ in one.cuts)
+        for experts in self._known:
+            yield from (param for param, _ in experts.cuts)
 
     @torch.no_grad()
     def divide(self, line: tuple[int, ...], *, device: torch.device) -> None:
@@ -95,33 +95,33 @@ class DividedExperts:
         if self._size == 1 or self._known:
             return
         index = line.index(dist.get_rank())
-        for name, one in self._found:
-            cuts = [(param, _take(param, index, self._size, device)) for param in one.parameters()]
+        for name, submodule in self._found:
+            cuts = [(param, _take(param, index, self._size, device)) for param in submodule.parameters()]
             for param, _ in cuts:
                 param.allreduce = False
                 param.group_name = f"ep_size_{self._size}"
-            forward = LocalExperts(one, ExpertAxis(size=self._size, name=name), cuts)
-            one.forward = forward
-            one.register_state_dict_pre_hook(forward.refuse_parts)
+            forward = LocalExperts(submodule, ExpertAxis(size=self._size, name=name), cuts)
+            submodule.forward = forward
+            submodule.register_state_dict_pre_hook(forward.refuse_parts)
             self._known.append(forward)
 
     def join(self, group: RankGroup) -> None:
         """Send along this group from now on."""
-        for one in self._known:
-            one.axis.join(group)
+        for experts in self._known:
+            experts.axis.join(group)
 
 
 def _stacks(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    for name, one in module.named_modules():
-        number = getattr(one, "num_experts", None)
-        params = list(one.parameters())
+    for name, submodule in module.named_modules():
+        number = getattr(submodule, "num_experts", None)
+        params = list(submodule.parameters())
         if (
             isinstance(number, int)
             and params
             and all(param.dim() > 1 and param.shape[0] == number for param in params)
-            and tuple(inspect.signature(one.forward).parameters) == _FORWARD
+            and tuple(inspect.signature(submodule.forward).parameters) == _FORWARD
         ):
-            yield name, one
+            yield name, submodule
 
 
 def _take(param: nn.Parameter, index: int, size: int, device: torch.device) -> Cut:

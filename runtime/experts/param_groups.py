@@ -19,8 +19,8 @@ Group = dict[str, Any]
 
 def has_moe_layers(m: nn.Module) -> tuple[bool, int]:
     """Return whether the model has layers MoE, and how many experts the first one has."""
-    found = next((one for one in m.modules() if isinstance(one, MoE)), None)
-    return (False, 0) if found is None else (True, found.num_experts)
+    layer = next((one for one in m.modules() if isinstance(one, MoE)), None)
+    return (False, 0) if layer is None else (True, layer.num_experts)
 
 
 def is_moe_param(param: Tensor) -> bool:
@@ -85,10 +85,10 @@ def configure_moe_param_groups(model_parameters: list[Any]) -> list[Group]:
 
     Errors: TypeError for what an optimizer would not take
     """
-    for one in model_parameters:
-        if not isinstance(one, Tensor | dict):
+    for item in model_parameters:
+        if not isinstance(item, Tensor | dict):
             raise TypeError(
-                f"model_parameters has a {type(one).__name__}: an optimizer takes tensors or groups, which "
+                f"model_parameters has a {type(item).__name__}: an optimizer takes tensors or groups, which "
                 "are dicts"
             )
     if model_parameters and isinstance(model_parameters[0], dict):

@@ -110,7 +110,9 @@ class PlacedExperts:
                 for name, layer in layers:
                     layer.axis.name = name
                     layer.axis.join(group)
-                params = [one for _, layer in layers for one in layer.deepspeed_moe.experts.parameters()]
+                params = [
+                    submodule for _, layer in layers for submodule in layer.deepspeed_moe.experts.parameters()
+                ]
                 names = NamesByRank(group, dict(_names(layers)))
             domain = domains.add(
                 f"experts over {size} ranks" + (", cut" if is_divided else ""),
@@ -123,9 +125,9 @@ class PlacedExperts:
                 names=names,
             )
             domains.of_experts[f"ep_size_{size}"] = (group.axis, domain.comm.mesh.sharers)
-        for _, one in self._module.named_modules():
-            if hasattr(one, "set_deepspeed_parallelism"):
-                one.set_deepspeed_parallelism(self._is_strided)
+        for _, submodule in self._module.named_modules():
+            if hasattr(submodule, "set_deepspeed_parallelism"):
+                submodule.set_deepspeed_parallelism(self._is_strided)
 
     def divide(self, device: torch.device) -> None:
         """Replace stacks of all experts by this rank's part of them.
@@ -174,12 +176,12 @@ def _check_mesh(sizes: Collection[int], ep: int | None) -> None:
     if ep is None or set(sizes) == {ep} or (ep == 1 and not sizes):
         return
     other = next((size for size in sorted(sizes) if size != ep), None)
-    found = (
+    differing = (
         "no layer has experts over ranks" if other is None else f"a layer of the model has ep_size {other}"
     )
     raise ConfigError(
-        f"ep={ep} in dslaunch --mesh or the ds_config's section mesh, and {found}; give the layers MoE the "
-        "same ep_size, or leave ep out"
+        f"ep={ep} in dslaunch --mesh or the ds_config's section mesh, and {differing}; give the layers MoE "
+        "the same ep_size, or leave ep out"
     )
 
 

@@ -71,22 +71,31 @@ def read_mpu(mpu: Any, *, call: str = "initialize") -> MpuSizes:
             "get_data_parallel_world_size() and get_model_parallel_world_size(); give an object that has, or "
             "leave mpu out"
         )
-    found: dict[str, int | None] = {}
+    sizes_by_axis: dict[str, int | None] = {}
     failed = []
     for axis, name in names.items():
-        found[axis], error = _size(mpu, name)
+        sizes_by_axis[axis], error = _size(mpu, name)
         if error and axis == "dp":
             raise ConfigError(
                 f"{call}(mpu=...): its {name}() raises {error}; make its process groups before "
                 f"{call}(), or leave mpu out"
             )
         failed += [f"{name}() raises {error}"] if error else []
-    sizes = MpuSizes(pp=found["pp"] or 1, dp=found["dp"], sp=found["sp"] or 1, tp=found["tp"] or 1)
-    told = [f"{name}() is {found[axis]}" for axis, name in names.items() if found[axis] is not None]
+    sizes = MpuSizes(
+        pp=sizes_by_axis["pp"] or 1,
+        dp=sizes_by_axis["dp"],
+        sp=sizes_by_axis["sp"] or 1,
+        tp=sizes_by_axis["tp"] or 1,
+    )
+    answers = [
+        f"{name}() is {sizes_by_axis[axis]}"
+        for axis, name in names.items()
+        if sizes_by_axis[axis] is not None
+    ]
     inner, num_ranks = sizes.pp * sizes.sp * sizes.tp, dist.get_world_size()
     if num_ranks % inner or (sizes.dp is not None and sizes.dp * inner != num_ranks):
         raise ConfigError(
-            f"{call}(mpu=...): {', '.join(told + failed)}; their product must be the "
+            f"{call}(mpu=...): {', '.join(answers + failed)}; their product must be the "
             f"{num_ranks} ranks of the job, so give an mpu that was made for these"
         )
     return sizes

@@ -85,13 +85,13 @@ def bytes_by_kind(device: torch.device, models: Iterable[ShardedModel]) -> Kinds
     seen: set[int] = set()
 
     def total(tensors: Iterable[Tensor]) -> int:
-        found = 0
+        num_bytes = 0
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if tensor.device == device and storage.nbytes() and storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
-                found += storage.nbytes()
-        return found
+                num_bytes += storage.nbytes()
+        return num_bytes
 
     params = total(one.param_shard.kept for one in sub_buffers)
     gathered = total(one.param_shard.values.flat for one in sub_buffers)

@@ -29,10 +29,10 @@ def main(size: int = SIZE) -> NoReturn:
     watchdog.daemon = True
     watchdog.start()
     try:
-        told = _measured(size)
+        result = _measured(size)
     except Exception as error:  # any error of a driver or a library goes into the answer
-        told = {"problem": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
-    _tell(told)
+        result = {"problem": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+    _tell(result)
     os._exit(0)  # a context that is broken may not end
 
 

@@ -68,13 +68,13 @@ def held_by(model: ShardedModel) -> Held:
     seen: set[int] = set()
 
     def total(tensors: Iterable[Tensor]) -> int:
-        found = 0
+        num_bytes = 0
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage.nbytes() and storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
-                found += storage.nbytes()
-        return found
+                num_bytes += storage.nbytes()
+        return num_bytes
 
     parameters = total(one.param_shard.kept for one in sub_buffers)
     trained = [one for one in sub_buffers if one.is_trained]

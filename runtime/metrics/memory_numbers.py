@@ -69,8 +69,8 @@ class MemoryNumbers:
         """Return torch's numbers of the GPU; activations are the memory beside the rest when that was
         most.
         """
-        found = torch.cuda.memory_stats_as_nested_dict(self._device)
-        reserved, allocated = (found[f"{name}_bytes"]["all"] for name in ("reserved", "allocated"))
+        stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+        reserved, allocated = (stats[f"{name}_bytes"]["all"] for name in ("reserved", "allocated"))
         held = sum(self._kinds.values())
         used, most = reserved["current"], allocated["peak"]
         return {

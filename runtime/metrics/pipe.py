@@ -242,10 +242,10 @@ class Pipe:
 def file_of(fd: int) -> tuple[int, int] | None:
     """Return device and inode of the open file; None if there is none."""
     try:
-        found = os.fstat(fd)
+        stat = os.fstat(fd)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino
 
 
 def is_sum(name: str) -> bool:

@@ -39,16 +39,16 @@ class _LastStep:
 
     def numbers(self) -> dict[str, Any]:
         """Return the numbers of the last step by name."""
-        found = dict(zip(_VALUES, self.values, strict=True))
-        loss = found["loss"]
+        values = dict(zip(_VALUES, self.values, strict=True))
+        loss = values["loss"]
         if isinstance(loss, Tensor) and loss.is_cpu:
-            found["loss"] = loss.item()
+            values["loss"] = loss.item()
         get_lr = None if self.get_lr is None else self.get_lr()
         if get_lr is not None and (rates := get_lr()):  # an engine that has ended has none
-            found["lr"] = rates[0]
+            values["lr"] = rates[0]
         if self.tokens:
-            found["tokens"] = self.tokens * self.num_copies
-        return {name: value for name, value in found.items() if value is not None}
+            values["tokens"] = self.tokens * self.num_copies
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class _Process:
@@ -110,8 +110,8 @@ class StepMetrics:
         if self._hook is not None:
             self._hook.remove()
         if self.process.last is self._tell_last:
-            told = self._tell_last()  # the engine is asked now, before it ends
-            self.process.last = lambda: told
+            last = self._tell_last()  # the engine is asked now, before it ends
+            self.process.last = lambda: last
         self._pipe.release(self._self)
 
     def during(self, phase: str) -> AbstractContextManager[None]:
@@ -210,7 +210,7 @@ def _first_tokens(given: Any) -> Tensor | None:
         is_tokens = isinstance(given, Tensor) and given.dtype in _TOKEN_TYPES and given.dim() == 2
         return given if is_tokens else None
     for part in parts:
-        found = _first_tokens(part)
-        if found is not None:
-            return found
+        tokens = _first_tokens(part)
+        if tokens is not None:
+            return tokens
     return None

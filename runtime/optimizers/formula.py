@@ -118,9 +118,9 @@ class Formula(ABC):
         segments: dict[tuple[int, ...], Any] = {}  # models have many parameters of few sizes, in fewer groups
         numbers: dict[tuple[int, ...], dict[str, Any]] = {}
         shards = []
-        for one in arrays:
+        for update in arrays:
             chosen = []
-            for run in one.runs:
+            for run in update.runs:
                 key = (id(run.group), run.step, run.offset, run.numel)
                 if key not in segments:
                     if key[:2] not in numbers:
@@ -129,7 +129,7 @@ class Formula(ABC):
                         offset=run.offset, numel=run.numel, **numbers[key[:2]]
                     )
                 chosen.append(segments[key])
-            shards.append(self.shard(one, chosen))
+            shards.append(self.shard(update, chosen))
         return shards
 
     def shard(self, one: FlatArrays, segments: list[Any]) -> Any:
@@ -189,31 +189,31 @@ def _number(field: Field[Any]) -> Callable[[ElementRun], Any]:
 
 def _copy_out(arrays: Sequence[FlatArrays]) -> None:
     """Round the results into `param_out`, run by run, so that padding between runs stays zero."""
-    for one in arrays:
-        if one.param_out is not None:
-            for run in one.runs:
+    for update in arrays:
+        if update.param_out is not None:
+            for run in update.runs:
                 span = slice(run.offset, run.offset + run.numel)
-                one.param_out[span].copy_(one.param[span])
+                update.param_out[span].copy_(update.param[span])
 
 
 def _collect(arrays: Sequence[FlatArrays], names: Sequence[str], grad_scale: float) -> Iterator[Pieces]:
-    found: dict[tuple[int, int], Pieces] = {}
-    for one in arrays:
-        for offset, piece in one.grads:
+    groups: dict[tuple[int, int], Pieces] = {}
+    for update in arrays:
+        for offset, piece in update.grads:
             grad = scaled_grad(piece, grad_scale)
-            for run in one.runs:
+            for run in update.runs:
                 start, stop = max(run.offset, offset), min(run.offset + run.numel, offset + grad.numel())
                 if start >= stop:
                     continue
                 key = (id(run.group), run.step)
-                if key not in found:
-                    found[key] = Pieces(run.group, run.step, [], [], {name: [] for name in names})
-                pieces = found[key]
-                pieces.params.append(one.param[start:stop])
+                if key not in groups:
+                    groups[key] = Pieces(run.group, run.step, [], [], {name: [] for name in names})
+                pieces = groups[key]
+                pieces.params.append(update.param[start:stop])
                 pieces.grads.append(grad[start - offset : stop - offset])
                 for name in names:
-                    pieces.states[name].append(one.states[name][start:stop])
-    return iter(found.values())
+                    pieces.states[name].append(update.states[name][start:stop])
+    return iter(groups.values())
 
 
 # Both corrections are 1 - beta^step: after so many steps beta^step is 0 for every beta below 1,

@@ -244,10 +244,10 @@ class _Run:
         else:
             contents, tensors = given
             if torch.is_grad_enabled():
-                for one, described in zip(tensors, contents.tensors, strict=True):
-                    one.requires_grad_(described.wants_grad)
-                leaves = tuple(one for one in tensors if one.requires_grad)
-                tensors = tuple(_enter(one) if one.requires_grad else one for one in tensors)
+                for tensor, described in zip(tensors, contents.tensors, strict=True):
+                    tensor.requires_grad_(described.wants_grad)
+                leaves = tuple(tensor for tensor in tensors if tensor.requires_grad)
+                tensors = tuple(_enter(tensor) if tensor.requires_grad else tensor for tensor in tensors)
             value = tensors if contents.is_tuple else tensors[0]
         output = self._module.run_stage(stage, value)
         live = _Live(leaves)
@@ -298,17 +298,17 @@ class _Run:
             return
         live.outputs = tuple(one for one in live.outputs if one.requires_grad)
         live.grads = grads if stage < self._last else (None,) * len(live.outputs)
-        found: tuple[Tensor | None, ...] = ()
+        gradients: tuple[Tensor | None, ...] = ()
         if kind is Kind.BACKWARD:
             del self._live[stage, number]
             live.run_backward()
-            found = tuple(one.grad for one in live.inputs)
+            gradients = tuple(one.grad for one in live.inputs)
         elif live.inputs:
-            found, live.rest = backward_inputs(
+            gradients, live.rest = backward_inputs(
                 live.outputs, live.grads, live.inputs, self._module.parameters_of(stage)
             )
         if live.inputs:
-            self._send_back(stage, number, live.inputs, found)
+            self._send_back(stage, number, live.inputs, gradients)
 
     def _send_back(
         self, stage: int, number: int, inputs: Sequence[Tensor], found: Sequence[Tensor | None]
@@ -322,7 +322,7 @@ class _Run:
 
 def _incoming(table: Table, place: int, shape: Shape) -> dict[int, deque[_Message]]:
     """Return by rank the messages that it sends to this one, in its order."""
-    found: dict[int, deque[_Message]] = {}
+    messages: dict[int, deque[_Message]] = {}
     for source, row in enumerate(table):
         for kind, stage, number in row if source != place else ():
             is_forward = kind is Kind.FORWARD
@@ -330,21 +330,21 @@ def _incoming(table: Table, place: int, shape: Shape) -> dict[int, deque[_Messag
             if kind is Kind.WEIGHTS or not 0 <= receiver < shape.num_stages:
                 continue
             if shape.owner(receiver) == place:
-                found.setdefault(source, deque()).append(_Message(not is_forward, stage, number))
-    return found
+                messages.setdefault(source, deque()).append(_Message(not is_forward, stage, number))
+    return messages
 
 
 def _contents(output: Any, stage: int) -> tuple[Contents, tuple[Tensor, ...]]:
     tensors = tuple(output) if isinstance(output, tuple | list) else (output,)
-    for one in tensors:
-        if not isinstance(one, Tensor):
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
             raise ConfigError(
-                f"stage {stage} returns {'' if one is output else 'a tuple with '}{type(one).__name__}; "
-                "between stages go a tensor or a tuple of tensors"
+                f"stage {stage} returns {'' if tensor is output else 'a tuple with '}"
+                f"{type(tensor).__name__}; between stages go a tensor or a tuple of tensors"
             )
-        if not is_strided(one):
+        if not is_strided(tensor):
             raise ConfigError(
-                f"stage {stage} returns {kind_of(one)}, which cannot be sent; between stages go dense "
+                f"stage {stage} returns {kind_of(tensor)}, which cannot be sent; between stages go dense "
                 "tensors: return what it is made of, and make it again in the next stage"
             )
     return Contents(isinstance(output, tuple | list), tuple(map(_describe, tensors))), tensors

@@ -282,12 +282,12 @@ class StagesModule(nn.Module):
 
     def parameters_of(self, stage: int) -> tuple[nn.Parameter, ...]:
         """Return the parameters that one of this rank's stages uses."""
-        found: dict[nn.Parameter, None] = {}
+        params: dict[nn.Parameter, None] = {}
         for func in self._funcs[stage]:
             module = func if isinstance(func, nn.Module) else getattr(func, "args", (None,))[0]
             if isinstance(module, nn.Module):
-                found |= dict.fromkeys(module.parameters())
-        return tuple(found)
+                params |= dict.fromkeys(module.parameters())
+        return tuple(params)
 
     # ---- running
 
@@ -397,10 +397,10 @@ def _num_trained(layer: Layer) -> int:
 def _check_tied(layer: TiedLayerSpec, module: nn.Module) -> None:
     """Check that the tied attribute is there: a parameter, or an attribute that gives one."""
     for name in layer.tied_weight_attr:
-        found: Any = module
+        attribute: Any = module
         for part in name.split("."):
-            found = getattr(found, part, None)
-        if not isinstance(found, Tensor):
+            attribute = getattr(attribute, part, None)
+        if not isinstance(attribute, Tensor):
             names = ", ".join(sorted(one for one, _ in module.named_parameters())) or "none"
             raise ConfigError(
                 f"TiedLayerSpec({layer.key!r}, ..., tied_weight_attr={layer.tied_weight_attr}): {layer!r} "

@@ -40,15 +40,15 @@ def make_neighbours(lines: Lines, shape: Shape, place: int) -> dict[int, Neighbo
 
     Order: every rank must call this in the same order
     """
-    found: dict[int, Neighbour] = {}
+    neighbours: dict[int, Neighbour] = {}
     for edges in _apart(edges_of(shape)):
         upward, downward = (make_axis(_cut(lines, edges)) for _ in range(2))
         for low, high in edges:
             if place == low:
-                found[high] = Neighbour(to=upward, of=downward)
+                neighbours[high] = Neighbour(to=upward, of=downward)
             elif place == high:
-                found[low] = Neighbour(to=downward, of=upward)
-    return found
+                neighbours[low] = Neighbour(to=downward, of=upward)
+    return neighbours
 
 
 def _apart(edges: Sequence[Edge]) -> list[list[Edge]]:

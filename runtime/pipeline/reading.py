@@ -63,39 +63,39 @@ class Reading:
         keys = [_key(inputs) for inputs, _ in self.pairs]
         count = float(len(self.pairs)) if self.wanted else _NONE_WANTED
         own = [_FAILED if self.error or self.misfit else count, *keys, *[0] * (number - len(keys))]
-        told = job.all_gather_numbers(own, device=device, what="the micro batches")
-        counts = [int(one[0]) for one in told]
+        answers = job.all_gather_numbers(own, device=device, what="the micro batches")
+        counts = [int(one[0]) for one in answers]
         if _FAILED in counts:
             self._raise_failure(job, number)
         _check_counts(counts, number, job)
-        return [int(key) for key in told[line[0]][1:]]
+        return [int(key) for key in answers[line[0]][1:]]
 
     def _raise_failure(self, job: Job, number: int) -> None:
         if self.error is None and self.misfit is None:
             text = ""
         else:
             text = f"{type(self.error or self.misfit).__name__}: {self.error or self.misfit}"
-        told = job.all_gather_objects((self.error is None, text), what="why a micro batch was not read")
+        failures = job.all_gather_objects((self.error is None, text), what="why a micro batch was not read")
         # A rank that could not read is the cause of the misfits on ranks that compare with it.
-        is_misfit, rank = min((is_misfit, rank) for rank, (is_misfit, text) in enumerate(told) if text)
+        is_misfit, rank = min((is_misfit, rank) for rank, (is_misfit, text) in enumerate(failures) if text)
         own = self.misfit if is_misfit else self.error
         if own is not None:
             raise own
         raise PipelineError(
             f"{job.names.of(rank)} cannot take its {number} micro batches, so that no rank begins: "
-            f"{told[rank][1]}"
+            f"{failures[rank][1]}"
         )
 
 
 def _check_counts(counts: Sequence[int], number: int, job: Job) -> None:
-    found = {rank: count for rank, count in enumerate(counts) if count >= 0}
-    if all(count == number for count in found.values()):
+    read = {rank: count for rank, count in enumerate(counts) if count >= 0}
+    if all(count == number for count in read.values()):
         return
-    if not any(found.values()):
+    if not any(read.values()):
         raise StopIteration("the data have ended")
     by_count = [
-        f"{count} on {job.names.of(*(rank for rank, one in found.items() if one == count))}"
-        for count in sorted(set(found.values()), reverse=True)
+        f"{count} on {job.names.of(*(rank for rank, one in read.items() if one == count))}"
+        for count in sorted(set(read.values()), reverse=True)
     ]
     raise ConfigError(
         f"the data ended in the middle of a batch of {number} micro batches: there were "

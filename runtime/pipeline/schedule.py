@@ -235,14 +235,14 @@ def _torchs_table(kept: NamedSchedule, shape: Shape, num_micro_batches: int) -> 
 
 
 def _plain(actions: Iterable[Any]) -> Iterable[Action]:
-    for one in actions:
-        if one is None:  # a rank waits anyway
+    for action in actions:
+        if action is None:  # a rank waits anyway
             continue
-        if getattr(one, "sub_actions", None):
-            yield from _plain(one.sub_actions)
+        if getattr(action, "sub_actions", None):
+            yield from _plain(action.sub_actions)
         else:
-            kind = _KIND_OF[one.computation_type.name]
-            yield Action(kind, one.stage_index, one.microbatch_index)
+            kind = _KIND_OF[action.computation_type.name]
+            yield Action(kind, action.stage_index, action.microbatch_index)
 
 
 # ---- what a table costs
@@ -300,10 +300,10 @@ def needs(action: Action, num_stages: int, ended: Mapping[Action, float]) -> Seq
         wanted, stages = [(Kind.FORWARD,)], [stage]
         if stage + 1 < num_stages:
             wanted, stages = [*wanted, (Kind.INPUTS, Kind.BACKWARD)], [stage, stage + 1]
-    found = []
+    ends = []
     for kinds, of in zip(wanted, stages, strict=False):
         times = [ended[one] for kind in kinds if (one := Action(kind, of, number)) in ended]
         if not times:
             return None
-        found.append(min(times))
-    return found
+        ends.append(min(times))
+    return ends

@@ -74,11 +74,11 @@ def backward_inputs(
         node.register_prehook(_keep(turn.arrived, node)) for turn in turns for node in turn.nodes - beside
     ]
     try:
-        found = torch.autograd.grad(outputs, inputs, given, retain_graph=True, allow_unused=True)
+        gradients = torch.autograd.grad(outputs, inputs, given, retain_graph=True, allow_unused=True)
     finally:
         for hook in hooks:
             hook.remove()
-    return found, Rest(turns)
+    return gradients, Rest(turns)
 
 
 def _keep(arrived: dict[Node, Grads], node: Node) -> Callable[[Any], None]:
@@ -123,14 +123,14 @@ def _replace(kept: Grads) -> Callable[[Any], Any]:
 
 def _children(roots: Iterable[Node]) -> dict[Node, tuple[Node, ...]]:
     """Return all nodes of a graph, and where each leads to."""
-    found: dict[Node, tuple[Node, ...]] = {}
+    children: dict[Node, tuple[Node, ...]] = {}
     waiting = list(roots)
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found[node] = tuple(child for child, _ in node.next_functions if child is not None)
-            waiting += found[node]
-    return found
+        if node not in children:
+            children[node] = tuple(child for child, _ in node.next_functions if child is not None)
+            waiting += children[node]
+    return children
 
 
 def _leading_to(targets: set[Node], children: dict[Node, tuple[Node, ...]]) -> set[Node]:
@@ -139,14 +139,14 @@ def _leading_to(targets: set[Node], children: dict[Node, tuple[Node, ...]]) -> s
     for node, below in children.items():
         for child in below:
             parents.setdefault(child, []).append(node)
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     waiting = [parent for target in targets for parent in parents.get(target, ())]
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in nodes:
+            nodes.add(node)
             waiting += parents.get(node, ())
-    return found
+    return nodes
 
 
 def _turns(

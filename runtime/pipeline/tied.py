@@ -64,5 +64,5 @@ def check_tied(module: StagesModule, model: ShardedModel) -> None:
 
 def tied_over_stages(module: StagesModule) -> list[tuple[str, tuple[int, ...]]]:
     """Return the tied layers that several ranks of the pipeline have, in the same order on all ranks."""
-    found = [(key, module.ranks_with(key)) for key in module.tied_keys]
-    return [(key, stages) for key, stages in found if len(stages) > 1]
+    users = [(key, module.ranks_with(key)) for key in module.tied_keys]
+    return [(key, stages) for key, stages in users if len(stages) > 1]

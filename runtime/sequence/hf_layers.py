@@ -64,11 +64,13 @@ def _models(module: nn.Module) -> Iterator[tuple[str, Any]]:
     if model_class is None:
         return
     outer = getattr(module, "_orig_mod", module)
-    found: list[str] = []
-    for name, one in outer.named_modules():
-        if isinstance(one, model_class) and not any(not top or name.startswith(f"{top}.") for top in found):
-            found.append(name)
-            yield name, one
+    tops: list[str] = []
+    for name, submodule in outer.named_modules():
+        if isinstance(submodule, model_class) and not any(
+            not top or name.startswith(f"{top}.") for top in tops
+        ):
+            tops.append(name)
+            yield name, submodule
 
 
 def _model_class() -> Any:

@@ -155,10 +155,10 @@ class UlyssesSPAttentionHF:
         """
         before, self._shape = self._shape, (batch, length)
         own = on_device([batch, length], dtype=torch.int64, device=device)
-        told = self._ranks.gather(own, "the shapes of parts")
+        everywhere = self._ranks.gather(own, "the shapes of parts")
         if device.type == "cuda" and self._shape == before:
             return
-        shapes = [tuple(one) for one in torch.stack(told).tolist()]
+        shapes = [tuple(one) for one in torch.stack(everywhere).tolist()]
         for index, shape in enumerate(shapes):
             if shape != shapes[0]:
                 raise ConfigError(

@@ -75,20 +75,20 @@ class UlyssesSPDataLoaderAdapter:
     def refill(self) -> None:
         """Get the next batch of every rank."""
         own, batch = self._look(next(self.iter, None))
-        told: list[_Told] = self._ranks.gather_objects(own, "what batches there are")
-        problems = [f"rank {index}: {one.problem}" for index, one in enumerate(told) if one.problem]
+        batches: list[_Told] = self._ranks.gather_objects(own, "what batches there are")
+        problems = [f"rank {index}: {one.problem}" for index, one in enumerate(batches) if one.problem]
         if problems:
             raise ConfigError(
                 "batches cannot be divided over the ranks that share sequences: " + "; ".join(problems)
             )
-        if any(one.is_end for one in told):
+        if any(one.is_end for one in batches):
             self.iter = iter(self.dl)
             raise StopIteration
         parts = [self._part_of(batch, index) for index in range(self.sp_world_size)]
-        shapes = [[sum(nbytes for *_, nbytes in self._pieces(one))] for one in told]
+        shapes = [[sum(nbytes for *_, nbytes in self._pieces(one))] for one in batches]
         arrived = self._ranks.send_parts([[part] for part in parts], [[shape] for shape in shapes], "batches")
         self.micro_batches.extend(
-            self._unpacked(one, data.cpu()) for one, (data,) in zip(told, arrived, strict=True)
+            self._unpacked(one, data.cpu()) for one, (data,) in zip(batches, arrived, strict=True)
         )
 
     def _look(self, batch: Any) -> tuple[_Told, dict[str, Tensor]]:
@@ -141,9 +141,9 @@ class UlyssesSPDataLoaderAdapter:
             yield name, shape, dtype, torch.Size(shape).numel() * dtype.itemsize
 
     def _unpacked(self, told: _Told, data: Tensor) -> dict[str, Any]:
-        found: dict[str, Any] = dict(told.others)
+        batch: dict[str, Any] = dict(told.others)
         start = 0
         for name, shape, dtype, nbytes in self._pieces(told):
-            found[name] = data[start : start + nbytes].clone().view(dtype).view(shape)  # a copy is aligned
+            batch[name] = data[start : start + nbytes].clone().view(dtype).view(shape)  # a copy is aligned
             start += nbytes
-        return found
+        return batch

@@ -77,8 +77,12 @@ def _check_attention(module: nn.Module, axes: Axes) -> None:
     Errors: ConfigError
     """
     expected = list(axes.line_of(dist.get_rank(), ("sp",)))
-    for name, one in module.named_modules():
-        given = dist.get_process_group_ranks(one.spg) if isinstance(one, DistributedAttention) else expected
+    for name, submodule in module.named_modules():
+        given = (
+            dist.get_process_group_ranks(submodule.spg)
+            if isinstance(submodule, DistributedAttention)
+            else expected
+        )
         if given != expected:
             raise ConfigError(
                 f"module '{name}' has attention over ranks {given}, and {expected} share a sequence with the "
@@ -96,12 +100,12 @@ class DividedSequences:
         self._module = module
         self._num_forwards, self._has_warned = 0, False
         self._num_sent_before: int | None = None  # set while a forward is watched for messages
-        for one in registered():
-            one.check_size(axes.sp)
+        for attention in registered():
+            attention.check_size(axes.sp)
         _check_attention(module, axes)
         self._has_attention = bool(registered()) and check_layers(module)
-        for one in registered():
-            one.was_called = False
+        for attention in registered():
+            attention.was_called = False
 
     def begin_forward(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return what the model is given. See as `check_shapes` that the ranks' parts have one shape, and
@@ -189,13 +193,15 @@ class DividedSequences:
             return
         leaves = tree_leaves_with_path((args, kwargs))
         own = {keystr(path): tuple(leaf.shape) for path, leaf in leaves if isinstance(leaf, Tensor)}
-        told = self._ranks.gather_objects(own, "what the model is given")
-        for index, other in enumerate(told):
-            differing = [name for name in {**told[0], **other} if told[0].get(name) != other.get(name)]
+        everywhere = self._ranks.gather_objects(own, "what the model is given")
+        for index, other in enumerate(everywhere):
+            differing = [
+                name for name in {**everywhere[0], **other} if everywhere[0].get(name) != other.get(name)
+            ]
             if differing:
                 name = differing[0]
                 raise ConfigError(
-                    f"parts 0 and {index} of a sequence differ in {name}: {told[0].get(name)} and "
+                    f"parts 0 and {index} of a sequence differ in {name}: {everywhere[0].get(name)} and "
                     f"{other.get(name)}; the {self._ranks.size} neighbours of sequence_parallel_size get "
                     "equal parts of the same samples"
                 )

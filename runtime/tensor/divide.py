@@ -124,9 +124,9 @@ def _check_has_no_rules(settings: TensorParallelConfig, *, is_by_torch: bool) ->
 
 def _undo_forwards(module: nn.Module) -> None:
     """Take away the forwards that Hugging Face's loading has put in: ours compute with plain tensors."""
-    for one in module.modules():
-        if getattr(one, "_is_hooked", False):
-            vars(one).pop("forward", None)
+    for submodule in module.modules():
+        if getattr(submodule, "_is_hooked", False):
+            vars(submodule).pop("forward", None)
 
 
 def _check_agreement(module: nn.Module, plan: TensorPlan, axes: Axes) -> None:
@@ -200,7 +200,7 @@ def _plan_cuts(module: nn.Module, plan: TensorPlan, axis: TensorAxis) -> list[_P
 
     Errors: ConfigError for a parameter that cannot be divided so
     """
-    found: list[_Planned] = []
+    planned: list[_Planned] = []
     named = dict(module.named_modules())
     cuts: dict[int, Cut] = {}
     for name, style in plan.params.items():
@@ -215,8 +215,8 @@ def _plan_cuts(module: nn.Module, plan: TensorPlan, axis: TensorAxis) -> list[_P
                 f"parameter '{name}' is tied to another one, and the plan divides the two differently; give "
                 "both the same dimension, or leave one out"
             )
-        found.append(_Planned(named[owner], key, param, cut))
-    return found
+        planned.append(_Planned(named[owner], key, param, cut))
+    return planned
 
 
 @torch.no_grad()
@@ -273,10 +273,12 @@ def _install(module: nn.Module, plan: TensorPlan, axis: TensorAxis, division: Di
     for name, style in plan.modules.items():
         if style.forward is None:
             continue
-        one = named[name]
+        submodule = named[name]
         if style.forward is PartialGradients:
-            PartialGradients(one, axis, name, division)
+            PartialGradients(submodule, axis, name, division)
         elif style.forward is PartlyRotated:
-            one.forward = PartlyRotated(one, axis, name, division, rope_size=rope_size(module, name))
+            submodule.forward = PartlyRotated(
+                submodule, axis, name, division, rope_size=rope_size(module, name)
+            )
         else:
-            one.forward = style.forward(one, axis, name, division)
+            submodule.forward = style.forward(submodule, axis, name, division)

@@ -34,10 +34,12 @@ class DividedModel:
         self._num_forwards = 0
         self._module = weakref.ref(module)
         cuts = {id(param): cut for param, cut in division.cuts}
-        for one in module.modules():
-            own = {name: cuts[id(param)] for name, param in one._parameters.items() if id(param) in cuts}
+        for submodule in module.modules():
+            own = {
+                name: cuts[id(param)] for name, param in submodule._parameters.items() if id(param) in cuts
+            }
             if own:
-                one.register_state_dict_pre_hook(_RefuseParts(self, own))  # type: ignore[no-untyped-call]
+                submodule.register_state_dict_pre_hook(_RefuseParts(self, own))  # type: ignore[no-untyped-call]
 
     def naming_misfits(self) -> AbstractContextManager[object]:
         """Around a forward, see misfit.py; views.py, around forwards 1, 2, 4, 8 and so on of a model that is
@@ -114,10 +116,10 @@ class DividedModel:
         states = [torch.get_rng_state()]
         if device.type == "cuda":
             states.append(torch.cuda.get_rng_state(device))
-        told = self._axis.group.all_gather_objects(states, what="the states of random numbers")[0]
-        torch.set_rng_state(told[0])
+        first_states = self._axis.group.all_gather_objects(states, what="the states of random numbers")[0]
+        torch.set_rng_state(first_states[0])
         if device.type == "cuda":
-            torch.cuda.set_rng_state(told[1], device)
+            torch.cuda.set_rng_state(first_states[1], device)
 
     def successor(self, param: Any) -> Any:
         """Return what a parameter of before has become; anything else as it is."""
@@ -170,20 +172,20 @@ def earlier_division(module: nn.Module) -> DividedModel | None:
 
     Errors: ConfigError for a copy of a divided model, or for two of them in one
     """
-    found: DividedModel | None = None
+    earlier: DividedModel | None = None
     for name, one in module.named_modules():
         for hook in one._state_dict_pre_hooks.values():
             if not isinstance(hook, _RefuseParts) or not any(hook.parts_of(one)):
                 continue
-            if not hook.divided.has(one) or found not in (None, hook.divided):
+            if not hook.divided.has(one) or earlier not in (None, hook.divided):
                 raise ConfigError(
                     f"module '{name}' has this rank's parts of parameters: it is a copy of a layer that "
                     "initialize() has divided over ranks, or of another model than the others; give the "
                     "model itself, or a copy that was made before initialize(), or inside of "
                     "dslaunch.zero.GatheredParameters(model.parameters()), where parameters are whole"
                 )
-            found = hook.divided
-    return found
+            earlier = hook.divided
+    return earlier
 
 
 class _RefuseParts:

@@ -151,12 +151,14 @@ class InputCheck:
         )
 
     def _compare(self, own: dict[str, Any]) -> None:
-        told = self._axis.group.all_gather_objects(own, what="what the model is given")
+        everywhere = self._axis.group.all_gather_objects(own, what="what the model is given")
         first = dist.get_rank() - self._axis.index
-        for place, other in enumerate(told):
-            differing = [name for name in {**told[0], **other} if told[0].get(name) != other.get(name)]
+        for place, other in enumerate(everywhere):
+            differing = [
+                name for name in {**everywhere[0], **other} if everywhere[0].get(name) != other.get(name)
+            ]
             if differing:
-                forms = {first: told[0].get(differing[0]), first + place: other.get(differing[0])}
+                forms = {first: everywhere[0].get(differing[0]), first + place: other.get(differing[0])}
                 raise ConfigError(
                     f"{self._together(*forms)}, and were given different inputs in forward "
                     f"{self._num_forwards}: {differing[0]} {_difference(forms)}; "

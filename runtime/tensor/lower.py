@@ -89,20 +89,20 @@ def lower(module: nn.Module, axes: Axes, *, rank: int, shows: bool = True) -> Di
     done = Division()
     line = axes.line_of(rank, ("tp",))
     _check(module, line)
-    for one in module.modules():
-        params: dict[str, Any] = dict(one._parameters)
+    for submodule in module.modules():
+        params: dict[str, Any] = dict(submodule._parameters)
         for name, param in params.items():
             if param is None or not is_dtensor(param):
                 continue
             if shows:
-                parameters_of(one).shows[name] = _show(param)
+                parameters_of(submodule).shows[name] = _show(param)
             leaf = done.successors.get(id(param))
             if leaf is None:
                 leaf = nn.Parameter(param.to_local().detach().clone(), requires_grad=param.requires_grad)
                 done.successors[id(param)] = leaf
                 done.kept.append(param)
                 _note_cut(param, leaf, done, index=line.index(rank))
-            one._parameters[name] = leaf
+            submodule._parameters[name] = leaf
     return done
 
 

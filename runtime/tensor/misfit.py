@@ -32,14 +32,14 @@ def naming_misfits(module: nn.Module, division: Division) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError, IndexError) as error:
         text = "" if isinstance(error, UserError) else (str(error).splitlines() or [""])[0]
-        found = _misfitting_module(module, division, text, error.__traceback__)
-        if found is None:
+        misfit = _misfitting_module(module, division, text, error.__traceback__)
+        if misfit is None:
             raise
         divided = {id(param) for param, _ in division.cuts}
         names: tuple[list[str], list[str]] = ([], [])
-        for name, param in module.get_submodule(found).named_parameters():
+        for name, param in module.get_submodule(misfit).named_parameters():
             names[id(param) in divided].append(name)
-        subject = f"'{found}'" if found else "the model"
+        subject = f"'{misfit}'" if misfit else "the model"
         whole, parts = (_listed(one) for one in names)
         raise ConfigError(
             f"{subject} cannot compute with the parts of its parameters that tensor_parallel gives each rank "
@@ -56,11 +56,11 @@ def _misfitting_module(
     is_of_shapes = _OF_SHAPES.search(text) is not None
     if not (is_of_shapes or _OF_LABELS.search(text)):
         return None
-    found = _divided_module(module, division, trace)
-    if found is None or (is_of_shapes and found):
-        return found
+    divided = _divided_module(module, division, trace)
+    if divided is None or (is_of_shapes and divided):
+        return divided
     # Wrong labels fail in the model itself, too: the plan is the cause only where a layer gives a part there.
-    return found if any(map(_gives_part, module.get_submodule(found).children())) else None
+    return divided if any(map(_gives_part, module.get_submodule(divided).children())) else None
 
 
 def _gives_part(module: nn.Module) -> bool:
@@ -74,13 +74,13 @@ def _divided_module(module: nn.Module, division: Division, trace: TracebackType 
     """
     names = {id(one): name for name, one in module.named_modules()}
     divided = {id(param) for param, _ in division.cuts}
-    found: str | None = None
+    innermost: str | None = None
     while trace is not None:
         one = trace.tb_frame.f_locals.get("self")
         if isinstance(one, nn.Module) and any(id(param) in divided for param in one.parameters()):
-            found = names.get(id(one), found)
+            innermost = names.get(id(one), innermost)
         trace = trace.tb_next
-    return found
+    return innermost
 
 
 def _listed(names: list[str]) -> str:

@@ -51,13 +51,13 @@ def _parameters_of(output: Tensor) -> list[nn.Parameter]:
     """Return the parameters that it comes from as a part. None if a value that is the same on all ranks is
     used in it without having entered: then more than the parameters is incomplete.
     """
-    found = []
+    params = []
     for node in _nodes_of(output):
         if is_put_together(node):
             return []
         if isinstance(leaf := getattr(node, "variable", None), nn.Parameter):
-            found.append(leaf)
-    return found
+            params.append(leaf)
+    return params
 
 
 def _nodes_of(output: Tensor) -> Iterator[Any]:

@@ -60,8 +60,8 @@ def choose_plan(module: nn.Module, settings: TensorParallelConfig, *, is_stage: 
 
 def plan_of_model(module: nn.Module) -> Mapping[str, str]:
     """Return a Hugging Face model's own plan: patterns of names, and the names of styles."""
-    found = getattr(module, "tp_plan", None) or getattr(module, "_tp_plan", None)
-    return found if isinstance(found, Mapping) else {}
+    plan = getattr(module, "tp_plan", None) or getattr(module, "_tp_plan", None)
+    return plan if isinstance(plan, Mapping) else {}
 
 
 def _from_styles(module: nn.Module, given: Mapping[str, str]) -> TensorPlan:
@@ -94,7 +94,9 @@ def _from_rules(module: nn.Module, rules: tuple[LayerRule, ...], *, is_stage: bo
     ]
     params: dict[str, Style] = {}
     modules: dict[str, Style] = {}
-    weights = [f"{name}.weight" for name, one in module.named_modules() if "weight" in one._parameters]
+    weights = [
+        f"{name}.weight" for name, submodule in module.named_modules() if "weight" in submodule._parameters
+    ]
     useless = [rule for rule in own if not any(_fits(rule, weight) for weight in weights)]
     if useless and len(useless) < len(own) and dist.get_rank() == 0 and not is_stage:
         logger.warning(
@@ -103,14 +105,14 @@ def _from_rules(module: nn.Module, rules: tuple[LayerRule, ...], *, is_stage: bo
             ", ".join(repr(pattern) for rule in useless for pattern in rule.patterns),
             weights[0],
         )
-    for name, one in module.named_modules():
+    for name, submodule in module.named_modules():
         rule = next((rule for rule in own if _fits(rule, f"{name}.weight")), None)
-        if rule is None or "weight" not in one._parameters:
+        if rule is None or "weight" not in submodule._parameters:
             continue
         style = _style_of(rule)
         if style is not None:
             modules[name] = style
-            params |= {f"{name}.{param}": style for param in one._parameters}
+            params |= {f"{name}.{param}": style for param in submodule._parameters}
     return TensorPlan(params=params, modules=modules)
 
 
@@ -138,26 +140,28 @@ def _rows(packs: Packs, shape: tuple[int, ...]) -> tuple[int, Packs] | None:
 def _check_kinds(module: nn.Module, plan: TensorPlan) -> None:
     named: dict[str, Any] = dict(module.named_modules())
     for name, style in plan.modules.items():
-        one = named[name]
+        submodule = named[name]
         if style.forward is PartlyRotated:
             rope_size(module, name)
-        if not isinstance(one, style.kinds):
+        if not isinstance(submodule, style.kinds):
             kinds = " or ".join(kind.__name__ for kind in style.kinds)
             raise ConfigError(
-                f"tensor parallelism divides '{name}' as a {kinds}, and it is a {type(one).__name__}: leave "
-                "what has replaced it out (adapters, quantization), or name other layers in "
+                f"tensor parallelism divides '{name}' as a {kinds}, and it is a {type(submodule).__name__}: "
+                "leave what has replaced it out (adapters, quantization), or name other layers in "
                 "tensor_parallel.partition_config"
             )
         if (
             style.forward in (Row, SplitRow)
-            and getattr(one.forward, "__func__", None) is not nn.Linear.forward
+            and getattr(submodule.forward, "__func__", None) is not nn.Linear.forward
         ):
             raise ConfigError(
                 f"tensor parallelism computes '{name}' as a Linear by rows, and it has a forward of its own "
-                f"({type(one).__name__}), which would be left out: give it Linear's, or name other layers in "
-                "tensor_parallel.partition_config"
+                f"({type(submodule).__name__}), which would be left out: give it Linear's, or name other "
+                "layers in tensor_parallel.partition_config"
             )
-        if isinstance(one, nn.Embedding) and (one.max_norm or one.scale_grad_by_freq or one.sparse):
+        if isinstance(submodule, nn.Embedding) and (
+            submodule.max_norm or submodule.scale_grad_by_freq or submodule.sparse
+        ):
             raise ConfigError(
                 f"embedding '{name}' has max_norm, scale_grad_by_freq or sparse, which need all of its rows; "
                 "leave it out of the plan"

@@ -139,11 +139,11 @@ class VocabularyRows(Divided):
         # A subclass may do more than look up rows: Gemma's scales them. So it is its own forward that runs.
         module.padding_idx = padding - first if is_padding_here else None
         try:
-            found = self.forward(local.masked_fill(is_elsewhere, 0))
+            rows = self.forward(local.masked_fill(is_elsewhere, 0))
         finally:
             module.padding_idx = padding
-        found = found.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
-        return self.axis.leave(found, f"the output of '{self.name}'")
+        rows = rows.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
+        return self.axis.leave(rows, f"the output of '{self.name}'")
 
 
 class EmbeddingColumns(Divided):

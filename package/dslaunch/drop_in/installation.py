@@ -85,14 +85,16 @@ def read_record(place: InstallPlace) -> InstallationRecord | None:
     if not os.path.lexists(path):
         return None
     try:
-        found = json.loads(read_plain(str(path), max_bytes=_MAX_BYTES))
+        content = json.loads(read_plain(str(path), max_bytes=_MAX_BYTES))
         digests = {
             Path(os.path.normpath(place.packages / name)): str(digest)
-            for name, digest in found["files"].items()
+            for name, digest in content["files"].items()
         }
         if any(one.parent not in (place.packages, place.scripts) for one in digests):
             raise ValueError("it names files in other folders")
-        return InstallationRecord(version=str(found["version"]), folder=str(found["folder"]), digests=digests)
+        return InstallationRecord(
+            version=str(content["version"]), folder=str(content["folder"]), digests=digests
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LaunchError(
             f"{path} cannot be read: {error}; remove it, and the files that begin with 'Made by `dslaunch "
@@ -256,10 +258,10 @@ def _words(seen: Seen) -> str:
 
 def _command_hint(place: InstallPlace, *, is_wanted: bool) -> Iterator[str]:
     """Say which command `deepspeed` a shell finds, and how it would find ours if that `is_wanted`."""
-    found, ours = shutil.which("deepspeed"), place.scripts / "deepspeed"
-    is_ours = found is not None and ours.exists() and os.path.samefile(found, ours)
+    path, ours = shutil.which("deepspeed"), place.scripts / "deepspeed"
+    is_ours = path is not None and ours.exists() and os.path.samefile(path, ours)
     advice = f"; put {place.scripts} first on PATH to have {ours}" if is_wanted and not is_ours else ""
-    yield f"command deepspeed: {found or 'none on PATH'}{advice}"
+    yield f"command deepspeed: {path or 'none on PATH'}{advice}"
 
 
 # ---- files

@@ -60,14 +60,14 @@ class OpBuilder:
 
 
 def _builders() -> dict[str, type[OpBuilder]]:
-    found = {}
+    builders = {}
     for words, is_here in ((_HERE, True), (_NOT_HERE, False)):
         for word in words.split():
             name, _, kernel = word.partition("=")
-            found[f"{name}Builder"] = type(
+            builders[f"{name}Builder"] = type(
                 f"{name}Builder", (OpBuilder,), {"NAME": kernel, "IS_HERE": is_here}
             )
-    return found
+    return builders
 
 
 BUILDERS = _builders()

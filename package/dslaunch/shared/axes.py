@@ -60,10 +60,10 @@ class Axes:
         """
         if not 0 <= rank < self.world_size:
             raise ValueError(f"rank {rank} is not one of {self.world_size}")
-        found: dict[str, int] = {}
+        places: dict[str, int] = {}
         for name in reversed(self.order):
-            rank, found[name] = divmod(rank, self._size(name))
-        return {name: found[name] for name in ORDER}
+            rank, places[name] = divmod(rank, self._size(name))
+        return {name: places[name] for name in ORDER}
 
     def place(self, rank: int) -> str:
         """Return where the rank is, for messages: "stage 1 of 2, dp 0"; without axes of one rank, and "" if

@@ -317,12 +317,12 @@ class Accelerator(ABC):
 
     def supported_dtypes(self) -> list[torch.dtype]:
         """Return the dtypes that models can be trained in."""
-        found = [torch.float32]
+        dtypes = [torch.float32]
         if self.is_fp16_supported():
-            found.append(torch.float16)
+            dtypes.append(torch.float16)
         if self.is_bf16_supported():
-            found.append(torch.bfloat16)
-        return found
+            dtypes.append(torch.bfloat16)
+        return dtypes
 
     # Each property makes a tensor of its dtype on the current device from values, as torch.tensor() does.
 

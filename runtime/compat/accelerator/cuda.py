@@ -27,8 +27,8 @@ class CudaAccelerator(Accelerator):
 
     def communication_backend_version(self) -> tuple[int, ...]:
         """Return NCCL's version."""
-        found: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        return found
+        version: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        return version
 
     def set_device(self, device_index: int) -> None:
         torch.cuda.set_device(device_index)

@@ -20,15 +20,15 @@ def get_accelerator() -> Accelerator:
 
     Errors: ConfigError if DS_ACCELERATOR names another
     """
-    found = CudaAccelerator() if torch.cuda.is_available() else CpuAccelerator()
+    accelerator = CudaAccelerator() if torch.cuda.is_available() else CpuAccelerator()
     asked = read_accelerator()
-    if asked not in (None, found.device_name()):
+    if asked not in (None, accelerator.device_name()):
         advice = "set CUDA_VISIBLE_DEVICES= to train on the CPU" if asked == "cpu" else "unset it"
         raise ConfigError(
-            f"DS_ACCELERATOR={asked!r} in the environment: this process trains on {found.device_name()}, "
-            f"which is what torch finds; {advice}"
+            f"DS_ACCELERATOR={asked!r} in the environment: this process trains on "
+            f"{accelerator.device_name()}, which is what torch finds; {advice}"
         )
-    return found
+    return accelerator
 
 
 def set_accelerator(accel_obj: object) -> NoReturn:

@@ -28,17 +28,17 @@ class ResidentMemory:
 
     def current(self) -> int:
         """Return the bytes in use."""
-        found: int = self._process.memory_info().rss
-        self._seen = max(self._seen, found)
-        return found
+        rss: int = self._process.memory_info().rss
+        self._seen = max(self._seen, rss)
+        return rss
 
     def peak(self) -> int:
         """Return the most bytes that were in use at once, since the last reset or the
         start of the process.
         """
         current = self.current()
-        found = _PEAK.search(_STATUS.read_text()) if self._is_from_start and _STATUS.exists() else None
-        return max(current, self._seen if found is None else int(found[1]) * 1024)
+        match = _PEAK.search(_STATUS.read_text()) if self._is_from_start and _STATUS.exists() else None
+        return max(current, self._seen if match is None else int(match[1]) * 1024)
 
     def reset_peak(self) -> None:
         """Let the peak count from now."""

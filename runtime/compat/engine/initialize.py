@@ -77,8 +77,10 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     worker = read_environment()
     require_process_group(dist_init_required)
     start_process_group(worker, device_index=request.device_index, port=distributed_port)
-    made = make_engine(request, worker, steps=Engine, stages=PipelineEngine, optimizers=DeepSpeedOptimizer)
-    engine = cast(Engine, made)
+    new_engine = make_engine(
+        request, worker, steps=Engine, stages=PipelineEngine, optimizers=DeepSpeedOptimizer
+    )
+    engine = cast(Engine, new_engine)
     if engine.optimizer is not None:
         engine.optimizer._mover = weakref.ref(engine)
     engine.mpu = model.mpu() if mpu is None and isinstance(model, PipelineModule) else mpu

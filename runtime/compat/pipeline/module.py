@@ -58,16 +58,16 @@ class PipelineModule(StagesModule):
     @property
     def tied_comms(self) -> dict[str, dict[str, Any]]:
         """Return by key of a tied layer on several stages: their ranks at this place, and what is tied."""
-        found: dict[str, dict[str, Any]] = {}
+        comms: dict[str, dict[str, Any]] = {}
         for key in self.tied_keys:
             places = self.ranks_with(key)
             if len(places) > 1 and self.stage_id in places:
-                found[key] = {
+                comms[key] = {
                     "ranks": [self.mpu().stage_to_global(place) for place in places],
                     "weight_attr": self.tied_weight_attrs[key],
                     "module": self.tied_modules[key],
                 }
-        return found
+        return comms
 
     def partitions(self) -> list[int]:
         """Return the bounds of the stages, by number of the layer."""

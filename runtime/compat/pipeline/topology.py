@@ -73,8 +73,8 @@ class ProcessTopology:
 
         Errors: ValueError if there is no such rank
         """
-        for coord, one in self.mapping.items():
-            if one == rank:
+        for coord, mapped in self.mapping.items():
+            if mapped == rank:
                 return coord
         raise ValueError(f"rank {rank} is not in this topology of {self.world_size()} ranks")
 

@@ -84,8 +84,8 @@ def absent(name: str, topic: str, why: str, *rows: NameRow) -> Module:
 
 def _homes(home: str, names: str) -> dict[str, str]:
     homes = {}
-    for one in names.split():
-        theirs, _, ours = one.partition("=")
+    for pair in names.split():
+        theirs, _, ours = pair.partition("=")
         homes[theirs] = home if ours == "*" else f"{home}:{ours or theirs}"
     return homes
 
