@@ -81,8 +81,8 @@ def measure(shape: str, tools: Sequence[str], rounds: int, root: Path) -> tuple[
                     if number > 0:  # the first one warms up
                         turns[team.tool].setdefault(what, []).append(turn)
             print(f"round {number} of {rounds}", flush=True)
-    found = {tool: {what: _median(seen) for what, seen in one.items()} for tool, one in turns.items()}
-    return found, {tool: _bytes_in(root / f"checkpoints-{tool.replace(' ', '-')}") for tool in tools}
+    medians = {tool: {what: _median(seen) for what, seen in one.items()} for tool, one in turns.items()}
+    return medians, {tool: _bytes_in(root / f"checkpoints-{tool.replace(' ', '-')}") for tool in tools}
 
 
 def _median(seen: list[Turn]) -> Turn:
@@ -216,9 +216,9 @@ def main() -> None:
     missing = why_no_deepspeed()
     tools = [tool for tool in (RAW, *OURS, *PEERS) if not (missing and tool.startswith("DeepSpeed"))]
     with tempfile.TemporaryDirectory(dir=given.folder, ignore_cleanup_errors=True) as folder:
-        found, num_bytes = measure(shape, tools, rounds, Path(folder))
+        times, num_bytes = measure(shape, tools, rounds, Path(folder))
         other_world = measure_other_world(shape, tools, Path(folder))
-    text = markdown(shape, found, num_bytes, other_world, rounds, missing)
+    text = markdown(shape, times, num_bytes, other_world, rounds, missing)
     publish(COMMAND, text, is_wanted=given.publish)
 
 

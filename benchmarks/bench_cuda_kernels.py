@@ -228,9 +228,9 @@ def main() -> None:
             flush=True,
         )
         if is_first:
-            told = {"name": f"{work.name}, {work.numel}", "GB/s": round(num_bytes / ours_s / 1e9)}
-            told |= {"of_copy": round(num_bytes / ours_s / rate, 2), "torch": round(torchs_s / ours_s, 2)}
-            print(json.dumps(told), flush=True)
+            line = {"name": f"{work.name}, {work.numel}", "GB/s": round(num_bytes / ours_s / 1e9)}
+            line |= {"of_copy": round(num_bytes / ours_s / rate, 2), "torch": round(torchs_s / ours_s, 2)}
+            print(json.dumps(line), flush=True)
         torch.cuda.empty_cache()
     if is_first:
         return

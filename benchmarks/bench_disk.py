@@ -167,15 +167,15 @@ def main() -> None:
             movers["fio"] = fio
         else:
             print("without fio, which is not installed")
-        for name, one in (("DeepSpeed", one_thread), (f"DeepSpeed, {NUM_IN_FLIGHT} threads", many_threads)):
-            if isinstance(one, str):
-                print(f"without {name}: {one}")
+        for name, mover in (("DeepSpeed", one_thread), (f"DeepSpeed, {NUM_IN_FLIGHT} threads", many_threads)):
+            if isinstance(mover, str):
+                print(f"without {name}: {mover}")
             else:
-                movers[name] = one
-        found = measure(movers, path)
+                movers[name] = mover
+        speeds_of = measure(movers, path)
     print(f"\n{'GB/s':24}{'write':>8}{'ours/':>8}{'read':>8}{'ours/':>8}")
-    for name, speeds in found.items():
-        cells = (f"{speed:8.2f}{found['dslaunch'][what] / speed:8.2f}" for what, speed in speeds.items())
+    for name, speeds in speeds_of.items():
+        cells = (f"{speed:8.2f}{speeds_of['dslaunch'][what] / speed:8.2f}" for what, speed in speeds.items())
         print(f"{name:24}{''.join(cells)}")
     print(f"\ngoal: at least {GOAL_OF_FIO} of fio, and no less than DeepSpeed")
 

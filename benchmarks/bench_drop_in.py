@@ -80,9 +80,9 @@ def run(case: tuple[str, ...], folder: Path) -> Run:
     try:
         out, err = ranks[0].communicate(timeout=TIMEOUT_S)
     finally:
-        for one in ranks:
-            one.kill()
-            one.wait()
+        for process in ranks:
+            process.kill()
+            process.wait()
     answers = [line for line in out.splitlines() if line.startswith("{") and '"step_s"' in line]
     if not answers:
         raise RuntimeError(f"{' '.join(case)} with {folder}: no answer: {err.strip()[-2000:]}")
@@ -113,7 +113,7 @@ def import_times(tools: dict[str, Path], statement: str) -> dict[str, float]:
     program = (
         f"{statement}; import time; t = time.perf_counter(); import deepspeed; print(time.perf_counter() - t)"
     )
-    found: dict[str, list[float]] = {tool: [] for tool in tools}
+    times_of: dict[str, list[float]] = {tool: [] for tool in tools}
     for _ in range(IMPORTS):
         for tool, folder in tools.items():
             env = {**os.environ, "PYTHONPATH": str(folder), "DS_ACCELERATOR": "cpu"}
@@ -125,8 +125,8 @@ def import_times(tools: dict[str, Path], statement: str) -> dict[str, float]:
                 text=True,
                 timeout=TIMEOUT_S,
             )
-            found[tool].append(float(done.stdout.splitlines()[-1]))
-    return {tool: min(times) for tool, times in found.items()}
+            times_of[tool].append(float(done.stdout.splitlines()[-1]))
+    return {tool: min(times) for tool, times in times_of.items()}
 
 
 def apart(runs: dict[str, Run]) -> float:

@@ -44,15 +44,15 @@ def main() -> int:
     began = time.monotonic()
     try:
         with Lab.up(max(2, *size.counts), name=args.lab, report=say) as lab:
-            found = Bench(lab, size, say, without=frozenset(args.without)).run()
+            results = Bench(lab, size, say, without=frozenset(args.without)).run()
     except (LabError, CommandFailed) as error:
         print(f"bench_hosts: {error}", file=sys.stderr)
         return 1
-    print(f"\n{markdown(found)}\nit took {time.monotonic() - began:.0f} s")
+    print(f"\n{markdown(results)}\nit took {time.monotonic() - began:.0f} s")
     if args.out:
-        write(found, args.out)
+        write(results, args.out)
     if args.publish:
-        publish(found, GUIDE)
+        publish(results, GUIDE)
     return 0
 
 

@@ -167,12 +167,12 @@ def measure(rank: int, size: Size, stage: int, num_rounds: int, num_pairs: int, 
 
     def steps_for(seconds: float) -> list[Took]:
         """Run so many seconds of steps on all ranks."""
-        end, goes_on, found = time.perf_counter() + seconds, torch.ones(1), []
+        end, goes_on, steps = time.perf_counter() + seconds, torch.ones(1), []
         while goes_on.item():
-            found.append(step())
+            steps.append(step())
             goes_on.fill_(float(time.perf_counter() < end))
             dist.broadcast(goes_on, 0)
-        return found
+        return steps
 
     for _ in range(NUM_WARMUP):
         step()

@@ -58,9 +58,9 @@ def frame_of(host: int, interval: int, *, is_folded: bool) -> bytes:
         for local in range(RANKS_PER_HOST)
     }
     ranks = {"*": fold(rows)} if is_folded else {str(rank): row for rank, row in rows.items()}
-    told = {name: 0.31 * interval + place for place, name in enumerate(NAMES_OF_HOST)}
+    numbers = {name: 0.31 * interval + place for place, name in enumerate(NAMES_OF_HOST)}
     gpus = [{name: 0.77 * interval + place for place, name in enumerate(NAMES_OF_GPU)} for _ in range(8)]
-    return encode(Metrics(float(interval), ranks, {**told, "gpus": gpus}))
+    return encode(Metrics(float(interval), ranks, {**numbers, "gpus": gpus}))
 
 
 def value_of(name: str, number: int) -> float:
@@ -92,8 +92,8 @@ def measure(names: list[str], *, num_hosts: int, num_intervals: int, scrape_ever
     with tempfile.TemporaryDirectory() as path:
         telemetry = Telemetry()
         telemetry.begin({"name": "bench"}, interval_s=1.0)
-        made = [SINKS[name](telemetry, Path(path)) for name in names]
-        url = made[-1]
+        sinks = [SINKS[name](telemetry, Path(path)) for name in names]
+        url = sinks[-1]
         telemetry.begin_attempt(
             tuple(
                 Origin(f"node{rank // RANKS_PER_HOST}", rank // RANKS_PER_HOST, rank, rank % RANKS_PER_HOST)

@@ -59,7 +59,7 @@ def measure(turn: Turn, num_ranks: int) -> Taken:
 
 def measure_all(shape: dict[str, int], folder: str, *, all_ranks: Sequence[int]) -> Found:
     """Errors: RuntimeError if a rank failed, or rows did not train the same"""
-    found: Found = {}
+    answers: Found = {}
     for num_ranks in all_ranks:
         for num_micro_batches in MICRO_BATCHES:
             for row, (stage, states, parameters) in ROWS.items():
@@ -71,16 +71,16 @@ def measure_all(shape: dict[str, int], folder: str, *, all_ranks: Sequence[int])
                     folder=folder,
                     **shape,
                 )
-                taken = found[num_ranks, num_micro_batches, row] = measure(turn, num_ranks)
+                taken = answers[num_ranks, num_micro_batches, row] = measure(turn, num_ranks)
                 print(
                     f"{num_ranks} ranks, {num_micro_batches} micro batches, {row}: {_mb(taken.peak_bytes)} "
                     f"of {_mb(taken.formula_bytes)} MB, {taken.s * 1e3:.0f} ms",
                     flush=True,
                 )
-            losses = {row: found[num_ranks, num_micro_batches, row].loss for row in ROWS}
+            losses = {row: answers[num_ranks, num_micro_batches, row].loss for row in ROWS}
             if max(losses.values()) - min(losses.values()) > AGREE:
                 raise RuntimeError(f"{num_ranks} ranks: the rows did not train the same: {losses}")
-    return found
+    return answers
 
 
 def markdown(found: Found) -> str:
@@ -129,8 +129,8 @@ def main() -> None:
     options = parser.parse_args()
     shape = SHORT if options.short else WHOLE
     with tempfile.TemporaryDirectory(dir=options.folder or CHECKOUT.parent) as folder:
-        found = measure_all(shape, folder, all_ranks=RANKS[:1] if options.short else RANKS)
-    publish(COMMAND, markdown(found), is_wanted=options.publish)
+        answers = measure_all(shape, folder, all_ranks=RANKS[:1] if options.short else RANKS)
+    publish(COMMAND, markdown(answers), is_wanted=options.publish)
 
 
 if __name__ == "__main__":

@@ -80,9 +80,9 @@ class Report:
                 continue
             rounds = ROUNDS_OF_8 if part.num_ranks == 8 else ROUNDS
             worker = [TRAINING, name, shape]
-            found, causes = take_turns(worker, Turn, part.num_ranks, tools, rounds=rounds, limit_s=LIMIT_S)
+            turns, causes = take_turns(worker, Turn, part.num_ranks, tools, rounds=rounds, limit_s=LIMIT_S)
             self.missing += [f"{what}: {_one_line(cause)}." for cause in causes.values()]
-            self._add(name, shape, found)
+            self._add(name, shape, turns)
         if name in NO_PEER:
             self.missing.append(NO_PEER[name])
 
@@ -111,12 +111,12 @@ class Report:
                 continue
             shape = shape_of(name, num_ranks=part.num_ranks, per_rank=None)
             cost = simulate(make_table(shape, MICRO), shape.num_stages)
-            found, causes = take_turns(
+            turns, causes = take_turns(
                 worker, Turn, part.num_ranks, [name], rounds=BUBBLE_ROUNDS, limit_s=LIMIT_S
             )
             self.missing += [f"bubble of {_one_line(cause)}." for cause in causes.values()]
-            if name in found:
-                busy_s, taken_s = 3 * MICRO * shape.per_rank * SLEEP_S, found[name].s
+            if name in turns:
+                busy_s, taken_s = 3 * MICRO * shape.per_rank * SLEEP_S, turns[name].s
                 ideal_s = busy_s / (1 - cost.bubble)
                 bubbles = (f"{cost.bubble:.3f}", f"{1 - busy_s / taken_s:.3f}")
                 times = (f"{ideal_s * 1e3:.0f}", f"{taken_s * 1e3:.0f}")

@@ -137,12 +137,12 @@ def watch(clock: Clock) -> None:
 
 def least_s(step: Callable[[], object]) -> float:
     """Return the shortest time of the thread in a step."""
-    found = []
+    times = []
     for _ in range(WARM_UP + STEPS):
         start = time.thread_time()
         step()
-        found.append(time.thread_time() - start)
-    return min(found[WARM_UP:])
+        times.append(time.thread_time() - start)
+    return min(times[WARM_UP:])
 
 
 def main() -> None:

@@ -74,19 +74,19 @@ def _groups(shape: str, num_ranks: int) -> Sequence[Sequence[str]]:
 
 
 def measure_all(tools: Collection[str], shapes: Collection[str] = tuple(SHAPES)) -> Found:
-    found: Found = {}
+    all_turns: Found = {}
     for shape in shapes:
         for num_ranks in RANKS:
             groups = _groups(shape, num_ranks)
             if groups:
-                found[shape, num_ranks] = {}
+                all_turns[shape, num_ranks] = {}
             for group in groups:
                 wanted = [tool for tool in group if tool in tools]
                 turns = median_turns([TRAINING, "zero", shape], Turn, num_ranks, wanted, rounds=ROUNDS)
-                found[shape, num_ranks] |= turns
+                all_turns[shape, num_ranks] |= turns
                 times = ", ".join(f"{tool} {turn.s * 1e3:.0f} ms" for tool, turn in turns.items())
                 print(f"{shape}, {num_ranks} ranks: {times}", flush=True)
-    return found
+    return all_turns
 
 
 def markdown(found: Found, missing: str) -> str:
@@ -154,15 +154,15 @@ def main() -> None:
     given = parser.parse_args()
     is_published = given.publish and given.shape is None
     missing = why_no_deepspeed()
-    found = measure_all(
+    turns = measure_all(
         [tool for tool in TOOLS if not (missing and tool.startswith("DeepSpeed"))],
         tuple(SHAPES) if given.shape is None else (given.shape,),
     )
-    text = markdown(found, missing)
+    text = markdown(turns, missing)
     drawn = f"![milliseconds per step by tool, shape and number of ranks]({PICTURE})"
     publish(COMMAND, f"{drawn}\n\n{text}", is_wanted=is_published)
     if is_published:
-        draw(found, GUIDE.with_name(PICTURE))
+        draw(turns, GUIDE.with_name(PICTURE))
 
 
 if __name__ == "__main__":

@@ -130,8 +130,8 @@ class Bench:
         """When each phase of a start had ended, of one more run."""
         job = self._job(num_hosts, TRIVIAL)
         time_of_workers(self._lab.head, peers.dslaunch_with_report, job)
-        told = json.loads((job.folder / peers.REPORT).read_text())
-        phases = {name: seconds for name, seconds in told["phases_s"].items() if name in PHASES}
+        report = json.loads((job.folder / peers.REPORT).read_text())
+        phases = {name: seconds for name, seconds in report["phases_s"].items() if name in PHASES}
         self._say(f"{num_hosts} hosts: " + ", ".join(f"{name} {at_s:.2f} s" for name, at_s in phases.items()))
         return phases
 

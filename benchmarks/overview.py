@@ -96,10 +96,10 @@ def figures(text: str) -> Figures:
 
 def section(text: str, command: str) -> str:
     """Return the section that `command` has written into the page."""
-    found = re.search(rf"<!-- made by `{command}`: begin -->(.*?)<!-- made by", text, re.DOTALL)
-    if found is None:
+    match = re.search(rf"<!-- made by `{command}`: begin -->(.*?)<!-- made by", text, re.DOTALL)
+    if match is None:
         raise ValueError(f"{GUIDE.name} has no tables of `{command}`")
-    return found[1]
+    return match[1]
 
 
 def table_under(text: str, corner: str, *, after: str = "") -> dict[str, dict[str, str]]:
@@ -132,8 +132,8 @@ def shown(path: Path) -> dict[str, Any]:
         text = image.info.get(FIGURES_KEY)
     if not isinstance(text, str):
         raise ValueError(f"{path} does not say which figures it shows; draw it with benchmarks/overview.py")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    figures: dict[str, Any] = json.loads(text)
+    return figures
 
 
 def draw(found: Figures, path: Path) -> None:

@@ -70,10 +70,10 @@ class Slow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         time.sleep(self._forward_s)
-        found: Tensor = self.layers(x)
-        if found.requires_grad:
-            found.register_hook(lambda _: time.sleep(ENGINE_BACKWARD_S))
-        return found.pow(2).mean()
+        output: Tensor = self.layers(x)
+        if output.requires_grad:
+            output.register_hook(lambda _: time.sleep(ENGINE_BACKWARD_S))
+        return output.pow(2).mean()
 
 
 def train(seconds: float, kind: str, longer: float) -> None:

@@ -98,7 +98,7 @@ def environments(num_ranks: int) -> list[dict[str, str]]:
     """Return each rank's variables, and the place of DeepSpeed and its extensions."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    told = {
+    common = {
         **os.environ,
         "WORLD_SIZE": str(num_ranks),
         "MASTER_ADDR": "127.0.0.1",
@@ -107,4 +107,4 @@ def environments(num_ranks: int) -> list[dict[str, str]]:
         "PYTHONPATH": os.pathsep.join([str(DEEPSPEED_FOLDER), os.environ.get("PYTHONPATH", "")]),
         "TORCH_EXTENSIONS_DIR": str(EXTENSIONS_FOLDER),
     }
-    return [{**told, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]

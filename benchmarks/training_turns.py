@@ -29,10 +29,10 @@ def median_turns(
 
     Errors: RuntimeError if a rank failed, or the tools did not train the same
     """
-    found, causes = take_turns(worker, kind, num_ranks, tools, rounds=rounds, limit_s=TIMEOUT_S)
+    turns, causes = take_turns(worker, kind, num_ranks, tools, rounds=rounds, limit_s=TIMEOUT_S)
     if causes:
         raise RuntimeError("\n".join(causes.values()))
-    return found
+    return turns
 
 
 def take_turns(

@@ -280,11 +280,11 @@ def _sequences(part: Part, shape: Shape, tool: Tool) -> Step:
         inputs, labels = parts(tokens)
         logits = engine(**inputs).logits
         total = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), reduction="sum")
-        told = torch.stack((total.detach(), (labels != -100).sum().float()))
-        dist.all_reduce(told)
-        engine.backward(total / told[1])
+        sums = torch.stack((total.detach(), (labels != -100).sum().float()))
+        dist.all_reduce(sums)
+        engine.backward(total / sums[1])
         engine.step()
-        return told[0] / told[1]
+        return sums[0] / sums[1]
 
     return step
 
