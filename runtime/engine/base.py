@@ -34,6 +34,18 @@ from .instruments import Instruments
 from .saving import Saving
 from .weights import Weights
 
+# The methods of a StepEngine by which a program runs its micro batches; a StagesEngine refuses them.
+RUN_BY_THE_PROGRAM = (
+    "forward",
+    "backward",
+    "step",
+    "scale",
+    "no_sync",
+    "coalesce_grad_reduction",
+    "allreduce_gradients",
+    "set_gradient_accumulation_boundary",
+)
+
 
 class EngineBase(Saving):
     """One model and all that trains it. Attributes that an engine does not have itself are the module's."""

@@ -28,7 +28,7 @@ from ..pipeline.reading import Reading
 from ..pipeline.schedule import Table, forward_table, make_table
 from ..pipeline.tied import tied_over_stages
 from ..zero.units.unit import Unit
-from .base import EngineBase, to_half
+from .base import RUN_BY_THE_PROGRAM, EngineBase, to_half
 from .instruments import loss_value
 
 
@@ -418,15 +418,5 @@ def _refusal(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-# Methods of StepEngine, whose micro batches the program runs.
-for _name in (
-    "forward",
-    "backward",
-    "step",
-    "scale",
-    "no_sync",
-    "coalesce_grad_reduction",
-    "allreduce_gradients",
-    "set_gradient_accumulation_boundary",
-):
+for _name in RUN_BY_THE_PROGRAM:
     setattr(StagesEngine, _name, _refusal(_name))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -9,7 +11,8 @@ import torch.distributed as dist
 
 from ...comm import comms_log
 from ...config.monitor import FlopsProfilerConfig
-from ...engine.base import EngineBase
+from ...engine.base import RUN_BY_THE_PROGRAM, EngineBase
+from ...engine.step_engine import StepEngine
 from ...placement.stage_policy import Placement
 from .absent import Fixed, why_absent
 from .deepspeed_config import DeepSpeedConfig
@@ -330,3 +333,16 @@ class DeepSpeedEngine(EngineBase):
             if why is None:
                 raise
             raise AttributeError(f"engine.{name}, which DeepSpeed has, is not here: {why}") from error
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    @wraps(getattr(StepEngine, name))
+    def call(engine: DeepSpeedEngine, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(DeepSpeedEngine, engine), name)(*args, **kwargs)
+
+    return call
+
+
+# Programs wrap DeepSpeedEngine's own backward() and step(), and read their signatures.
+for _name in RUN_BY_THE_PROGRAM:
+    setattr(DeepSpeedEngine, _name, _passed_on(_name))

@@ -7,6 +7,7 @@ or says what to do instead.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ import pytest
 from torch import nn
 
 import dslaunch
-from dslaunch import ConfigError
+from dslaunch import ConfigError, PipelineError
 from dslaunch.runtime.compat.engine.absent import names_by_reason, why_absent
 from dslaunch.runtime.compat.engine.getters import DeepSpeedEngine
+from dslaunch.runtime.engine.base import RUN_BY_THE_PROGRAM
 from dslaunch.runtime.engine.step_engine import StepEngine
 from tests.runtime.models import make_config, make_model
 from tests.runtime.ranks import Ranks
@@ -99,6 +101,19 @@ def test_both_kinds_of_engine_are_deepspeed_s_and_neither_is_the_other() -> None
     for kind in (dslaunch.Engine, dslaunch.PipelineEngine):
         assert issubclass(kind, DeepSpeedEngine)
     assert not issubclass(dslaunch.PipelineEngine, StepEngine)
+
+
+@pytest.mark.parametrize("name", RUN_BY_THE_PROGRAM)
+def test_deepspeed_s_class_has_the_methods_that_run_micro_batches(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = getattr(DeepSpeedEngine, name)
+    assert inspect.signature(call) == inspect.signature(getattr(StepEngine, name))
+    step, stages = object.__new__(dslaunch.Engine), object.__new__(dslaunch.PipelineEngine)
+    monkeypatch.setattr(StepEngine, name, lambda engine, *args, **kwargs: (args, kwargs))
+    assert getattr(step, name)(1, lr_kwargs=2) == call(step, 1, lr_kwargs=2) == ((1,), {"lr_kwargs": 2})
+    with pytest.raises(PipelineError, match=name):
+        call(stages)
 
 
 def _absent(rank: int) -> tuple[str, str, str, str]:
