@@ -94,7 +94,9 @@ class _Zsh(_Answers, ZshComplete):
 
 
 class _Fish(_Answers, FishComplete):
-    pass
+    """click's lines, but a comma inside a value or its description divides nothing."""
+
+    source_template = FishComplete.source_template.replace("string split", "string split --max 1")
 
 
 _SHELLS: dict[str, type[_Answers]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}

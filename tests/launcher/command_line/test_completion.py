@@ -64,6 +64,7 @@ ROWS: list[tuple[str, list[str]]] = [
     ("dslaunch attach resn", ["resnet-run"]),
     ("dslaunch logs -f --rank 3 twin.0", ["twin.0001"]),
     ("dslaunch stop --no", ["--now"]),
+    ("dslaunch -H hosts -i node1:0,1@o", ["node1:0,1@other"]),
 ]
 
 BASH = """
