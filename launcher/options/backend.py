@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from ..errors import LaunchError
 from .option import option, record
 
 
@@ -36,6 +37,7 @@ _ROWS = (
     SLURM,
 )
 LAUNCHERS = {one.name: one for one in _ROWS}
+_WITH_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"  # options of ssh; source: OpenSSH 9.2p1 ssh.c, and its manual page
 WAYS = {one.name: one for one in (SSH, OPENSSH)}  # those that reach hosts by SSH from here
 
 
@@ -57,6 +59,24 @@ def _split(value: str) -> tuple[str, ...]:
         return tuple(shlex.split(value))
     except ValueError as error:
         raise ValueError(f"{value!r} cannot be split into words: {error}; quote it as for a shell") from None
+
+
+def check_ssh_options(words: Iterable[str], given_by: str) -> None:
+    """Refuse what ssh would misread.
+
+    Errors: LaunchError for a word that ssh would take for its host, or an option without its value
+    """
+    rest = iter(words)
+    for word in rest:
+        flags = word.removeprefix("-")
+        if flags in (word, "", "-"):
+            raise LaunchError(
+                f"{given_by}: {word!r} is no option of ssh, which would take it for a host or a command; "
+                "leave it out, or write it behind the option whose value it is"
+            )
+        with_value = next((place for place, flag in enumerate(flags) if flag in _WITH_VALUE), None)
+        if with_value == len(flags) - 1 and next(rest, None) is None:
+            raise LaunchError(f"{given_by}: ssh's option {word} has no value; write it behind the option")
 
 
 def _beginning(names: Iterable[str], start: str) -> list[str]:
@@ -95,7 +115,7 @@ class BackendOptions(NamedTuple):
     )
 
     def settled(self, given: Mapping[str, Any]) -> BackendOptions:
-        """Settle the options. Errors: click.UsageError for words that no program takes"""
+        """Settle the options. Errors: click.UsageError for words that no program takes; LaunchError"""
         if self.launcher_args and self.launcher == PDSH:
             raise click.UsageError(
                 "--launcher_args has no effect with --launcher=pdsh, which runs ssh in the place of pdsh: "
@@ -107,6 +127,8 @@ class BackendOptions(NamedTuple):
                 f"--launcher_args has no effect with --launcher={self.launcher.name}, which runs no other "
                 "program; leave it out, or see --ssh_port and the other options for ssh"
             )
+        if self.launcher == OPENSSH:
+            check_ssh_options(self.launcher_args, "--launcher_args")
         return self
 
 

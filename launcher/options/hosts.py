@@ -68,5 +68,7 @@ def num_nodes(context: click.Context, parameter: click.Parameter, value: str | N
         raise click.BadParameter(
             f"{value!r}: only a job has a smallest number of hosts; write e.g. {numbers[1]}"
         )
+    if numbers[0] > numbers[1]:
+        raise click.BadParameter(f"{value!r}: MIN is more than MAX; write {numbers[1]}:{numbers[0]}")
     context.meta[NODE_RANGE] = tuple(numbers)
     return None

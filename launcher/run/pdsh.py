@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ..options import Options
-from ..options.backend import OPENSSH, BackendOptions
+from ..options.backend import OPENSSH, BackendOptions, check_ssh_options
 
 _FOR_SSH = ("PDSH_SSH_ARGS", "PDSH_SSH_ARGS_APPEND")  # words in the order in which ssh gets them
 _AS_IT_IS = ("PDSH_RCMD_TYPE", "ssh")  # the line on stderr that reports it
@@ -18,9 +18,13 @@ _HOST_AND_USER = ("%h", "-l%u", "-l %u")  # in PDSH_SSH_ARGS; we say these ourse
 
 
 def as_openssh(options: Options, environ: Mapping[str, str], *, say: Callable[[str], None]) -> Options:
-    """Return the options with the launcher that takes pdsh's place; `say` gets a line about it."""
+    """Return the options with the launcher that takes pdsh's place; `say` gets a line about it.
+
+    Errors: LaunchError as check_ssh_options
+    """
     given = [name for name in _FOR_SSH if environ.get(name)]
     words = tuple(word for name in given for word in _words(environ[name]))
+    check_ssh_options(words, " and ".join(given))
     lines = ["--launcher=pdsh: hosts are reached by the system's ssh, and pdsh is not run"]
     if words:
         lines.append(f"ssh gets {' '.join(words)} ({', '.join(given)})")

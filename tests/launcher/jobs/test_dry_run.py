@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.command_line import cli
+from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.external import mpirun
 from dslaunch.launcher.inputs import env_file
 from dslaunch.launcher.options import Options
@@ -124,3 +125,9 @@ def test_ssh_gets_the_words_that_pdsh_would_give_it(environ: dict[str, str], wor
     options = Options(program="t.py", backend=BackendOptions(launcher=PDSH))
     found = pdsh.as_openssh(options, environ, say=print).backend
     assert found == BackendOptions(launcher=OPENSSH, launcher_args=words)
+
+
+def test_a_word_that_ssh_would_take_for_its_host_is_refused() -> None:
+    options = Options(program="t.py", backend=BackendOptions(launcher=PDSH))
+    with pytest.raises(LaunchError, match="PDSH_SSH_ARGS: 'node2' is no option of ssh"):
+        pdsh.as_openssh(options, {"PDSH_SSH_ARGS": "-vp 22 node2"}, say=print)
