@@ -10,9 +10,9 @@ import torch
 
 
 class Clock:
-    """Clock that adds up times by name; where it is off it costs nothing.
+    """Clock that adds up times by name; a clock that is off costs nothing.
 
-    A GPU is waited for at both ends, which costs some speed.
+    At the beginning and end of each measurement it waits for the GPU, which costs some speed.
     """
 
     def __init__(self, *, is_on: bool, device: torch.device) -> None:
@@ -21,15 +21,17 @@ class Clock:
         self._times_s: dict[str, float] = {}
 
     def time(self, name: str) -> AbstractContextManager[None]:
-        """Measure the block."""
+        """Add the time of the block to the times of this name."""
         return self._measured(name) if self.is_on else nullcontext()
 
     def take(self) -> str:
-        """All times since the last call, as "forward 1.2 ms, backward 3.4 ms"; empty where it is off."""
+        """Return all times since the last call, as "forward 1.2 ms, backward 3.4 ms"; "" if the
+        clock is off.
+        """
         return show_times(self.take_times_s())
 
     def take_times_s(self) -> dict[str, float]:
-        """All times since the last call, by name, in seconds."""
+        """Return all times since the last call, by name, in seconds."""
         times_s, self._times_s = self._times_s, {}
         return times_s
 
@@ -48,11 +50,11 @@ class Clock:
 
 
 def show_times(times_s: dict[str, float]) -> str:
-    """On one line."""
+    """Return the times as one line of text."""
     return ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in times_s.items())
 
 
 def wait_for_device() -> None:
-    """Block until the process's GPU, if it uses one, has done all that was asked of it."""
+    """Block until the GPU of this process, if it uses one, has done all queued work."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()

@@ -24,29 +24,29 @@ class WorkerEnvironment:
     rank: int
     local_rank: int
     world_size: int
-    is_launched: bool  # False: this is a single process, and nothing says where others could reach it
+    is_launched: bool  # False: a single process that was started without a launcher, so no address is known
     timeout: timedelta  # limit of one collective
-    watchdog_s: float | None  # a collective that takes longer is reported; 0: none is; None: nothing was said
+    watchdog_s: float | None  # a collective that takes longer is reported; 0: none is; None: not set
     checks_order: bool  # compares collectives after every step
     max_restarts: int = 0  # number of times that the launcher starts a failed job again
     local_world_size: int = 1  # workers of the job on this host
     mesh: tuple[tuple[str, int], ...] = ()  # sizes of axes that the launcher was given, by name
     mesh_order: tuple[str, ...] = ()  # axes, the outermost first; empty: the launcher was given none
-    resize_file: str | None = None  # exists when the hosts are to change; None: they cannot
+    resize_file: str | None = None  # exists once the hosts are to change; None: they cannot change
     place_file: str | None = None  # file in which the launcher reads this rank's place along the axes
-    # start by MPI or Slurm, which have said all that is known of the job
+    # set if MPI or Slurm started this process: then all that is known of the job comes from them
     started: StartedProcess | None = None
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
     """Read RANK, LOCAL_RANK, WORLD_SIZE, DEEPSPEED_TIMEOUT (minutes), DSLAUNCH_WATCHDOG_S,
-    DSLAUNCH_DEBUG, DSLAUNCH_MESH, DSLAUNCH_PLACE_FILE, DSLAUNCH_RESIZE_FILE and what restarts.
+    DSLAUNCH_DEBUG, DSLAUNCH_MESH, DSLAUNCH_PLACE_FILE, DSLAUNCH_RESIZE_FILE and the number of restarts.
 
-    LOCAL_SIZE serves where LOCAL_WORLD_SIZE is missing, and variables of MPI or Slurm where RANK and
-    WORLD_SIZE are.
+    If LOCAL_WORLD_SIZE is missing, LOCAL_SIZE is read; if RANK and WORLD_SIZE are missing, the variables of
+    MPI or Slurm.
 
-    Errors: ConfigError for a value that is not allowed, a RANK without WORLD_SIZE, or what contradicts
-            MPI or Slurm
+    Errors: ConfigError for a value that is not allowed, a RANK without WORLD_SIZE, or a value that
+    contradicts MPI or Slurm
     """
     env = os.environ if environ is None else environ
     is_told = "RANK" in env and "WORLD_SIZE" in env
@@ -81,13 +81,14 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
 class MetricsPlace:
     """Destination of a worker's numbers: see docs/design/events.md."""
 
-    path: str  # named pipe, which may not be there yet
+    path: str  # named pipe, which may not exist yet
     rank: int
     interval_s: float  # at most one line in so many seconds
 
 
 def read_metrics(environ: Mapping[str, str] | None = None) -> MetricsPlace | None:
-    """Read DSLAUNCH_METRICS_PIPE, DSLAUNCH_METRICS_INTERVAL (seconds, default 1) and RANK; None: no one asks.
+    """Read DSLAUNCH_METRICS_PIPE, DSLAUNCH_METRICS_INTERVAL (seconds, default 1) and RANK; None if no pipe is
+    set.
 
     Errors: ConfigError for a value that is not allowed
     """
@@ -102,9 +103,9 @@ def read_metrics(environ: Mapping[str, str] | None = None) -> MetricsPlace | Non
 
 
 def claim_metrics(path: str) -> bool:
-    """Return whether this process tells the worker's numbers into that pipe: the first one that asks does.
-    Those that it starts, whatever program they are, find its number in DSLAUNCH_METRICS_PROCESS; workers of
-    another job among them find the pipe of that job beside it.
+    """Return whether this process writes the worker's numbers into that pipe: the first process that asks
+    does. Its child processes find its number in DSLAUNCH_METRICS_PROCESS and leave the pipe alone. A child
+    that is a worker of another job finds a different pipe there, and claims its own.
     """
     pid, _, of = os.environ.get("DSLAUNCH_METRICS_PROCESS", "").partition(" ")
     if of != path:
@@ -115,7 +116,7 @@ def claim_metrics(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRequest:
-    """The steps, counted from 1, that the launcher has asked this rank to trace, and where that goes."""
+    """Steps, counted from 1, that the launcher has asked this rank to trace, and the files for the trace."""
 
     first: int
     last: int
@@ -125,7 +126,7 @@ class TraceRequest:
 def read_trace(environ: Mapping[str, str] | None = None) -> TraceRequest | None:
     """Read DSLAUNCH_TRACE (steps, as 10-12) and DSLAUNCH_TRACE_FILE; None unless both are there.
 
-    Errors: ConfigError for steps that are none
+    Errors: ConfigError for a text that names no steps
     """
     env = os.environ if environ is None else environ
     text, path = env.get(variables.TRACE, ""), env.get(variables.TRACE_FILE, "")
@@ -148,7 +149,7 @@ def read_accelerator(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def _check_alike(env: Mapping[str, str], started: StartedProcess | None) -> None:
-    """Check that the one of RANK and WORLD_SIZE that is set is what MPI or Slurm says too."""
+    """Check that RANK or WORLD_SIZE, where only one of them is set, agrees with MPI or Slurm."""
     given, missing = ("RANK", "WORLD_SIZE") if "RANK" in env else ("WORLD_SIZE", "RANK")
     if started is None:
         raise ConfigError(f"{given} is set but {missing} is not; start with dslaunch, or set both or neither")

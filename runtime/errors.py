@@ -1,10 +1,10 @@
-"""The runtime's errors that a user can cause: one line each, no traceback, and a fixed exit code.
+"""Errors of the runtime that a user can cause: one line each, no traceback, and a fixed exit code.
 
 What DeepSpeed raises in their place
 ------------------------------------
-ValueError, AssertionError or RuntimeError, by place, for a config or a call that cannot be; the same three
-and FileNotFoundError for checkpoints. The classes here are all of those, so that the `except` clauses of
-programs written for DeepSpeed catch them.
+For a config or a call that cannot be used: ValueError, AssertionError or RuntimeError, depending on the
+place. For checkpoints: these three and FileNotFoundError. The classes here inherit from all of those, so that
+the `except` clauses of programs written for DeepSpeed catch them.
 Source: DeepSpeed 0.19.8 runtime/config.py, runtime/engine.py, runtime/zero/partition_parameters.py,
         utils/zero_to_fp32.py
 """
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
-# Parts of a URL: before the host's @, and after `?`, where signatures stand.
+# Parts of a URL that may be secret: the text before the host's @, and after `?`, where signatures stand.
 _CREDENTIALS = (
     (re.compile(r"""://[^/\s'"]*@"""), "://***@"),
     (re.compile(r"""(://[^\s'"?]*\?)(?!\*{3})[^\s'";,)]+"""), r"\1***"),
@@ -24,7 +24,7 @@ _CREDENTIALS = (
 
 
 def without_credentials(text: str) -> str:
-    """Return the text with what may be a secret in its URLs left out, as messages show them."""
+    """Return the text without the parts of its URLs that may be secret, to show it in messages."""
     if "://" not in text:
         return text
     for pattern, instead in _CREDENTIALS:
@@ -64,7 +64,7 @@ class CollectiveError(UserError):
 
 
 class OffloadError(UserError):
-    """A local disk does not take, or give back, what was offloaded to it."""
+    """A local disk could not write, or read back, values that were offloaded to it."""
 
     exit_code = 1
 
@@ -76,7 +76,7 @@ class LossScaleError(UserError):
 
 
 class SkippedStepsError(UserError):
-    """So many steps in a row were skipped that training makes no progress."""
+    """Too many steps in a row were skipped, so training makes no progress."""
 
     exit_code = 1
 
@@ -86,7 +86,7 @@ _EXPLANATIONS: dict[type[BaseException], Callable[[], str]] = {}
 
 
 def explain(kind: type[BaseException], text: Callable[[], str]) -> None:
-    """Have an uncaught error of this kind followed by what `text` returns, after its traceback."""
+    """If an error of this kind ends the process, print what `text` returns after its traceback."""
     _EXPLANATIONS[kind] = text
 
 

@@ -1,9 +1,8 @@
 """Activation checkpointing under DeepSpeed's names: `dslaunch.checkpointing`.
 
-A checkpointed function keeps its inputs alone; what autograd needs beside them is computed again in the
-backward. That, and the random numbers being the same again, is torch.utils.checkpoint's work, of the kind
-without a backward inside the backward. Here is what DeepSpeed adds: inputs that wait in host memory, a
-tracker of random states, and the settings for all that.
+Of a checkpointed function only the inputs are kept; the backward computes again what else autograd needs.
+torch.utils.checkpoint (use_reentrant=False) does that, and repeats the same random numbers. Here is what
+DeepSpeed adds: inputs that wait in host memory, a tracker of random states, and the settings for both.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ __all__ = [
     "reset",
 ]
 
-_SEED_OFFSET = 2718  # DeepSpeed's, of the seed of the ranks of a model-parallel group
+_SEED_OFFSET = 2718  # added to a seed for the ranks of a model-parallel group, as in DeepSpeed
 
 _log = logging.getLogger("dslaunch")
 
 
 class _Process:
-    """The configuration, and the state since."""
+    """Configuration of checkpointing in this process, and what has happened since."""
 
     def __init__(self) -> None:
         self.config = ActivationConfig()
@@ -68,11 +67,12 @@ class _Process:
 
 
 def _make_clock(config: ActivationConfig) -> Clock:
-    has_gpu = config.profile and torch.cuda.is_available()  # a process that asks cannot be forked
+    # is_available() makes forks impossible: ask only for `profile`
+    has_gpu = config.profile and torch.cuda.is_available()
     return Clock(is_on=config.profile, device=torch.device("cuda" if has_gpu else "cpu"))
 
 
-_PROCESS = _Process()  # DeepSpeed's functions below have no object that could hold it
+_PROCESS = _Process()  # module-level: DeepSpeed's functions below take no object that could hold it
 # Programs read these two by DeepSpeed's names.
 _CUDA_RNG_STATE_TRACKER, _MODEL_PARALLEL_RNG_TRACKER_NAME = _PROCESS.tracker, DEFAULT_NAME
 
@@ -90,11 +90,11 @@ def configure(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Configure `checkpoint()` in this process, from now on and whatever a ds_config says that
-    initialize() is given.
+    """Configure `checkpoint()` in this process from now on; a ds_config that initialize() is given does not
+    change it any more.
 
-    `mpu_` is None or tells this rank's place in its model-parallel group. What is given by name goes before
-    the section activation_checkpointing of `deepspeed_config`; what neither names is off.
+    `mpu_` is None or tells this rank's place in its model-parallel group. A named argument has precedence
+    over the section activation_checkpointing of `deepspeed_config`; an option that neither sets is off.
     Errors: ConfigError for values of the wrong type, and for partition_activations in a model-parallel group
     Source: DeepSpeed 0.19.8 runtime/activation_checkpointing/checkpointing.py, `configure`
     """
@@ -127,23 +127,23 @@ def configure(
 
 
 def is_configured() -> bool:
-    """Whether `configure()`, or a ds_config with a section activation_checkpointing, has set anything."""
+    """Tell whether `configure()`, or a ds_config with a section activation_checkpointing, was used."""
     return _PROCESS.is_configured
 
 
 @uncompiled
 def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return `function(*args, **kwargs)`, and keep of it only the tensors among its arguments,
-    those in containers too.
+    """Return `function(*args, **kwargs)`, and keep for the backward only the tensors among its arguments,
+    also those in containers.
 
-    The backward calls `function` again, with the same random numbers. It may return anything, and need not
-    use tensors that require a gradient. Inside torch.compile it is a break of the graph.
+    The backward calls `function` again, with the same random numbers. `function` may return anything, and
+    need not use tensors that require a gradient. torch.compile breaks its graph at this call.
     """
     process = _PROCESS
     process.was_called = True
     leaves, structure = tree_flatten((args, kwargs))
-    # The backward of the second computation uses parameters among the arguments, and no hook or use
-    # brings these.
+    # The second computation may get sharded parameters as arguments. No module's hook unshards these, so
+    # they are unsharded around it.
     locations = [location for leaf in leaves if (location := _sharded_location(leaf)) is not None]
 
     def run(*leaves: Any) -> Any:
@@ -163,16 +163,18 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def non_reentrant_checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Do as `checkpoint`, which is of this kind here."""
+    """Do as `checkpoint`, which always uses torch's non-reentrant kind here."""
     return checkpoint(function, *args, **kwargs)
 
 
 def reset() -> None:
-    """Do nothing: DeepSpeed's frees buffers here, and ours keep nothing beyond what autograd holds."""
+    """Do nothing: DeepSpeed frees buffers here, and dslaunch has none of its own to free."""
 
 
 def get_cuda_rng_tracker() -> RngTracker:
-    """Return the tracker of random states, which `checkpoint()` sets back for the recomputation."""
+    """Return the tracker of random states; for the recomputation `checkpoint()` resets it to its earlier
+    states.
+    """
     return _PROCESS.tracker
 
 
@@ -189,14 +191,14 @@ def model_parallel_cuda_manual_seed(seed: int) -> None:
 
 
 def configure_from(config: ActivationConfig | None) -> None:
-    """Take a ds_config's section; where it has none, or `configure()` was called, all stays as it is."""
+    """Use a ds_config's section; without one, or after a call of `configure()`, change nothing."""
     if config is not None and not _PROCESS.is_explicit:
         _PROCESS.configure(config)
 
 
 def warn_if_never_called(config: ActivationConfig | None) -> None:
-    """Warn, once, of a ds_config that asks for what no `checkpoint()` has done:
-    DeepSpeed ignores it silently.
+    """Warn, once, if a ds_config configures checkpointing and `checkpoint()` was never called. DeepSpeed
+    says nothing then.
     """
     if config is None or not config.asks_for_something or _PROCESS.was_called or _PROCESS.is_warned:
         return
@@ -218,8 +220,8 @@ def take_times() -> str:
 
 
 def _sharded_location(leaf: Any) -> ParamLocation | None:
-    """Return the location of the parameter that `leaf` is or is a view of; None unless it is a sharded
-    one.
+    """Return the location of the sharded parameter that `leaf` is, or is a view of; None if there is no such
+    parameter.
     """
     if not isinstance(leaf, Tensor):
         return None

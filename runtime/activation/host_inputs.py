@@ -14,21 +14,23 @@ from ..strided import is_strided
 class HostCopy(NamedTuple):
     """An input that waits for the backward.
 
-    The copy is made on a CPU too, where the tensor's own memory may go.
+    On a CPU a copy is made too, so that the tensor's own memory can be freed.
     """
 
     values: Tensor  # in host memory, pinned where the device is a GPU
     device: torch.device
-    copied: torch.cuda.Event | None  # comes after the copy, for which the host does not wait
+    copied: torch.cuda.Event | None  # recorded after the copy, for which the host does not wait
 
 
 def to_host(tensor: Tensor, *, is_pinned: bool = True) -> Tensor | HostCopy:
-    """Return a copy of it in host memory; what is not floating point or cannot be copied, as it is."""
+    """Return a copy of the tensor in host memory; the tensor itself if it is not floating point or cannot be
+    copied.
+    """
     with torch._C.DisableTorchFunctionSubclass():  # a class may refuse to be copied
         if not is_strided(tensor) or not tensor.is_floating_point():
             return tensor
-        # torch's pinned memory, though it rounds up to a power of two: inputs come and go in every micro
-        # batch, as long as its texts are, and offload/pinned_memory.py would page-lock anew for each
+        # torch's pinned memory, though it rounds up to a power of two: the lengths of inputs vary with the
+        # texts of each micro batch, and offload/pinned_memory.py would page-lock memory anew for each
         # length.
         is_pinned = is_pinned and tensor.is_cuda
         values = torch.empty_like(tensor, device="cpu", pin_memory=is_pinned)
@@ -48,5 +50,5 @@ def to_device(saved: Tensor | HostCopy) -> Tensor:
 
 
 def inputs_on_host() -> AbstractContextManager[object]:
-    """Inside, autograd keeps copies in host memory of floating-point tensors."""
+    """Context in which autograd keeps floating-point tensors as copies in host memory."""
     return torch.autograd.graph.saved_tensors_hooks(to_host, to_device)

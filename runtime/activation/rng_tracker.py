@@ -1,5 +1,5 @@
-"""Random numbers that differ between the ranks of a model-parallel group,
-beside those that must be equal there.
+"""Random numbers that differ between the ranks of a model-parallel group, kept apart from those that must be
+equal on these ranks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEFAULT_NAME = "model-parallel-rng"
 
 
 class RngTracker:
-    """Named states of this device's generator, which is the CPU's where there is no GPU.
+    """Named states of the device's random generator; without a GPU that is the CPU's.
 
     Source: DeepSpeed 0.19.8 runtime/activation_checkpointing/checkpointing.py,
             `CudaRNGStatesTracker`; the same methods
@@ -35,13 +35,13 @@ class RngTracker:
         return dict(self._states)
 
     def set_states(self, states: dict[str, Tensor]) -> None:
-        """Go on from these states, and forget all others."""
+        """Replace all states by these."""
         self._states = dict(states)
 
     def add(self, name: str, seed: int) -> None:
-        """Begin a sequence of random numbers; the device's own is left alone.
+        """Begin a sequence of random numbers of this name; the device's own sequence is left alone.
 
-        Errors: ConfigError if there is one of this name
+        Errors: ConfigError if there is a sequence of this name already
         """
         if name in self._states:
             raise ConfigError(
@@ -55,9 +55,9 @@ class RngTracker:
 
     @contextmanager
     def fork(self, name: str = DEFAULT_NAME) -> Iterator[None]:
-        """Inside, the device's random numbers come from the state `name`, which moves on by them.
+        """Inside, draw the device's random numbers from the state `name`, and let that state advance.
 
-        Errors: ConfigError if there is none of this name
+        Errors: ConfigError if there is no state of this name
         """
         if name not in self._states:
             known = ", ".join(map(repr, self._states)) or "none"
@@ -73,7 +73,9 @@ class RngTracker:
 
 
 class RngReplay:
-    """Inside, the tracker has the states of when this was made; may be entered again and again."""
+    """Context in which the tracker has the states that it had when this object was made; may be entered
+    often.
+    """
 
     def __init__(self, tracker: RngTracker) -> None:
         self._tracker = tracker
@@ -89,7 +91,7 @@ class RngReplay:
 
 
 def device_random() -> Any:
-    """The module whose `get_rng_state`, `set_rng_state` and `manual_seed` are those of
-    this process's device.
+    """Return the module that has `get_rng_state`, `set_rng_state` and `manual_seed` for this process's
+    device.
     """
     return torch.cuda if torch.cuda.is_available() else torch.random

@@ -1,4 +1,4 @@
-"""Places of all values: the stage table, the offload plan, dtypes, and the memory that follows.
+"""Places of all values: the stage table, the offload plan, and the dtypes.
 
 Arithmetic only.
 """

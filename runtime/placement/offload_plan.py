@@ -50,9 +50,9 @@ class StepAt(Enum):
     """When states in host memory are updated."""
 
     STEP = "step"  # the device waits
-    # beside the backward of the last micro batch: a second set of states is in host memory
+    # during the backward of the last micro batch: needs a second set of states in host memory
     BACKWARD = "backward"
-    NEXT = "next"  # beside the next forward and backward: a second set of gradients
+    NEXT = "next"  # during the next forward and backward: needs a second set of gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +62,11 @@ class OffloadPlan:
     # states of the optimizer, and float32 masters where parameters have another dtype or lie elsewhere
     states: Residence = ON_DEVICE
     parameters: Residence = ON_DEVICE
-    share: float = 1.0  # part of the trained elements whose states are away; the rest stays on the device
-    has_host: bool = (
-        False  # the device that computes has memory of its own; offloaded values are in the host's
-    )
+    # fraction of the trained elements whose states are offloaded; the rest stays on the device
+    share: float = 1.0
+    has_host: bool = False  # True if the device that computes has memory of its own, apart from the host's
     step_at: StepAt = StepAt.STEP
-    warmup_steps: int = 0  # first steps of StepAt.NEXT, which run as StepAt.STEP
+    warmup_steps: int = 0  # number of first steps that run as StepAt.STEP although StepAt.NEXT was asked for
 
     @property
     def uses_disk(self) -> bool:
@@ -86,10 +85,10 @@ def plan_offload(
 ) -> OffloadPlan:
     """Return the plan of `offload_optimizer` and `offload_param`, for an optimizer of this name.
 
-    `is_lenient`: at a stage that does not shard them these have no effect, as with DeepSpeed,
-    and a warning says so.
-    Errors: ConfigError at a stage that does not shard them, or for an optimizer that does
-            not step part by part
+    `is_lenient`: at a stage that does not shard these values the sections have no effect, as with
+    DeepSpeed, and a warning says so.
+    Errors: ConfigError at a stage that does not shard these values, or for an optimizer that cannot
+    step part by part
     """
     if is_lenient:
         zero = _without_effect(zero, policy)
@@ -140,7 +139,7 @@ def plan_offload(
 
 
 def _without_effect(zero: ZeroConfig, policy: Policy) -> ZeroConfig:
-    """The section without what has nothing to offload at this stage."""
+    """Return the section without those parts that have nothing to offload at this stage."""
     idle: dict[str, object] = {}
     if zero.offload_param.is_on and policy.parameters is not Placement.SHARDED:
         idle["offload_param"] = OffloadParamConfig()
@@ -181,5 +180,5 @@ def _residence(section: str, wanted: OffloadParamConfig, device: torch.device) -
 
 
 def has_memory_of_its_own(device: torch.device) -> bool:
-    """Whether this is an accelerator, whose memory is not the host's."""
+    """Tell whether this device is an accelerator, whose memory is not the host's."""
     return device.type != "cpu"

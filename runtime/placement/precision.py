@@ -18,23 +18,24 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Dtypes of a model's values. None keeps a dtype as it is; for `sums`, None means float32 where gradients
-    are sharded, which costs little, else the parameters' dtype.
+    """Dtypes of a model's values. None keeps a dtype as it is. For `sums`, None means float32 if gradients
+    are sharded, where it costs little, and the parameters' dtype otherwise.
     """
 
     parameters: torch.dtype | None = None
     buffers: torch.dtype | None = None
-    sums: torch.dtype | None = None  # gradients over micro batches
+    sums: torch.dtype | None = None  # gradients, as they are added up over micro batches
     sent: torch.dtype | None = None  # gradients, as the ranks average them
-    kept: tuple[str, ...] | None = None  # patterns of buffers that stay float32; None: those the model lists
+    # patterns of names of buffers that stay float32; None: the model's own list
+    kept: tuple[str, ...] | None = None
 
 
 def precision_of(config: Config) -> Precision:
     """Return the dtypes of the ds_config.
 
     Where gradients are not sharded they are added up in the dtype of the model, or in float32.
-    Errors: ConfigError for sums in another dtype there; of a program written for DeepSpeed a
-            warning, at stage 1
+    Errors: ConfigError for another dtype of these sums; at stage 1 only a warning, if the program was
+    written for DeepSpeed
     """
     parameters: torch.dtype | None = None
     if config.fp16.enabled or config.bf16.enabled:

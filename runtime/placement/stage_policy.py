@@ -1,8 +1,8 @@
 """The ZeRO stages as rows of a table: which of parameters, gradients and states are sharded.
 
-Nothing outside this file asks for a stage; everything asks a `Policy`. When gradients are reduced follows
-from where they are: a whole buffer of them adds up micro batches and is reduced once for a step, in its last
-backward; shards are filled in every backward. In which memory a value lies is the matter of offload_plan.py.
+Other files never look at the stage; they ask a `Policy`. Where gradients are held decides when they are
+reduced: whole gradients are added up over micro batches and reduced once, in the step's last backward;
+sharded ones are reduced in every backward. offload_plan.py decides in which memory a value lies.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ class MeshShape:
 class UnitSizes:
     """Sizes of the units into which a model is cut, in elements."""
 
-    max_numel: int  # largest unit that neighbours are merged to
+    max_numel: int  # size up to which neighbouring units are merged
     max_whole_numel: int = 0  # the same for neighbours of small parameters
     whole_param_numel: int = 0  # largest small parameter; 0: none is small
     whole_model_numel: int = sys.maxsize  # all small parameters that stay whole
 
     def are_small(self, numels: Iterable[int]) -> bool:
-        """Whether all these parameters are small, so that they may stay whole where others are sharded."""
+        """Tell whether all these parameters are small, so that they may stay whole where others
+        are sharded.
+        """
         return self.whole_param_numel > 0 and all(numel <= self.whole_param_numel for numel in numels)
 
 
@@ -52,19 +54,20 @@ class Policy:
     parameters: Placement
     gradients: Placement
     optimizer: Placement
-    reshard_after_forward: bool  # sharded parameters: are they freed between forward and backward?
+    reshard_after_forward: bool  # True if sharded parameters are freed between forward and backward
 
     @property
     def is_sharded(self) -> bool:
-        """Whether any of the three values is sharded."""
+        """True if any of the three kinds of value is sharded."""
         return Placement.SHARDED in (self.parameters, self.gradients, self.optimizer)
 
     def unit_sizes(
         self, *, reduce_bucket: int, prefetch_bucket: int, max_whole: tuple[int, int], at_most: int
     ) -> UnitSizes:
-        """Return how large units are made; a few that are sharded are in memory at a time, whole.
+        """Return how large units are made. Of sharded units, a few at a time are whole in memory.
 
-        `max_whole`: elements of a parameter, and of all, that stay whole. `at_most`: elements of any unit.
+        `max_whole`: largest number of elements of one parameter that stays whole, and of all that do.
+        `at_most`: largest number of elements of any unit.
         """
         whole = min(reduce_bucket, at_most)
         if self.parameters is not Placement.SHARDED:
@@ -80,9 +83,10 @@ class Policy:
     def mesh_shape(self, world_size: int, *, group_size: int | None, kept_in: int | None) -> MeshShape:
         """Return over how many ranks values are sharded; the rest of the ranks replicate.
 
-        `group_size`: everything that is sharded over so many ranks, instead of all. `kept_in`: parameters
-        over so many, which then gather them among themselves; gradients and states over all.
-        Errors: ConfigError if that has no meaning here
+        `group_size`: number of ranks over which everything is sharded, in place of all ranks. `kept_in`:
+        number of ranks over which parameters are sharded, and which gather them among themselves; gradients
+        and states are then sharded over all.
+        Errors: ConfigError if one of these has no meaning at this stage
         """
         for key, size in (("mics_shard_size", group_size), ("zero_hpz_partition_size", kept_in)):
             if size is not None and world_size % size:
@@ -151,8 +155,8 @@ def keep_small_whole(
 ) -> tuple[Policy, ...]:
     """Return a row for each sub-buffer, which is given by the elements of its parameters.
 
-    A sub-buffer of small parameters stays whole on every rank, as at stage 2: to gather it at each use would
-    take longer than its memory is worth. The first ones do, as long as there are no more than
+    A sub-buffer of small parameters stays whole on every rank, as at stage 2: gathering it at each use would
+    take longer than its memory is worth. Only the first such sub-buffers stay whole, up to
     `sizes.whole_model_numel` elements in all.
     Source: DeepSpeed 0.19.8 runtime/zero/parameter_offload.py, `mark_persistent_parameters`,
             parameter by parameter

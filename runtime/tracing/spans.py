@@ -1,6 +1,6 @@
 """Spans of work of this process, by name and time, while its steps are traced.
 
-The places that tell it look at `SPANS.is_on` first: where nothing is traced, each costs that comparison.
+Code that adds spans looks at `SPANS.is_on` first, so that without a trace it costs one comparison.
 Standard library only, so that all traced code may import it.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 MAX_SPANS = 200_000  # limit of one trace; 40 MB of memory or so
 
 
-_NOTHING = nullcontext()  # to make it anew takes longer than to enter it
+_NOTHING = nullcontext()  # kept, because making it takes longer than entering it
 
 
 class Span(NamedTuple):
@@ -64,7 +64,7 @@ class Spans:
         self._spans.append(Span(kind, name, began, ended, threading.get_native_id(), args or None))
 
     def span(self, kind: str, name: str) -> AbstractContextManager[object]:
-        """Note the block; where nothing is traced, do nothing."""
+        """Add a span for the block; do nothing if nothing is traced."""
         return self._measured(kind, name) if self.is_on else _NOTHING
 
     @contextmanager
@@ -76,4 +76,4 @@ class Spans:
             self.add(kind, name, began)
 
 
-SPANS = Spans()  # torch's profiler is one for the process, too
+SPANS = Spans()  # one for the process, as torch's profiler is

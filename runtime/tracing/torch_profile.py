@@ -1,9 +1,9 @@
 """torch's own profile of the steps that are traced.
 
-torch has one profile at a time in a process, and the program may have one of its own. Starting a second one,
-or ending one that another has taken the place of, raises, loses the program's events, or crashes the process
-in torch 2.13. So the program's profile goes before: ours does not start beside it, and is given up without
-being ended where the program has begun one meanwhile.
+torch allows one profile at a time in a process, and the program may have its own. In torch 2.13, starting a
+second profile, or ending one that a second one has replaced, raises, loses the program's events, or crashes
+the process. So the program's profile has precedence: ours does not start while it runs, and is given up
+without being ended if the program has begun one meanwhile.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ MAX_PROFILE_BYTES = 512 << 20
 
 
 class TorchProfile:
-    """`problem` says why there is none, or is empty."""
+    """The process's torch profile; `problem` says why there is none, "" if there is one."""
 
     def __init__(self) -> None:
         self.problem = ""
         self._profile: Any = None
-        self._thread = 0  # the thread that began it, and alone may end it
+        self._thread = 0  # the thread that began the profile; only this one may end it
 
     @property
     def is_on(self) -> bool:
@@ -53,11 +53,11 @@ class TorchProfile:
             self._thread = threading.get_ident()
 
     def write(self, path: str) -> str:
-        """End it, and return the reason if it could not be written, else an empty text."""
+        """End the profile and write it; return why it could not be written, or ""."""
         profile = self._profile
         if profile is None:
             return self.problem
-        if threading.get_ident() != self._thread:  # kept, for `end`
+        if threading.get_ident() != self._thread:  # the profile stays for `end`
             return "torch's operators are missing: the last step ended in another thread than the first"
         self._profile = None
         if _is_another_on(profile):
@@ -66,7 +66,7 @@ class TorchProfile:
             profile.stop()
             profile.export_chrome_trace(path)
             nbytes = os.path.getsize(path)
-        except (OSError, RuntimeError) as error:  # no space there
+        except (OSError, RuntimeError) as error:  # e.g. a full disk
             with contextlib.suppress(OSError):
                 os.unlink(path)
             return f"torch's profile was not written: {error}"
@@ -79,7 +79,7 @@ class TorchProfile:
         )
 
     def end(self) -> None:
-        """The program ends: a process that ends with a profile under way crashes."""
+        """End the profile with the program: a process that exits with a running profile crashes."""
         profile, self._profile = self._profile, None
         if profile is not None and threading.get_ident() == self._thread and not _is_another_on(profile):
             with contextlib.suppress(RuntimeError):
@@ -101,9 +101,9 @@ def _new_profile() -> Any:
 
 
 def _is_another_on(ours: Any) -> bool:
-    """Whether the program has begun a profile and not ended it, or has ended `ours` by one.
+    """Tell whether the program has a profile running, or has ended `ours` by starting one.
 
-    torch does not say whose profile is on, so the objects are looked through: some 0.1 s for a million.
+    torch does not say whose profile is running, so all Python objects are searched: 0.1 s for a million.
     """
     import gc
 

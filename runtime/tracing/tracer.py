@@ -1,11 +1,11 @@
-"""The steps that `dslaunch --trace` asks this process for, from the first to a file.
+"""Tracer of the steps that `dslaunch --trace` asks this process for, and of the files with the result.
 
 What is written
 ---------------
-`DSLAUNCH_TRACE_FILE` is the beginning of two names. `.spans` has JSON objects, one a line: who this is, then,
-after each step, what was done in it (`Span`), and a last one when the trace is whole. `.torch.json` is
-torch's own profile, which is there when the last step has ended or the program does so by itself. So of a
-rank that is killed there are all steps that it had made, without torch's operators.
+`DSLAUNCH_TRACE_FILE` is the beginning of two file names. `.spans` has one JSON object a line: the first says
+which rank this is; after each step come that step's spans (`Span`); the last says that the trace is whole.
+`.torch.json` is torch's own profile, written when the last step or the program has ended. So the trace of a
+rank that is killed has all its finished steps, without torch's operators.
 
 A step goes from the end of the one before to its own end: what the program does between two calls of
 `engine.step()` is all in one step. Times are CLOCK_MONOTONIC's, as those of the host's agent; torch's profile
@@ -54,20 +54,20 @@ class Tracer:
         self._step = 0  # the step whose window is open; 0: none is
         self._began = 0
         self._data_since = 0
-        self._marked = -1  # the last step that a program without an engine has told
+        self._marked = -1  # the last step that a program without an engine has reported
         self._has_failed = False
 
     # ---- what an engine tells
 
     def watch(self, units: Callable[[], Sequence[TracedUnit]]) -> None:
-        """An engine, whose method this is, trains these; what others say of steps counts no more."""
+        """Trace the units that this engine's method returns; from now on only the engine's steps count."""
         self.has_engine = True
-        self._units = weakref.WeakMethod(units)  # an engine that is destroyed gives its memory back
+        self._units = weakref.WeakMethod(units)  # weak, so that a destroyed engine's memory is freed
         if self.is_armed:
             self._open()
 
     def enter(self, step: int) -> None:
-        """This step, counted from 1, is being made, or about to be."""
+        """Note that this step, counted from 1, is running or about to begin."""
         request = self._request
         if request is None or self._step or not self.is_armed:
             return
@@ -83,7 +83,9 @@ class Tracer:
 
     @contextmanager
     def phase(self, kind: str, inner: AbstractContextManager[object]) -> Iterator[None]:
-        """Around "forward", "backward" or "step" of an engine, while steps are traced, and around `inner`."""
+        """Enter `inner`, and add a span for an engine's "forward", "backward" or "step" if steps
+        are traced.
+        """
         began = time.monotonic_ns()
         if kind == "forward" and self._data_since:
             SPANS.add("data", "data", self._data_since, began)
@@ -104,7 +106,7 @@ class Tracer:
         self._data_since = time.monotonic_ns()
 
     def end_step(self, step: int) -> None:
-        """This step, counted from 1, has ended."""
+        """Note that this step, counted from 1, has ended."""
         if self._step:
             self._end_window()
             if SPANS.num_dropped:
@@ -112,8 +114,8 @@ class Tracer:
         self.enter(step + 1)
 
     def mark(self, step: int) -> None:
-        """A program without an engine has made this step, which it may tell more than once. What came in the
-        time of several steps is not taken for that of one.
+        """Note that a program without an engine has made this step; it may say so more than once. Spans from
+        the time of several steps are not counted as one step's.
         """
         if step == self._marked:
             return
@@ -128,7 +130,7 @@ class Tracer:
     # ---- the trace
 
     def _open(self) -> None:
-        """Write who this rank is, even if no step is reached."""
+        """Begin the file with a line about this rank, which is there even if no step is reached."""
         if self._file >= 0 or self._request is None or self._has_failed:
             return
         worker = read_environment()
@@ -141,7 +143,7 @@ class Tracer:
             self._fail(path, error)
             return
         atexit.register(self._end_program)
-        os.register_at_fork(after_in_child=self._forget)  # such as a DataLoader's workers
+        os.register_at_fork(after_in_child=self._forget)  # a DataLoader's workers are such children
         head = {"rank": worker.rank, "hostname": socket.gethostname(), "pid": os.getpid()}
         self._write({**head, "world_size": worker.world_size, "thread": threading_id(), "clock": _clocks()})
 
@@ -194,7 +196,7 @@ class Tracer:
         SPANS.end()
 
     def _end_program(self) -> None:
-        """End in the middle of a step, or before one that was asked for."""
+        """End the trace because the program ends, perhaps in the middle of a step."""
         if self.is_armed:
             self._close("the program ended")
         self._profile.end()
@@ -213,7 +215,7 @@ class Tracer:
             self._fail(f"{self._request.path}.spans" if self._request else "", error)
 
     def _fail(self, path: str, error: OSError) -> None:
-        """Training goes on."""
+        """Report the error and trace no more; training goes on."""
         self._has_failed, self.is_armed = True, False
         SPANS.end()
         why = error.strerror or str(error)
@@ -223,7 +225,7 @@ class Tracer:
 
 
 def threading_id() -> int:
-    """The number that the kernel has for this thread, which torch's profile names it by."""
+    """Return the kernel's number of this thread, which torch's profile uses, too."""
     import threading
 
     return threading.get_native_id()
@@ -234,8 +236,8 @@ def _short(span: Span) -> tuple[object, ...]:
 
 
 def _clocks() -> list[int]:
-    """Both clocks at one moment, in nanoseconds: CLOCK_MONOTONIC, and the time since the epoch; then, how far
-    the two readings may be apart.
+    """Return CLOCK_MONOTONIC and the time since the epoch, read at one moment, in nanoseconds; then how far
+    apart the two readings may be.
     """
     best: list[int] = []
     for _ in range(5):
@@ -248,7 +250,9 @@ def _clocks() -> list[int]:
 
 
 def _marked(kind: str) -> AbstractContextManager[object]:
-    """Mark a range of torch's, too, where a GPU works: kernels that start inside have its name there."""
+    """Mark the block in torch's profile, too, if there is a GPU: kernels that start inside get its name
+    there.
+    """
     if not SPANS.has_gpu:
         return contextlib.nullcontext()
     from torch.profiler import record_function
@@ -267,8 +271,8 @@ def process_tracer() -> Tracer:
 
 
 def mark_step(step: int) -> None:
-    """Tell of a program without an engine that it has made this step, counted from 1. An engine tells by
-    itself, and counts alone.
+    """Note that a program without an engine has made this step, counted from 1. With an engine this has no
+    effect, because the engine reports its own steps.
     """
     tracer = process_tracer()
     if tracer.is_armed and not tracer.has_engine:

@@ -1,4 +1,4 @@
-"""The forward and the backward of each unit as spans, while steps are traced."""
+"""Hooks that record the forward and backward of each unit as spans while steps are traced."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class TracedUnit(NamedTuple):
 
     @property
     def tops(self) -> tuple[nn.Module, ...]:
-        """Modules of the unit that are inside no other of its modules."""
+        """Return the outermost modules of the unit."""
         inner = {id(below) for one in self.modules for below in one.modules() if below is not one}
         return tuple(one for one in self.modules if id(one) not in inner)
 
 
 class UnitHooks:
-    """Hooks that are on the modules from here until `remove`, so that an untraced training has none.
+    """Hooks on the modules from construction until `remove`, so that untraced steps have no hooks.
 
-    The forward of a unit is that of its modules. Its backward begins when a gradient reaches what they
-    returned, and ends when the next unit's begins, or the whole.
+    The forward of a unit is that of its modules. Its backward begins when a gradient reaches an output of
+    theirs, and ends when the next unit's backward begins, or with the whole backward.
     """
 
     def __init__(self, units: Sequence[TracedUnit], spans: Spans) -> None:
         self._spans = spans
         self._began: dict[int, int] = {}  # module -> begin
-        self._in_backward: tuple[str, int] | None = None  # the unit, and since when
+        self._in_backward: tuple[str, int] | None = None  # the unit's name, and when its backward began
         self._hooks = [
             hook
             for unit in units
@@ -56,7 +56,7 @@ class UnitHooks:
         self.end_backward()
 
     def end_backward(self) -> None:
-        """The backward has come to its end."""
+        """End the last unit's span: the backward has ended."""
         if self._in_backward is not None:
             name, began = self._in_backward
             self._spans.add("unit", f"backward of {name}", began)
