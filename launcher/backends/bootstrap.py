@@ -40,18 +40,18 @@ NO_FORK = "what it starts is in another PID namespace than itself: let it fork, 
 # Runs the Python text that is the first line of stdin. Unbuffered, so that no byte after it is taken.
 READ_LOADER = 'exec(eval(open(0,"rb",0,closefd=False).readline()))'
 
-# The same for a host that is reached through a gateway: its first word tells that the login there worked.
+# READ_LOADER for a host behind a gateway: the word comes first and tells that the login there worked.
 ANNOUNCED = b"dslaunch is here;"
 _ANNOUNCE = f'import os;os.write(1,b"{ANNOUNCED.decode()}");'
 
-# The same where the way may give no input.
+# READ_LOADER for a way to the host that may give no input.
 _READ_IF_ANY = (
     'l=open(0,"rb",0,closefd=False).readline();exec(eval(l)) if l else __import__("os").write(2,b"{}")'
 )
 _READ_INSIDE = _READ_IF_ANY.format(NO_INPUT)
 
-# The same for an `ssh` of this machine: sshd's variable with the client's address follows, up to FROM_END, so
-# that the address on the way to the host is known.
+# For an `ssh` of this machine: after ANNOUNCED comes sshd's variable with the client's address, up to
+# FROM_END. It tells the launcher its own address on the way to the host.
 FROM_END = b";"
 _ANNOUNCE_FROM_AND_READ = (
     f'import os;os.write(1,b"{ANNOUNCED.decode()}"+os.environb.get(b"SSH_CONNECTION",b"")'
@@ -74,13 +74,14 @@ _LOOK_INSIDE = (
     f"echo {NO_FORK} >&2; exit 126; fi; "
 )
 
-# Container tools pass on no variables, and this one gives the address that other hosts reach. The word before
-# tells a login that came so far from one that ended in a login script.
+# Container tools pass on no variables, so SSH_CONNECTION, which has the address that other hosts reach, is
+# printed before the container is entered. The word in front shows that the login did not end in a login
+# script.
 ENTERING = b"dslaunch-enters;"
 _ENTER = f'printf %s "{ENTERING.decode()}"; exec "$@" "$SSH_CONNECTION"'
 _KEEP_CONNECTION = 'if [ -n "$2" ]; then SSH_CONNECTION="$2"; export SSH_CONNECTION; fi; '
 
-# A node writes this if its Python is another one than the launcher's.
+# A node writes this if its Python has another version than the launcher's.
 WANTS_TEXT = b"\0dslaunch wants text\n"
 _SIZE_DIGITS = 10
 
@@ -129,7 +130,7 @@ module.main()
 _FOLDERS = ("wire", "node.system", "node.observe", "node.workers", "node.files", "node.agent")
 _PACKAGES = ("", ".shared", ".launcher", ".launcher.node", *(f".launcher.{folder}" for folder in _FOLDERS))
 
-# Makes modules of their source or code, and makes the others when they are imported.
+# Makes each module from its source or code at once; those of _later() are made when they are imported.
 _INSTALL = (
     f"""
 packages = {_PACKAGES!r}
@@ -229,8 +230,8 @@ def remote_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) -
 
 
 def relayed_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) -> str:
-    """Do the same for a host behind a gateway: it prints ANNOUNCED before it reads anything, and before it
-    enters a container, which may take its time.
+    """Return remote_command() for a host behind a gateway: it prints ANNOUNCED before it reads anything, and
+    before it enters a container, which may take long.
     """
     if prefix:
         return _command(_entered(f'printf %s "{ANNOUNCED.decode()}"; {_ENTER}', python, prefix))
@@ -238,8 +239,8 @@ def relayed_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) 
 
 
 def inside(python: str, prefix: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the command that starts a bootstrap in the container that the prefix leads into: it prints
-    ANNOUNCED before it reads anything.
+    """Return the command that starts a bootstrap inside the prefix's container; it prints ANNOUNCED before
+    it reads anything.
     """
     return (
         *prefix,
@@ -256,7 +257,9 @@ def _entered(shell: str, python: str, prefix: tuple[str, ...]) -> tuple[str, ...
 
 
 def announced_command(python: str = sys.executable, prefix: tuple[str, ...] = ()) -> str:
-    """Do the same for an `ssh` of this machine: it prints ANNOUNCED, SSH_CONNECTION and FROM_END first."""
+    """Return remote_command() for an `ssh` of this machine: it prints ANNOUNCED, SSH_CONNECTION and FROM_END
+    first.
+    """
     if prefix:
         words = f'"{ANNOUNCED.decode()}" "$SSH_CONNECTION" "{FROM_END.decode()}"'
         return _command(_entered(f"printf %s {words}; {_ENTER}", python, prefix))
@@ -274,7 +277,7 @@ def agent_source(*, moves_files: bool = False) -> bytes:
     """Return the bytes before any frame: a loader, and the agent's modules as this Python compiles them.
 
     A node with another Python writes WANTS_TEXT before anything else; `agent_text` is the answer. Any thread
-    may call: the first one puts it together, which takes 8 ms.
+    may call: the first call makes the bytes, which takes 8 ms; later ones reuse them.
     """
     with _BUILDING, _own_files():
         return _agent_source(moves_files)
@@ -291,13 +294,15 @@ def agent_text(*, moves_files: bool = False) -> bytes:
 
 
 def relay_source() -> bytes:
-    """Return the same as `agent_source` for a relay on a gateway."""
+    """Return the bytes that start a relay on a gateway: a loader, and the relay's modules as this Python
+    compiles them.
+    """
     with _own_files():
         return _compiled(_RELAY)
 
 
 def relay_text() -> bytes:
-    """Return the same as `agent_text` for a relay on a gateway."""
+    """Return the relay's modules as text."""
     return _text(_RELAY)
 
 
@@ -318,7 +323,9 @@ def _own_files() -> Iterator[None]:
 
 
 def _later(moves_files: bool) -> tuple[str, ...]:
-    """List modules that most agents never import: each is sent, and loaded by the agent that does."""
+    """List the modules that most agents never import: they are sent to all, and loaded only where one is
+    imported.
+    """
     found = (
         f"{folder}.{info.name}"
         for folder in _FOLDERS
@@ -359,7 +366,7 @@ def _sources(names: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _code(name: str) -> CodeType:
-    """Return the module as this Python compiles it, or has compiled it when it was installed."""
+    """Return the module's code, compiled now or when the package was installed."""
     code: CodeType = _loader_of(name).get_code(f"{_FACADE}.{_place(name)}")
     return code
 
@@ -369,7 +376,8 @@ def _place(name: str) -> str:
     return name if name.startswith("shared.") else f"launcher.{name}"
 
 
-def _loader_of(name: str) -> Any:  # importlib.abc.InspectLoader, or the like of an editable installation
+# An importlib.abc.InspectLoader, or an editable installation's loader with the same methods
+def _loader_of(name: str) -> Any:
     spec = find_spec(f"{_FACADE}.{_place(name)}")
     if spec is None:
         raise ImportError(f"{name}, a module of the agent, is missing from {_LAUNCHER}")

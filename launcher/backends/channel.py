@@ -10,7 +10,9 @@ from ..job.plan import NodePlan
 
 
 class WayLost(LaunchError):
-    """The host on the way to this one is lost, so this one is not heard either: it is not at fault."""
+    """A host cannot be heard because another one, on the way to it, is lost: the unheard host is not at
+    fault.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, exit_code=EXIT_HOST)
@@ -53,12 +55,14 @@ class RelayedStream(Protocol):
     """The rest of a channel that leads through another host."""
 
     def way_silent_s(self) -> float:
-        """Seconds of silence of that host: so much silence is, for a while, not this host's."""
+        """Seconds for which the host on the way has been silent: the silence of the host behind it is not
+        blamed on that host for a while.
+        """
         ...
 
 
 class LoginStream(Channel, Protocol):
-    """A channel that a login gave; such a login may give others."""
+    """A channel that was opened by a login, which may open further ones."""
 
     def hang_up(self) -> None:
         """End the stream only, which ends the bootstrap; the rest stays until `close`."""
@@ -74,7 +78,7 @@ class Login(Protocol):
     """Starts bootstraps on one host. It ends with the last stream on it, or with its holder."""
 
     def open(self, python: str, prefix: tuple[str, ...] = ()) -> LoginStream:
-        """Start one with this Python, after the words of a prefix.
+        """Start a bootstrap with this Python, after the words of a prefix.
 
         Errors: LaunchError if nothing more may be started there.
         """

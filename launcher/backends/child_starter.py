@@ -1,7 +1,7 @@
 """Programs that end with this process, however it ends.
 
 The kernel takes the thread that started a program for its parent: a program that ends with its parent ends
-with that thread. So one thread starts them all, and ends with the process only.
+with that thread. So one thread starts all programs, and that thread lives as long as the process.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from .open_files import NUM_PER_HOST, NUM_PER_PROCESS, ensure_open_files
 from .refused_before import RefusedBefore
 from .ssh_dial import EarlyDials
 
-if TYPE_CHECKING:  # a local job loads none of these
+if TYPE_CHECKING:  # a local job must not load these modules
     from .ssh_config import Target
 
 
@@ -94,7 +94,9 @@ def _direct_access(
     say: Callable[[str], None],
     refused: RefusedBefore | None,
 ) -> HostAccess:
-    """Do the same; `num_early` connections are begun here already, and `close` must be called then."""
+    """Reach each host directly; `num_early` connections are begun here already, so the caller must call
+    `close`.
+    """
     others = [node for node in nodes if not node.is_local]
     ensure_open_files(len(others), num_per_host=_files_per_host(options))
     access = HostAccess(connect=_connect_nobody, window=window)
@@ -162,7 +164,9 @@ def _by_ssh(
     say: Callable[[str], None],
     refused: RefusedBefore | None,
 ) -> tuple[Ways, Callable[[], None]]:
-    """Reach hosts by our own SSH; the second value gives up begun connections that were not used."""
+    """Reach hosts by our own SSH; the second result is a function that gives up connections begun but not
+    used.
+    """
     is_loaded = f"{__package__}.ssh" in sys.modules
     early = EarlyDials({} if is_loaded else dict(list(targets.items())[:num_early]))
     with lean_paramiko():

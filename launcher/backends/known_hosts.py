@@ -1,15 +1,15 @@
 """Keys of hosts in known_hosts files, judged as OpenSSH does. Each file is read once for a job.
 
 paramiko would read every file again for every connection, and compare each line with all before it: with N
-hosts in the file and N connections that is N cubed, most of what a start on many hosts took. It also knows
-no patterns and no markers.
+hosts in the file and N connections that is N cubed, and took most of the time of a start on many hosts.
+paramiko also supports neither patterns nor markers.
 
 [Note: As OpenSSH decides]
 A line counts for a name as OpenSSH's match_hostname() says: patterns, `!`, letters of any case, or one hashed
-name. A key in one of these lines is known; if the lines have only other keys, it is changed, whatever kinds
-the keys are of; without a line it is unknown. A key in a line of `@revoked` is refused before all that. A
-line that OpenSSH cannot read counts for nothing. Where this is stricter: a line counts also if its key is of
-a kind that is new to this program, and a marker may be followed by a tab.
+name. A key in one of these lines is known. If the lines have only other keys, of whatever kinds, it is
+changed; if there are no lines for the name, it is unknown. A key in a line of `@revoked` is refused before
+all that. A line that OpenSSH cannot read counts for nothing. This module is stricter in two ways: a line
+counts also if its key is of a kind that is new to this program, and a marker may be followed by a tab.
 
 Source: OpenSSH 9.2p1 hostfile.c (hostkeys_foreach_file, check_hostkeys_by_key_or_type) and sshconnect.c
 (check_host_key)
@@ -36,7 +36,7 @@ from .openssh_patterns import fits_list, has_signs
 NO_FILE = "none"  # a configuration's word for it
 _HASHED = "|1|"  # then salt|HMAC-SHA1 of the name, both in base64
 _MAX_NAME = 1023  # letters; OpenSSH passes over a line with a longer one
-_UNWRITABLE = frozenset(" \t\r\n,!@?*#[]|'\"\\")  # in a name they would mean another host or none
+_UNWRITABLE = frozenset(" \t\r\n,!@?*#[]|'\"\\")  # a name with one of these would mean another host or none
 
 
 class KeyMarker(Enum):
@@ -51,7 +51,7 @@ class Standing(Enum):
     """The verdict of the files on the key that a host shows."""
 
     KNOWN = auto()
-    UNKNOWN = auto()  # they have no key of this host
+    UNKNOWN = auto()  # the files have no key of this host
     CHANGED = auto()
     REVOKED = auto()
 
@@ -88,7 +88,8 @@ class HostNames(NamedTuple):
     """The names of a host in the files."""
 
     name: str  # [host]:port where the port is not 22
-    portless: str = ""  # the host alone, where `name` has a port: a key of it is known, too
+    # The host without its port, if `name` has one: a key of this name counts as known, too
+    portless: str = ""
     address: str = ""  # with CheckHostIP: the files must not have another key for it
 
 
@@ -115,7 +116,7 @@ class KnownHosts:
     def judge(self, key: HostKey, names: HostNames, paths: Sequence[str], *, adds: bool) -> KeyFinding:
         """Judge the key; an unknown one is added to the first file if `adds`, and is UNKNOWN.
 
-        Errors: LaunchError if an existing file can be no list of hosts
+        Errors: LaunchError if an existing file cannot be a list of hosts
         """
         with self._lock:
             finding = self._judge(key, names, paths)
@@ -263,10 +264,9 @@ def _read_key(text: str, place: str) -> HostKey | None:
 
 
 def _strings_of(blob: bytes) -> list[bytes]:
-    """Return the strings with their lengths in front, of which every kind of key is made; none if it is cut
-    off.
+    """Return the strings of a key, each of which has its length in front; none if the key is cut off.
 
-    A certificate holds other values besides: of it only the first string.
+    A certificate also holds other values: of these only the first string is returned.
     """
     parts: list[bytes] = []
     at = 0
@@ -280,7 +280,7 @@ def _strings_of(blob: bytes) -> list[bytes]:
 
 
 def _lower(name: str) -> str:
-    """Return it in lower case, letters of ASCII only, as OpenSSH does it."""
+    """Return the text with its ASCII letters in lower case, as OpenSSH does."""
     return name.encode("utf-8", "surrogateescape").lower().decode("utf-8", "surrogateescape")
 
 

@@ -1,4 +1,4 @@
-"""Loads paramiko without modules that it loads and does not need here: 60 ms instead of 130 ms."""
+"""Loads paramiko without those of its imports that are not needed here: 60 ms instead of 130 ms."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def _real_metadata() -> Any:
 
 @contextlib.contextmanager
 def lean_paramiko() -> Iterator[None]:
-    """Let paramiko be loaded here.
+    """Load paramiko quickly inside this context.
 
-    Its own reader of configurations, which is not used, takes the package invoke, and works without; loading
-    that, with asyncio, unittest.mock and YAML, takes as long as all the rest of paramiko.
+    Its own reader of configurations, which is not used here, imports the package invoke if there is one.
+    Loading invoke, with asyncio, unittest.mock and YAML, takes as long as all the rest of paramiko.
     """
     if "paramiko" in sys.modules:
         yield

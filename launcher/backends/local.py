@@ -42,8 +42,8 @@ class LocalChannel:
     def __init__(
         self, *, end_within_s: float, takes_stdin: bool = False, prefixed: tuple[str, ...] = ()
     ) -> None:
-        """`takes_stdin`: a worker may read this process's input; its descriptor's number is the agent's first
-        argument. `prefixed`: the whole command of a bootstrap after a prefix.
+        """`takes_stdin`: a worker may read this process's input; the agent's first argument is the number of
+        that descriptor. `prefixed`: the whole command of a bootstrap after a prefix.
         """
         self._end_within_s = end_within_s
         self._is_prefixed = bool(prefixed)
@@ -86,8 +86,8 @@ class LocalChannel:
             return b""
         data = os.read(self._out.fileno(), READ_BYTES)
         if not data:
-            # Closed by this thread: another thread could close it while this one reads, and its number could
-            # become another file's.
+            # The reading thread closes the pipe itself: if another thread closed it during a read, its
+            # number could be given to a new file, and this thread would read that.
             self._out.close()
         return data
 
@@ -116,7 +116,8 @@ class LocalChannel:
         with contextlib.suppress(OSError):
             self._in.close()
         end_within_s = self._end_within_s
-        if self._is_prefixed and not self._is_spoken_to:  # it still makes its container, and reads nothing
+        # The prefix still makes its container, and does not read stdin yet
+        if self._is_prefixed and not self._is_spoken_to:
             end_within_s = KILLED_WITHIN_S
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)
@@ -134,7 +135,7 @@ class LocalChannel:
             for process in (keeper, *keeper.children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-        # the kernel keeps it, in a file system that hangs
+        # the kernel keeps a killed process as long as a file system that it uses hangs
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(KILLED_WITHIN_S)
 
@@ -145,7 +146,7 @@ def _has_input() -> bool:
         return False
     try:
         return not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:  # a terminal, but not that of our session: no shell shares it out
+    except OSError:  # a terminal, but not that of our session: no shell gives it to one job at a time
         return True
 
 

@@ -1,5 +1,5 @@
-"""Open files that a job's connections need, asked before any is made: without a free one no error can be
-reported properly.
+"""Open files that a job's connections need. The limit is checked before the first connection: without a free
+descriptor no error can be reported properly.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from ..errors import LaunchError
 
 NUM_OWN = 48  # files of this process: Python, its modules while they are loaded, streams, files that are read
 WITH_TREE = ", or reach most hosts through others with --tree_above"
-NUM_PER_HOST = 2  # a connection, and while it is made another one
-NUM_PER_PROCESS = 3  # the pipes of an ssh; two more while it is started, one after the other
+NUM_PER_HOST = 2  # a connection, and a second file while it is made
+NUM_PER_PROCESS = 3  # the pipes of an ssh; its start needs two more, but only one ssh is started at a time
 
 
 def ensure_open_files(num_hosts: int, *, num_per_host: int = NUM_PER_HOST, hint: str = WITH_TREE) -> None:

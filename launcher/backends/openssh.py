@@ -1,8 +1,8 @@
-"""The agents of other machines, reached by the system's own `ssh`: one process of it for each host.
+"""The agents of other machines, reached by the system's own `ssh`: one `ssh` process for each host.
 
 It reads its configuration by itself, so every login of OpenSSH works: Kerberos, host-based logins, keys on
 tokens, connections that are open already. It asks no questions, and never becomes the connection that others
-share (ControlMaster): it would have to stay for them when the job has ended.
+share (ControlMaster): it would have to stay after the job's end for as long as others use it.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ MAX_NOISE_BYTES = 1 << 20  # bytes of login scripts; the reader of the stream re
 START_MARGIN_S = 20.0  # from a connection to the first word of a Python: a login, and its shell
 STATUS_WITHIN_S = 2.0  # after the end of the stream
 END_WITHIN_S = 2.0  # after SIGTERM; then the ssh is killed
-SAME_MOMENT_S = 0.5  # all logins of a lost host end within it
-LOOK_EVERY_S = 0.005  # looks whether it has ended
+SAME_MOMENT_S = 0.5  # all logins of a lost host end within this time
+LOOK_EVERY_S = 0.005  # pause between looks whether the ssh has ended
 FIRST_PAUSE_S = 0.3  # before a login that sshd dropped is tried again; the same in ssh.py
 NO_SSH = "there is no program ssh on PATH; install OpenSSH's client (apt-get install openssh-client)"
 
 
 def settings(*, connect_timeout_s: float, heartbeat_s: float) -> dict[str, str]:
-    """Return the options of each ssh of a job: it asks no questions, and shares and forwards nothing.
+    """Return the options of each ssh of a job: they make it ask no questions, and share and forward nothing.
 
-    It ends a while after the agent does if it hears nothing.
+    If the network fails, the ssh ends a while after the agent.
     """
     return {
         **STRICT,
@@ -65,7 +65,7 @@ def ssh_program() -> str | None:
 
 
 class _Told(NamedTuple):
-    """ssh's own configuration for a host. `words` name the host, and win over that."""
+    """ssh's own configuration for a host. `words` name the host, and win over that configuration."""
 
     facts: Facts
     words: tuple[str, ...]
@@ -95,9 +95,9 @@ class OpenSsh:
     def connect(
         self, node: NodePlan, connect_timeout_s: float | None, prefix: tuple[str, ...] = ()
     ) -> OpenSshChannel:
-        """Start an agent there; if sshd drops the login, try again until the time for that is used.
+        """Start an agent on the node; if sshd drops the login, try again until the time for that is used.
 
-        Without a time its configuration's counts, or a default of ours.
+        Without `connect_timeout_s` the host's ssh configuration gives the time, or a default of ours.
         Errors: LaunchError with what to do about it
         """
         if connect_timeout_s is None:
@@ -134,7 +134,9 @@ class OpenSsh:
         raise why_not(said, timeout_s=timeout_s, facts=self._ask(where).facts)
 
     def _where(self, host: Host) -> tuple[str, ...]:
-        """Return the words that name a host: those given for it, without those of its configuration."""
+        """Return the ssh options and the name that were given for the host; its ssh configuration is not in
+        them.
+        """
         options = self._options
         port, user = host.port or options.port, host.user or options.user
         words: list[str] = []
@@ -144,7 +146,9 @@ class OpenSsh:
         return (*words, *self._launcher_args, "--", host.name)
 
     def _ask(self, where: tuple[str, ...]) -> _Told:
-        """Return these words with strict checks of keys. Errors: LaunchError as strict_words"""
+        """Return ssh's configuration for the host that these words name, with options for strict checks of
+        keys. Errors: LaunchError as strict_words
+        """
         if where not in self._told:
             facts = asked(self._program, where)
             words = strict_words(facts, self._program, where, self._options.config)
@@ -188,12 +192,12 @@ class OpenSshChannel:
     """A bootstrap that an `ssh` of this machine started on another one."""
 
     def __init__(self, argv: tuple[str, ...]) -> None:
-        """Start that ssh; nothing is known of the host yet.
+        """Start the ssh; do not wait for its connection.
 
         Errors: LaunchError if a limit of this machine does not allow it
         """
         self.local_address = ""
-        # An ssh on the way to the host asks no questions either.
+        # These variables keep an ssh on the way to the host from asking questions, too.
         environment = {
             **os.environ,
             "SSH_ASKPASS_REQUIRE": "never",
@@ -212,7 +216,7 @@ class OpenSshChannel:
         self._poll = select.poll()
         self._poll.register(self._out, select.POLLIN)
         self._poll.register(self._err, select.POLLIN)
-        self._kept = b""  # read, and not given out yet
+        self._kept = b""  # bytes read that no caller of read() has got yet
         self._errors = b""
         self._is_err_over = False
         self._is_closed = False
@@ -225,8 +229,8 @@ class OpenSshChannel:
     def wait_until_announced(self, timeout_s: float) -> bool:
         """Wait until a Python there says that it runs; the output of login scripts before that is dropped.
 
-        False if ssh could not connect. True also where a login ended without that word: the reader of the
-        stream finds out why.
+        False if ssh could not connect. True also if the login worked but ended before that: the reader of
+        the stream finds out why.
 
         Errors: LaunchError if nothing happens in this time
         """
@@ -265,11 +269,11 @@ class OpenSshChannel:
                 view = view[self._in.write(view) or 0 :]
 
     def error_text(self) -> str:
-        """Return the host's words; ssh's own words tell only that the connection ended."""
+        """Return the host's error text without ssh's own lines, which tell only that the connection ended."""
         return "\n".join(line for line in self.own_words().splitlines() if not is_of_ssh(line))
 
     def own_words(self) -> str:
-        """Return all of the text, with ssh's own words."""
+        """Return all of the error text, ssh's own lines included."""
         return self._errors.decode("utf-8", "replace").replace("\r", "")
 
     def exit_status(self) -> int | None:
@@ -290,7 +294,7 @@ class OpenSshChannel:
             self._has_ended(END_WITHIN_S)
         with self._writing, contextlib.suppress(OSError):
             self._in.close()
-        with self._reading:  # its reader sees the end of the stream
+        with self._reading:  # wait until the reading thread has seen the end of the stream
             self._out.close()
             self._err.close()
 
@@ -300,7 +304,7 @@ class OpenSshChannel:
         return self._is_hung_up
 
     def hang_up(self) -> None:
-        """End the stream, unless it ends by itself at this moment, as with its host."""
+        """End the stream, unless it is just ending by itself, as when its host is lost."""
         if not self._has_ended(SAME_MOMENT_S):
             self._is_hung_up = True
             self._signal(signal.SIGTERM)
@@ -324,7 +328,7 @@ class OpenSshChannel:
             return b""
 
     def _read_errors(self) -> None:
-        """Read the error text that is there now."""
+        """Read the error text that has arrived; do not wait for more."""
         if self._is_err_over:
             return
         with contextlib.suppress(BlockingIOError):
@@ -339,12 +343,13 @@ class OpenSshChannel:
                 self._process.send_signal(number)
 
     def _has_ended(self, within_s: float) -> bool:
-        """Tell whether it has ended; then end the processes that it started, such as a ProxyCommand."""
+        """Tell whether the ssh has ended; if so, end processes that it started, as a ProxyCommand."""
         deadline = time.monotonic() + within_s
         with self._reaping:
             pid = self._process.pid
             while self._process.returncode is None:
-                # Reaped only after its process group, which has the same number, was ended.
+                # Reap the ssh only after its process group was ended: the group has the same number, which
+                # must not be reused before.
                 if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(pid, signal.SIGKILL)
@@ -357,8 +362,8 @@ class OpenSshChannel:
 
 
 def _ours(connection: str) -> str:
-    """Return our address in sshd's SSH_CONNECTION, if it is one of this machine: after a jump host, or a
-    router that changes addresses, it is another's.
+    """Return our address from sshd's SSH_CONNECTION, if this machine has it: behind a jump host or a router
+    with NAT sshd sees another machine's address.
     """
     address = connection.partition(" ")[0].removeprefix("::ffff:")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

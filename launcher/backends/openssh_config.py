@@ -31,7 +31,7 @@ _USED = _REST_OF_LINE | _LISTS | frozenset((
     *("stricthostkeychecking", "checkhostip", "connecttimeout", "addressfamily", "canonicalizehostname",
       "canonicalizemaxdots"),
     *("canonicalizefallbacklocal", "canonicalizepermittedcnames"),
-    # Only OpenSSH can do these, see openssh_only.py.
+    # Only OpenSSH can follow these settings, see openssh_only.py.
     *("kexalgorithms", "hostkeyalgorithms", "ciphers", "macs", "controlpath", "proxyusefdpass"),
     *("certificatefile", "pkcs11provider", "securitykeyprovider", "verifyhostkeydns", "revokedhostkeys"),
 ))  # fmt: skip
@@ -74,8 +74,8 @@ def read_file(
 
     Only a line feed ends a line, as for OpenSSH. Lines that are not used here need not be UTF-8.
 
-    Errors: OSError; UnicodeDecodeError; LaunchError for a line that says nothing,
-            or files that include each other
+    Errors: OSError; UnicodeDecodeError; LaunchError for a line without a keyword or value, or for files that
+    include each other
     """
     if depth > MAX_DEPTH:
         raise LaunchError(f"{path}: Include leads through more than {MAX_DEPTH} files; is it a circle?")
@@ -107,8 +107,8 @@ def read_file(
 def settings_of(name: str, given: Values, files: tuple[tuple[ConfigLine, ...], ...], me: Me) -> Values:
     """Return the settings of the host that is called `name`, keywords in lower case, always with `hostname`.
 
-    `given` comes first, as from the command line. The files are read a second time with the name that they
-    gave where they ask for that (CanonicalizeHostname, `Match final`).
+    `given` comes first, as from the command line. Where the files ask for it (CanonicalizeHostname, `Match
+    final`), they are read a second time, with the host name that the first reading gave.
 
     Errors: LaunchError for settings that cannot be understood, or are not supported
     Source: ssh_config(5)
@@ -135,7 +135,7 @@ def settings_of(name: str, given: Values, files: tuple[tuple[ConfigLine, ...], .
 def expand(text: str, tokens: Mapping[str, str], *, has_variables: bool = False) -> str:
     """Replace `%h` and the like, and `${NAME}` where these are allowed.
 
-    Errors: LaunchError for one that means nothing here
+    Errors: LaunchError for a token or variable without a value here
     """
 
     def token(match: re.Match[str]) -> str:
@@ -152,7 +152,7 @@ def expand(text: str, tokens: Mapping[str, str], *, has_variables: bool = False)
             raise LaunchError(f"ssh configuration: {text!r}: there is no variable {match[1]}; set it")
         return os.environ[match[1]]
 
-    # In one pass: the value of a token is not looked at again.
+    # Replace all in one pass, so that a `%` in the value of a token stays.
     pattern = re.compile(f"{_TOKEN.pattern}|{_VARIABLE.pattern}" if has_variables else _TOKEN.pattern)
     return pattern.sub(
         lambda one: token(one) if one[0][0] == "%" else variable(_VARIABLE.match(one[0]) or one), text
@@ -176,7 +176,9 @@ def tokens_of(name: str, values: Values, me: Me) -> dict[str, str]:
 
 
 class _Reading:
-    """One reading of all files for one host. The first value that is found counts; IdentityFile adds up."""
+    """One reading of all files for one host. The first value of a keyword counts; values of IdentityFile are
+    collected.
+    """
 
     def __init__(self, host: str, original: str, given: Values, me: Me, *, is_final: bool) -> None:
         self.values = dict(given)
@@ -219,7 +221,7 @@ class _Reading:
         self.values[key] = values
 
     def _is_said(self, key: str) -> bool:
-        """Tell whether a line before this one counts. ProxyJump and ProxyCommand exclude each other."""
+        """Tell whether an earlier line set this keyword; ProxyCommand and ProxyJump exclude each other."""
         if key == "proxycommand" and self.values.get("proxyjump", ("none",))[0].lower() != "none":
             return True
         if key == "proxyjump" and "proxycommand" in self.values:
@@ -230,9 +232,9 @@ class _Reading:
         return fits_list(patterns, self._host)
 
     def _matches(self, line: ConfigLine, *, is_active: bool) -> bool:
-        """Tell whether all criteria hold; the command of one that comes after a failed one is not run.
+        """Tell whether all criteria of a Match hold; after one that fails, no further `exec` command is run.
 
-        A `final` counts for the whole file, wherever it stands.
+        A `final` asks for a second reading of all files, even if its Match does not hold.
         """
         words = _match_words(line)
         holds = is_active
@@ -307,7 +309,9 @@ def _words(line: ConfigLine) -> tuple[str, ...]:
 
 
 def _match_words(line: ConfigLine) -> Iterator[str]:
-    """Yield the criteria of a Match and their values; these are quoted in another way than all the rest."""
+    """Yield the criteria of a Match and their values; the rules of quoting are other ones here than in all
+    other lines.
+    """
     at = 0
     while at < len(line.rest) and not line.rest[at:].lstrip().startswith("#"):
         match = _MATCH_WORD.match(line.rest, at)

@@ -1,8 +1,8 @@
 """The system's `ssh` for those hosts of a job where our own SSH does not get in, or may not be used.
 
-Our own comes first: it is one process and has errors with a type, see docs/design/wire.md. So settings that a
-distribution writes into every ssh configuration, such as GSSAPIAuthentication, change nothing where a key is
-enough.
+Our own SSH comes first: it needs no further process and raises typed errors, see docs/design/wire.md. So
+settings that a distribution writes into every ssh configuration, such as GSSAPIAuthentication, change
+nothing where a key is enough.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from .ssh_login import OpenSshMay
 
 
 class OpenSshInstead:
-    """Chooses between the two. Once all hosts are settled `say` gets one line for each reason. Any thread may
-    call.
+    """Chooses between our own SSH and the system's `ssh`. Once all hosts are settled `say` gets one line for
+    each reason. Any thread may call.
     """
 
     def __init__(
         self, options: Options, *, num_hosts: int, say: Callable[[str], None], refused: RefusedBefore
     ) -> None:
-        """`refused` is the memory of such hosts: those that it knows are not reported again."""
+        """`refused` remembers the hosts that refused our own SSH; a host that it knows is not reported
+        again.
+        """
         self._options = options
         self._refused = refused
         self._say = say
@@ -46,7 +48,7 @@ class OpenSshInstead:
 
         Errors: LaunchError with the reasons of both
         """
-        said = ""  # the reason for an ssh, if it is new
+        said = ""  # why the system's ssh is used, if that was not reported before
         known = self._refused.why(node.host.name)
         try:
             hints = _hints(target)
@@ -69,7 +71,7 @@ class OpenSshInstead:
             self.settle(node, said)
 
     def settle(self, node: NodePlan, because: str = "") -> None:
-        """Take note that the host is reached, or never will be; `because`: the reason for an ssh."""
+        """Take note that the host is reached, or never will be; `because`: why the system's ssh was used."""
         with self._lock:
             self._num_unsettled -= 1
             if because:

@@ -23,16 +23,16 @@ _LISTS = {
     "ciphers": ("Ciphers", "ciphers"),
     "macs": ("MACs", "digests"),
 }
-# Verdicts on a host's key, maybe that it is revoked, that only OpenSSH reads.
+# Further sources of verdicts on a host's key (it may be revoked), which only OpenSSH reads.
 _HOST_KEYS = {"revokedhostkeys": "RevokedHostKeys", "knownhostscommand": "KnownHostsCommand"}
-_PROBE_S = 0.2  # for a socket of this machine
-_CHANGES = "+-^"  # with these a list adds to the default, takes from it, or puts first
+_PROBE_S = 0.2  # to connect to a socket of this machine
+_CHANGES = "+-^"  # a list with this first sign adds to the default, takes from it, or moves to the front
 
 
 class OpenSshHints(NamedTuple):
     """`only`: why only OpenSSH will do, in words that follow `because`; empty if our own SSH comes first.
-    `is_wish`: our own would do as well. `has_keys`, `has_host_keys`: OpenSSH may have a key for the login, or
-    know the host, where our own SSH does not.
+    `is_wish`: our own SSH could be used as well. `has_keys`, `has_host_keys`: OpenSSH may have a key for the
+    login, or know the host, where our own SSH does not.
     """
 
     only: str = ""
@@ -81,7 +81,7 @@ def _has_keys(found: Values, identities: tuple[str, ...]) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_on_token(path: Path) -> bool:
-    """Tell whether this key is one of a token, of which the file holds a handle only."""
+    """Tell whether the private key is on a token: then its file holds only a handle."""
     try:
         with Path(f"{path}.pub").open("rb") as file:
             return file.read(3) == b"sk-"
@@ -96,7 +96,7 @@ def algorithms_of(found: Values) -> tuple[tuple[str, str], ...]:
 
 @functools.lru_cache(maxsize=1024)
 def kept(names: tuple[str, ...], wanted: str) -> tuple[str, ...]:
-    """Return those of these names that a list of the configuration leaves, in its order.
+    """Return the names that remain when a list of the configuration is applied, in the order of the result.
 
     Source: ssh_config(5), Ciphers; OpenSSH's kex_assemble_names()
     """
@@ -123,7 +123,8 @@ def _known(ours: str) -> tuple[str, ...]:
 
 def _is_open(text: str, tokens: Mapping[str, str], jump: str) -> bool:
     """Tell whether OpenSSH listens at this ControlPath: a killed ssh may have left the socket there."""
-    for jumps in dict.fromkeys(("", jump)):  # newer versions count it as well
+    # Newer versions of OpenSSH hash the jump host into the path as well
+    for jumps in dict.fromkeys(("", jump)):
         names = "".join((*(tokens[one] for one in "lhpr"), jumps))
         known = {**tokens, "C": hashlib.sha1(names.encode()).hexdigest(), "j": jump}
         with contextlib.suppress(LaunchError, OSError):  # an unknown token or variable, no file

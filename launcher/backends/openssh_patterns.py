@@ -26,5 +26,6 @@ def has_signs(pattern: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _regex(pattern: str) -> re.Pattern[str]:
     signs = {"*": ".*", "?": "."}
-    shortest = re.sub(r"\*+", "*", pattern)  # otherwise the time to match grows with a power of them
+    # Otherwise the time to match grows with a power of the number of `*`
+    shortest = re.sub(r"\*+", "*", pattern)
     return re.compile("".join(signs.get(one) or re.escape(one) for one in shortest), re.DOTALL)

@@ -1,9 +1,9 @@
 """Options for an `ssh` of the system, so that it refuses a changed host key, whatever its configuration says.
 
-`StrictHostKeyChecking no` takes a changed key. Where the configuration has that for a host it gets
-`accept-new` instead, which takes an unknown key only; other settings for unknown keys stay. The ssh that
-OpenSSH starts for a ProxyJump gets none of our options, so for a way with such a host we write the
-ProxyCommand that OpenSSH would make of it, with these options.
+`StrictHostKeyChecking no` accepts a changed key. A host with that setting gets `accept-new` instead, which
+accepts only an unknown key; other settings for unknown keys stay. The ssh that OpenSSH starts for a
+ProxyJump gets none of our options, so if a jump host has that setting, we replace the ProxyJump by the
+ProxyCommand that OpenSSH would make of it, with these options added.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ..errors import EXIT_HOST, LaunchError
 
 ASK_WITHIN_S = 30.0  # `ssh -G` takes 10 ms, and the time of each `Match exec`
-MAX_DEPTH = 8  # depth of jumps through jumps
+MAX_DEPTH = 8  # the most jump hosts that are themselves reached through jump hosts
 STRICT = {"NoHostAuthenticationForLocalhost": "no"}  # for each ssh that is started
 _TAKES_CHANGED = ("no", "off", "false")
 _TAKES_NEW = ("-o", "StrictHostKeyChecking=accept-new")
@@ -27,15 +27,17 @@ Facts = Mapping[str, str]  # `ssh -G`: its keywords in lower case, and their val
 
 
 class _Way(NamedTuple):
-    """An `ssh -W` to a host, as a ProxyCommand; whether a host on it took changed keys otherwise."""
+    """An `ssh -W` to a host, as a ProxyCommand. `is_needed`: otherwise a host on the way would accept a
+    changed key.
+    """
 
     command: str
     is_needed: bool
 
 
 def strict_words(known: Facts, program: str, where: tuple[str, ...], config: str | None) -> tuple[str, ...]:
-    """`where`, of which `known` was told, with the words before it that win over it; `config` is the file of
-    -F, if one was given.
+    """Return `where`, the words that name a host, with options in front that make ssh strict. `known` is
+    ssh's configuration for these words; `config` is the file of -F, if one was given.
 
     Errors: LaunchError if ssh does not print its configuration
     """
@@ -59,7 +61,8 @@ def _without_jump(where: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _way(program: str, jumps: str, config: str | None, *, depth: int) -> _Way | None:
-    """Return the way to the last host of `jumps`, through those before it, or through the jumps of its own.
+    """Return the way to the last host of `jumps`: through the hosts before it, or through the jumps of its
+    own configuration.
 
     Source: OpenSSH 9.2p1 ssh.c, where options.jump_host becomes options.proxy_command
     """
@@ -83,13 +86,13 @@ def _way(program: str, jumps: str, config: str | None, *, depth: int) -> _Way | 
     if way is not None:
         told += ["-o", f"ProxyCommand={way.command}"]
     argv = [program, *told, *words, "-W", "[%h]:%p", *where]
-    # The inner command goes through one more expansion of %h and the like, which %% survives.
+    # ssh expands %h and the like once more in the inner command; %% becomes % then.
     quoted = [shlex.quote(word if word == "[%h]:%p" else word.replace("%", "%%")) for word in argv]
     return _Way(" ".join(quoted), is_needed)
 
 
 def asked(program: str, where: tuple[str, ...]) -> Facts:
-    """Return ssh's own configuration for a host; empty if it refuses that.
+    """Return ssh's own configuration for a host; empty if `ssh -G` fails.
 
     `where`: the words that name it. Errors: LaunchError if ssh does not answer
     """

@@ -74,7 +74,7 @@ def is_of_ssh(line: str) -> bool:
 
 
 def why_not(said: str, *, timeout_s: float, facts: Facts) -> LaunchError:
-    """Return the reason why there was no login. `said` is the output of ssh, also of one that leads there
+    """Return the reason why there was no login. `said` is the output of ssh, and of any ssh on the way
     through another host; `facts` are its configuration for the host.
     """
     if _REVOKED.search(said):
@@ -124,7 +124,7 @@ def why_not(said: str, *, timeout_s: float, facts: Facts) -> LaunchError:
 
 
 def _other(said: str, facts: Facts) -> LaunchError:
-    """Return the error for a connection that ended, or for unknown words."""
+    """Return the error for a connection that ended, or for output of ssh that is not recognized."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     drops = [found for found in map(_DROPPED.fullmatch, lines) if found]
     others = [line for line in lines if not _DROPPED.fullmatch(line)]

@@ -1,4 +1,6 @@
-"""Hosts where our own SSH was refused, and the system's `ssh` got in: a later start begins with that."""
+"""Hosts where our own SSH was refused, and the system's `ssh` got in: a later start begins with the
+system's.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The agents of hosts behind a gateway: many streams over the one to the relay there.
+"""The agents of hosts behind a gateway: many streams inside the one stream to the relay on the gateway.
 
 [Note: Who is to blame]
 When a gateway is lost, its children are lost with it, and the gateway must be named as the culprit. So the
-end of a relay is held back from the children's readers until the gateway itself was given up, and the silence
-of a relay does not count as theirs until it has lasted longer than the gateway's own may.
+children's readers learn of the end of a relay only after the gateway itself was given up, and the silence of
+a relay counts as the children's only after it has lasted longer than a gateway may be silent.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RelayStreams:
         self._heard_at = time.monotonic()
         self._ended_at: float | None = None
         self._is_given_up = False
-        # Set when it runs, or has ended: nothing may come between it and its source.
+        # Set when the relay runs, or has ended. Before, nothing but the relay's source may be sent.
         self._has_begun = threading.Event()
         self.why_ended = ""
         stream.write(relay_source())
@@ -66,9 +66,10 @@ class RelayStreams:
     def open(
         self, argv: tuple[str, ...], *, timeout_s: float, on_close: Callable[[], None] = lambda: None
     ) -> RelayedChannel:
-        """Start a command on the gateway that starts a bootstrap, and wait until that says that it is there.
+        """Start a command on the gateway that starts a bootstrap, and wait until the bootstrap announces
+        itself.
 
-        `on_close` is called when the channel was closed, or at once if none is made.
+        `on_close` is called when the channel was closed, or at once if no channel comes about.
 
         Errors: LaunchError with the command's output instead.
         """
@@ -100,7 +101,7 @@ class RelayStreams:
 
     @property
     def is_suspect(self) -> bool:
-        """Tell whether it must be looked at again and again, because it may be lost."""
+        """Tell whether the relay may be lost, so that its state must be asked for again and again."""
         return self._ended_at is not None or self._is_given_up
 
     @property
@@ -108,7 +109,7 @@ class RelayStreams:
         return self._ended_at is not None
 
     def is_lost(self) -> bool:
-        """Tell whether it is lost: [Note: Who is to blame]"""
+        """Tell whether the relay is lost: [Note: Who is to blame]"""
         if self._ended_at is not None:
             return self._is_given_up or time.monotonic() - self._ended_at > HELD_BACK_S
         return self._is_given_up and self.silent_s() > SILENT_S
@@ -186,7 +187,7 @@ class RelayedChannel:
         self._received = bytearray()
         self._num_read = 0  # bytes for which no credit was granted yet
         self._credit = WINDOW_BYTES
-        self._has_ended = False  # the command on the gateway
+        self._has_ended = False  # whether the command on the gateway has ended
         self._is_closed = False
         self._error_text = ""
         self._exit_status: int | None = None
@@ -298,13 +299,13 @@ class RelayedChannel:
             raise LaunchError(f"nothing came within {waited_s:g} s", exit_code=EXIT_HOST)
 
     def _grant(self, num_bytes: int) -> None:
-        """Let the relay send as much again; not for every few bytes."""
+        """Let the relay send as many further bytes; small amounts are collected first."""
         self._num_read += num_bytes
         if self._num_read >= WINDOW_BYTES // 2 and not self._is_over():
             try:
                 self._relay.send(pack_grant(self._number, self._num_read))
             except OSError:
-                return  # its reader notices
+                return  # the reader of the relay's stream notices the error
             self._num_read = 0
 
 

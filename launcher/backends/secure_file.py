@@ -1,4 +1,4 @@
-"""Security of a file of OpenSSH's, which may be obeyed if only this user and root can have written it."""
+"""Security of a file of OpenSSH's, which dslaunch obeys if only this user and root can have written it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 
 
 def why_insecure(found: os.stat_result) -> str:
-    """Return the reason against it, with what to do; empty if it may be obeyed.
+    """Return why the file may not be obeyed, with what to do; empty if it may be.
 
     Source: OpenSSH 9.2p1 readconf.c (read_config_file_depth), with Debian's exception: the group may write if
     this user is its only member

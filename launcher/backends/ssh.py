@@ -19,7 +19,8 @@ from .ssh_login import SshFiles, log_in
 from .ssh_proxy import NOT_RUN, Proxy
 
 READ_BYTES = 1 << 18
-# Before a connection that sshd dropped is tried again; each pause is twice as long, and random.
+# Pause before a connection that sshd dropped is tried again; each further pause is twice as long, times a
+# random factor.
 FIRST_PAUSE_S = 0.3
 WAKE_UP_S = 60.0  # the longest wait for bytes; nothing depends on it
 ERROR_TEXT_BYTES = 1 << 16  # the end of a host's stderr
@@ -33,7 +34,7 @@ _BROKEN = (paramiko.SSHException, EOFError)
 class SshConnection:
     """A login on another machine, made through all jumps.
 
-    It ends with the last channel on it, or with its holder.
+    The connection ends when its last channel was closed and it is no longer held.
     """
 
     def __init__(self, target: Target, files: SshFiles, begun: Dial | None = None) -> None:
@@ -57,7 +58,7 @@ class SshConnection:
     def run(self, command: str) -> paramiko.Channel:
         """Start a command; call `release` when it is not needed any more.
 
-        Errors: LaunchError if that is refused; a connection without another channel is closed then.
+        Errors: LaunchError if the host refuses; the connection is then closed if it has no other channel.
         """
         self.hold()
         try:
@@ -89,7 +90,7 @@ class SshConnection:
     def _close(self) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from the socket
         for transport in reversed(self._transports):
             with contextlib.suppress(OSError, *_BROKEN):
                 transport.close()
@@ -99,7 +100,9 @@ class SshConnection:
             self._proxy = None
 
     def _connect_again_and_again(self, target: Target, begun: Dial | None) -> str:
-        """Connect until the time for that is used: a jump host drops some connections of a whole cluster."""
+        """Try to connect until the time for that is used: a jump host drops some connections when a whole
+        cluster connects.
+        """
         give_up_at = time.monotonic() + target.connect_timeout_s
         pause_s = FIRST_PAUSE_S
         while True:
@@ -119,8 +122,8 @@ class SshConnection:
                 target = target._replace(connect_timeout_s=left_s)
 
     def _why_dropped(self, dropped: LaunchError) -> LaunchError:
-        """Return the error to report. Errors: LaunchError if a ProxyCommand is the reason, and
-        always will be
+        """Return the error to report. Errors: LaunchError if a ProxyCommand is the reason, so that another
+        try cannot help
         """
         ended = self._proxy.why_ended() if self._proxy is not None and not self._transports else None
         if self._proxy is None or ended is None:
@@ -157,9 +160,9 @@ class SshConnection:
 
 
 class _Bell(threading.Event):
-    """Rung by both streams of a channel.
+    """An event that both streams of a channel set.
 
-    Each stream would silence it when it is empty itself, even if the other one has bytes.
+    paramiko lets each stream clear the event when that stream is empty, even if the other one has bytes.
     """
 
     def clear(self) -> None:
@@ -175,8 +178,8 @@ class SshChannel:
     def __init__(
         self, connection: SshConnection, *, python: str = sys.executable, prefix: tuple[str, ...] = ()
     ) -> None:
-        """`python` is tried first for the agent there, after the prefix; both go through the login shell of
-        that host.
+        """The agent is started with `python` if the host has it, after the prefix; the host's login shell
+        reads both.
         """
         self.local_address = connection.local_address
         self._connection = connection
@@ -200,7 +203,7 @@ class SshChannel:
     def write(self, data: bytes) -> None:
         try:
             self._channel.sendall(data)
-        except _BROKEN as error:  # its ProxyCommand was killed
+        except _BROKEN as error:  # the ProxyCommand of the connection was killed
             raise OSError(f"the connection is broken: {error}") from None
 
     def error_text(self) -> str:

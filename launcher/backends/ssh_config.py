@@ -19,9 +19,10 @@ from .openssh_only import OpenSshHints, algorithms_of, hints_of
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 SYSTEM_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 USER_KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
-USUAL_IDENTITIES = tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519"))  # if none is named
+# Used if no key is named
+USUAL_IDENTITIES = tuple(f"~/.ssh/id_{kind}" for kind in ("rsa", "ecdsa", "ed25519"))
 CONNECT_TIMEOUT_S = 10.0
-MAX_DEPTH = 8  # depth of jumps through jumps
+MAX_DEPTH = 8  # the most jump hosts that are themselves reached through jump hosts
 _JUMP = re.compile(r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^\]]+\]|[^:]+)(?::(?P<port>\d+))?")
 _SECONDS = re.compile(r"(\d+)([smhdw]?)", re.IGNORECASE)
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -35,7 +36,7 @@ class Target(NamedTuple):
     user: str
     identities: tuple[str, ...]  # private key files, existing or not
     has_only_these_identities: bool
-    host_key_name: str  # its name in known_hosts
+    host_key_name: str  # the host's name in known_hosts
     known_hosts: tuple[str, ...]
     unknown_host_keys: str  # "refuse", or "add" (StrictHostKeyChecking accept-new and no)
     proxy_command: str | None
@@ -43,9 +44,9 @@ class Target(NamedTuple):
     connect_timeout_s: float
     family: socket.AddressFamily = socket.AF_UNSPEC
     agent: str | None = None  # the socket of the ssh-agent; empty: none
-    openssh: OpenSshHints = OpenSshHints()  # further abilities of the system's ssh
-    portless_key_name: str = ""  # the host alone, where host_key_name has a port
-    checks_address: bool = False  # the keys of its address count too (CheckHostIP)
+    openssh: OpenSshHints = OpenSshHints()  # why the system's ssh may get in where ours does not
+    portless_key_name: str = ""  # the host without its port, if host_key_name has one
+    checks_address: bool = False  # the keys in known_hosts for the host's address count too (CheckHostIP)
     algorithms: tuple[tuple[str, str], ...] = ()  # lists of the configuration, by paramiko's options
 
 
@@ -142,8 +143,8 @@ def _resolve(
 
 
 def _resolve_jumps(text: str, configuration: Configuration, *, depth: int) -> tuple[Target, ...]:
-    """Return all hosts on the way. The first one may have a way of its own; the others are reached through
-    it.
+    """Return all hosts on the way. The first one may have jump hosts of its own; the others are reached
+    through the one before.
     """
     jumps = tuple(_resolve_jump(one, configuration, depth=depth) for one in text.split(",") if one.strip())
     return (*jumps[0].jumps, *jumps) if jumps else ()
@@ -158,7 +159,9 @@ def _resolve_jump(text: str, configuration: Configuration, *, depth: int) -> Tar
 
 
 def _identities(options: SshOptions, found: Values, tokens: dict[str, str]) -> tuple[str, ...]:
-    """Return the option's key first; if no key is named, those that ssh looks for."""
+    """Return the key files: that of the option first, then those of the configuration; without any, those
+    that ssh looks for.
+    """
     option = given_identity(options)
     given = [] if option is None else [option]
     named = found.get("identityfile", () if given else USUAL_IDENTITIES)
@@ -213,7 +216,7 @@ def _port(value: str) -> int:
 
 
 def _seconds(value: str) -> float:
-    """Read seconds as ssh takes them: `10`, `1m30s`; `none` is our default."""
+    """Read seconds as ssh takes them: `10`, `1m30s`; `none` means our default."""
     if value.lower() == "none":
         return CONNECT_TIMEOUT_S
     parts = _SECONDS.findall(value)

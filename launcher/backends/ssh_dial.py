@@ -1,9 +1,9 @@
-"""TCP connections to sshd, of which the first are begun early.
+"""TCP connections to sshd; those to the first hosts are begun early.
 
 A host's sshd starts a process for a connection, reads its keys and says hello: 10 ms of another CPU. The
 modules that a job over SSH has yet to load, paramiko most of all, take us as long as that for several hosts,
-so they are loaded after the connections are begun. No byte is sent before that, and an unreachable host is
-reported in its own turn.
+so they are loaded after the connections are begun. No byte is sent before the modules are loaded, and an
+unreachable host is reported in its own turn.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from .ssh_config import Target
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 NEXT_AFTER_S = 0.25  # from one address of a host to the next, as most programs do
 Address = tuple[Any, ...]
-HEAD_START_S = 0.02  # wait for the connections to begin: names that DNS knows may take longer
+# Wait so long for the connections to begin; a name that DNS must look up may take longer
+HEAD_START_S = 0.02
 
 
 class PromptSocket(socket.socket):
     """Acknowledges received bytes at once, where the system lets it.
 
-    sshd's first small packets each wait for that (Nagle's algorithm), and the kernel would take 40 ms for it.
+    sshd sends each of its first small packets only after the one before was acknowledged (Nagle's
+    algorithm), and the kernel would delay that by 40 ms.
     """
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         data = super().recv(size, flags)
         if _QUICKACK is not None:
-            with contextlib.suppress(OSError):  # closed meanwhile
+            with contextlib.suppress(OSError):  # the socket was closed meanwhile
                 self.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
         return data
 
@@ -55,11 +57,11 @@ class Dial:
     def __init__(self, hop: Target) -> None:
         """Find the addresses.
 
-        Errors: OSError if the name is not known; UnicodeError if it is no name
+        Errors: OSError if the name is not known; UnicodeError if the text cannot be a name
         """
         self._timeout_s = hop.connect_timeout_s
-        # Bytes, because a `str` is encoded as an international name, which needs modules that take 5 ms to
-        # load.
+        # Pass bytes, because a `str` would be encoded as an international name, which needs modules that
+        # take 5 ms to load.
         name = hop.address.encode() if hop.address.isascii() else hop.address
         found = socket.getaddrinfo(name, hop.port, hop.family, socket.SOCK_STREAM)
         self._addresses = _alternating([(family, address) for family, _, _, _, address in found])
@@ -76,7 +78,7 @@ class Dial:
     def finish(self) -> socket.socket:
         """Wait for the connection.
 
-        Errors: OSError of the last address; TimeoutError if it did not answer
+        Errors: OSError of the last address that failed; TimeoutError if none answered
         """
         if not self._give_up_at:
             self.begin()
@@ -89,8 +91,8 @@ class Dial:
                     raise self._error or TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
                 else:
                     until = min(self._give_up_at, self._next_at) if self._addresses else self._give_up_at
-                    # Look also when the time is over: we may have been stopped or busy, long after the host
-                    # had answered.
+                    # Look once even if the time is over: this process may have been stopped or busy while
+                    # the host answered.
                     connected = self._wait(until - now)
                     if connected is not None:
                         return connected
@@ -119,7 +121,7 @@ class Dial:
             self._error = failure
 
     def _wait(self, timeout_s: float) -> socket.socket | None:
-        """Return the first that is connected within this time."""
+        """Return the first socket that is connected within this time; None if there is none."""
         poll = select.poll()
         for one in self._sockets:
             poll.register(one, select.POLLOUT)
@@ -142,7 +144,9 @@ class Dial:
 
 
 def _alternating(found: list[tuple[int, Address]]) -> list[tuple[int, Address]]:
-    """Alternate the kinds of addresses, so that none waits for all of the other; keep the first."""
+    """Alternate IPv4 and IPv6 addresses, so that neither kind waits for all of the other; the first address
+    stays first.
+    """
     first = [one for one in found if one[0] == found[0][0]]
     others = [one for one in found if one[0] != found[0][0]]
     pairs = itertools.zip_longest(first, others)
@@ -153,7 +157,9 @@ class EarlyDials:
     """Connections that are begun before they are asked for. Any thread may call."""
 
     def __init__(self, targets: Mapping[int, Target]) -> None:
-        """Begin by node_rank; hosts reached through another host, a command or an ssh are left out."""
+        """Begin the connections, `targets` by node_rank; hosts reached through another host, a command or an
+        ssh are left out.
+        """
         self._targets = {
             rank: target
             for rank, target in targets.items()
@@ -163,8 +169,8 @@ class EarlyDials:
         self._lock = threading.Lock()
         thread = threading.Thread(target=self._begin_all, name="early dials", daemon=True)
         thread.start()
-        # In another thread, because of slow DNS; this thread waits, because a thread beside one that imports
-        # hardly runs.
+        # The other thread is there because DNS may be slow. This one waits a moment for it: a thread hardly
+        # runs beside one that imports.
         thread.join(HEAD_START_S)
 
     def take(self, node_rank: int) -> Dial | None:

@@ -29,12 +29,12 @@ from .ssh_config import Target
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # we report its errors ourselves, once
 
 
-_OF_OPENSSH = ("gssapi-with-mic", "gssapi-keyex", "hostbased")  # methods without a question
+_OF_OPENSSH = ("gssapi-with-mic", "gssapi-keyex", "hostbased")  # methods of login that ask the user nothing
 _SHARE = "open a connection that OpenSSH shares (ssh -fNM HOST, with ControlPath in the ssh configuration)"
 
 
 class OpenSshMay(LaunchError):
-    """Our own SSH fails there, and OpenSSH may succeed: `because` says why, in words that follow a host's
+    """Our own SSH fails there, and OpenSSH may succeed. `because` says why, in words that follow a host's
     name.
     """
 
@@ -51,8 +51,8 @@ class _AgentKey(AgentKey):
     """A key of an ssh-agent that may refuse to sign with it: the agent asks its user first, or the token is
     not there.
 
-    paramiko would end the connection then. So the host gets a signature that it refuses, and the next key is
-    tried.
+    paramiko would end the connection at such a refusal. So the host is sent a signature that it rejects, and
+    the next key is tried.
     """
 
     has_refused = False
@@ -80,7 +80,7 @@ class SshFiles:
         self._lock = threading.Lock()
 
     def say_once(self, line: str, host: str) -> None:
-        """Print the line for the first host that it holds for."""
+        """Print the line for the first host that needs it, and not again for others."""
         with self._lock:
             is_new = line not in self._said
             self._said.add(line)
@@ -121,24 +121,25 @@ def _read_key(path: str) -> paramiko.PKey:
 
 
 class _Transport(paramiko.Transport):
-    """Knows the other side's offer, for the case that the two have nothing in common."""
+    """Remembers the algorithms that the host offers, for the error if it has none in common with us."""
 
     offered: dict[str, list[str]] = {}  # noqa: RUF012 - replaced, never changed
 
     def _really_parse_kex_init(self, m: Any, *given: Any, **more: Any) -> Any:
-        # Private to paramiko: with a version that does not call it the lists are missing in one message.
+        # This method is private to paramiko. If a version does not call it, only the lists in one message
+        # are missing.
         self.offered = super()._really_parse_kex_init(m, *given, **more)  # type: ignore[misc] # not in the stubs
         return self.offered
 
 
 def new_transport(sock: Any) -> paramiko.Transport:
-    """Make a transport with a cipher first that checks by itself the bytes it decrypts.
+    """Make a transport that prefers ciphers with a built-in check of the bytes (GCM).
 
-    The others need a MAC, which paramiko compares byte by byte: a sixth of the CPU time of a login.
+    Other ciphers need a MAC, which paramiko compares byte by byte: a sixth of the CPU time of a login.
     """
     transport = _Transport(sock)
     wanted = transport.get_security_options()
-    # stable: keeps the order otherwise
+    # the sort is stable: it only moves GCM ciphers to the front
     wanted.ciphers = sorted(wanted.ciphers, key=lambda name: "-gcm@" not in name)
     return transport
 
@@ -156,7 +157,7 @@ def log_in(hop: Target, sock: socket.socket | paramiko.Channel, files: SshFiles)
     transport.banner_timeout = transport.auth_timeout = hop.connect_timeout_s
     try:
         _keep_to(transport, hop.algorithms)
-        # otherwise OpenSSH keeps to the list's order
+        # a list without this sign is a whole order, to which OpenSSH keeps
         if dict(hop.algorithms).get("key_types", "+")[0] in "+-":
             _prefer(transport, files.known_hosts.known(hop.host_key_name, hop.known_hosts).keys)
         transport.start_client(timeout=hop.connect_timeout_s)
@@ -196,7 +197,7 @@ def _keep_to(transport: paramiko.Transport, algorithms: tuple[tuple[str, str], .
 
 
 def _prefer(transport: paramiko.Transport, known: tuple[HostKey, ...]) -> None:
-    """Ask for a key of a kind that is known, so that it can be compared."""
+    """Ask the host for a kind of key that known_hosts has for it, so that the two can be compared."""
     wanted = transport.get_security_options()
     kinds = [kind for key in known for kind in _algorithms(key) if kind in wanted.key_types]
     wanted.key_types = tuple(dict.fromkeys((*kinds, *wanted.key_types)))
@@ -240,7 +241,7 @@ def _check_host_key(hop: Target, transport: paramiko.Transport, sock: Any, files
 
 
 def _address_name(hop: Target, sock: Any) -> str:
-    """Return the address's name in known_hosts, where ssh looks for that, too."""
+    """Return the host's address as known_hosts writes it, if ssh checks that too; else empty."""
     if not hop.checks_address or not isinstance(sock, socket.socket) or sock.family == socket.AF_UNIX:
         return ""
     address = str(sock.getpeername()[0])
@@ -284,7 +285,8 @@ def _unknown(hop: Target, key: HostKey) -> LaunchError:
 def _authenticate(hop: Target, transport: paramiko.Transport, files: SshFiles) -> None:
     """Try one key after the other.
 
-    Errors: LaunchError if none is accepted, or none is enough; SSHException if the connection ends
+    Errors: LaunchError if no key is accepted, or the host wants more than a key; SSHException if the
+    connection ends
     """
     unusable: list[str] = []
     num_tried = 0
@@ -297,7 +299,7 @@ def _authenticate(hop: Target, transport: paramiko.Transport, files: SshFiles) -
             else:
                 num_tried += 1
     methods = _methods(hop, transport)
-    if transport.is_authenticated():  # without a key
+    if transport.is_authenticated():  # the host let us in without a key
         return
     if methods and "publickey" not in methods:
         raise _takes_no_key(hop, methods)
@@ -311,7 +313,7 @@ def _authenticate(hop: Target, transport: paramiko.Transport, files: SshFiles) -
 
 
 def _is_enough(hop: Target, transport: paramiko.Transport, key: paramiko.PKey) -> bool:
-    """Tell whether the login is done with this key. Errors: as _authenticate"""
+    """Try this key; tell whether it completed the login. Errors: as _authenticate"""
     try:
         further = transport.auth_publickey(hop.user, key)
     except paramiko.BadAuthenticationType as error:
@@ -346,7 +348,9 @@ def _why_no_key(hop: Target, unusable: list[str], num_tried: int) -> str:
 
 
 def _methods(hop: Target, transport: paramiko.Transport) -> list[str]:
-    """Return the methods that the host takes, which it tells a login without a key; empty if it does not."""
+    """Return the methods of login that the host accepts, asked by a login without a key; empty if it does
+    not tell.
+    """
     try:
         transport.auth_none(hop.user)
     except paramiko.BadAuthenticationType as error:
@@ -368,7 +372,8 @@ def _takes_no_key(hop: Target, methods: list[str]) -> LaunchError:
 def _candidates(
     hop: Target, agent_keys: tuple[paramiko.PKey, ...], files: SshFiles, unusable: list[str]
 ) -> Iterator[paramiko.PKey]:
-    """Yield keys to try, each once: named ones of the agent, named files, all others of the agent.
+    """Yield the keys to try, each once: keys of the agent that are named, named files, then all other keys
+    of the agent.
 
     The reason why a file is not tried is added to `unusable`.
     """
@@ -396,7 +401,9 @@ def _candidates(
 
 
 def _public_half(path: str) -> list[bytes]:
-    """Return the public key beside a private one: an agent's key with the same value is the same."""
+    """Return the public key in the file beside a private one; a key of the agent with this value is the same
+    key.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError):
         import base64
 
@@ -406,8 +413,8 @@ def _public_half(path: str) -> list[bytes]:
 
 @contextlib.contextmanager
 def _agent_keys(hop: Target, unusable: list[str]) -> Iterator[tuple[paramiko.PKey, ...]]:
-    """Yield the keys of the ssh-agent; none without an agent. If it does not answer, that is added to
-    `unusable`.
+    """Yield the keys of the ssh-agent; none without an agent. If the agent does not answer, the reason is
+    added to `unusable`.
     """
     path = os.environ.get("SSH_AUTH_SOCK", "") if hop.agent is None else hop.agent
     if not path:

@@ -17,7 +17,7 @@ class Proxy:
     """The running program. `sock` is our end: a real socket, so no byte has to be passed on."""
 
     def __init__(self, command: str) -> None:
-        """Run it as ssh does, by the user's shell; a terminal's Ctrl-C does not reach it.
+        """Run the command as ssh does, by the user's shell; a terminal's Ctrl-C does not reach it.
 
         Errors: OSError if there is no such shell
         """
@@ -40,7 +40,9 @@ class Proxy:
             theirs.close()
 
     def why_ended(self) -> tuple[int, str] | None:
-        """Return its exit status, 128 + n after signal n, and its last words; None if it runs."""
+        """Return the program's exit status, 128 + n after signal n, and the end of its stderr; None if it
+        still runs.
+        """
         try:
             status = self._process.wait(END_WITHIN_S)
         except subprocess.TimeoutExpired:
@@ -57,7 +59,7 @@ class Proxy:
             self._process.wait(END_WITHIN_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            # The kernel keeps it, in a file system that hangs.
+            # The kernel keeps a killed process as long as a file system that it uses hangs.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_WITHIN_S)
         self._errors.close()

@@ -2,7 +2,7 @@
 relay that runs on it.
 
 The relay is a second channel of the connection to the gateway, and starts the gateway's own `ssh` for each
-host: its keys, its known_hosts and its configuration decide. A host that cannot be reached in this way is
+host: the gateway's keys, known_hosts and configuration decide. A host that cannot be reached in this way is
 connected from here, as without a tree.
 """
 
@@ -40,7 +40,7 @@ class SshTree:
         heartbeat_s: float,
         say: Callable[[str], None],
     ) -> None:
-        """`targets` by node_rank. `window` counts the connections from here that are being made."""
+        """`targets` by node_rank. `window` limits how many connections are made from here at a time."""
         self._heartbeat_s = heartbeat_s
         self._targets = targets
         self._ways = ways
@@ -52,7 +52,7 @@ class SshTree:
                 self._gateways[node.node_rank] = gateway
 
     def connect(self, node: NodePlan) -> Channel:
-        """Connect to a host. Errors: LaunchError if it cannot be reached, from here either."""
+        """Connect to a host. Errors: LaunchError if it can be reached neither in the tree nor from here."""
         gateway = self._gateways.get(node.node_rank)
         if gateway is not None and gateway.node.node_rank == node.node_rank:
             return gateway.connect()
@@ -105,10 +105,10 @@ class _Gateway:
         self._error = ""  # why there is no connection, or no relay
         self._agent: _AgentChannel | None = None
         self._lock = threading.Lock()
-        self._num_open = 0  # children, those that are being connected included
+        self._num_open = 0  # number of children that are connected or being connected
         self._is_agent_done = False
         self._num_unsettled = len(group.children)
-        self._failed: list[tuple[str, str]] = []  # children that are not behind it, and why
+        self._failed: list[tuple[str, str]] = []  # children not reached through this gateway, and why
 
     def connect(self) -> Channel:
         """Return the stream to its own agent."""
@@ -137,7 +137,9 @@ class _Gateway:
         return relay.open(command, timeout_s=timeout_s, on_close=self.child_is_done)
 
     def settle(self, node: NodePlan, problem: str) -> None:
-        """Note whether that child is behind us; after the last one, report those that are not."""
+        """Note whether the child was reached through this gateway; after the last child, report those that
+        were not.
+        """
         with self._lock:
             self._num_unsettled -= 1
             if problem:
@@ -182,7 +184,7 @@ class _Gateway:
             try:
                 with self._window:
                     self._login = self._log_in(self.node)
-                self._login.hold()  # until agent_is_done
+                self._login.hold()  # keep the connection until agent_is_done()
             except LaunchError as error:
                 self._error = str(error)
                 raise
@@ -208,13 +210,13 @@ class _Gateway:
             return self._relay
 
     def _relay_ended(self) -> None:
-        """Take the gateway for failed if hosts are behind the relay."""
+        """Note that the relay ended; if hosts are still connected through it, the gateway has failed."""
         if self._agent is not None and self.num_through:
             self._agent.hang_up()
 
 
 class _AgentChannel:
-    """The gateway's own agent; lost with the relay."""
+    """The channel to the gateway's own agent. If the relay is lost, the agent counts as lost, too."""
 
     def __init__(self, gateway: _Gateway, stream: LoginStream) -> None:
         self.local_address = stream.local_address
@@ -240,7 +242,7 @@ class _AgentChannel:
 
 
 def _why_no_relay(stream: LoginStream) -> str:
-    """Return why a login ended before a relay could be sent, as by a login script."""
+    """Return why a login ended before the relay could be sent: a login script may have ended it."""
     status = stream.exit_status()
     said = [line.strip() for line in stream.error_text().splitlines() if line.strip()]
     how = "the connection ended" if status is None else f"the login ended with status {status}"
@@ -250,13 +252,13 @@ def _why_no_relay(stream: LoginStream) -> str:
 def ssh_command(
     target: Target, *, python: str, heartbeat_s: float, prefix: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Return the gateway's command to start an agent on another host: an ssh that uses no open connection
-    there, and that ends on a gateway that is cut off.
+    """Return the gateway's command to start an agent on another host: an ssh that shares no connection of
+    the gateway's, and that ends if the gateway is cut off from the host.
     """
     told = {
         **settings(connect_timeout_s=target.connect_timeout_s, heartbeat_s=heartbeat_s),
         "ControlPath": "none",
-        "StrictHostKeyChecking": "yes",  # its configuration may say `no`, and we cannot look
+        "StrictHostKeyChecking": "yes",  # the gateway's configuration may say `no`, and we cannot look
     }
     words = [word for name, value in told.items() for word in ("-o", f"{name}={value}")]
     where = ("-p", str(target.port), "-l", target.user, "--", target.address)
