@@ -1,6 +1,6 @@
 """The mesh of the engine that was made last: for functions that ask for ranks and groups without an engine.
 
-Source: DeepSpeed 0.19.8 utils/groups.py, whose functions are of the process, too
+Source: DeepSpeed 0.19.8 utils/groups.py, whose functions answer for the process, too
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _last: tuple[weakref.ref[Domains], weakref.ref[dist.ProcessGroup]] | None = None
 
 
 def note(domains: Domains) -> None:
-    """Let the functions below answer from these domains, as long as they and the job's process group live."""
+    """Let the functions below answer from these domains while the domains and the job's process
+    group live.
+    """
     global _last
     _last = weakref.ref(domains), weakref.ref(_job())
 
@@ -39,7 +41,7 @@ def _current() -> Domains | None:
 
 
 def current_axes() -> Axes:
-    """Return how the job's ranks are arranged; all have samples of their own before an engine is made."""
+    """Return how the job's ranks are arranged; before an engine is made, every rank has its own samples."""
     domains = _current()
     return Axes(dp=dist.get_world_size()) if domains is None else domains.axes
 
@@ -51,7 +53,9 @@ def sharers() -> Axis | None:
 
 
 def expert_axes() -> Mapping[str, tuple[Axis, Axis]]:
-    """Return by DeepSpeed's name the ranks that hold all experts together, and those that hold the same."""
+    """Return, by DeepSpeed's name, the ranks that hold all experts together, and the ranks that hold the same
+    experts.
+    """
     domains = _current()
     return {} if domains is None else domains.of_experts
 
@@ -63,24 +67,24 @@ def data_axis() -> Axis | None:
 
 
 def tensor_axis() -> Axis:
-    """Return the ranks that hold the other parts of this one's layers."""
+    """Return the ranks that hold the parts of the same layers as this rank."""
     domains = _current()
     return ALONE if domains is None else domains.dense.comm.mesh.copies
 
 
 def sequence_axis() -> Axis | None:
-    """Return the ranks that have the other parts of this one's samples; None before an engine is made."""
+    """Return the ranks that share samples with this one, each with a part; None before an engine is made."""
     domains = _current()
     return None if domains is None else domains.sequence
 
 
 def sums_over_sequence() -> bool:
-    """Whether the gradients of ranks that share samples are added, and not averaged."""
+    """Tell whether the gradients of ranks that share samples are added, not averaged."""
     domains = _current()
     return domains is not None and domains.dense.comm.mesh.rescale != 1.0
 
 
 def current_wire() -> Wire | None:
-    """Return what counts and watches over what the engine sends; None before an engine is made."""
+    """Return the Wire that counts and watches what the engine sends; None before an engine is made."""
     domains = _current()
     return None if domains is None else domains.wire

@@ -1,8 +1,8 @@
-"""Cutting of a tensor that is divided over ranks: arithmetic, and copies.
+"""Cuts of a tensor that is divided over ranks: arithmetic, and copies.
 
-A part consists of pieces of the whole along one dimension: one of them, as torch's Shard cuts, or one of each
-of several tensors that were put together along it (packed: gate and up, for example, or q, k and v), each cut
-for itself.
+A part consists of pieces of the whole along one dimension. Usually it is one piece, as torch's Shard cuts.
+Where several tensors were put together along that dimension (packed: for example gate and up, or q, k and v),
+each of them is cut for itself, and the part has one piece of each.
 
 Source: torch 2.13 distributed/tensor/placement_types.py, `Shard` and `_StridedShard`
 """
@@ -72,10 +72,11 @@ class Cut:
 def cut_evenly(
     shape: Sequence[int], dim: int, *, index: int, size: int, packs: Sequence[int] | None = None
 ) -> Cut:
-    """Return part `index` of `size`: as many rows along `dim` for each, the last ones fewer where that does
-    not divide. `packs` are the sizes along `dim` of tensors that were put together; default, one.
+    """Return part `index` of `size`. Parts have equally many rows along `dim`; the last ones have fewer if
+    `size` does not divide the rows. `packs` are the sizes along `dim` of tensors that were put together; by
+    default there is one.
 
-    Errors: ValueError if `packs` are not the whole
+    Errors: ValueError unless `packs` add up to the whole
     """
     dim = dim % len(shape)
     packed = list(packs or [shape[dim]])
@@ -100,7 +101,7 @@ def _run(length: int, index: int, size: int) -> tuple[int, int]:
 
 
 def are_whole(cuts: Sequence[Cut]) -> bool:
-    """Whether the parts of all ranks are the whole, each index once."""
+    """Tell whether the parts of all ranks make up the whole, with each index once."""
     pieces = sorted(
         (piece for cut in cuts for piece in cut.pieces if piece.size), key=lambda piece: piece.offset
     )

@@ -1,5 +1,5 @@
-"""The domain of a parameter: which ranks share it, how it is divided over others, and what its gradients are
-divided by.
+"""The domain of a parameter: which ranks share it, how it is divided over other ranks, and by what number
+sums of its gradients are divided.
 """
 
 from __future__ import annotations
@@ -31,26 +31,28 @@ class Domain:
     sharers: Lines  # all ranks: those that share such parameters are in one line
     shard_size: int | None = None  # ranks of a shard axis; None: the whole line
     parts: Parts | None = None  # set if each of its parameters is divided over other ranks
-    names: NamesByRank | None = None  # set if other parameters elsewhere have the same names
+    names: NamesByRank | None = None  # set if other ranks use the same names for other parameters
 
     def cuts_of(self, param: nn.Parameter) -> Cuts | None:
-        """Return how all parts of a parameter are cut, by rank; None if it is here as a whole."""
+        """Return how all parts of a parameter are cut, by rank; None if this rank holds the whole
+        parameter.
+        """
         return None if self.parts is None else self.parts.of(param)
 
     def cut_of(self, param: nn.Parameter) -> Cut | None:
-        """Return how this rank's part of it is cut; None if it is here as a whole."""
+        """Return how this rank's part of a parameter is cut; None if this rank holds the whole."""
         return None if self.parts is None else self.parts.own(param)
 
     def true_name(self, name: str) -> str:
-        """Return the name in the whole model of a parameter that is called so here."""
+        """Return the name in the whole model of the parameter that this rank calls `name`."""
         return name if self.names is None else self.names.own(name)
 
     def true_names(self, name: str) -> tuple[str, ...]:
-        """Return those of the parameters that are called so on any rank."""
+        """Return the names in the whole model of the parameters that any rank calls `name`."""
         return (name,) if self.names is None else self.names.all(name)
 
     def label(self, unit: str) -> str:
-        """Return the name of its part of a unit, in messages and on the wire."""
+        """Return the name of this domain's part of a unit, in messages and on the wire."""
         return f"unit '{unit}'" if self.name == DENSE else f"unit '{unit}' ({self.name})"
 
 
@@ -60,8 +62,8 @@ class Domains:
     def __init__(
         self, axes: Axes, *, shard_size: int, states_by_chunk: bool = False, divisor: int = 0
     ) -> None:
-        """`shard_size` of the ranks that share dense parameters are in one shard axis; sums of gradients are
-        divided by `divisor`; see `make_mesh`.
+        """`shard_size`: how many of the ranks that share dense parameters are in one shard axis. `divisor`:
+        by what sums of gradients are divided. See `make_mesh`.
 
         Order:  every rank must call this in the same order: it may create process groups
         Errors: ValueError if `shard_size` does not divide those ranks
@@ -110,8 +112,8 @@ class Domains:
         parts: Parts | None = None,
         names: NamesByRank | None = None,
     ) -> Domain:
-        """Make one, of these parameters and buffers, of which `parts` tells how they are divided, and `names`
-        what they are called in the whole model; see `make_mesh`.
+        """Make a domain of these parameters and buffers. `parts` tells how they are divided, `names` what
+        they are called in the whole model; see `make_mesh`.
 
         Order: every rank must call this in the same order: it may create process groups
         """
@@ -135,7 +137,9 @@ class Domains:
         return domain
 
     def _line_of(self, name: str, sharers: Lines) -> Line:
-        """Return who shares its parameters, where that is not who shares the dense ones."""
+        """Return the ranks that share its parameters; an empty line if the same ranks share the
+        dense ones.
+        """
         if name == DENSE or list(map(tuple, sharers)) == list(map(tuple, self.dense.sharers)):
             return Line()
         return Line("", tuple(next(line for line in sharers if self.job.index in line)))
@@ -155,7 +159,7 @@ class Domains:
 
     @property
     def exchanges_tokens(self) -> bool:
-        """Whether ranks with other samples send each other tokens in the middle of a backward."""
+        """True if ranks with different samples send each other tokens in the middle of a backward."""
         return bool(self._groups)
 
     def of(self, tensor: Tensor) -> Domain:
@@ -163,9 +167,9 @@ class Domains:
         return self._of.get(id(tensor), self.dense)
 
     def tie(self, name: str, *, stages: Sequence[int], params: Iterable[Tensor], is_sharded: bool) -> None:
-        """Let the ranks of several stages of the pipeline share some parameters and buffers; `params` are
-        this rank's, none where it is in none of these stages. Their gradients are the sums over the stages,
-        each averaged over the data: what one stage with all the uses would have made.
+        """Let the ranks of several stages of the pipeline share some parameters and buffers. `params` are
+        this rank's, empty if it is in another stage. Their gradients are averaged over the data in each stage
+        and summed over the stages, as if one stage had all the uses.
 
         Order: every rank must call this in the same order: it may create process groups
         """
@@ -194,8 +198,8 @@ class Domains:
 
     @property
     def holders(self) -> RankGroup:
-        """The ranks that hold the model that this rank has, or parts of it: what a program does with it, they
-        do together. In a pipeline, those of this rank's stage.
+        """Return the ranks that hold this rank's model or parts of it, and so do together what a program does
+        with the model. In a pipeline these are the ranks of this rank's stage.
         """
         return self._stage or self.job
 
@@ -207,8 +211,8 @@ class Domains:
         return self.axes.line_of(self.job.index, HOLDERS)
 
     def place_among_sharers(self, domain: Domain, holder: int) -> int | None:
-        """Return which of the ranks that share a domain's parameters with this one holder number `holder` is,
-        or holds a copy of; None if it shares them with others.
+        """Return the index, among the ranks that share a domain's parameters with this one, of holder number
+        `holder` or of the rank whose copy it holds; None if that holder shares them with other ranks.
         """
         rank = self.holder_ranks[holder]
         copies = {rank} if self.copies is None else set(self.axes.line_of(rank, ("tp",)))
@@ -217,24 +221,24 @@ class Domains:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank is the first of those that hold the same layers, or parts of them."""
+        """True if this rank is the first of the ranks that hold the same layers or parts of them."""
         return self.job.index in self.stage_leaders
 
     @property
     def stage_leaders(self) -> tuple[int, ...]:
-        """Return the first rank of each stage: who speaks and writes for what the stage holds."""
+        """Return the first rank of each stage, which reports and writes for the stage."""
         return self.axes.line_of(0, ("pp",))
 
     @property
     def copies_group(self) -> RankGroup:
-        """Return the ranks that hold copies of dense parameters: this one's axis tp."""
+        """Return the ranks that hold copies of this rank's dense parameters: its axis tp."""
         line = Line("tp", self.axes.line_of(self.job.index, ("tp",)))
         return RankGroup(self.dense.comm.mesh.copies, self.wire, line=line, lane=DATA_LANE)
 
     @property
     def summands(self) -> tuple[int, ...]:
-        """Return all ranks in the order in which what each has of a sum is added: of those that share
-        parameters, in the order of their chunks.
+        """Return all ranks in the order in which their parts of a sum are added; ranks that share parameters
+        follow in the order of their chunks.
         """
         chunks = self.dense.comm.mesh.chunks
         return tuple(
@@ -242,7 +246,7 @@ class Domains:
         )
 
     def gather_beside(self) -> None:
-        """Let parameters be gathered beside the rest, in an order of their own.
+        """Let parameters be gathered concurrently with other collectives, in an order of their own.
 
         Order: every rank must call this in the same order: it may create process groups
         """
@@ -251,11 +255,11 @@ class Domains:
 
     @property
     def is_divided(self) -> bool:
-        """Whether some parameters are divided over ranks."""
+        """True if some parameters are divided over ranks."""
         return any(domain.parts is not None for domain in self._all)
 
     def close(self) -> None:
-        """Give up their process groups."""
+        """Give up the process groups of all domains."""
         for domain in self._all:
             domain.comm.close()
         if self._stage is not None and self.axes.tp > 1:

@@ -1,8 +1,8 @@
 """An mpu: the object or module by which a program says how its ranks are arranged, as Megatron has it.
 
-Which methods an mpu has depends on where it comes from: old Megatron has get_model_parallel_rank(), new
-Megatron get_tensor_model_parallel_rank(), DeepSpeed's PipelineParallelGrid get_slice_parallel_rank() beside
-both. A method that is missing, or that raises because the program made no such groups, stands for one rank.
+The methods of an mpu depend on its origin: old Megatron has get_model_parallel_rank(), new Megatron
+get_tensor_model_parallel_rank(), and DeepSpeed's PipelineParallelGrid has both and get_slice_parallel_rank().
+If a method is missing, or raises because the program made no such groups, the size of that axis is 1.
 
 Source: DeepSpeed 0.19.8 utils/bwc.py, utils/groups.py, runtime/config.py; Megatron-LM core/parallel_state.py
 """
@@ -17,14 +17,14 @@ import torch.distributed as dist
 from ...shared.axes import Axes
 from ..errors import ConfigError
 
-# Axis -> the word between get_ and _world_size, _rank or _group; the first one that is there counts.
+# Axis -> words between get_ and _world_size, _rank or _group; the first one for which a method exists counts.
 _NAMES = {
     "pp": ("pipeline_model_parallel", "pipe_parallel"),
     "dp": ("data_parallel",),
     "sp": ("sequence_parallel",),
     "tp": ("tensor_model_parallel", "slice_parallel", "model_parallel"),
 }
-_SHARE = {  # in the order of comparison: the number of the last one follows from the others
+_SHARE = {  # in the order of comparison; the size of the last follows from the others
     "tp": "divide layers",
     "pp": "hold the stages of a model",
     "sp": "share a sequence",
@@ -49,7 +49,7 @@ _NOT_READY = (
 class MpuSizes:
     """Numbers of ranks over which a program divides its data, sequences, layers and stages, by its mpu.
 
-    `dp` is None where no method says it.
+    `dp` is None if no method tells it.
     """
 
     pp: int
@@ -61,8 +61,8 @@ class MpuSizes:
 def read_mpu(mpu: Any, *, call: str = "initialize") -> MpuSizes:
     """Return the sizes in the mpu; `call` names the function that got it, for messages.
 
-    Errors: ConfigError for an object that is no mpu, one whose data-parallel ranks are not made yet, or sizes
-            that are not those of the job
+    Errors: ConfigError for an object that is no mpu, an mpu whose data-parallel groups are not made yet, or
+    sizes that do not fit the job
     """
     names = {axis: _method(mpu, axis, "world_size") for axis in _NAMES}
     if not any(names.values()):
@@ -102,10 +102,10 @@ def read_mpu(mpu: Any, *, call: str = "initialize") -> MpuSizes:
 
 
 def check_mpu(mpu: Any, axes: Axes) -> None:
-    """Check that the mpu's ranks lie along each axis as those of the job do.
+    """Check that the mpu's ranks lie along each axis as the job's ranks do.
 
-    Order:  a collective of all ranks: numbers may differ on some of them only
-    Errors: ConfigError that names the ranks here and there
+    Order:  a collective of all ranks, because a misfit may show on some of them only
+    Errors: ConfigError that names the ranks by the mpu and by the job
     """
     own = _misfit(mpu, axes)
     said = [""] * axes.world_size
@@ -117,7 +117,7 @@ def check_mpu(mpu: Any, axes: Axes) -> None:
 
 
 def _misfit(mpu: Any, axes: Axes) -> str:
-    """Return how this rank's place in the mpu differs from the one along the axes, "" if it does not."""
+    """Return how this rank's place in the mpu differs from its place along the axes; "" if they agree."""
     rank, order = dist.get_rank(), ", ".join(axes.order)
     place = axes.coordinates(rank)
     for axis, share in _SHARE.items():
@@ -154,7 +154,7 @@ def _misfit(mpu: Any, axes: Axes) -> str:
 
 
 def tensor_place(mpu: Any) -> tuple[int, int]:
-    """Return this rank's number among those that divide its layers, and how many they are; None has one."""
+    """Return this rank's index among the ranks that divide its layers, and their number; (0, 1) for None."""
     if mpu is None:
         return 0, 1
     size, _ = _size(mpu, _method(mpu, "tp", "world_size"))
@@ -163,16 +163,16 @@ def tensor_place(mpu: Any) -> tuple[int, int]:
 
 
 def _method(mpu: Any, axis: str, what: str) -> str:
-    """The name of the method that says `what` of this axis, "" if there is none."""
+    """Return the name of the method that tells `what` of this axis, "" if there is none."""
     kinds = _NAMES[axis]
     if axis == "tp" and hasattr(mpu, "initialize_sequence_parallel"):
-        kinds = kinds[:-1]  # DeepSpeed's module for sequences has the last name for these
+        kinds = kinds[:-1]  # in DeepSpeed's module for sequences the last name means sequences
     names = (f"get_{kind}_{what}" for kind in kinds)
     return next((name for name in names if callable(getattr(mpu, name, None))), "")
 
 
 def _size(mpu: Any, name: str) -> tuple[int | None, str]:
-    """Return the method's result, None if there is no number; and the reason, where it raises."""
+    """Return the method's result, None if it is no number; then the reason, if the method raised."""
     if not name:
         return None, ""
     try:
@@ -183,7 +183,7 @@ def _size(mpu: Any, name: str) -> tuple[int | None, str]:
 
 
 def _group(mpu: Any, axis: str) -> list[int] | None:
-    """The ranks of the group, None where it has no process group to look at."""
+    """Return the ranks of the mpu's group along the axis; None if it has no process group there."""
     name = _method(mpu, axis, "group")
     try:
         group = getattr(mpu, name)() if name else None

@@ -17,16 +17,18 @@ class NamesByRank:
     """Names of such parameters in the whole model, and the ranks that hold them."""
 
     def __init__(self, group: RankGroup, names: Mapping[str, Sequence[str]]) -> None:
-        """`names` are, by the name here, those in the whole model, one for each rank of the group."""
+        """`names` maps a name on this rank to the names in the whole model, one for each rank of
+        the group.
+        """
         self._group = group
         self._names = {name: tuple(those) for name, those in names.items()}
 
     def own(self, name: str) -> str:
-        """Return the name in the whole model of the parameter that this rank calls so."""
+        """Return the name in the whole model of the parameter that this rank calls `name`."""
         return self.all(name)[self._group.index]
 
     def all(self, name: str) -> tuple[str, ...]:
-        """Return the names in the whole model of the parameters that all ranks call so."""
+        """Return the names in the whole model, by rank, of the parameters that the ranks call `name`."""
         return self._names[name]
 
     def gather(self, value: Tensor, *, what: str) -> list[Tensor]:
@@ -43,8 +45,8 @@ class NamesByRank:
         return received
 
     def gather_to_first(self, value: Tensor | None, *, what: str) -> list[Tensor] | None:
-        """Return every rank's value on the first, None on the others. Without a value other ranks do it, and
-        this one only counts it, so that all have the same order.
+        """Return every rank's value on the first rank, None on the others. Without a value this rank has no
+        part in the collective and only counts it, so that all ranks have the same order.
 
         Order: a collective
         """

@@ -1,4 +1,4 @@
-"""Tensors that are divided over ranks, made whole: each rank along an axis holds another part."""
+"""Parts of tensors that are divided over the ranks along an axis, and how they are made whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Parts:
     """The parts of some parameters, and the ranks that hold them."""
 
     def __init__(self, group: RankGroup, cuts: Iterable[tuple[nn.Parameter, Cut]]) -> None:
-        """`cuts` are this rank's.
+        """`cuts` are the cuts of this rank's parts.
 
         Order:  a collective
         Errors: AssertionError unless the ranks' parts make up whole tensors
@@ -56,8 +56,8 @@ class Parts:
         return _put_together(received, cuts)
 
     def gather_to_first(self, part: Tensor | None, cuts: Cuts, *, what: str) -> Tensor | None:
-        """Return the whole on the first rank, None on the others. Without a part other ranks do it, and this
-        one only counts it, so that all have the same order.
+        """Return the whole on the first rank, None on the others. Without a part this rank has no part in the
+        collective and only counts it, so that all ranks have the same order.
 
         Order: a collective
         """
@@ -73,7 +73,7 @@ class Parts:
 
 
 def _buffers(part: Tensor, cuts: Cuts) -> tuple[Tensor, list[Tensor]]:
-    """Return what is sent, as long on every rank, and what is received."""
+    """Return the buffer to send, which has the same size on every rank, and the buffers to receive."""
     most = max(_numel(cut) for cut in cuts)
     sent = part.reshape(-1)
     if sent.numel() < most:

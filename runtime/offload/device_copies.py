@@ -1,4 +1,4 @@
-"""Copies between the device that computes and host memory, beside what the device does meanwhile."""
+"""Copies between the device that computes and host memory, while the device goes on computing."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from .pinned_memory import PINNED_MEMORY, host_empty
 
 
 class Arrival:
-    """A copy under way. What it reads stays alive until it is there.
+    """A copy under way. Its source stays alive until the copy is done.
 
     [Note: memory that a copy uses]
-    The allocator gives freed memory to the next request in the stream that it came from, and a copy is in
-    another one. So the source of a copy to the host is held, and freed by `then`, only when the copy's event
-    has happened; nothing else may free it. The target of a copy to the device needs no holding: before it is
-    freed, it is used, and the stream that it came from has waited for the event by then. Of pinned memory
-    it is known which copies use it, by torch or by pinned_memory.py. Of other host memory it is not: on most
-    machines the driver has read it when the call returns, but where a GPU reads the host's page tables, as on
-    GH200, the copy may come later; so that source is held, too.
+    The allocator gives freed memory to the next request in the stream where it was allocated, but copies run
+    in another stream. So the source of a copy to the host is held, and `then` frees it only when the copy's
+    event has happened; nothing else may free it. The target of a copy to the device need not be held: it is
+    used before it is freed, and by then its stream has waited for the event. For pinned memory, torch or
+    pinned_memory.py know which copies use it. For other host memory this is unknown: on most machines the
+    driver has read it when the call returns, but where a GPU reads the host's page tables, as on GH200, the
+    copy may come later; so that source is held, too.
     """
 
     def __init__(self, source: Tensor, target: Tensor, *, then: Callable[[], None] | None = None) -> None:
-        """Begin to copy; `source` or `target` may be on a GPU, and then the copy comes after all that
-        it was told so far.
+        """Begin to copy. If `source` or `target` is on a GPU, the copy comes after all work queued on that
+        GPU so far.
 
         `then` is called when the source has been read: at once, in `wait`,
         or when a later copy in the same direction begins.
@@ -62,12 +62,12 @@ class Arrival:
 
     @property
     def is_done(self) -> bool:
-        """Whether `wait` would not block."""
+        """Tell whether the copy is done, so that `wait` returns at once."""
         event = self._event  # another thread may take it away
         return event is None or bool(event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Block until the host may use the copy."""
+        """Block until the host may read the target."""
         with self._lock:  # the thread of a step and that of a hook may both wait
             if self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
                 with SPANS.span("copy", "wait for a copy"):
@@ -89,8 +89,8 @@ class Arrival:
 
 
 class Copier:
-    """The stream of one device's copies in one direction, so that both directions of the bus are used, and
-    those whose sources are held; see [Note: memory that a copy uses].
+    """The stream of one device's copies in one direction, so that both directions of the bus are used. It
+    also knows the copies whose sources are held; see [Note: memory that a copy uses].
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -98,8 +98,8 @@ class Copier:
         self._held: deque[tuple[Arrival, int]] = deque()
 
     def hold(self, arrival: Arrival, num_bytes: int) -> None:
-        """Keep its source until it is there. The host waits for those before it only where all of them
-        would hold more than _HELD_BYTES.
+        """Hold the copy's source until the copy is done. The host waits for earlier copies only if all
+        together would hold more than _HELD_BYTES.
         """
         self._held.append((arrival, num_bytes))
         while self._held and (
@@ -128,7 +128,7 @@ class _Brought(Pending):
 def to_device(
     shard: Tensor, own: Tensor, *, then: Callable[[], Pending], when_read: Callable[[], None] | None = None
 ) -> Pending:
-    """Begin to copy `shard` to `own`, [n] each, and to send it to others, as `then` does.
+    """Begin to copy `shard` to `own`, [n] each; when it is there, `then` begins to send it to other ranks.
 
     `when_read` is called when `shard` has been read, as `then` of Arrival.
     """
@@ -136,9 +136,10 @@ def to_device(
 
 
 def bring(source: Tensor, target: Tensor) -> None:
-    """Copy to host memory at once; to a GPU begin to, and let what that is told from now on come after it.
+    """Copy `source` to `target`. To host memory the copy is done on return; to a GPU it has begun, and work
+    that is queued on the GPU from now on comes after it.
 
-    The caller may let go of `source`, but not change it.
+    The caller may drop its reference to `source`, but not change it.
     """
     if target.is_cuda:
         Arrival(source, target).wait_on_device()

@@ -1,4 +1,4 @@
-"""Host memory that was freed: by default glibc gives much of it back to the
+"""Host memory that was freed, and is kept for its next use. By default glibc gives much of it back to the
 system, page by page.
 
 Training on CPUs frees what it needs again at once: gradients after a step, gathered parameters, buffers of
@@ -12,7 +12,7 @@ import ctypes
 import os
 from collections.abc import Mapping
 
-# Parameters of mallopt(3). To set one ends glibc's own adjustment of both, so both are set.
+# Parameters of mallopt(3). Setting either one ends glibc's own adjustment of both, so both are set.
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
 _LARGEST_TRIM_THRESHOLD = 2**31 - 1  # bytes, an int
@@ -22,11 +22,11 @@ _USERS_CHOICES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TO
 
 
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
-    """Have this process keep what it frees for its next use, but for allocations of 32 MiB and more;
-    return whether it will.
+    """Have this process keep freed memory for its next use, except allocations of 32 MiB and more; return
+    whether it will.
 
-    Not if the environment says anything about it (mallopt(3), GLIBC_TUNABLES),
-    nor with another C library than glibc.
+    It will not if the environment sets any of this (mallopt(3), GLIBC_TUNABLES), or if the C library is
+    not glibc.
     """
     is_users = any(name in environment for name in _USERS_CHOICES)
     if is_users or "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):
@@ -39,8 +39,8 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Give what this process has freed so far to the system, but for what glibc cannot; it may keep again
-    what it frees later.
+    """Give memory that this process has freed so far to the system, as far as glibc can. Memory that is freed
+    later is kept again.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

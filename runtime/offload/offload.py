@@ -1,4 +1,4 @@
-"""The parts of one model that leave the device that computes, and the files that take them."""
+"""The values of one model that are moved away from the device that computes, and the files for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from .outbox import Outbox
 from .spill import Spill
 from .spill_folder import SpillFolder
 
-_SHARE_STEPS = 16  # number of slices of a model in which its share leaves the device
+# a unit has at most 1/16 of the trained elements, so that the offloaded share is met closely
+_SHARE_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class SubBufferResidence:
 
     @property
     def pins_states(self) -> bool:
-        """Whether master and states are in page-locked memory."""
+        """Tell whether master and states are in page-locked memory."""
         return self.steps_on_host and self.states.kind is MemoryKind.CPU and self.states.pin_memory
 
     @property
@@ -42,17 +43,21 @@ class SubBufferResidence:
 
     @property
     def has_grads_on_disk(self) -> bool:
-        """Whether sharded gradients go where the states are."""
+        """Tell whether sharded gradients go to the disk where the states are."""
         return self.states.kind is MemoryKind.NVME
 
     @property
     def is_apart(self) -> bool:
-        """Whether the optimizer steps in another memory than that of this rank's shard of the parameters."""
+        """True if the optimizer steps in another memory than where this rank's shard of the
+        parameters lies.
+        """
         return self.steps_on_host != self.params_on_host
 
 
 class Offload:
-    """Offload of one model; asked for sub-buffer after sub-buffer, in the same order on every rank."""
+    """Offload of one model. Its methods are called for one sub-buffer after the other, in the same order on
+    every rank.
+    """
 
     def __init__(
         self,
@@ -62,7 +67,7 @@ class Offload:
         max_unit_numel: int = sys.maxsize,
         folders: Mapping[Residence, SpillFolder] | None = None,
     ) -> None:
-        """`num_trained` counts the trained elements; `folders` are for what goes to NVMe."""
+        """`num_trained` counts the trained elements; `folders` take the values that go to NVMe."""
         self._plan = plan or OffloadPlan()
         self._folders = folders or {}
         self._num_left = self._plan.share * num_trained
@@ -72,7 +77,7 @@ class Offload:
 
     @property
     def step_at(self) -> StepAt:
-        """When states in host memory are updated."""
+        """Return when states in host memory are updated."""
         return self._plan.step_at
 
     @property
@@ -82,12 +87,12 @@ class Offload:
 
     @property
     def frees_gradients(self) -> bool:
-        """Whether sharded gradients go to host memory or to a disk as soon as they are averaged."""
+        """Tell whether sharded gradients go to host memory or to a disk as soon as they are averaged."""
         states = self._plan.states
         return states.is_away and (self._plan.has_host or states.kind is MemoryKind.NVME)
 
     def residence_of(self, numel: int, *, is_trained: bool) -> SubBufferResidence:
-        """Return where the next sub-buffer lies, of so many elements."""
+        """Return where the next sub-buffer lies; it has `numel` elements."""
         plan = self._plan
         takes = is_trained and plan.states.is_away and self._num_left > 0
         if takes:
@@ -102,7 +107,9 @@ class Offload:
     def make_spill(
         self, residence: Residence, tensors: Callable[[], Mapping[str, Tensor]], *, what: str
     ) -> Spill | None:
-        """Return what keeps such tensors on a disk; None if they stay in memory. `what` names them."""
+        """Return a spill that keeps such tensors on a disk; None if they stay in memory. `what`
+        names them.
+        """
         if residence not in self._folders:
             return None
         return self.make_disk_spill(residence, tensors, what=what)
@@ -115,8 +122,8 @@ class Offload:
         return Spill(self._folders[residence], f"{self._num_spills}", tensors, what=what)
 
     def begin(self) -> None:
-        """Give memory back to the system once all states are made: the previous memory of parameters, and the
-        memory of values on the way to a disk, whatever is kept later.
+        """Give memory back to the system once all states are made: the earlier memory of parameters, and the
+        memory through which values went to a disk.
         """
         give_back_freed_memory()
 

@@ -9,7 +9,7 @@ AT_ONCE = 2  # one value is written while the next is averaged and lands in host
 
 
 class OutgoingCopy(Protocol):
-    """A value that goes to a file, in two steps."""
+    """A value that goes to a file in two steps: to host memory, then to the file."""
 
     def go_on(self) -> None:
         """Bring the value into host memory, and begin to write it."""
@@ -19,8 +19,8 @@ class OutgoingCopy(Protocol):
 
 
 class Outbox:
-    """At most AT_ONCE of them, the oldest first: backward waits for the disk only if that is slower
-    than two units of it.
+    """At most AT_ONCE values on their way, the oldest first: the backward waits for the disk only if writing
+    one takes longer than two units of the backward.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Outbox:
             one.go_on()
 
     def enter(self, one: OutgoingCopy) -> None:
-        """Take in a value that has its memory."""
+        """Take in a value, whose memory is already there."""
         self._leaving.append(one)
 
     def leave(self, one: OutgoingCopy) -> None:

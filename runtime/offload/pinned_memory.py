@@ -2,13 +2,13 @@
 
 torch's allocator of such memory rounds each request up to a power of two, and the masters, moments and
 gradients of a unit are large: a shard of 33 MiB would take 64. Here memory comes from the system and is
-page-locked where it lies, and what is let go of is kept for the next request of about its size, since to
-page-lock takes longer than to copy. torch finds it pinned as its own.
+page-locked in place. Freed memory is kept for the next request of about its size, since page-locking takes
+longer than copying. torch's is_pinned() is true for this memory, too.
 
 [Note: pinned memory that a copy uses]
-Of this memory torch does not know which copies use it. So a copy to or from it that the host does not wait
-for is an `Arrival` (device_copies.py), which notes its event here; memory that is let go of before is used
-again when all events noted for it have happened.
+torch does not know which copies use this memory. So a copy to or from it that the host does not wait for is
+an `Arrival` (device_copies.py), which notes its event here. Memory that is freed earlier is reused only when
+all events noted for it have happened.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 
 _log = logging.getLogger("dslaunch")
 _LOOSE = 9 / 8  # largest ratio of a reused block to the wanted size
-_KEPT = 1 / 8  # memory kept for later requests, as a part of the memory in use,
+_KEPT = 1 / 8  # largest amount of free memory that is kept, as a part of the memory in use,
 _KEPT_BYTES = 256 * 2**20  # or so many bytes if that is more
 
 
@@ -45,7 +45,7 @@ class _Block:
         self.lent: weakref.ref[memoryview] | None = None
         error = int(_cudart().cudaHostRegister(self.address, num_bytes, 0))
         if error != 0:
-            with suppress(RuntimeError):  # the next launch reports the error as its own, and then it is gone
+            with suppress(RuntimeError):  # otherwise CUDA would report this error again with the next launch
                 torch.zeros(1, device="cuda")
             raise OSError(f"cudaHostRegister of {num_bytes} bytes: error {error}")
 
@@ -81,7 +81,9 @@ class PinnedMemory:
             return sum(block.num_bytes for block in (*self._in_use.values(), *self._free))
 
     def take(self, num_bytes: int) -> Tensor:
-        """Return [num_bytes] uint8, of anything, with a storage of its own that begins at a page."""
+        """Return an uninitialized tensor [num_bytes] uint8 with a storage of its own that begins
+        at a page.
+        """
         if num_bytes >= mmap.PAGESIZE and self._can_lock:
             try:
                 return self._cut(self._take(num_bytes), num_bytes)
@@ -91,8 +93,8 @@ class PinnedMemory:
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def note_use(self, tensor: Tensor, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-        """A copy in this stream uses a tensor of the host's until the event; see [Note: pinned memory that
-        a copy uses].
+        """Note that a copy in this stream uses a tensor in host memory until the event; see [Note: pinned
+        memory that a copy uses].
         """
         block = self._in_use.get(tensor.untyped_storage().data_ptr())
         if block is not None:
@@ -114,7 +116,9 @@ class PinnedMemory:
         return block
 
     def _cut(self, block: _Block, num_bytes: int) -> Tensor:
-        """The tensor's storage refers to a view of the pages, whose end is the end of the use."""
+        """Return a tensor over the block; when its storage ends, the view of the pages ends and the block is
+        free.
+        """
         view = memoryview(block.pages)[:num_bytes]
         returned = self._returned
         block.lent = weakref.ref(view, lambda _: returned.append(block))
@@ -128,7 +132,7 @@ class PinnedMemory:
             insort(self._free, block, key=_size)
 
     def _give_up(self) -> None:
-        """Give some free memory back to the system, where it is more than is kept."""
+        """Give free memory back to the system if there is more than may be kept."""
         in_use = sum(block.num_bytes for block in self._in_use.values())
         excess = sum(block.num_bytes for block in self._free) - max(_KEPT * in_use, _KEPT_BYTES)
         for block in [block for block in self._free if block.is_idle]:
@@ -140,7 +144,7 @@ class PinnedMemory:
 
 
 def host_empty(shape: torch.Size | tuple[int, ...], dtype: torch.dtype, *, pin_memory: bool) -> Tensor:
-    """Return a tensor in host memory, of anything; `pin_memory`: it is page-locked."""
+    """Return an uninitialized tensor in host memory, page-locked if `pin_memory`."""
     shape = torch.Size(shape)
     if not pin_memory:
         return torch.empty(shape, dtype=dtype, device="cpu")
@@ -148,7 +152,7 @@ def host_empty(shape: torch.Size | tuple[int, ...], dtype: torch.dtype, *, pin_m
 
 
 def host_zeros(shape: torch.Size | tuple[int, ...], dtype: torch.dtype, *, pin_memory: bool) -> Tensor:
-    """Return zeros in host memory, from the pinned memory if `pin_memory`."""
+    """Return zeros in host memory, page-locked if `pin_memory`."""
     if not pin_memory:
         return torch.zeros(shape, dtype=dtype, device="cpu")
     return host_empty(shape, dtype, pin_memory=True).zero_()

@@ -1,7 +1,7 @@
 """The optimizer states of one sub-buffer in files, between their uses.
 
-The tensors stay the same objects. While they are away each is one NaN expanded to its shape, so that a read
-of it gives nothing that looks right.
+The tensors stay the same objects. While its values are in a file, a tensor is one NaN expanded to its shape,
+so that a read by mistake is noticed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .spill_folder import SpillFolder
 
 
 class Spill:
-    """`tensors` returns the states by name; a new set of them may take the place of the old one
-    while they are here.
+    """Spill of the states that `tensors` returns by name. While the states are in memory, they may be
+    replaced by a new set.
     """
 
     def __init__(
@@ -29,14 +29,15 @@ class Spill:
     ) -> None:
         """`what` names the tensors, for a trace."""
         self._folder, self._name, self._tensors, self._what = folder, name, tensors, what
-        self._begun: tuple[str, int] = ("", 0)  # what the requests do, and since when, for a trace
+        # for a trace: the kind of requests under way, and when they began
+        self._begun: tuple[str, int] = ("", 0)
         self._files: dict[str, DiskFile] = {}  # name of state -> file
         self._requests: list[DiskRequest] = []
         self._is_here = True
         self._num_users = 0
 
     def reserve(self, name: str, nbytes: int) -> None:
-        """Have a file for the state of this name.
+        """Make sure that there is a file for the state of this name.
 
         Errors: OffloadError if there is no space
         """
@@ -45,16 +46,16 @@ class Spill:
                 self._files[name] = self._folder.create(f"{self._name}.{name}", nbytes)
 
     def take_memory(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Return a tensor, of anything, that is written and read without a copy on the way."""
+        """Return an uninitialized tensor that is written and read without a copy on the way."""
         return self._folder.take_memory(shape, dtype)
 
     def give_memory(self, tensor: Tensor) -> None:
-        """Give back a tensor's memory that is written no more."""
+        """Give back a tensor's memory, to which nothing writes any more."""
         self._folder.give_memory(tensor)
 
     def lend(self, tensor: Tensor) -> tuple[Tensor, Callable[[], None]]:
-        """Return the values of one that is here, and what to call when they have been read; until then their
-        memory is given to no other, though the tensor itself may go away.
+        """Return the values of a tensor that is in memory, and a function to call when they have been read.
+        Until then their memory is not reused, even if the tensor itself goes to its file.
         """
         values = tensor.detach()
         self._folder.keep_memory(values)
@@ -62,11 +63,11 @@ class Spill:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `finish_in` would not wait."""
+        """Tell whether the tensors are read, so that `finish_in` returns at once."""
         return all(request.done for request in self._requests) if self._requests else self._is_here
 
     def start_in(self) -> None:
-        """Begin to read the tensors, unless they are here or that has begun."""
+        """Begin to read the tensors, unless they are in memory or already being read."""
         if self._is_here or self._requests:
             return
         self._note_begin("read")
@@ -76,7 +77,7 @@ class Spill:
                 self._requests.append(self._files[name].read(tensor))
 
     def finish_in(self) -> None:
-        """Wait until the tensors are here.
+        """Wait until the tensors are in memory.
 
         Errors: OffloadError
         """
@@ -103,8 +104,8 @@ class Spill:
 
     @contextmanager
     def here(self, *, is_written: bool) -> Iterator[None]:
-        """Have the tensors here inside, and write them at the end if they were changed. Not while a step is
-        under way.
+        """Have the tensors in memory inside the context; `is_written`: they were changed, so write them at
+        the end. Do not use it while a step is under way.
         """
         self.finish_in()
         self._num_users += 1
@@ -143,7 +144,7 @@ class Spill:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Turn an error of the disk into one line."""
+    """Turn an error of the disk into an OffloadError of one line."""
     try:
         yield
     except OSError as error:

@@ -17,14 +17,14 @@ from ..comm.rank_group import Job
 from ..config.offload import AioConfig
 from ..errors import ConfigError
 
-# Largest ratio of reused memory to the wanted size: gradients of 16 bits where states were
+# Largest ratio of reused memory to the wanted size; 2 lets gradients of 16 bits use the memory of states
 _LOOSE = 2
 
 
 class SpillFolder:
-    """Below a user's `nvme_path`, with a name that no other job has.
+    """A folder below a user's `nvme_path`, with a name that no other job has.
 
-    It goes with the process, or when it is closed.
+    It is removed when it is closed, or with the end of the process.
 
     Order:  construction is a collective
     Errors: ConfigError if there can be no such folder
@@ -43,7 +43,7 @@ class SpillFolder:
             raise ConfigError(f"aio: {error}") from error
         self._free: list[Tensor] = []  # memory that is not in use, [nbytes] uint8, the smallest first
         self._num_readers: Counter[int] = Counter()  # address -> how often `keep_memory` was called for it
-        # address -> bytes, of all memory that was made here and is not given up
+        # address -> bytes, for all memory that was allocated here and not given back to the system
         self.memory: dict[int, int] = {}
 
     def create(self, name: str, nbytes: int) -> DiskFile:
@@ -54,7 +54,7 @@ class SpillFolder:
         return self._engine.create(self._folder.path / name, nbytes)
 
     def take_memory(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Return a tensor, of anything, that files are read into without a copy on the way."""
+        """Return an uninitialized tensor into which files are read without a copy on the way."""
         nbytes = shape.numel() * dtype.itemsize
         place = bisect_left(self._free, nbytes, key=Tensor.numel)
         if place < len(self._free) and self._free[place].numel() <= _LOOSE * nbytes:
@@ -66,19 +66,21 @@ class SpillFolder:
         return memory[:nbytes].view(dtype).view(shape)
 
     def _drop(self, nbytes: int) -> None:
-        """Give so many bytes of smaller memory that is not in use back to the system."""
+        """Give blocks of unused memory, smaller than `nbytes` each, back to the system: so many
+        bytes in all.
+        """
         while (place := bisect_right(self._free, nbytes, key=Tensor.numel)) and nbytes > 0:
             memory = self._free.pop(place - 1)
             del self.memory[memory.data_ptr()]
             nbytes -= memory.numel()
 
     def keep_memory(self, tensor: Tensor) -> None:
-        """Have one `give_memory` more for it before it is free: a copy reads it."""
+        """Note a further reader of the memory: it is free only after one more `give_memory`."""
         if tensor.data_ptr() in self.memory:
             self._num_readers[tensor.data_ptr()] += 1
 
     def give_memory(self, tensor: Tensor) -> None:
-        """Keep the memory for the next request, if it was made here and has no other reader."""
+        """Keep the memory for the next request, if it was allocated here and has no other reader."""
         address = tensor.data_ptr()
         if self._num_readers[address]:
             self._num_readers[address] -= 1
