@@ -1,4 +1,5 @@
-"""Experts: layers of which each rank along an expert-parallel group holds some, and tokens go to them.
+"""Experts: each rank of an expert-parallel group holds some of a layer's experts, and tokens are sent to
+them.
 
 gate.py          which experts a token goes to
 dispatch.py      the way of the tokens there and back

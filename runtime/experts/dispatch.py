@@ -1,7 +1,7 @@
 """The way of tokens to their experts and back: two all-to-alls, and as many in the backward.
 
-What each rank sends is either as long for every expert, its capacity in slots of which some may be empty, or
-as long as its tokens for that expert are many. Then counts go first, which is the one wait for a GPU.
+A rank sends each expert either equally many slots (the expert's capacity; some may be empty), or exactly its
+tokens for that expert. In the second case counts are sent first, for which the host waits once for its GPU.
 
 Source: Lepikhin et al. 2020 (GShard), algorithm 2; DeepSpeed 0.19.8 moe/sharded_moe.py, `_AllToAll`
 """
