@@ -1,4 +1,4 @@
-"""Samples for training: which rank gets which, and where a loader is.
+"""Samples for training: which rank gets which samples, and the position of a loader in them.
 
 It may import errors.
 """

@@ -1,7 +1,7 @@
-"""Data loaders: each rank its own part, shuffled anew each epoch, and continued in the middle of one.
+"""Data loaders: each rank gets its own part, shuffled anew in each epoch; a run can continue inside an epoch.
 
-The position in an epoch counts samples that all ranks together were given,
-so any number of ranks can go on from it.
+The position in an epoch is the number of samples that all ranks together were given, so any number of ranks
+can continue from it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _log = logging.getLogger("dslaunch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPosition:
-    """A place in the data. `num_samples` of `epoch` were given to all ranks together; 0 at its beginning."""
+    """A position in the data: in `epoch`, `num_samples` samples were given to all ranks together."""
 
     epoch: int = 0
     num_samples: int = 0
 
 
 class EpochSampler(DistributedSampler[T]):
-    """A DistributedSampler whose every iteration is the next epoch, without a call of set_epoch().
+    """A DistributedSampler in which each iteration is the next epoch, without a call of set_epoch().
 
-    State: `begin` is where the next iteration begins; only that one may begin inside an epoch.
+    State: `begin` is where the next iteration begins; later ones begin at the start of an epoch.
     """
 
     begin = DataPosition()
 
     def __iter__(self) -> Iterator[Any]:
-        """Return this rank's indices: every world_size-th of the rest of the epoch, after as few
-        repeated ones as it takes.
+        """Return this rank's indices: every world_size-th of the rest of the epoch, to which as few indices
+        as needed are added again so that all ranks get equally many.
         """
         order = list(range(self._length))
         if self.shuffle:
@@ -54,7 +54,7 @@ class EpochSampler(DistributedSampler[T]):
         return iter(left[self.rank :: self.num_replicas])
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration the whole of this epoch."""
+        """Let the next iteration be the whole epoch of this number."""
         super().set_epoch(epoch)
         self.begin = DataPosition(epoch=epoch)
 
@@ -69,11 +69,11 @@ class EpochSampler(DistributedSampler[T]):
 
 
 class Loader(DataLoader[Any]):
-    """A DataLoader over one rank's part of a dataset, in a new order each epoch;
-    `len()` is that of a whole epoch.
+    """A DataLoader over one rank's part of a dataset, in a new order each epoch; `len()` is the number of
+    batches in a whole epoch.
 
-    State: `position` is behind the batch that was handed out last, however far its workers have read ahead.
-           Set it, and the next iteration begins there; one that is under way ends.
+    State: `position` follows the last batch that was handed out, however far workers have read ahead. If it
+    is set, the next iteration begins there, and an iteration under way ends.
     """
 
     def __init__(self, dataset: Dataset[Any], *, sampler: EpochSampler[Any], **options: Any) -> None:
@@ -83,13 +83,15 @@ class Loader(DataLoader[Any]):
         self._num_moves = 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Give what is left of the epoch; without a new position, the next iteration is the next epoch."""
+        """Yield the rest of the epoch's batches; unless the position is set, the next iteration is the next
+        epoch.
+        """
         sampler, size = self._epoch_sampler, self.batch_size or 1
         begin, after = sampler.begin, DataPosition(epoch=sampler.begin.epoch + 1)
         num_batches = sampler.num_left // size if self.drop_last else -(-sampler.num_left // size)
         if num_batches < 1:
             self._position = after
-        # The seeds of workers: each rank's and each epoch's own, and the same in every run.
+        # Seeds of workers: different for each rank and epoch, and the same in every run.
         self.generator.manual_seed(sampler.seed + begin.epoch * sampler.num_replicas + sampler.rank)
         num_moves = self._num_moves
         with torch.device("cpu"):  # otherwise torch would draw a number on the program's default device
@@ -114,7 +116,7 @@ class Loader(DataLoader[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration will be, from 0; set it to begin another one."""
+        """Number of the next iteration's epoch, from 0; set it to begin another epoch."""
         return self._epoch_sampler.begin.epoch
 
     @epoch.setter
@@ -128,12 +130,12 @@ class Loader(DataLoader[Any]):
         return {**asdict(self._position), "length": _length(self.dataset)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on behind the batch that was handed out last. No sample before it is read.
+        """Continue after the last batch that was handed out, without reading the samples before.
 
-        The next batches are those that the run would have gone on with, if micro batch size times number of
-        ranks are the same as then; else the samples that were left, in the same order, in batches of the new
-        size. Random numbers that workers draw begin anew. With another number of samples, which has another
-        order, the epoch begins anew.
+        If micro batch size times number of ranks is unchanged, the next batches are those that the saved run
+        would have had; else the remaining samples follow in the same order, in batches of the new size.
+        Random numbers of workers begin anew. If the number of samples has changed, their order has, too, and
+        the epoch begins anew.
         """
         position = DataPosition(epoch=state["epoch"], num_samples=state["num_samples"])
         length = _length(self.dataset)
@@ -151,10 +153,10 @@ class Loader(DataLoader[Any]):
 
 
 class RepeatingLoader(Generic[T]):
-    """The batches of a loader, from the beginning again after the last one, without end.
+    """The batches of a loader, repeated without end.
 
-    Source: DeepSpeed 0.19.8 runtime/dataloader.py, `RepeatingLoader`, which begins when it is made: before a
-            checkpoint is loaded
+    Source: DeepSpeed 0.19.8 runtime/dataloader.py, `RepeatingLoader`, which begins the iteration at
+    construction, before a checkpoint is loaded
     """
 
     def __init__(self, loader: Iterable[T]) -> None:
@@ -191,7 +193,7 @@ def make_loader(
     shuffle: bool = True,
     **options: Any,
 ) -> Loader:
-    """Micro batches of rank `rank`'s part of `dataset`; every rank gets equally many.
+    """Return a loader of micro batches of rank `rank`'s part of `dataset`; all ranks get equally many.
 
     Parts are made equal by repeating a few samples. The order depends on `seed` and the epoch alone, never on
     torch's global generator; without `shuffle` it is the dataset's. `options` are DataLoader's: collate_fn,
@@ -224,11 +226,11 @@ def load_data(
     shuffle: bool = True,
     **options: Any,
 ) -> DataLoader[Any]:
-    """Return a `Loader` for the route train; for eval and predict one that gives each rank its part in
+    """Return a `Loader` for the route train; for eval and predict a loader that gives each rank its part in
     the dataset's order.
 
-    With a sampler of the user's own, whatever the route, it is a plain DataLoader with that.
-    Errors: ConfigError for another route, and as `make_loader`
+    If the user gives a sampler, every route returns a plain DataLoader with that sampler.
+    Errors: ConfigError for another route; otherwise as `make_loader`
     """
     if route not in ROUTES:
         raise ConfigError(f"deepspeed_io(route={route!r}): there are {', '.join(map(repr, ROUTES))}")

@@ -26,12 +26,12 @@ class Routes(NamedTuple):
     """Routes of the tokens of one rank; a route that an expert has no room for has expert -1."""
 
     l_aux: Tensor  # [] float32: the loss that evens the load out
-    capacity: int | Tensor  # [] int64 where all tokens are taken: it depends on what they chose
+    capacity: int | Tensor  # a tensor [] int64 if no token is dropped: it then depends on the tokens' choices
     num_experts: int
     experts: Tensor  # [k, S] int64
-    places: Tensor  # [k, S] int64: where in the expert's capacity
+    places: Tensor  # [k, S] int64: slot in the expert's capacity
     weights: Tensor  # [k, S] float32
-    counts: Tensor  # [E] int64: tokens that chose each expert, also those that it has no room for
+    counts: Tensor  # [E] int64: number of tokens that chose each expert, including those it has no room for
 
 
 def top1(
@@ -44,8 +44,8 @@ def top1(
     drop_tokens: bool = True,
     use_rts: bool = True,
 ) -> Routes:
-    """Send each token to its best expert; `is_sampled`: to one drawn by its probability. Where an expert has
-    no room for all, `use_rts` draws those that it takes; else they are the first.
+    """Send each token to its best expert; `is_sampled`: to one drawn by its probability. If an expert has no
+    room for all its tokens, it takes the first ones, or with `use_rts` random ones.
 
     Shapes: logits [S, E] float32; used_token [S], 0 for tokens that go nowhere
     Errors: ConfigError for fewer tokens than `min_capacity`
@@ -89,7 +89,8 @@ def top2(
     drop_tokens: bool = True,
     is_second_sampled: bool = True,
 ) -> Routes:
-    """Send each token to its best expert and to another one, drawn by its probability or the second best.
+    """Send each token to its best expert, and to a second one: the second best, or one drawn by its
+    probability.
 
     Shapes: logits [S, E] float32
     """
@@ -129,7 +130,8 @@ def top2(
 def top_k(
     logits: Tensor, k: int, *, capacity_factor: float, min_capacity: int, drop_tokens: bool = True
 ) -> Routes:
-    """Send each token to its k best experts; an expert without room for all takes the most probable.
+    """Send each token to its k best experts; an expert without room for all its tokens takes the most
+    probable.
 
     Shapes: logits [S, E] float32
     """
@@ -163,7 +165,7 @@ def top_k(
 
 
 class TopKGate(nn.Module):
-    """The gate of a layer: a linear layer `wg` without bias, and one of the ways above."""
+    """The gate of a layer: a linear layer `wg` without bias, and one of the functions above."""
 
     def __init__(  # noqa: PLR0913  (DeepSpeed's signature)
         self,
@@ -179,9 +181,9 @@ class TopKGate(nn.Module):
         ep_group: object = None,
         top2_2nd_expert_sampling: bool = True,
     ) -> None:
-        """`ep_group` is not used: how many tokens the ranks have is told where they are sent.
+        """`ep_group` is not used: the ranks exchange their numbers of tokens when these are sent.
 
-        Errors: ConfigError for a k that is no number of experts
+        Errors: ConfigError for a k that is not a possible number of experts
         """
         super().__init__()
         if not 1 <= k <= num_experts:
@@ -239,13 +241,15 @@ class TopKGate(nn.Module):
 
 
 def _capacity(gates: Tensor, factor: float, min_capacity: int) -> int:
-    """Return how many tokens an expert takes; the factor is rounded to float32, as DeepSpeed has it."""
+    """Return how many tokens an expert takes; the factor is rounded to float32, as in DeepSpeed."""
     num_tokens, num_experts = gates.shape
     return max(int(torch.ceil((num_tokens / num_experts) * torch.tensor(factor, device="cpu"))), min_capacity)
 
 
 def _mean(values: Tensor) -> Tensor:
-    """Return the mean over tokens, 0 without any: the loss of such a rank is no NaN."""
+    """Return the mean over tokens, 0 if there are none, so that the loss of a rank without tokens
+    is not NaN.
+    """
     return values.mean(dim=0) if len(values) else values.sum(dim=0)
 
 

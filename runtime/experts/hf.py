@@ -1,7 +1,7 @@
 """Experts of Hugging Face models: modules whose parameters are stacks with all experts along dimension 0.
 
-Each rank keeps its part of the stacks, and the module's own forward computes with it what tokens of all ranks
-arrive. None is dropped.
+Each rank keeps its part of the stacks. With it the module's own forward computes the tokens that arrive from
+all ranks; no token is dropped.
 
 Source: transformers 5.23 integrations/moe.py: a forward of (hidden_states, top_k_index, top_k_weights)
 """
@@ -32,7 +32,7 @@ class DividedExperts:
     def __init__(self, module: nn.Module, settings: ExpertParallelConfig | None) -> None:
         """Find the stacks of experts; the model is not changed.
 
-        Errors: ConfigError if there is nothing to divide, or it cannot be divided so
+        Errors: ConfigError if there are no stacks, or the ranks do not divide them
         """
         self._size = 1 if settings is None else settings.size
         forwards = (vars(one).get("forward") for one in module.modules())
@@ -64,31 +64,33 @@ class DividedExperts:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Over how many ranks: one number, or none if nothing is divided."""
+        """Return over how many ranks the stacks are divided: one number, or an empty tuple if nothing is
+        divided.
+        """
         return (self._size,) if self._size > 1 else ()
 
     @property
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules with stacks that are divided, or will be."""
+        """Yield the modules with stacks that are divided, or will be."""
         if self._size > 1:
             yield from self._found
             yield from ((one.axis.name, one.module) for one in self._known if not self._found)
 
     @property
     def cuts(self) -> Iterator[tuple[nn.Parameter, Cut]]:
-        """This rank's part of each stack, once they are divided."""
+        """Yield each stack with the cut of this rank's part, once stacks are divided."""
         for experts in self._known:
             yield from experts.cuts
 
     @property
     def params(self) -> Iterator[nn.Parameter]:
-        """The stacks that are divided."""
+        """Yield the stacks that are divided."""
         for experts in self._known:
             yield from (param for param, _ in experts.cuts)
 
     @torch.no_grad()
     def divide(self, line: tuple[int, ...], *, device: torch.device) -> None:
-        """Let each stack be this rank's part of rank 0's; `line` are the ranks that hold all together.
+        """Replace each stack by this rank's part of rank 0's stack; `line` are the ranks that hold all parts.
 
         Order: a collective
         """
@@ -106,7 +108,7 @@ class DividedExperts:
             self._known.append(forward)
 
     def join(self, group: RankGroup) -> None:
-        """Send along this group from now on."""
+        """Send tokens along this group from now on."""
         for experts in self._known:
             experts.axis.join(group)
 
@@ -126,7 +128,7 @@ def _stacks(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _take(param: nn.Parameter, index: int, size: int, device: torch.device) -> Cut:
     early = early_of(param)
-    if early is not None:  # sharded by zero.Init: whole for this moment
+    if early is not None:  # zero.Init has sharded the stack: gather it for the cut
         early.take_out()
     cut = cut_evenly(tuple(param.shape), 0, index=index, size=size)
     whole = param.detach().to(device).contiguous()
@@ -143,7 +145,7 @@ class LocalExperts:
         self._forward: Callable[..., Tensor] = module.forward
         self.module = module
         self._num_experts: int = module.num_experts
-        module.num_experts = self._num_experts // axis.size  # the count in the module's own forward
+        module.num_experts = self._num_experts // axis.size  # the module's own forward uses this count
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Run the experts as the module's own forward does, for tokens of this rank.
@@ -154,7 +156,7 @@ class LocalExperts:
         return (done * top_k_weights.unsqueeze(-1)).sum(dim=1).to(hidden_states.dtype)
 
     def _compute(self, rows: Tensor, counts: Tensor) -> Tensor:
-        if len(rows) == 0:  # the backward of this rank goes along with the others' all the same
+        if len(rows) == 0:  # even without tokens this rank's backward takes part in the exchange
             params = (getattr(self.module, name) for name, _ in self.module.named_parameters(recurse=False))
             nothing = sum(param.reshape(-1)[:0].sum() for param in params)
             result: Tensor = rows + nothing
@@ -165,7 +167,8 @@ class LocalExperts:
         return self._forward(rows, numbers.unsqueeze(1), ones)
 
     def refuse_parts(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        """A file with one rank's experts is of no use, and says so only when it is loaded.
+        """Refuse a state_dict with one rank's experts: a file of it is useless, which would show only at
+        loading.
 
         Errors: ConfigError
         """

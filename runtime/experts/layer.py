@@ -1,8 +1,8 @@
 """DeepSpeed's layer of experts, with its signature, its names of parameters and its results.
 
-Of E experts each of `ep_size` ranks holds E / ep_size, numbered from 0 as DeepSpeed does: number i at place q
-is expert q * E / ep_size + i of the model. state_dict() and load_state_dict() of the layer go by the numbers
-of the model, and so do checkpoints; before initialize() has given the ranks their places, by DeepSpeed's.
+Each of `ep_size` ranks holds E / ep_size of E experts, and numbers them from 0 as DeepSpeed does: on the rank
+at place q, expert i is expert q * E / ep_size + i of the model. Checkpoints, and the layer's state_dict() and
+load_state_dict(), use the model's numbers; before initialize() has given the ranks their places, DeepSpeed's.
 
 Source: DeepSpeed 0.19.8 moe/layer.py, moe/experts.py, moe/sharded_moe.py (`MOELayer`)
 """
@@ -46,7 +46,9 @@ class Experts(nn.Module):
         return torch.cat(list(outputs), dim=1)
 
     def names(self) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """Give of each parameter its name in this module, and its names at all places in turn."""
+        """Yield for each parameter its name in this module, and its names in the model by the
+        ranks' places.
+        """
         for name, _ in self.deepspeed_experts.named_parameters(remove_duplicate=False):
             number, _, rest = name.partition(".")
             yield (
@@ -59,7 +61,7 @@ class Experts(nn.Module):
 
 
 def _first(output: Any) -> Tensor:
-    """An expert may return its bias beside its output; it is left out, as in DeepSpeed."""
+    """Return an expert's output without the bias that it may return beside it, as in DeepSpeed."""
     result: Tensor = output[0] if isinstance(output, tuple) else output
     return result
 
@@ -73,7 +75,9 @@ def _number_as_here(module: nn.Module, state: dict[str, Any], prefix: str, *more
 
 
 def _renumber(module: nn.Module, state: dict[str, Any], prefix: str, *, is_in_model: bool) -> None:
-    """Let a state_dict have the numbers of the model, or the other way round: only what is here, too."""
+    """Change experts' numbers in a state_dict to the model's if `is_in_model`, else to this rank's, and then
+    drop the experts of other ranks.
+    """
     axis, num_local = module.axis, module.num_local_experts
     if not isinstance(axis, ExpertAxis) or not isinstance(num_local, int) or axis.size == 1:
         return
@@ -90,14 +94,14 @@ def _renumber(module: nn.Module, state: dict[str, Any], prefix: str, *, is_in_mo
         value = state.pop(name)
         here = int(number) if is_in_model else int(number) - first
         if 0 <= here < num_local:
-            # a name of the other kind may be the name of a value that is still to come
+            # marked with \0 for now: the new name may be the old name of a value that is still to come
             state[f"{begin}\0{here + first if is_in_model else here}.{rest}"] = value
     for name in [one for one in state if one.startswith(f"{begin}\0")]:
         state[name.replace("\0", "", 1)] = state.pop(name)
 
 
 def _check_numbers(state: dict[str, Any], begin: str, num_local: int) -> None:
-    """Check that a state_dict has one rank's experts only, while it is open which experts those are."""
+    """Check that a state_dict has one rank's experts only, before the ranks have their places."""
     numbers = {name[len(begin) :].partition(".")[0] for name in state if name.startswith(begin)}
     beyond = sorted(int(one) for one in numbers if one.isdecimal() and int(one) >= num_local)
     if beyond:
@@ -109,7 +113,7 @@ def _check_numbers(state: dict[str, Any], begin: str, num_local: int) -> None:
 
 
 class MOELayer(nn.Module):
-    """Gate, experts, and the way between them."""
+    """The gate, the experts, and the exchange of tokens between them."""
 
     def __init__(
         self,
@@ -132,7 +136,9 @@ class MOELayer(nn.Module):
 
     @property
     def ep_group(self) -> Any:
-        """The process group of the ranks that hold the other experts; None before an engine has made it."""
+        """Return the process group of the ranks that hold the layer's experts; None before an engine has made
+        it.
+        """
         return None if self.axis.size == 1 else self.axis.group.axis.group
 
     def forward(self, hidden_states: Tensor, used_token: Tensor | None = None) -> Tensor:
@@ -147,7 +153,7 @@ class MOELayer(nn.Module):
 
 
 def _slots(routes: Routes, capacity: int) -> Tensor:
-    """Return the slot of each route among E * C; E * C for one that goes nowhere.
+    """Return the slot of each route among E * C slots; the number E * C marks a route that goes nowhere.
 
     Shapes: [k, S] int64
     """
@@ -165,7 +171,7 @@ def _fill(tokens: Tensor, slots: Tensor, num_experts: int, capacity: int) -> Ten
 
 
 def _combine(done: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
-    """Return of each token the weighted sum of its experts' results, added in float32.
+    """Return for each token the weighted sum of its experts' results, added in float32.
 
     Shapes: done [E, C, h], slots and weights [k, S]; the result is [S, h]
     """
@@ -196,15 +202,15 @@ class MoE(nn.Module):
         enable_expert_tensor_parallelism: bool = False,
         top2_2nd_expert_sampling: bool = True,
     ) -> None:
-        """Make `num_experts` experts of copies of `expert`, of which this rank holds num_experts / ep_size; a
-        token goes to `k` of them.
+        """Make `num_experts` experts as copies of `expert`; this rank holds num_experts / ep_size of them,
+        and a token goes to `k` of them.
 
-        An expert takes `capacity_factor` times its even share of a rank's tokens, at least `min_capacity`,
-        and drops the others, which then pass by with a result of 0; without `drop_tokens` it takes all.
-        `use_rts` draws those that it takes. `noisy_gate_policy` is "Jitter", which varies what the gate sees,
-        or "RSample", which draws the expert. `use_residual` adds the result of `expert` itself, weighted.
+        An expert takes `capacity_factor` times its even share of a rank's tokens, at least `min_capacity`.
+        Tokens beyond that are dropped: they get a result of 0. With `drop_tokens` False it takes all.
+        `use_rts`: the tokens that it takes are drawn at random. `noisy_gate_policy`: "Jitter" varies the
+        gate's input, "RSample" draws the expert. `use_residual` adds the weighted result of `expert` itself.
 
-        Errors: ConfigError for what does not go together
+        Errors: ConfigError for arguments that contradict each other
         """
         super().__init__()
         for key, value in (("num_experts", num_experts), ("ep_size", ep_size)):
@@ -251,19 +257,19 @@ class MoE(nn.Module):
 
     @property
     def axis(self) -> ExpertAxis:
-        """The ranks that hold the other experts."""
+        """Return the ranks that hold the layer's experts."""
         return self.deepspeed_moe.axis
 
     def set_deepspeed_parallelism(self, use_data_before_expert_parallel_: bool = False) -> None:
         """Do nothing: initialize() has made the groups, and calls this as DeepSpeed does.
 
-        Errors: AssertionError before that
+        Errors: AssertionError before initialize() has made the groups
         """
         if self.axis.size > 1:
             _ = self.axis.group
 
     def forward(self, hidden_states: Tensor, used_token: Tensor | None = None) -> tuple[Tensor, Tensor, Any]:
-        """Return the result, the loss that evens the load out, and how many tokens chose each expert.
+        """Return the result, the auxiliary loss that balances the experts, and how many tokens chose each.
 
         Shapes: hidden_states [..., h], used_token [tokens], 0 for those that are not to be routed (k=1);
                 the results are [..., h], [] float32 and [num_experts] int64

@@ -1,6 +1,6 @@
-"""Parameters of experts apart from the others: what programs for DeepSpeed's layers call.
+"""Parameters of experts in groups of their own: functions that programs for DeepSpeed's layers call.
 
-A parameter of an expert has `allreduce = False`, and `group_name` says among how many ranks the experts are.
+A parameter of an expert has `allreduce = False`; `group_name` says over how many ranks experts are divided.
 
 Source: DeepSpeed 0.19.8 moe/utils.py
 """
@@ -52,10 +52,10 @@ def split_params_grads_into_shared_and_expert_params(
 def split_params_into_different_moe_groups_for_optimizer(
     param_groups: Group | Sequence[Group], max_group_size: float | None = 178956971
 ) -> list[Group]:
-    """Return the groups without the parameters of experts, and behind them groups with those: for each group
-    and each number of ranks one, or several of at most `max_group_size` elements. They have `moe: True`.
+    """Return the groups without parameters of experts, followed by groups of these, which have `moe: True`:
+    one for each given group and number of ranks, or several of at most `max_group_size` elements each.
 
-    Errors: ValueError for an object that is no group, or has parameters of experts and no `name`
+    Errors: ValueError for an object that is no group, or for a group with parameters of experts and no `name`
     """
     if not isinstance(param_groups, dict | list | tuple):
         raise ValueError(
@@ -81,9 +81,9 @@ def split_params_into_different_moe_groups_for_optimizer(
 
 
 def configure_moe_param_groups(model_parameters: list[Any]) -> list[Group]:
-    """Return parameters, or groups of them, as groups with those of experts apart.
+    """Return parameters, or groups of them, as groups in which those of experts are apart.
 
-    Errors: TypeError for what an optimizer would not take
+    Errors: TypeError for an object that an optimizer would not take
     """
     for item in model_parameters:
         if not isinstance(item, Tensor | dict):

@@ -1,8 +1,8 @@
-"""A model whose experts are on different ranks: what an engine asks of it.
+"""A model whose experts are on different ranks, with the methods that an engine calls.
 
-Of n ranks that train the same layers with samples of their own, `ep_size` hold all experts together, and
-n / ep_size hold the same ones. An expert gets tokens from all ranks of its group, so its gradients are summed
-over the ranks that hold it and divided by n, as those of other parameters are.
+n ranks train the same layers, each with its own samples. Groups of `ep_size` of them hold all experts
+together, and n / ep_size ranks hold the same experts. An expert gets tokens from all ranks of its group, so
+its gradients are summed over the ranks that hold it and divided by n, like those of other parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from .layer import Experts, MoE
 def expert_lines(axes: Axes, size: int, *, is_strided: bool = False) -> tuple[Lines, Lines]:
     """Return the ranks that hold all experts together, and those that hold the same ones.
 
-    Of ranks that train the same layers the first are consecutive ones; `is_strided`: the second.
+    Among ranks that train the same layers, those that hold all experts together are consecutive; with
+    `is_strided`, those that hold the same ones are.
     """
     together: list[tuple[int, ...]] = []
     alike: list[tuple[int, ...]] = []
@@ -47,10 +48,10 @@ class PlacedExperts:
     """The experts of one model, over the ranks."""
 
     def __init__(self, module: nn.Module, axes: Axes, config: Config) -> None:
-        """Find the layers of experts, and see that their ranks can be grouped so; the model is not changed.
+        """Find the layers of experts, and check that ranks can be grouped for them; the model is not changed.
 
         Order:  a collective
-        Errors: ConfigError for what does not go together
+        Errors: ConfigError for sizes or settings that contradict each other
         """
         self._module, self._axes = module, axes
         self._is_strided = bool(config.use_data_before_expert_parallelism)
@@ -78,8 +79,8 @@ class PlacedExperts:
         self._check_other_marks()
 
     def _section(self, config: Config, ep: int | None) -> ExpertParallelConfig | None:
-        """Return how stacks are divided: as the section says, or as a mesh does where no layer has a number
-        of its own.
+        """Return how stacks are divided: by the ds_config's section, or by the mesh if no layer sets its own
+        ep_size.
         """
         is_said = config.expert_parallel is not None or self._layers or self._axes.pp > 1
         if is_said or ep in (None, 1):
@@ -88,11 +89,11 @@ class PlacedExperts:
 
     @property
     def divides_stacks(self) -> bool:
-        """Whether stacks of experts are cut, or were by an engine before."""
+        """True if stacks of experts will be cut, or an earlier engine has cut them."""
         return bool(self._divided.sizes)
 
     def join(self, domains: Domains) -> None:
-        """Let the experts have domains of their own, and their layers process groups.
+        """Give the experts domains of their own, and their layers process groups.
 
         Order: a collective
         """
@@ -140,7 +141,7 @@ class PlacedExperts:
             self._divided.divide(line, device=device)
 
     def check_whole(self, is_part: Callable[[nn.Parameter], bool]) -> None:
-        """Check that no other plan divides the experts; `is_part` tells of a parameter whether one does.
+        """Check that no other plan divides the experts; `is_part` tells whether one divides a parameter.
 
         Errors: ConfigError
         """
@@ -157,7 +158,9 @@ class PlacedExperts:
                     )
 
     def _check_other_marks(self) -> None:
-        """A parameter that a program has marked as an expert's would be averaged over all ranks."""
+        """Refuse other parameters that a program has marked as an expert's: they would be averaged over all
+        ranks.
+        """
         ours = {id(one) for _, layer in self._layers for one in layer.deepspeed_moe.experts.parameters()}
         ours |= {id(one) for one in self._divided.params}
         for name, param in self._module.named_parameters():
@@ -169,7 +172,7 @@ class PlacedExperts:
 
 
 def _check_mesh(sizes: Collection[int], ep: int | None) -> None:
-    """Check that the layers of all ranks are as a mesh says; `sizes` are their ep_size, and those of stacks.
+    """Check that the layers of all ranks fit the mesh; `sizes` are the ep_size of layers and of stacks.
 
     Errors: ConfigError
     """

@@ -44,9 +44,9 @@ FORMULAS = (AdagradFormula(),)
 class DeepSpeedCPUAdagrad(FusedOptimizer):
     """Adagrad with the arguments of DeepSpeed's DeepSpeedCPUAdagrad, for host memory.
 
-    Its state_dict is that of `torch.optim.Adagrad`, and so are two more keys of its groups: `lr_decay` and
-    `initial_accumulator_value`. A sparse gradient is made dense for the step, which moves no
-    element that it does not name.
+    Its state_dict is that of `torch.optim.Adagrad`, and its groups have that class's keys `lr_decay` and
+    `initial_accumulator_value`, too. A sparse gradient is made dense for the step; only elements that it
+    stores are moved.
     Source: the arguments are those of DeepSpeed 0.19.8 ops/adagrad/cpu_adagrad.py, `DeepSpeedCPUAdagrad`
     """
 

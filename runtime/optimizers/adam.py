@@ -24,7 +24,9 @@ class AdamFormula(Formula):
         self.name = "AdamW" if adam_w_mode else "Adam"
 
     def for_group(self, group: Group) -> Formula:
-        """Return the one whose weight decay is as the group says, in torch's words."""
+        """Return the formula with the group's kind of weight decay, by torch's key
+        `decoupled_weight_decay`.
+        """
         adam_w, adam = FORMULAS
         return adam_w if group.get("decoupled_weight_decay", self.mode) else adam
 
@@ -35,7 +37,8 @@ class AdamFormula(Formula):
         beta1, beta2 = map(as_float, group["betas"])
         device = pieces.params[0].device
         steps = float(corrected_step(pieces))
-        count = torch.full((), steps, dtype=torch.float32, device=device)  # the host would wait for a copy
+        # full() and no copy of a number: the host would wait for that
+        count = torch.full((), steps, dtype=torch.float32, device=device)
         kernel(
             pieces.params,
             pieces.grads,
@@ -65,7 +68,7 @@ class _Adam(FusedOptimizer):
 
     @property
     def adam_w_mode(self) -> bool:
-        """Whether weight decay is decoupled."""
+        """True if weight decay is decoupled."""
         return bool(self.defaults["decoupled_weight_decay"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
-"""One step of an optimizer over flat arrays: one kernel call for all of them;
-torch's kernels where ours cannot be had.
+"""One step of an optimizer over flat arrays: one call of our kernel for all arrays, or torch's operations
+where our kernel is not available.
 
 Letters: n = elements of one array.
 """
@@ -23,7 +23,7 @@ Group = Mapping[str, Any]  # hyper-parameters
 
 @dataclass(slots=True, kw_only=True)  # not frozen, like the next class: thousands are made in each step
 class ElementRun:
-    """The elements [offset, offset + numel) and what they are updated with; `step` counts from 1."""
+    """The elements [offset, offset + numel), with the arguments of their update; `step` counts from 1."""
 
     offset: int
     numel: int
@@ -33,10 +33,10 @@ class ElementRun:
 
 @dataclass(slots=True, kw_only=True)
 class FlatArrays:
-    """A shard, or one parameter. Elements in no run, or without a gradient, stay as they are."""
+    """Arrays of a shard, or of one parameter. Elements in no run, or without a gradient, stay as they are."""
 
     param: Tensor  # [n] float32, contiguous, updated in place
-    grads: tuple[tuple[int, Tensor], ...]  # where each piece begins, and [k] float32, bfloat16 or float16
+    grads: tuple[tuple[int, Tensor], ...]  # (begin, piece [k] of float32, bfloat16 or float16)
     states: Mapping[str, Tensor]  # name -> [n] float32, in host memory or all bfloat16, updated in place
     runs: tuple[ElementRun, ...]
     param_out: Tensor | None = None  # [n] bfloat16 or float16: the result, rounded to nearest even
@@ -44,27 +44,27 @@ class FlatArrays:
 
 @dataclass(slots=True)
 class Pieces:
-    """Arrays with one group and one step, as lists for torch's foreach functions: runs,
-    each under one piece of gradient.
+    """Arrays that share one group and one step, as lists for torch's foreach functions. Each entry is a run
+    of elements whose gradient is in one piece.
     """
 
     group: Group
     step: int
     params: list[Tensor]
-    grads: list[Tensor]  # float32; may be the caller's
+    grads: list[Tensor]  # float32; may be the caller's own tensors
     states: dict[str, list[Tensor]]
 
 
 class Formula(ABC):
-    """A formula: a kernel in one of its modes. It remembers nothing: all that changes lies in the arrays."""
+    """A formula: a kernel in one of its modes. It has no state: all that changes lies in the arrays."""
 
     name: str  # a name of its row in registry.py
     kernel: ClassVar[Kernel[Any]]
     mode: int = 0
     initial: ClassVar[
         Mapping[str, str]
-    ] = {}  # state -> the key of a group with what it begins with, not zero
-    # False: a run is one whole parameter, with its gradient in one piece
+    ] = {}  # state that does not begin with zero -> the key of a group that has its first value
+    # False: each run must be one whole parameter, with its gradient in one piece
     is_elementwise: ClassVar[bool] = True
 
     @property
@@ -74,12 +74,12 @@ class Formula(ABC):
 
     @property
     def counts_steps(self) -> bool:
-        """Whether a step depends on its number."""
+        """True if a step depends on its number."""
         return self.kernel.counts_steps
 
     def for_group(self, group: Group) -> Formula:
-        """Return the formula that this group asks for; the same object for all groups that can be
-        updated in one call.
+        """Return the formula that this group asks for: the same object for all groups that one call can
+        update.
         """
         return self
 
@@ -88,8 +88,8 @@ class Formula(ABC):
         return self.state_names
 
     def update(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
-        """Apply one step to all, which are on one device; `grad_scale` is multiplied into
-        the gradients first.
+        """Apply one step to all arrays, which are on one device; gradients are first multiplied by
+        `grad_scale`.
 
         Errors: ValueError for a hyper-parameter out of range; nothing is written then
         """
@@ -105,8 +105,8 @@ class Formula(ABC):
         self.call(self._shards(arrays), grad_scale)
 
     def update_on_device(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> bool:
-        """Queue one call of our CUDA kernel; False, with nothing written,
-        where it is not wanted or cannot be had.
+        """Queue one call of our CUDA kernel; return False, with nothing written, if that is not wanted or not
+        possible here.
         """
 
         def queue(arrays: Sequence[FlatArrays], *, stream: int) -> None:
@@ -115,7 +115,8 @@ class Formula(ABC):
         return step_on_device(queue, arrays, device=arrays[0].param.device)
 
     def _shards(self, arrays: Sequence[FlatArrays]) -> list[Any]:
-        segments: dict[tuple[int, ...], Any] = {}  # models have many parameters of few sizes, in fewer groups
+        # many parameters share a segment: a model has few sizes of them and few groups
+        segments: dict[tuple[int, ...], Any] = {}
         numbers: dict[tuple[int, ...], dict[str, Any]] = {}
         shards = []
         for update in arrays:
@@ -146,10 +147,9 @@ class Formula(ABC):
         self.kernel.step(shards, grad_scale=grad_scale, mode=self.mode)
 
     def call_on_device(self, shards: list[Any], grad_scale: float, stream: int) -> None:
-        """Queue our CUDA kernel on the stream, a `cudaStream_t`; arrays that are held nowhere else
-        may be freed then.
+        """Queue our CUDA kernel on the stream, a `cudaStream_t`. After the call the arrays may be freed.
 
-        Errors: CudaUnavailable, with nothing written
+        Errors: CudaUnavailable, and then nothing is written
         """
         cuda.step(self.kernel, shards, grad_scale=grad_scale, mode=self.mode, stream=stream)
 
@@ -170,7 +170,7 @@ class Formula(ABC):
 
 @cache
 def _numbers(kernel: Kernel[Any]) -> tuple[tuple[str, Callable[[ElementRun], Any]], ...]:
-    """The numbers of a segment, and where each comes from."""
+    """Return the numbers of a segment, each with a function that gets it from a run."""
     return tuple((field.name, _number(field)) for field in kernel.numbers)
 
 
@@ -216,11 +216,13 @@ def _collect(arrays: Sequence[FlatArrays], names: Sequence[str], grad_scale: flo
     return iter(groups.values())
 
 
-# Both corrections are 1 - beta^step: after so many steps beta^step is 0 for every beta below 1,
-# so they are exactly 1.
+# A number of steps for which Adam corrects nothing: both corrections are 1 - beta^step, and for such a step
+# beta^step is 0 for every beta below 1, so they are exactly 1.
 ALL_STEPS = 2**62
 
 
 def corrected_step(run: ElementRun | Pieces) -> int:
-    """Return the step for Adam's bias correction; one that corrects nothing where a group says so."""
+    """Return the step for Adam's bias correction; ALL_STEPS, which corrects nothing, if the group switches it
+    off.
+    """
     return run.step if run.group.get("bias_correction", True) else ALL_STEPS

@@ -16,7 +16,7 @@ from .on_device import as_float
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Keys in the groups of torch's optimizers that have no meaning here.
+# Keys in the groups of torch's optimizers that are not supported here.
 _REFUSED = {
     "amsgrad": "leave it off, or take torch.optim.AdamW",
     "maximize": "negate the loss",
@@ -27,8 +27,8 @@ _REFUSED = {
 class FusedOptimizer(torch.optim.Optimizer):
     """An optimizer that updates all parameters of a device in one call.
 
-    Parameters are float32, bfloat16 or float16. One of 16 bits is updated in float32 and rounded to nearest
-    even; what it remembers is float32, or has the parameter's dtype if `fp32_optimizer_states` is false.
+    Parameters are float32, bfloat16 or float16. A parameter of 16 bits is updated in float32 and rounded to
+    nearest even; its states are float32, or have its dtype if `fp32_optimizer_states` is false.
     """
 
     formula: ClassVar[Formula]
@@ -48,13 +48,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def formula_of(self, group: Group) -> Formula:
-        """Return how this group is updated; the same object for all groups that can be
-        updated in one call.
-        """
+        """Return the formula of this group: the same object for all groups that one call can update."""
         return self.formula.for_group(group)
 
     def make_states(self, param: Tensor, group: Group) -> dict[str, Tensor]:
-        """Return what is remembered of a parameter before its first step."""
+        """Return a parameter's states before its first step."""
         return {
             name: torch.full_like(
                 param, group.get(self.formula.initial.get(name, ""), 0.0), dtype=self._state_dtype(param)
@@ -66,10 +64,10 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update the parameters that have a gradient, and return what `closure` returns, which runs first.
+        """Run `closure`, update the parameters that have a gradient, and return what `closure` has returned.
 
-        Errors: RuntimeError for a gradient or a parameter that cannot be updated, by name, ValueError for a
-                hyper-parameter out of range; then nothing is changed on the device concerned
+        Errors: RuntimeError with the name of a gradient or parameter that cannot be updated, ValueError for a
+        hyper-parameter out of range; then nothing is changed on that device
         """
         loss = None
         if closure is not None:
@@ -91,11 +89,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Forget gradients, or set them to zero; left out: as `set_grad_none` says."""
+        """Drop gradients (None), or set them to zero; the default is the optimizer's `set_grad_none`."""
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with hyper-parameters of their own; what is not given is as in the constructor.
+        """Add parameters with hyper-parameters of their own; those left out have the constructor's values.
 
         Errors: ValueError for a hyper-parameter out of range, or an option that is not supported
         """
@@ -107,9 +105,9 @@ class FusedOptimizer(torch.optim.Optimizer):
             raise
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state_dict of this class or of its counterpart in torch.optim.
+        """Load a state_dict of this class or of its counterpart in torch.optim.
 
-        Hyper-parameters that the saved groups lack are as in the constructor.
+        Hyper-parameters that the saved groups lack get the constructor's values.
         Errors: ValueError for an option that is not supported
         """
         seen: dict[str, Any] = state_dict
@@ -127,7 +125,8 @@ class FusedOptimizer(torch.optim.Optimizer):
                         f"parameter {number}, without {' and '.join(missing)}; it is another optimizer's"
                     )
 
-        hook = self.register_load_state_dict_pre_hook(see)  # the last hook, after all that change it
+        # registered last, to see the state_dict as the other hooks have left it
+        hook = self.register_load_state_dict_pre_hook(see)
         try:
             super().load_state_dict(state_dict)
         finally:
@@ -221,7 +220,9 @@ class FusedOptimizer(torch.optim.Optimizer):
                 )
 
     def _restore_dtypes(self, state_dict: Mapping[str, Any]) -> None:
-        """torch gave every state the parameter's dtype: take the saved values once more, in ours."""
+        """Take the saved values once more in our dtypes: torch has given every state the
+        parameter's dtype.
+        """
         saved = [number for group in state_dict["param_groups"] for number in group["params"]]
         params = [param for group in self.param_groups for param in group["params"]]
         for number, param in zip(saved, params, strict=True):

@@ -1,4 +1,4 @@
-"""LAMB: Adam whose step is, for each parameter, as long as the parameter itself times lr."""
+"""LAMB: Adam in which each parameter's step has the length lr times the norm of the parameter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LambFormula(Formula):
     """Update u = exp_avg / (sqrt(exp_avg_sq) + eps) + weight_decay * p; step lr * clamp(|p| / |u|,
     min_coeff, max_coeff) * u.
 
-    The quotient of the norms is 1 where either is zero. `bias_correction` is Adam's, as a factor of lr.
+    The quotient of the norms is 1 if either norm is zero. `bias_correction` is Adam's, as a factor of lr.
     Source: You et al. 2020, "Large batch optimization for deep learning", arXiv 1904.00962, algorithm 2;
             clamp, defaults and the place of the bias correction as DeepSpeed 0.19.8
             ops/lamb/fused_lamb.py, `FusedLamb`
@@ -33,7 +33,7 @@ class LambFormula(Formula):
         self.mode = int(eps_inside_sqrt)
 
     def for_group(self, group: Group) -> Formula:
-        """Return the one with eps at its place."""
+        """Return the formula in the group's mode, which says where eps is added."""
         return FORMULAS[bool(group["eps_inside_sqrt"])]
 
     def call(self, shards: list[LambShard], grad_scale: float) -> None:
@@ -42,7 +42,7 @@ class LambFormula(Formula):
 
     def call_on_device(self, shards: list[LambShard], grad_scale: float, stream: int) -> None:
         """LAMB."""
-        on_device: Tensor = shards[0].param  # type: ignore[assignment]  # whatever has memory
+        on_device: Tensor = shards[0].param  # type: ignore[assignment]  # any tensor on the device
 
         def allocate(numel: int) -> Tensor:
             return on_device.new_empty(numel, dtype=torch.float64)
@@ -86,7 +86,7 @@ FORMULAS = tuple(LambFormula(eps_inside_sqrt=is_inside) for is_inside in (False,
 class FusedLamb(FusedOptimizer):
     """LAMB with the arguments of DeepSpeed's FusedLamb, on a GPU or in host memory.
 
-    `max_grad_norm` needs norms that are given to step(), which this one does not take: it is refused.
+    `max_grad_norm` is refused: it needs norms as an argument of step(), which is not supported here.
     Source: the arguments are those of DeepSpeed 0.19.8 ops/lamb/fused_lamb.py, `FusedLamb`
     """
 

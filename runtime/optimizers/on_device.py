@@ -1,4 +1,4 @@
-"""dslaunch's CUDA kernels on torch's current stream, or the news that this machine cannot have them."""
+"""Calls of dslaunch's CUDA kernels on torch's current stream, if they are available on this machine."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def step_on_device(
 ) -> bool:
     """Queue `step(shards, ...)`, one of `dslaunch.kernels.cuda`, on the current stream of `device`.
 
-    False says that the kernels cannot be had here, and that nothing was written: torch's must do it.
-    Why is logged once. They are used where DSLAUNCH_CUDA_KERNELS is 1: they have not been seen to
-    run on a device yet.
+    Return False, with nothing written, if the kernels are not available: then torch's operations must do the
+    step. The reason is logged once. The kernels are used only if DSLAUNCH_CUDA_KERNELS is 1, because they
+    have not been tested on a device yet.
     """
     if os.environ.get(SWITCH) != "1":
         return False

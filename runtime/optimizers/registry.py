@@ -1,7 +1,6 @@
-"""The optimizers that there are: one row for each, asked by everything that lists
-optimizers or looks for one.
+"""Table of the optimizers, one row for each; all code that lists optimizers or looks for one uses it.
 
-Names alone: torch and the kernels are loaded when a row's classes or formulas are.
+A row has names only: torch and the kernels are loaded with a row's classes or formulas.
 `import deepspeed` reads this table.
 """
 
@@ -18,14 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerRow:
-    """One optimizer: its file in this folder, which has `FORMULAS`, and the names that others have for it."""
+    """One optimizer: its file in this folder, which has `FORMULAS`, and its names elsewhere."""
 
     module: str
     names: tuple[str, ...]  # names of its formulas in checkpoints, messages and DeepSpeed's ds_config
     classes: tuple[str, ...] = ()  # our classes in its file
-    config_class: str = ""  # our class for a ds_config's type of this name; "": Config has its own way
+    # our class for a ds_config's type of this name; "": Config treats that type itself
+    config_class: str = ""
     torch_classes: tuple[str, ...] = ()  # classes of torch.optim that its kernel steps in an engine
-    # keys of torch's param_groups, by which it is known where it has no states
+    # keys of torch's param_groups by which this optimizer is recognized when it has no states yet
     group_keys: tuple[str, ...] = ()
     # False: it needs whole parameters, so no kernel steps it on an engine's shards
     is_elementwise: bool = True
@@ -36,13 +36,13 @@ class OptimizerRow:
         return getattr(import_module(f".{self.module}", __package__), name)
 
     def formula(self, name: str = "") -> Formula:
-        """Return the formula of that name; its first one if there is none."""
+        """Return the formula of that name; without a name the row's first formula."""
         formulas: tuple[Formula, ...] = self.load("FORMULAS")
         return next((one for one in formulas if one.name == name), formulas[0])
 
     @property
     def deepspeed_modules(self) -> dict[str, str]:
-        """The modules of `deepspeed.ops.<module>`, and the class that each has."""
+        """Return the modules of `deepspeed.ops.<module>`, with the class that each has."""
         kinds = (("DeepSpeedCPU", "cpu"), ("Fused", "fused"))
         return {
             f"{where}_{self.module}": one
@@ -106,8 +106,6 @@ def row_of(kind: type) -> OptimizerRow | None:
 
 
 def config_types_with(param: str) -> tuple[str, ...]:
-    """Return the types of a ds_config, of those that make a class of ours,
-    whose class takes this argument.
-    """
+    """Return the ds_config's types for which a class of ours is made that takes this argument."""
     kinds = {name: row.load(row.config_class) for name, row in FROM_CONFIG.items()}
     return tuple(name for name, kind in kinds.items() if param in inspect.signature(kind).parameters)

@@ -12,16 +12,16 @@ from .on_device import as_float
 
 
 class SgdFormula(Formula):
-    """SGD as in torch.optim.SGD without maximize: L2 weight decay, momentum with dampening or after Nesterov.
+    """SGD as torch.optim.SGD without maximize: L2 weight decay, and momentum with dampening or Nesterov's.
 
-    The first step leaves the gradient itself in the buffer, without dampening.
+    The first step puts the gradient itself into the momentum buffer, without dampening.
     """
 
     name = "SGD"
     kernel = SGD
 
     def names_for(self, groups: Iterable[Group]) -> tuple[str, ...]:
-        """Without momentum there is nothing to remember."""
+        """Return no names if no group has momentum."""
         return self.state_names if any(group["momentum"] for group in groups) else ()
 
     def foreach(self, pieces: Pieces) -> None:

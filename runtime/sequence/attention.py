@@ -1,8 +1,8 @@
 """Attention over sequences that are divided over ranks: each rank computes some heads of whole sequences.
 
 [batch, heads, a part of the sequence, head_dim] becomes [batch, a part of the heads, the sequence,
-head_dim], and the result goes the way back. Keys and values of fewer heads than ranks are repeated; their
-gradients are added up.
+head_dim], and the result is exchanged back. If keys and values have fewer heads than there are ranks, they
+are repeated, and the gradients of the copies are added up.
 
 Source: Jacobs et al. 2023 (DeepSpeed-Ulysses); DeepSpeed 0.19.8 sequence/layer.py
 """
@@ -20,8 +20,8 @@ from .exchange import DimExchange, SequenceRanks, Sizes, exchange
 
 
 def sizes_of_heads(num_heads: int, num_kv_heads: int, ranks: SequenceRanks) -> tuple[Sizes, Sizes, int]:
-    """Return how many heads of queries, and of keys and values, each rank computes, and how often keys and
-    values are repeated before.
+    """Return how many heads of queries each rank computes, how many of keys and values, and how often keys
+    and values are repeated first.
 
     Errors: ConfigError if heads that belong together cannot stay together
     """
@@ -51,10 +51,10 @@ def attend_over_ranks(
     sequence_dim: int,
     result_dims: tuple[int, int],
 ) -> Tensor:
-    """Return this rank's part of the sequence of the results of `attend` on whole ones. `result_dims` are the
-    dimensions of heads and sequence in what `attend` returns.
+    """Run `attend` on whole sequences, and return this rank's part of its result. `result_dims` are the
+    dimensions of heads and sequence in that result.
 
-    Errors: ConfigError for heads that cannot be divided, and shapes that differ between the three
+    Errors: ConfigError for heads that cannot be divided, or if query, key and value do not fit each other
     """
     q_sizes, kv_sizes, times = sizes_of_heads(query.shape[head_dim], key.shape[head_dim], ranks)
     lengths = (query.shape[sequence_dim],) * ranks.size
@@ -70,7 +70,7 @@ def attend_over_ranks(
 
 
 class DistributedAttention(nn.Module):
-    """A layer around an attention of whole sequences."""
+    """A layer around an attention that computes on whole sequences."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class DistributedAttention(nn.Module):
         sp_stream: Any = None,
         num_kv_heads: int | None = None,
     ) -> None:
-        """`sp_stream` and `num_kv_heads` change nothing: the heads of keys are counted.
+        """`sp_stream` and `num_kv_heads` have no effect: the number of heads is read from the keys' shape.
 
-        Errors: ConfigError for other dimensions than 2 for heads, and 0 or 1 for the sequence
+        Errors: ConfigError unless heads are dimension 2 and the sequence is dimension 0 or 1
         """
         super().__init__()
         if scatter_idx != 2 or gather_idx not in (0, 1):
@@ -140,7 +140,7 @@ class DistributedAttention(nn.Module):
 
 
 def apply_rotary_pos_emb(t: Tensor, freqs_cos: Tensor, freqs_sin: Tensor) -> Tensor:
-    """Return queries or keys, turned by their places in the sequence.
+    """Return queries or keys, rotated by their positions in the sequence.
 
     Source: DeepSpeed 0.19.8 sequence/layer.py, `apply_rotary_pos_emb`
     """

@@ -30,7 +30,7 @@ _resolve: Callable[[Any], Any] = vars(distributed_c10d)["_resolve_process_group"
 
 @dataclass(slots=True)
 class Traffic:
-    """Amounts that this process has sent along sequences, for any engine or attention."""
+    """Amounts that this process has sent along the axis sp, counted over all engines and attentions."""
 
     num_sent: int = 0
 
@@ -40,13 +40,13 @@ TRAFFIC = Traffic()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRanks:
-    """The ranks that have the parts of one sequence, in the order of the parts. It does not keep the process
-    group alive: one that is there at the end of the interpreter may take the process with it.
+    """The ranks that have the parts of one sequence, in the order of the parts. This object does not keep
+    their process group alive: a group that lives until the interpreter ends may crash the process.
 
     Order: all of them call the same methods in the same order, in forward and backward
     """
 
-    name: str  # name of the process group; another one may have it after destroy_process_group()
+    name: str  # name of the process group; after destroy_process_group() a new group may get the same name
     made: weakref.ref[Any] = field(repr=False, compare=False)  # the group that was made
     size: int
     index: int  # this rank's index
@@ -77,7 +77,7 @@ class SequenceRanks:
         return group
 
     def even(self, total: int) -> Sizes:
-        """Return the sizes of the parts of so many, the larger ones first."""
+        """Return the sizes of the ranks' parts of `total` elements, the larger ones first."""
         return tuple(total // self.size + (index < total % self.size) for index in range(self.size))
 
     def sum(self, value: Tensor, what: str) -> Tensor:
@@ -88,7 +88,7 @@ class SequenceRanks:
         return total
 
     def gather(self, value: Tensor, what: str) -> list[Tensor]:
-        """Return what every rank has, of equal shapes, without a gradient."""
+        """Return every rank's value, without a gradient; shapes must be equal."""
         sent = value.detach().contiguous()
         received = [torch.empty_like(sent) for _ in range(self.size)]
         sent_bytes = sent.nbytes * (self.size - 1)
@@ -109,8 +109,8 @@ class SequenceRanks:
     def send_parts(
         self, parts: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[Shape]], what: str
     ) -> list[list[Tensor]]:
-        """Send parts i to rank i, in one message, and return what each rank has sent here, of these shapes.
-        One copy on the way out; what is returned are views of one buffer.
+        """Send parts i to rank i, in one message, and return what each rank has sent here, in these shapes.
+        Parts are copied once before they are sent; the returned tensors are views of one buffer.
 
         Errors: AssertionError for parts of several dtypes
         """
@@ -149,7 +149,7 @@ class SequenceRanks:
         sent_bytes: int,
         send: Callable[..., dist.Work | None],
     ) -> None:
-        """Let the engine that there is count it, and its watchdog wait for it."""
+        """Send through the current engine, so that its counters and its watchdog see the collective."""
         TRAFFIC.num_sent += 1
         wire, start = current_wire(), partial(send, group=self.group, async_op=True)
         if wire is not None:
@@ -160,14 +160,16 @@ class SequenceRanks:
 
 
 class DimExchange(NamedTuple):
-    """A dimension that is cut over the ranks, and one that is put together, with the sizes of their parts."""
+    """A dimension that is cut over the ranks and one whose parts are joined, with the sizes of
+    their parts.
+    """
 
     scatter: tuple[int, Sizes]
     gather: tuple[int, Sizes]
 
     @property
     def undone(self) -> DimExchange:
-        """Return the way back."""
+        """Return the exchange that undoes this one."""
         return DimExchange(self.gather, self.scatter)
 
 
@@ -175,12 +177,12 @@ class DimExchange(NamedTuple):
 def exchange(
     values: Sequence[Tensor], ranks: SequenceRanks, cuts: Sequence[DimExchange], what: str
 ) -> list[Tensor]:
-    """Return the values, each with a dimension cut over the ranks and another one put together. All go in one
-    message if they have one dtype. The gradients go the way back.
+    """Cut a dimension of each value over the ranks, join the parts of another one, and return the values.
+    They go in one message if they have one dtype. Gradients are exchanged the opposite way.
 
-    Shapes: a value has the sum of its cut's sizes along the first dimension, and this rank's size along the
-            second
-    Errors: ConfigError for another shape
+    Shapes: along the dimension to cut, a value has the sum of the sizes; along the one to join, this rank's
+    size
+    Errors: ConfigError for a value with another shape
     """
     for value, (scatter, gather) in zip(values, cuts, strict=True):
         given = value.shape[scatter[0]], value.shape[gather[0]]

@@ -1,5 +1,5 @@
-"""Models of transformers that see a part of a sequence as they would see the whole: those where tokens meet
-in attention only, and that take each token's place from outside.
+"""Models of transformers that compute a part of a sequence as they would within the whole: tokens influence
+each other in attention only, and the model is given the position of each token.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _KNOWN = ("full_attention", "sliding_attention")  # entries of a config's layer_
 def check_layers(module: nn.Module) -> bool:
     """Return whether the module is, or has in it, one of transformers' models.
 
-    Errors: ConfigError for layers where tokens meet outside of attention, for attention whose windows are
-            not told to it, and for a model that counts the places of its tokens itself
+    Errors: ConfigError for layers where tokens influence each other outside of attention, for attention that
+    does not get its windows as an argument, and for a model that counts positions itself
     """
     models = list(_models(module))
     for name, model in models:
@@ -47,10 +47,10 @@ def check_layers(module: nn.Module) -> bool:
 
 
 def position_of(module: nn.Module, name: str) -> int | None:
-    """Return the place of an argument of one of transformers' models, from 0; None for other modules, and
-    for models that take no such argument.
+    """Return the index of an argument in the forward of one of transformers' models; None for other modules,
+    and for models without such an argument.
     """
-    outer = getattr(module, "_orig_mod", module)  # torch.compile's
+    outer = getattr(module, "_orig_mod", module)  # the module that torch.compile has wrapped
     model_class = _model_class()
     if model_class is None or not isinstance(outer, model_class):
         return None
@@ -59,7 +59,7 @@ def position_of(module: nn.Module, name: str) -> int | None:
 
 
 def _models(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Give the outermost models with their names in the module."""
+    """Yield the outermost models of transformers, with their names in the module."""
     model_class = _model_class()
     if model_class is None:
         return

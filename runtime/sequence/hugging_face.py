@@ -1,8 +1,8 @@
 """transformers' attention over sequences that are divided over ranks.
 
-A rank sees a part of a sequence, and so does the mask that transformers makes of it, which is of no use here.
-What the positions say counts instead: they are put together, and tell where a packed sequence's documents
-begin.
+A rank has a part of a sequence, and transformers makes a mask for this part alone, which is of no use here.
+Positions are used instead: those of all parts are put together, and tell where the documents of a packed
+sequence begin.
 
 Source: DeepSpeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py, `UlyssesSPAttentionHF`
 """
@@ -38,11 +38,14 @@ class UlyssesSPAttentionHF:
     ) -> None:
         self.attn, self._ranks, self.name, self.disable_in_eval = attn, ranks, name, disable_in_eval
         self.was_called = self._has_looked = False
-        self._shape: tuple[int, int] | None = None  # shape of the parts in the forward before
+        self._shape: tuple[int, int] | None = None  # shape of the parts in the previous forward
         self._last: tuple[weakref.ref[Tensor], int, WholePositions, weakref.ref[nn.Module]] | None = None
 
     def check_size(self, size: int) -> None:
-        """Errors: ConfigError if it divides sequences over another number of ranks"""
+        """Check that sequences are divided over `size` ranks.
+
+        Errors: ConfigError if they are divided over another number
+        """
         if self._ranks.size != size:
             raise ConfigError(
                 f"attention {self.name!r} is registered for sequences that {self._ranks.size} ranks share, "
@@ -98,11 +101,11 @@ class UlyssesSPAttentionHF:
         return part, rest[0] if rest else None
 
     def _positions(self, module: nn.Module, own: Any, mask: Any, query: Tensor) -> WholePositions:
-        """Return the positions of the whole sequences, below 0 where nothing may be seen.
+        """Return the positions of the whole sequences; a token with one below 0 is hidden.
 
-        The layers of one forward ask one after the other, and positions are sent once: for the first of them.
-        In the next forward that layer asks again, and the same positions may have another mask. What is made
-        of them is kept as long as they are, and no longer than the program keeps its own positions.
+        All layers of a forward ask, but positions are sent only for the first of them. When that layer asks
+        again, the next forward has begun, in which the same positions may have another mask. The result is
+        kept as long as the program keeps its own positions.
 
         Errors: ConfigError, on all ranks, for parts of other shapes
         """
@@ -150,8 +153,8 @@ class UlyssesSPAttentionHF:
             self._last = None
 
     def _check_shapes(self, batch: int, length: int, device: torch.device) -> None:
-        """On a GPU only a rank whose shape is not that of its forward before waits for the others': see
-        [Note: who waits for the others' shapes] in tensor/inputs.py.
+        """Check that all ranks' parts have this shape. On a GPU only a rank whose shape has changed since its
+        last forward waits for the others: see [Note: who waits for the others' shapes] in tensor/inputs.py.
         """
         before, self._shape = self._shape, (batch, length)
         own = on_device([batch, length], dtype=torch.int64, device=device)
@@ -168,9 +171,9 @@ class UlyssesSPAttentionHF:
                 )
 
     def _mask(self, module: nn.Module, whole: WholePositions, kwargs: dict[str, Any]) -> Tensor | None:
-        """Return what the attention function needs beside positions: torch's needs to be told where
-        documents begin, which are windows, and what is padding; kernels for packed sequences read positions,
-        but for padding.
+        """Return the mask that the attention function needs beside positions. torch's needs a mask for
+        documents, windows and padding; kernels for packed sequences read the positions and need a mask for
+        padding only.
 
         Shapes: [batch, 1, positions, positions] of bool for torch's, else [batch, positions]
         """
@@ -196,14 +199,14 @@ class UlyssesSPAttentionHF:
         *,
         tensor_parallel_size: int = 1,
     ) -> Any:
-        """Let models with this attention compute with sequences that so many neighbours share, and return
-        what initialize() takes as `mpu`; None for a size of 1, which changes nothing.
-        `unregister_from_transformers()` is the way back. With `disable_in_eval` a model in evaluation takes
-        whole sequences.
+        """Let models with this attention compute on sequences that so many neighbouring ranks share, and
+        return the object that initialize() takes as `mpu`; for a size of 1 change nothing and return None.
+        `unregister_from_transformers()` undoes it. With `disable_in_eval` a model in evaluation takes whole
+        sequences.
 
-        `tensor_parallel_size` is the ds_config's autotp_size, where layers are divided, too: of each rank's
-        heads. Batches and sequences may have any size, so `micro_batch_size`, `seq_length` and `max_length`
-        change nothing.
+        `tensor_parallel_size` is the ds_config's autotp_size if layers are divided, too; then each rank's
+        heads are divided. Batches and sequences may have any size, so `micro_batch_size`, `seq_length` and
+        `max_length` have no effect.
 
         Order:  a collective of all ranks
         Errors: ConfigError for heads that cannot be divided, and attention that cannot be replaced
@@ -301,10 +304,10 @@ def _check_function(name: str) -> None:
 
 
 def _hidden(mask: Any, batch: int, length: int) -> Tensor | None:
-    """Return which positions of this rank a mask hides from all queries; None where there is none.
+    """Return which positions of this rank a mask hides from all queries; None without a mask.
 
-    Shapes: mask [batch, length], 1 for a token, or [batch, 1 or heads, length, length], of bool or of what
-            is added; the result [batch, length] of bool
+    Shapes: mask [batch, length], 1 for a token, or [batch, 1 or heads, length, length], of bool or of
+    numbers to add to the scores; the result [batch, length] of bool
     """
     if not isinstance(mask, Tensor):
         return None
@@ -320,7 +323,7 @@ def _hidden(mask: Any, batch: int, length: int) -> Tensor | None:
 
 @contextmanager
 def _groups(module: nn.Module, size: int) -> Iterator[None]:
-    """Let a module know how many of the queries' heads share one of keys here."""
+    """Set, inside, how many heads of queries share a head of keys on this rank."""
     before = getattr(module, "num_key_value_groups", None)
     if before in (None, size):
         yield

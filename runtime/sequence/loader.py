@@ -30,16 +30,16 @@ class _Told:
 
 
 class UlyssesSPDataLoaderAdapter:
-    """A loader around another one. Each rank of those that share sequences brings a batch of its own; then
-    each gets its part of the first rank's batch, of the second's, and so on: `len()` is so many times as
-    long.
+    """A loader around another loader. Each of the ranks that share sequences reads a batch of its own. Then
+    each gets its part of the first rank's batch, then of the second's, and so on: `len()` is the wrapped
+    loader's times the number of these ranks.
 
-    `labels` become `shift_labels`: the label of a position is the token after it, also where that one is
-    another rank's; the last position has -100.
+    `labels` become `shift_labels`: the label of a position is the next token, even if another rank has it;
+    the last position has -100.
 
-    Shapes: tensors of a batch are [batch, sequence, ...]; what is handed out has [batch, sequence / ranks,
-            ...], on the CPU
-    Order:  the ranks iterate together: what they bring is exchanged
+    Shapes: tensors of a wrapped batch are [batch, sequence, ...]; those that are handed out are
+    [batch, sequence / ranks, ...], on the CPU
+    Order:  the ranks iterate together: their batches are exchanged
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class UlyssesSPDataLoaderAdapter:
     def __next__(self) -> dict[str, Any]:
         """Return this rank's part of the next batch.
 
-        Errors: StopIteration once, at the end of the loader that has fewest batches, after which the next
-                epoch begins; ConfigError on all ranks if a batch of one of them cannot be divided
+        Errors: StopIteration at the end of the shortest rank's loader, after which the next epoch begins;
+        ConfigError on all ranks if a batch of one rank cannot be divided
         """
         if not self.micro_batches:
             self.refill()
@@ -92,7 +92,7 @@ class UlyssesSPDataLoaderAdapter:
         )
 
     def _look(self, batch: Any) -> tuple[_Told, dict[str, Tensor]]:
-        """Return what there is to tell, and the tensors that will be cut."""
+        """Return the description to send, and the tensors that will be cut."""
         if batch is None:
             return _Told(is_end=True), {}
         if not isinstance(batch, Mapping) or "input_ids" not in batch:
@@ -135,7 +135,7 @@ class UlyssesSPDataLoaderAdapter:
         return torch.cat([one.contiguous().view(-1).view(torch.uint8) for one in cut])
 
     def _pieces(self, told: _Told) -> Iterator[tuple[str, tuple[int, ...], torch.dtype, int]]:
-        """Return name, shape, dtype and bytes of each part that comes of a batch."""
+        """Yield name, shape, dtype and bytes of each part that this rank gets of a batch."""
         for name, (batch, length, *rest), dtype in told.tensors:
             shape = (batch, length // self.sp_world_size, *rest)
             yield name, shape, dtype, torch.Size(shape).numel() * dtype.itemsize

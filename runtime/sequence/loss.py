@@ -1,6 +1,6 @@
-"""Losses of sequences that are divided over ranks: the mean over all labelled tokens, wherever they are.
+"""Losses of sequences that are divided over ranks: the mean over the labelled tokens of all ranks.
 
-A mean of the ranks' means would weigh tokens differently as soon as ranks have other numbers of labels.
+The mean of the ranks' means would weigh tokens differently if ranks have different numbers of labels.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ IGNORED = -100
 def mean_over_tokens(
     logits: Tensor, labels: Tensor, group: Any = None, *, ignore_index: int = IGNORED
 ) -> Tensor:
-    """Return the mean cross entropy over all tokens with a label, of all ranks that share the sequences: the
-    same number on each of them. `labels` are shifted already, as the loader adapter gives them.
+    """Return the mean cross entropy over the tokens with a label of all ranks that share the sequences: the
+    same number on each rank. `labels` are already shifted, as the loader adapter returns them.
 
-    Its gradient is what the engine's rule (`sequence.gradient` of the ds_config) makes the gradient of that
-    mean: with "mean" each rank's part times the number of ranks, with "sum" its part.
+    The rule of the engine (`sequence.gradient` of the ds_config) turns the ranks' gradients into that of the
+    mean. So with "mean" a rank's gradient is that of its part times the number of ranks, with "sum" that of
+    its part.
 
     Shapes: logits [batch, this rank's positions, vocabulary], labels [batch, this rank's positions]
     Order:  a collective of the ranks that share the sequences
@@ -54,15 +55,15 @@ def vocab_sequence_parallel_cross_entropy(  # noqa: PLR0913  (DeepSpeed's signat
     gather_sequence_loss: bool = True,
     backend: str = "torch",
 ) -> Tensor:
-    """Return the cross entropy of each token, of all ranks' parts of the sequence; or, without
-    `gather_sequence_loss`, of this rank's part, or the sum or mean over all ranks' tokens. A rank gets the
-    gradient of its own part, which is its share: that is for `sequence.gradient` "sum".
+    """Return the cross entropy of each token of all ranks' parts of the sequence. Without
+    `gather_sequence_loss`, return that of this rank's part, or the sum or mean over all ranks' tokens. A rank
+    gets the gradient of its own part only, so the ds_config needs `sequence.gradient` "sum".
 
     Shapes: logits [this rank's positions, batch, vocabulary], target [this rank's positions, batch]; the
             result
             [all positions, batch]
     Order:  a collective
-    Errors: ConfigError for parts of a vocabulary
+    Errors: ConfigError if the vocabulary is divided over ranks
     Source: DeepSpeed 0.19.8 sequence/cross_entropy.py
     """
     if gather_sequence_loss and reduction != "none":
@@ -106,7 +107,7 @@ def vocab_sequence_parallel_cross_entropy(  # noqa: PLR0913  (DeepSpeed's signat
 
 
 def _gathered(losses: Tensor, ranks: SequenceRanks) -> Tensor:
-    """Return all ranks' rows, of which this one's have a gradient."""
+    """Return all ranks' rows; only this rank's rows have a gradient."""
     rows = losses.shape[0]
     parts = ranks.gather(losses, "losses")
     whole = losses.new_zeros(rows * ranks.size, *losses.shape[1:])

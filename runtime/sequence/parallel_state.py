@@ -1,4 +1,4 @@
-"""The ranks that share sequences, from before an engine is made: what initialize() takes as `mpu`.
+"""The ranks that share sequences, for use before an engine is made: initialize() takes this module as `mpu`.
 
 Source: DeepSpeed 0.19.8 runtime/sequence_parallel/parallel_state_sp.py, the same names
 """
@@ -19,11 +19,11 @@ _ranks: SequenceRanks | None = None
 
 
 def initialize_sequence_parallel(sequence_parallel_size: int, *, tensor_parallel_size: int = 1) -> None:
-    """Let so many neighbours share sequences; where layers are divided, neighbours among the ranks that have
-    the same part of them.
+    """Let so many neighbouring ranks share sequences; if layers are divided, neighbours among the ranks that
+    have the same part of the layers.
 
     Order:  a collective of all ranks
-    Errors: ConfigError if they do not divide the ranks
+    Errors: ConfigError if the sizes do not divide the number of ranks
     """
     global _ranks
     if sequence_parallel_size <= 1:
@@ -37,14 +37,14 @@ def initialize_sequence_parallel(sequence_parallel_size: int, *, tensor_parallel
     lines, known = axes.lines(("sp",)), _alive()
     own = axes.line_of(dist.get_rank(), ("sp",))
     if known is not None and tuple(dist.get_process_group_ranks(known.group)) == own:
-        _ranks = SequenceRanks.of(known.group)  # the default group may be another one than before
+        _ranks = SequenceRanks.of(known.group)  # the program may have made a new default group
         return
     axis = make_axis(lines)
     _ranks = SequenceRanks.of(axis.group or dist.group.WORLD)
 
 
 def _alive() -> SequenceRanks | None:
-    """Return the ranks, None once their process group was destroyed."""
+    """Return the ranks that share sequences; None once their process group was destroyed."""
     try:
         return None if _ranks is None or not _ranks.group else _ranks
     except ConfigError:
@@ -66,8 +66,8 @@ def sequence_ranks() -> SequenceRanks:
 
 
 def current_ranks() -> SequenceRanks | None:
-    """Return the ranks that share this one's sequences: those of the engine that was made last, or those of
-    before one; None where there are none.
+    """Return the ranks that share this rank's sequences: by the engine that was made last, or before an
+    engine by initialize_sequence_parallel(); None if sequences are not divided.
     """
     axis = sequence_axis()
     if axis is None:
@@ -109,7 +109,7 @@ def get_sequence_data_parallel_rank() -> int:
     return dist.get_rank(get_sequence_data_parallel_group())
 
 
-# DeepSpeed's alias: there is no other model parallelism beside it there
+# DeepSpeed's alias, from when sequences could not be combined with other model parallelism
 get_model_parallel_group = get_sequence_parallel_group
 get_model_parallel_world_size = get_sequence_parallel_world_size
 get_model_parallel_rank = get_sequence_parallel_rank

@@ -1,5 +1,5 @@
-"""Over how many ranks a program divides its sequences: what initialize() is given, and what has been
-registered."""
+"""Number of ranks over which a program divides its sequences: by initialize()'s arguments, and by the
+attention that has been registered."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .hugging_face import registered
 
 
 def requested_sequence_size(*, by_mpu: int = 1, mesh_param: Any = None, built: int = 1) -> int:
-    """Return what initialize()'s arguments say, 1 where they say nothing; `by_mpu`: what its mpu says;
-    `built`: for how many the model was built, if it was built for a number.
+    """Return over how many ranks sequences are divided by initialize()'s arguments, 1 if they say nothing.
+    `by_mpu`: the number by its mpu; `built`: the number that the model was built for, if any.
 
     Errors: ConfigError for arguments that ask for something else, or that contradict each other
     """
@@ -41,7 +41,7 @@ def requested_sequence_size(*, by_mpu: int = 1, mesh_param: Any = None, built: i
 
 
 def check_mesh_param(axes: Axes, mesh_param: Any) -> None:
-    """Check that the ranks lie as a mesh_param says.
+    """Check that the ranks lie along the axes as initialize()'s argument mesh_param says.
 
     Errors: ConfigError
     """
@@ -72,7 +72,7 @@ def _size_of_mesh(mesh_param: Any) -> int:
 
 
 def _check_attention(module: nn.Module, axes: Axes) -> None:
-    """Check that attention of a program's own is over the ranks that share a sequence.
+    """Check that a program's own DistributedAttention uses the ranks that share a sequence.
 
     Errors: ConfigError
     """
@@ -108,8 +108,8 @@ class DividedSequences:
             attention.was_called = False
 
     def begin_forward(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return what the model is given. See as `check_shapes` that the ranks' parts have one shape, and
-        that a model of transformers is told which places its tokens have.
+        """Return the arguments for the model. Check as `check_shapes` that the ranks' parts have one shape,
+        and that a model of transformers is given the positions of its tokens.
 
         Errors: ConfigError that names what is missing or differs
         """
@@ -125,7 +125,7 @@ class DividedSequences:
         return args, kwargs
 
     def end_forward(self) -> None:
-        """Check that the attention that is registered was what the model used, and that some attention was.
+        """Check that the model has used the registered attention, and that it has used any attention.
 
         Errors: ConfigError
         """
@@ -149,8 +149,8 @@ class DividedSequences:
             )
 
     def _with_own_positions(self, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the same with a new tensor over the positions, by which layers know one forward from
-        another on all ranks alike, also where a program gives the same tensor twice.
+        """Return the arguments with a new tensor object for the positions. By its identity, layers on all
+        ranks tell one forward from the next, even if a program passes the same tensor twice.
         """
         place = position_of(self._module, "position_ids")
         positions = kwargs.get("position_ids")

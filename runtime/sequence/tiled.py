@@ -1,7 +1,7 @@
-"""Compute in tiles along the sequence: of the largest activations there is one tile at a time.
+"""Computation in tiles along the sequence: only one tile of the largest activations exists at a time.
 
-Each tile is a checkpoint of its own, so a backward computes it once more. Autograd adds up what the tiles
-give to a parameter before it hands the gradient in, so that ZeRO sees it once.
+Each tile is a checkpointed function, so the backward computes it once more. Autograd adds up the tiles'
+gradients of a parameter before its hooks run, so that ZeRO sees one gradient.
 
 Source: DeepSpeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py, the same calls
 """
@@ -36,10 +36,10 @@ def sequence_tiled_compute(  # noqa: PLR0913  (DeepSpeed's signature)
     """Apply `fn` to tiles of `kwargs_to_shard`; return the results put together along
     `output_unshard_dimension`, or stacked where that is 0, and then reduced.
 
-    `grad_requiring_tensor_key` and `compute_params` are not needed here: whatever `fn` uses gets its
-    gradient.
+    `grad_requiring_tensor_key` and `compute_params` have no effect: all tensors that `fn` uses get their
+    gradients.
 
-    Shapes: what is cut is [batch, seqlen, ...]
+    Shapes: tensors to cut are [batch, seqlen, ...]
     Errors: ConfigError for another shape or reduction
     """
     _check_reduction(output_reduction, (None, "mean", "sum"))
@@ -82,7 +82,7 @@ class TiledMLP:
 
 
 class TiledFusedLogitsLoss:
-    """A head and its loss, in tiles: the logits of all positions are never there."""
+    """A head and its loss, in tiles: the logits of all positions never exist at once."""
 
     @staticmethod
     def apply(
@@ -96,7 +96,7 @@ class TiledFusedLogitsLoss:
         output_reduction: str = "mean",
     ) -> Tensor:
         """Return the mean or the sum of the results of `fn(module, x, y)`, or `fn(module, x, y, mask)`, for
-        all tiles. A mean weighs tiles alike; where tiles have other numbers of labels let `fn` return sums.
+        all tiles. A mean weighs tiles alike: if their numbers of labels differ, let `fn` return sums.
 
         Shapes: x [batch, sequence, ...], y [batch, sequence, ...], mask [batch, sequence]
         Errors: ConfigError for other shapes or reductions

@@ -1,4 +1,4 @@
-"""The positions of whole sequences, of which each rank has a part, and which tokens may see which."""
+"""Positions of whole sequences that are divided over ranks, and masks made of them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-HIDDEN = -1  # position that no token may see: HIDDEN - position
+HIDDEN = -1  # a hidden token's position p is stored as HIDDEN - p
 
 
 class WholePositions:
-    """Whole positions of one forward. Questions about their values are asked once: on a GPU the host waits
-    for them, and masks are as large as the square of a sequence.
+    """Positions of the whole sequences in one forward. Results are kept: on a GPU the host waits for each
+    look at values, and a mask is as large as the square of a sequence.
     """
 
     def __init__(self, positions: Tensor) -> None:
-        """Shapes: [batch, positions], below 0 where nothing may be seen"""
+        """Shapes: [batch, positions]; values below 0 are hidden tokens"""
         self._positions = positions
         self._masks: dict[tuple[bool, int | None], Tensor] = {}
 
     @cached_property
     def seen(self) -> Tensor:
-        """True at each position that may be seen. Shapes: [batch, positions] of bool."""
+        """True at each token that may be seen. Shapes: [batch, positions] of bool."""
         return self._positions >= 0
 
     @cached_property
@@ -32,15 +32,15 @@ class WholePositions:
 
     @property
     def has_hidden(self) -> bool:
-        """True if there is a position that no token may see."""
+        """True if there is a hidden token."""
         return self._kind[0]
 
     @cached_property
     def _begins(self) -> Tensor:
-        """Whether another document begins, from the second one on."""
+        """For each token after the first: True if it begins another document."""
         begins = self.places[:, 1:] != self.places[:, :-1] + 1
-        # Positions of padding say nothing. Behind it goes on what has a higher place than the last token
-        # before it: a program may count the padding or not.
+        # Positions of padding have no meaning. A token after padding continues the document if its position
+        # is higher than that of the last token before: a program may count the padding or not.
         numbers = torch.arange(self.seen.shape[1], device=self.seen.device)
         index = torch.where(self.seen, numbers, -1).cummax(dim=1).values
         last = self.places.gather(1, index.clamp(min=0)).where(index >= 0, HIDDEN)
@@ -49,7 +49,9 @@ class WholePositions:
 
     @cached_property
     def _kind(self) -> tuple[bool, bool]:
-        """Whether some are hidden, and whether another document begins: what the host waits for."""
+        """Return whether some tokens are hidden, and whether there are several documents; the host waits for
+        it.
+        """
         has_hidden, is_packed = torch.stack([~self.seen.all(), self._begins.any()]).tolist()
         return has_hidden, is_packed
 
@@ -58,7 +60,7 @@ class WholePositions:
         return self._kind[1]
 
     def mask(self, *, is_causal: bool, window: int | None) -> Tensor | None:
-        """Return which token sees which; None if `is_causal` says all of it.
+        """Return which token sees which; None if `is_causal` alone describes it.
 
         Shapes: [batch, 1, positions, positions] of bool
         """
@@ -79,5 +81,5 @@ class WholePositions:
             mask = mask & (place[:, None] >= place[None, :])
         if window is not None:
             mask = mask & (place[:, None] - place[None, :] < window)
-        itself = place[:, None] == place[None, :]  # a row without anything to see would be NaN
+        itself = place[:, None] == place[None, :]  # a token that sees nothing would get NaN
         return ((mask & self.seen[:, None, :]) | itself)[:, None]
