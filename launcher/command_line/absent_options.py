@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# DeepSpeed's, then torchrun's.
+# Options of DeepSpeed's launcher, then those of torchrun.
 ABSENT = {
     "--autotuning": (
         "dslaunch has no autotuner; leave it out, and choose the micro batch size and the ZeRO "

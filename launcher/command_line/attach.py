@@ -1,4 +1,4 @@
-"""`dslaunch attach`: the console of a detached job, as if one had never left."""
+"""`dslaunch attach`: the console of a detached job, as in the terminal that started it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def follow(job: KnownJob, *, tail: int = DEFAULT_TAIL) -> int:
     while not has_ended:
         try:
             if not is_begun:
-                is_begun = True  # set first: Ctrl-C may come at any moment
+                is_begun = True  # set before the work begins: Ctrl-C may come at any moment
                 _show_last(following, replay, tail)
             has_ended = not following.step()
             if replay.writer.failure is not None:
@@ -88,7 +88,9 @@ def _end(job: KnownJob) -> int:
 
 
 def _ask(job: KnownJob, replay: Replay) -> int | None:
-    """Ask what to do now; return the exit code if this command ends before the job."""
+    """Ask the user whether to stop the job, leave it or go on; return the exit code if this command ends
+    before the job.
+    """
     is_asked = sys.stdin is not None and sys.stdin.isatty() and sys.stderr is not None
     answer = _answer() if is_asked else "d"
     if answer == "d":
@@ -102,7 +104,7 @@ def _ask(job: KnownJob, replay: Replay) -> int | None:
 
 
 def _answer() -> str:
-    """Return the first letter that the user types; no letter, and a second Ctrl-C, mean `d`."""
+    """Return the first letter that the user types; an empty line or a second Ctrl-C means `d`."""
     letter = ""
     while letter not in ("d", "s", "k", "g"):
         try:

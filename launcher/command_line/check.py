@@ -69,8 +69,8 @@ with --bandwidth and --gpu it is 1 if a link, a host or a GPU is slow, or does n
 @click.option("--force_multi", is_flag=True, help="Reach every host by SSH, this machine too.")
 @click.option("--json", "is_json", is_flag=True, help="Print all facts as JSON.")
 def command(**given: Any) -> int:
-    """Look at all hosts at the same time: what is missing, what differs, who reaches whom. Starts nothing,
-    but for --bandwidth and --gpu.
+    """Look at all hosts at the same time: what is missing, what differs, who reaches whom. Starts no
+    processes of a job, except with --bandwidth and --gpu.
     """
     from ..backends.choose import direct_connect
     from ..fleet.check import Check, CheckSettings
@@ -132,7 +132,9 @@ def _found_gpus(host: HostFacts) -> tuple[str, ...]:
 def _network(
     options: Options, hosts: Sequence[Selected], console: Console, *, shows: bool
 ) -> tuple[int, dict[str, Any] | None]:
-    """Return the exit code, and the result; None if the measurement failed, which was reported then."""
+    """Measure the network; return the exit code, and the result, or None if the measurement failed, which is
+    reported.
+    """
     from ..fleet.network import faults_of, network_as_dict, network_as_text
     from ..run.measure import Unmeasured, measure_network
 
@@ -147,7 +149,7 @@ def _network(
 def _gpus(
     options: Options, hosts: Sequence[Selected], console: Console, *, shows: bool
 ) -> tuple[int, dict[str, Any] | None]:
-    """Do the same for GPUs."""
+    """Measure the GPUs; return the exit code, and the results."""
     from ..fleet.gpu_speed import faults_of_speed, gpus_as_dict, gpus_as_text
     from ..run.measure import Unmeasured, measure_gpus
 

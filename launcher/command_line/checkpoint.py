@@ -41,8 +41,8 @@ The exit code is 0; 1 if verify found damage, or diff a difference; 2 for a mist
     cls=CommandGroup, example="ls DIR", epilog=EPILOG, context_settings=SETTINGS, no_args_is_help=False
 )
 def command(**given: Any) -> None:
-    """Look at checkpoints, check them, compare them, remove old ones,
-    and make weights of them for other programs.
+    """Look at checkpoints, check them, compare them, remove old ones, and export their weights for other
+    programs.
     """
 
 
@@ -146,10 +146,11 @@ with diff.
 )
 @_JSON
 def _diff(**given: Any) -> int:
-    """Show in what the checkpoints A and B differ: names, shapes, dtypes, counters,
+    """Show how the checkpoints A and B differ: names, shapes, dtypes, counters,
     hyper-parameters, ds_config.
 
-    Each is the folder of one checkpoint, or one with several, of which it is the one that `latest` names.
+    A and B are folders of one checkpoint each; of a folder with several, the one that `latest` names is
+    compared.
     """
     return _run("diff", given)
 

@@ -19,11 +19,11 @@ from ..wording import cleaned
 from .absent_options import ABSENT
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
-VARIABLE = "_DSLAUNCH_COMPLETE"  # the shell sets it to have a line completed
+VARIABLE = "_DSLAUNCH_COMPLETE"  # the shell sets this variable when it wants a line completed
 
 
 class JobCommand(PrefixCommand):
-    """Its --help is one screen; `dslaunch help TOPIC` has the rest."""
+    """The command that starts a job. Its --help is one screen; `dslaunch help TOPIC` has the rest."""
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from .job_help import write_first_page
@@ -35,7 +35,8 @@ _PROFILE = JobOption(
     ["--profile"],
     topic="start",
     metavar="FILE",
-    expose_value=False,  # its options come before the others when these are read: see prefix_command.py
+    # PrefixCommand puts the profile's options in front of the typed ones: see prefix_command.py
+    expose_value=False,
     help="Read options, script and args from a YAML file; what is typed wins.",
 )
 _VERSION = JobOption(["--version"], topic="information", is_flag=True, help="Print the version and stop.")
@@ -70,7 +71,7 @@ dslaunch.params[:0] = [*JOB_OPTIONS[:_place], _PROFILE, *JOB_OPTIONS[_place:], _
 
 
 def job_options(given: dict[str, Any]) -> Options:
-    """Return the job's options, which `given` has by parameter name."""
+    """Return the job's options from click's parameters."""
     node_range = click.get_current_context().meta.get(NODE_RANGE)
     if node_range is not None:
         given = {**given, "min_nodes": node_range[0], "max_nodes": node_range[1]}
@@ -80,8 +81,8 @@ def job_options(given: dict[str, Any]) -> Options:
     return read(Options, given, program=given["script"], arguments=arguments)
 
 
-# Other commands than running a job: the module with the click command, loaded when it is called. Their
-# summaries are in help_topics.py.
+# Commands besides that which runs a job, each with the module of its click command, which is loaded when the
+# command is called. Their summaries are in help_topics.py.
 COMMANDS: dict[str, str] = {
     "check": ".check",
     "exec": ".exec",
@@ -106,7 +107,7 @@ COMMANDS: dict[str, str] = {
 def _command(words: list[str]) -> tuple[click.Command, str, list[str]]:
     """Return the command that is meant, its name and its words.
 
-    A script that is called like a command is `./name`.
+    A script with the name of a command must be written `./name`.
     """
     if words and words[0] in COMMANDS:
         module = import_module(COMMANDS[words[0]], __package__)
@@ -125,7 +126,7 @@ def _command(words: list[str]) -> tuple[click.Command, str, list[str]]:
 
 
 def _is_word(word: str) -> bool:
-    """Tell whether it is neither an option nor a path."""
+    """Tell whether the word is neither an option nor a path."""
     return word[0:1] != "-" and word.replace("-", "_").isidentifier()
 
 
@@ -141,14 +142,14 @@ def _for_terminal(message: str) -> str:
 
 
 def _tell(message: str) -> None:
-    """Print one line on stderr. Where that is closed or full, only the exit code tells the end."""
+    """Print one line on stderr. If stderr is closed or full, only the exit code reports the end."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             print(f"dslaunch: {message}", file=sys.stderr)
 
 
 def _takes_output() -> bool:
-    """Tell whether stdout takes output; if not, it is replaced by a file that drops all."""
+    """Tell whether stdout takes output; if not, replace it by a file that drops all output."""
     try:
         os.write(1, b"\n")
     except OSError:
@@ -158,7 +159,7 @@ def _takes_output() -> bool:
 
 
 def _limit_met(error: OSError | RuntimeError) -> str:
-    """Return the sentence for an error that says that this machine met a limit; empty for another one."""
+    """Return a sentence if the error says that a limit of this machine was met; empty for any other error."""
     from ..node.system.limits import why_not_started
 
     return why_not_started("the threads and processes of dslaunch itself", error)
@@ -167,7 +168,7 @@ def _limit_met(error: OSError | RuntimeError) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Run the command and end the program with its exit code.
 
-    The one place that turns errors into exit codes.
+    Only this function turns errors into exit codes.
     """
     is_debugging, is_job = False, True
     try:
@@ -193,7 +194,7 @@ def main(argv: list[str] | None = None) -> None:
             message = in_our_words(error)
         _tell(_for_terminal(cleaned(message)))
         code = error.exit_code if isinstance(error, LaunchError) else EXIT_MISTAKE
-    except BrokenPipeError:  # the reader of our output went away
+    except BrokenPipeError:  # the reader of our output has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_NOT_READ
     except (OSError, RuntimeError) as error:

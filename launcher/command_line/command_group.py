@@ -1,4 +1,4 @@
-"""A click command of several commands, each with a help of its own."""
+"""A click command with subcommands, each with a help of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 class CommandGroup(click.Group):
-    """`example`: how one of its commands is called, shown where none is named."""
+    """`example`: a call of one of the subcommands, shown if the user names none."""
 
     def __init__(self, *args: Any, example: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

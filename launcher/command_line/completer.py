@@ -30,7 +30,7 @@ from .prefix_command import PrefixCommand, Typed
 Items = list[CompletionItem[str]]
 
 _SUMMARIES = {**OF_HELP, "help": "every option, by topic"}
-_BREAKS = "=:@"  # bash cuts words at them, beside blanks
+_BREAKS = "=:@"  # bash divides words at these signs as well as at blanks
 _FILE, _FOLDER = "file", "dir"  # the shell looks for these itself
 _OF_METAVAR = {
     **dict.fromkeys(("FILE", "RUN", "SCRIPT", "PROGRAM"), _FILE),
@@ -94,7 +94,9 @@ class _Zsh(_Answers, ZshComplete):
 
 
 class _Fish(_Answers, FishComplete):
-    """click's lines, but a comma inside a value or its description divides nothing."""
+    """Answers for fish, in click's format, but with commas in a value or description written so that fish
+    does not divide there.
+    """
 
     source_template = FishComplete.source_template.replace("string split", "string split --max 1")
 
@@ -132,7 +134,7 @@ def completions(words: Sequence[str], last: str) -> Items:
 
 
 def _behind(command: PrefixCommand, context: click.Context, words: Sequence[str], last: str) -> Items:
-    """Return the words that `last` may become after these words of a command."""
+    """Return the words that `last` may become, if `words` stand between it and the command."""
     options = command.options(context)
     typed, rest = command.written_out(words, options)
     goes_on = command.context_settings.get("allow_interspersed_args", True)
@@ -140,7 +142,7 @@ def _behind(command: PrefixCommand, context: click.Context, words: Sequence[str]
         more, rest = command.written_out(rest[1:], options)
         typed += more or [Typed("", ["="], "")]
     hostfile = next((one.value for one in reversed(typed) if one.name == "--hostfile"), None)
-    if rest:  # the script's own arguments
+    if rest:  # the words left are the script's own arguments
         return [CompletionItem(last, type=_FILE)]
     waiting = options.get(typed[-1].name) if typed and not typed[-1].has_value else None
     if waiting is not None and not waiting.is_flag:

@@ -31,8 +31,8 @@ is installed.
     cls=CommandGroup, example="install", epilog=EPILOG, context_settings=SETTINGS, no_args_is_help=False
 )
 def command(**given: Any) -> None:
-    """Have `import deepspeed`, and DeepSpeed's commands, get dslaunch in this Python's
-    environment, or no longer.
+    """Make `import deepspeed` and DeepSpeed's commands use dslaunch in this Python's environment, or undo
+    that.
     """
 
 

@@ -56,5 +56,5 @@ def command(**given: Any) -> int:
 
 command.params[:0] = [one for one in dslaunch.params[:-2] if one.name not in NOT_OURS]
 _script = copy(dslaunch.params[-2])
-_script.metavar = "SCRIPT"  # here it is required, unlike in a job's usage
+_script.metavar = "SCRIPT"  # the script is required here; the usage of a job shows it as optional
 command.params += [_script, dslaunch.params[-1]]

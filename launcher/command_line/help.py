@@ -39,7 +39,7 @@ TOPIC is {", ".join(topic_names()[:-1])} or all, or a command.
 def command(**given: Any) -> int:
     """Show the options of a job that belong to TOPIC, or the help of a command.
 
-    Without TOPIC it is what `dslaunch --help` shows.
+    Without TOPIC it shows the same as `dslaunch --help`.
     """
     words: tuple[str, ...] = given["topic"]
     if not words:

@@ -14,7 +14,8 @@ import click
 
 MIN_COLUMNS = 24
 NARROW = 60  # columns below which a list has a shorter first column
-_SENTENCE = 6  # columns before a sentence below an example, whose lines are one text
+# A line indented by so many columns is a sentence about the example above; its lines are one text
+_SENTENCE = 6
 _KEPT = "\b"  # the first line of a paragraph whose lines are kept
 _LABELLED = re.compile(r"(\s*\S.*?\s{2,})\S")
 

@@ -1,5 +1,5 @@
-"""The texts about a job's options and the commands, by topic, of which `dslaunch --help`, `dslaunch help
-TOPIC` and `dslaunch man` are made.
+"""The texts about a job's options and the commands, by topic; `dslaunch --help`, `dslaunch help TOPIC` and
+`dslaunch man` show them.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ FIRST_PAGE = {
     )
 }
 
-# The summary of each command, in the order of the first page: one line of 80 columns at most. `help` stands
-# below them.
+# The summary of each command, in the order of the first page: one line of 80 columns at most. The line of
+# `dslaunch help` comes after them.
 COMMANDS = {
     "check": "what is missing or differs on the hosts, and who reaches whom",
     "exec": "a command once on every host, equal output shown once",

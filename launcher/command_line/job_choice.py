@@ -14,7 +14,7 @@ from ..output.screen_text import screen_text
 from ..registry.known_jobs import ELSEWHERE, LOST, AmbiguousError, KnownJob, find_job, known_jobs
 from ..wording import cleaned
 
-OF_RUNNING = ("stop", "stacks")  # commands that mean nothing to a job that has ended
+OF_RUNNING = ("stop", "stacks")  # commands that make sense only for a running job
 
 
 def _chosen_job(word: str) -> KnownJob:
@@ -26,8 +26,8 @@ def _chosen_job(word: str) -> KnownJob:
 
 
 def chosen_or_only_job(word: str | None, command: str) -> KnownJob:
-    """Return the job that `dslaunch COMMAND WORD` means; without a word the one job that runs here. Where
-    there are several, a table on stderr shows them.
+    """Return the job that `dslaunch COMMAND WORD` means; without a word the only job that runs here. If
+    several match, a table on stderr shows them.
 
     Errors: LaunchError if there is none, or several
     """
@@ -44,7 +44,7 @@ def chosen_or_only_job(word: str | None, command: str) -> KnownJob:
 
 
 def next_of_name(job: KnownJob, command: str) -> str:
-    """Return the advice for running jobs of the next names, as train-2, if `job` has ended; else empty."""
+    """Return advice with the running jobs called like `job` plus a number (train-2); empty without any."""
     name = re.compile(re.escape(job.record.name) + "-[0-9]+")
     live = [one.record.name for one in known_jobs() if one.is_live and name.fullmatch(one.record.name)]
     commands = " or ".join(f"dslaunch {command} {one}" for one in live[:3])
@@ -60,7 +60,7 @@ def _show(jobs: Sequence[KnownJob]) -> None:
 
 
 def refuse_elsewhere(job: KnownJob, command: str) -> None:
-    """Errors: LaunchError for a job of another machine with which this one shares its records"""
+    """Errors: LaunchError for a job of another machine that writes its records into the same (shared) folder"""
     if job.state == ELSEWHERE:
         host = job.record.host
         raise LaunchError(
@@ -70,7 +70,7 @@ def refuse_elsewhere(job: KnownJob, command: str) -> None:
 
 
 def started(job: KnownJob) -> str:
-    """Return the time of its start, on this machine's clock."""
+    """Return the time when the job started, by this machine's clock."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.record.began_at))
 
 

@@ -63,12 +63,14 @@ def job_records(ctx: click.Context, job: click.Command) -> dict[str, tuple[str, 
 
 
 def deepspeed_names(job: click.Command) -> dict[str, str]:
-    """Second names of options, for scripts written for DeepSpeed, and the first: they stand in that topic."""
+    """DeepSpeed's names of options, each with our name of the same option; the topic of DeepSpeed lists
+    them.
+    """
     return {one.deepspeed: one.opts[0] for one in job.params if isinstance(one, JobOption) and one.deepspeed}
 
 
 def topic_options(topic: Topic, job: click.Command) -> tuple[str, ...]:
-    """Parameter names of the topic's options, in the order of the job's."""
+    """Parameter names of the topic's options, in the order in which the command declares them."""
     named = [one.name or "" for one in job.params if isinstance(one, JobOption) and one.topic == topic.name]
     return (*named, "help") if topic.name == "information" else tuple(named)
 
@@ -84,7 +86,7 @@ def topic_records(
 
 
 def absent_records() -> list[tuple[str, str]]:
-    """Return options of other launchers, those with the same advice together, and the advice."""
+    """Return other launchers' options, grouped by advice: the names of a group, and its advice."""
     names_of: dict[str, list[str]] = {}
     for name, advice in ABSENT.items():
         names_of.setdefault(advice, []).append(name)

@@ -54,7 +54,7 @@ def command(**given: Any) -> int:
 
 
 def refuse_foreground(job: KnownJob, command: str) -> None:
-    """Errors: LaunchError for a job that shows its output itself"""
+    """Errors: LaunchError for a job in the foreground: its output is in its own terminal"""
     if not job.record.is_detached:
         place = job.record.console or "its own process"
         raise LaunchError(
@@ -69,7 +69,7 @@ def _end_if_unread(replay: Replay) -> None:
 
 
 def _ranks(given: str | None, job: KnownJob) -> tuple[range, ...] | None:
-    """Read the ranks. Errors: LaunchError for another text, and for ranks without output here"""
+    """Read the ranks. Errors: LaunchError for text that names no ranks, or ranks without output here"""
     if given is None:
         return None
     try:

@@ -1,6 +1,6 @@
 """The program `dslaunch`: tasks before and after the command that only a process of its own may do.
 
-The process imports this first, so Ctrl-C is answered from here on.
+The process imports this module first, so that Ctrl-C is handled from the first moment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _end_at_once(number: int = 0, frame: object = None) -> NoReturn:
         os._exit(_INTERRUPTED)
 
 
-# Unless it is ignored, as after `&` in a script.
+# Leave SIGINT alone if it is ignored, as after `&` in a script.
 if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
     _signal.signal(_signal.SIGINT, _end_at_once)
 
@@ -32,15 +32,15 @@ import contextlib  # noqa: E402
 import gc  # noqa: E402
 import sys  # noqa: E402
 
-# Loaded modules stay, and searching them for garbage again and again took a tenth of a start.
+# Loaded modules stay in memory; repeated searches of them for garbage took a tenth of a start.
 GARBAGE_THRESHOLD = 50_000
 
 
 def run() -> NoReturn:
-    """Run the command, and then skip the slow walk through the interpreter's end.
+    """Run the command, and then end the process without the interpreter's slow shutdown.
 
-    A thread of a connection that was given up may be inside a library then, which crashed a job that had
-    ended well.
+    A thread of a connection that was given up may still be inside a library; in a normal shutdown that
+    crashed a job that had ended well.
     """
     gc.set_threshold(GARBAGE_THRESHOLD)
     code: int | str | None = 1
@@ -61,11 +61,12 @@ def run() -> NoReturn:
         main()
     except SystemExit as end:
         code = end.code
-    except KeyboardInterrupt:  # just before `main` deals with them
+    except KeyboardInterrupt:  # Ctrl-C just before main() handles it
         _end_at_once()
-    atexit._run_exitfuncs()  # handlers that libraries have left for the end
+    atexit._run_exitfuncs()  # handlers that libraries registered with atexit
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or never there
+        # The stream is closed, or never existed
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     if isinstance(code, str):
         os.write(2, f"{code}\n".encode())

@@ -21,7 +21,7 @@ Examples:
   dslaunch man > ~/.local/share/man/man1/dslaunch.1
       put it where `man dslaunch` finds it
 """
-# Characters with a meaning for roff, or that it prints as others unless they are written like this.
+# Characters that roff would interpret, or replace by similar ones, and how to write them instead.
 _SIGNS = {"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti"}
 _ROFF = str.maketrans(_SIGNS)
 
@@ -38,7 +38,7 @@ def command(**given: Any) -> int:
 def _page(version: str) -> Iterator[str]:
     """Yield the lines of dslaunch(1). They have no date: the same version gives the same page."""
     yield f'.TH DSLAUNCH 1 "" "dslaunch {version}" "User Commands"'
-    yield from [".nh", ".ad l"]  # no hyphens: an option of two lines cannot be copied
+    yield from [".nh", ".ad l"]  # no hyphens: an option that is broken over two lines cannot be copied
     yield from [".SH NAME", "dslaunch \\- start one training job on many machines"]
     yield from [".SH SYNOPSIS", ".B dslaunch", "[OPTIONS] SCRIPT [ARGS]...", ".br"]
     yield from [".B dslaunch", "COMMAND ..."]
@@ -63,7 +63,7 @@ def _page(version: str) -> Iterator[str]:
 
 
 def _command(name: str, command: click.Command) -> Iterator[str]:
-    """Yield a section of its own, and for the commands of a group after it."""
+    """Yield the command's section; after that of a group, the sections of its subcommands."""
     with click.Context(command, info_name=name, **command.context_settings) as context:
         usage = " ".join(command.collect_usage_pieces(context))
         records = option_records(context, command)

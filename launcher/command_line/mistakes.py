@@ -1,4 +1,4 @@
-"""Mistakes on a command line, in our words: click's say less, and not what to write."""
+"""Mistakes on a command line, in our words: click's messages say less, and not what to write instead."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def name_of(parameter: click.Parameter) -> str:
 
 def _bad_value(message: str, parameter: click.Parameter) -> str:
     name, found = name_of(parameter), _NOT_A_CHOICE.match(message)
-    if found is None or not isinstance(parameter.type, click.Choice):  # a type of ours
+    if found is None or not isinstance(parameter.type, click.Choice):  # one of our own types
         return f"{name}: {message}"
     between = "=" if isinstance(parameter, click.Option) else " "
     *others, last = (str(one) for one in parameter.type.choices)
@@ -43,7 +43,7 @@ def _bad_value(message: str, parameter: click.Parameter) -> str:
 
 
 def _bad_use(error: click.BadOptionUsage) -> str:
-    """Describe an option without its value, or a flag with one."""
+    """Describe the mistake of an option without its value, or of a flag with one."""
     found = [
         one
         for one in (error.ctx.command.params if error.ctx is not None else ())

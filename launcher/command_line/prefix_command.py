@@ -12,7 +12,7 @@ from ..options.option import JobOption
 
 PROFILE = "--profile"
 PLACES = ("FILE", "DIR", "FOLDER")  # placeholders of options with a path
-# Settings of every command, and of those whose last argument is a program with arguments of its own.
+# Settings of every command; then those of commands whose last argument is a program with its own arguments.
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 PROGRAM_SETTINGS = {**SETTINGS, "allow_interspersed_args": False}
 
@@ -39,7 +39,9 @@ def _show_help(context: click.Context, parameter: click.Parameter, is_asked: boo
 
 
 def option_records(ctx: click.Context, command: click.Command) -> dict[str, tuple[str, str]]:
-    """Return each option as it is written, with its help, by parameter name; arguments stand in the usage."""
+    """Return each option as the user writes it, with its help, by parameter name; arguments are left out,
+    the usage shows them.
+    """
     records = {}
     for parameter in command.get_params(ctx):
         if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None:
@@ -63,7 +65,8 @@ def _may_be_empty(option: click.Option) -> bool:
 def _without_empty(
     typed: list[Typed], options: Mapping[str, click.Option], *, in_file: frozenset[str] = frozenset()
 ) -> list[Typed]:
-    """Drop empty options that take back a line of a file: those `in_file`, by parameter name.
+    """Drop options with an empty value, which take back a line of a file; `in_file` holds the parameter
+    names of the options that the file gives.
 
     Errors: click.UsageError for an option without a value that takes nothing back, and for a value that is
     the next option
@@ -104,11 +107,11 @@ def _refuse_value(one: Typed, option: click.Option, options: Mapping[str, click.
 class PrefixCommand(click.Command):
     """Accepts `--num_n 2` for `--num_nodes 2`, and `--num-nodes` too.
 
-    Ambiguous or unknown: refused with a hint.
+    An ambiguous or unknown option is refused with a hint.
 
     `absent`: options of other launchers that this command does not have, each with its replacement. `groups`:
-    titles and the parameter names below them, in the order of --help, which shows only these; without it, all
-    stand below one title.
+    titles and the parameter names below them, in the order of --help, which shows only these; without
+    `groups`, all options stand below one title.
     """
 
     def __init__(
@@ -150,7 +153,7 @@ class PrefixCommand(click.Command):
         )
 
     def options(self, ctx: click.Context) -> dict[str, click.Option]:
-        """Return its options, by each of their names."""
+        """Return the command's options, by each of their names."""
         return {
             name: parameter
             for parameter in self.get_params(ctx)
@@ -232,8 +235,8 @@ class PrefixCommand(click.Command):
             option, letters = options.get("-" + letters[0]), letters[1:]
             if option is None:
                 raise self._no_short(word, options)
-            # In full: click takes a short one for a long one first, and looks for others like it, which takes
-            # 2 ms.
+            # Write the option in full: click would first take the short one for a long one and search for
+            # similar names, which takes 2 ms.
             name = next((one for one in option.opts if one.startswith("--")), option.opts[0])
             if letters and not option.is_flag:
                 value = letters.removeprefix("=")
@@ -244,7 +247,9 @@ class PrefixCommand(click.Command):
         return [Typed(word, [word], "")], False
 
     def _no_short(self, word: str, options: Mapping[str, click.Option]) -> click.UsageError:
-        """Refuse a word with one dash; name other launchers' meaning of it, or a similar long name."""
+        """Return the error for a word with one dash, with other launchers' meaning of the word or a similar
+        long name.
+        """
         name = word.partition("=")[0]
         if name in self._absent:
             return click.UsageError(f"there is no option {name}: {self._absent[name]}")

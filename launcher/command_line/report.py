@@ -48,8 +48,8 @@ It is drawn by Bokeh: pip install ".[report]" in a clone of dslaunch
 )
 @click.option("--open", "is_opened", is_flag=True, help="Show it in the browser of this desktop.")
 def command(**given: Any) -> int:
-    """Write a page on a run for a browser: how it went, its curves, where its time went, and why it ended.
-    Of two runs it shows what differs.
+    """Write a page on a run for a browser: how the run went, its curves, where its time went, and why it
+    ended. For two runs it shows the differences.
     """
     if given["run"] is None:
         raise LaunchError(
@@ -83,7 +83,9 @@ def command(**given: Any) -> int:
 
 
 def _source(word: str) -> RunSource:
-    """Return the run of this word. Errors: LaunchError if there is neither such a path nor such a job"""
+    """Return the run that this word names. Errors: LaunchError if there is neither such a path nor such a
+    job
+    """
     from ..page.read_run import find_source
 
     try:

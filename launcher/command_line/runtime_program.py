@@ -30,6 +30,7 @@ def run_program(module: str, request: dict[str, Any], *, what: str) -> int:
         )
     package = __package__.partition(".")[0]
     command = [sys.executable, "-m", f"{package}.runtime.{module}", json.dumps(request)]
-    # In /, because `-m` looks for modules where it is started: a file torch.py there must not be found.
+    # Start in /, because `-m` looks for modules in the working folder: a user's file torch.py must not be
+    # found.
     code = subprocess.run(command, cwd="/", check=False).returncode
     return code if code >= 0 else 128 - code

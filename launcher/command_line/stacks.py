@@ -31,14 +31,14 @@ Examples:
 The same happens at Ctrl-\\ in its terminal. Ranks that run Python show their stacks; of others the
 kernel says what they do.
 """
-ANSWER_WITHIN_S = 30.0  # the job itself gives its hosts 20
+ANSWER_WITHIN_S = 30.0  # longer than the 20 s that the job gives its hosts
 
 
 @click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
 @click.argument("job", required=False, metavar="JOB")
 def command(**given: Any) -> int:
-    """Have the job JOB, a name or the process id of its dslaunch, print what each of its ranks does. It
-    goes on.
+    """Have the job JOB, a name or the process id of its dslaunch, print what each of its ranks is doing. The
+    job goes on.
     """
     word: str | None = given["job"]
     is_pid = word is not None and re.fullmatch("[1-9][0-9]{0,9}", word) is not None
@@ -47,13 +47,13 @@ def command(**given: Any) -> int:
     except LaunchError:
         if word is None or not is_pid:
             raise
-        return _ask_process(int(word))  # a process that keeps no record
+        return _ask_process(int(word))  # a dslaunch process that keeps no record
     return _ask_job(job)
 
 
 def _ask_process(pid: int) -> int:
     try:
-        # so that the process that is looked at is the one that is asked
+        # the descriptor makes sure that the process that is checked is the one that gets the signal
         process: int | None = os.pidfd_open(pid)
     except OSError:
         process = None  # no such process, or a kernel without such descriptors
@@ -74,7 +74,7 @@ def _tell_place(pid: int) -> None:
 
 
 def _ask_job(job: KnownJob) -> int:
-    """Ask, and show the answer of a detached job.
+    """Ask a detached job, and show its answer.
 
     Errors: LaunchError if it has no ranks that could be asked
     """
@@ -105,7 +105,7 @@ def _ask_job(job: KnownJob) -> int:
 
 
 def _is_launcher(pid: int) -> bool:
-    """Tell whether it is a dslaunch that handles the signal: any other program would die of it."""
+    """Tell whether the process is a dslaunch that handles the signal, which would end any other program."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().split(b"\0")

@@ -53,7 +53,7 @@ def command(**given: Any) -> int:
 
 
 def stop(job: KnownJob, console: Console, *, is_now: bool) -> None:
-    """Tell the job to end, and wait until it has."""
+    """Tell the job to end, and wait until it has ended."""
     name = job.record.name
     began = time.monotonic()
     tell_at = began + PROGRESS_AFTER_S

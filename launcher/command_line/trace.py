@@ -37,8 +37,8 @@ def _ranks(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option("--trace_ranks", metavar="RANKS", callback=_ranks, help="These ranks alone: 0,4-7, or all.")
 @click.argument("file", metavar="FILE")
 def command(**given: Any) -> int:
-    """Print where the time of the steps in FILE went, which --trace has written: of each rank, and by unit
-    and operator.
+    """Print where the time of the steps in FILE, a trace written by --trace, went: for each rank, and by
+    unit and operator.
     """
     from ..trace.shown import lines_of_file
 

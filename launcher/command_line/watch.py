@@ -24,8 +24,8 @@ LAST_LINES = 20  # shown when the job has ended
 def watch(options: Options) -> int:
     """Start the job and show it; the exit code is the job's, or 0 if the user leaves it running.
 
-    Errors: LaunchError for a mistake in the options, for one of the job before it has started, and where
-    there is no screen
+    Errors: LaunchError for a mistake in the options, for a failure of the job before its start, and without
+    a screen
     """
     if why := why_no_screen():
         raise LaunchError(f"--watch cannot show the job: {why}; leave it out, or start the job with --detach")

@@ -67,10 +67,12 @@ from .timings import Timings
 
 HELLO_TIMEOUT_S = 60.0  # from an open connection to the agent's first word
 STOP_MARGIN_S = 10.0  # for the agents to answer, after the workers' grace
-CAUSE_WAIT_S = 1.0  # for the end of a rank that others lost; torch takes some tenths of it to leave
+# To hear how a rank ended that others have lost; torch takes some tenths of a second to leave
+CAUSE_WAIT_S = 1.0
 POLL_S = 0.2
-ANSWER_TIMEOUT_S = 120.0  # for the work of a host beside its heartbeat: names may be looked up slowly
-SILENCE_LOOKS = 20.0  # looks at all hosts in one heartbeat time
+# For an answer that a host must work for, while its heartbeat goes on: looking up names may be slow
+ANSWER_TIMEOUT_S = 120.0
+SILENCE_LOOKS = 20.0  # number of looks at all hosts in one heartbeat time
 
 
 class _SignalReceived(NamedTuple):
@@ -113,11 +115,12 @@ class Controller:
         self._silence = Silence(self._roster, self._failures, self._fail_host, heartbeat_s=plan.heartbeat_s)
         self._ended_well: dict[int, float] = {}  # the time of the end, by rank
         self._interrupts: list[int] = []
-        self._interrupted_by: int | None = None  # the signal that ended the job, if no failure did before
+        # The signal that ended the job, unless a failure ended it before
+        self._interrupted_by: int | None = None
         self._is_output_lost = False
         self._look_at = self._look_for_silence_at = 0.0
-        self._heard_at = 0.0  # arrival of the last event that was dealt with
-        self._announced = ""  # the reason for which the job was stopped, if that was reported
+        self._heard_at = 0.0  # time at which the last handled event arrived
+        self._announced = ""  # the reported reason why the job was stopped; empty if none was
         self._started_at: float | None = None
         self._stopped_at: float | None = None
         self._kill_at = float("inf")
@@ -149,7 +152,8 @@ class Controller:
         change = "" if self._is_failing() else self._resizing.change
         return verdict._replace(change=change, leaving=self._resizing.leaving)
 
-    # Messages of peers, controllers of other nodes. These three may be called from any thread.
+    # Messages of the peers, the controllers of other nodes. These three methods may be called from any
+    # thread.
 
     def allow_start(self) -> None:
         """Allow the start: all peers are ready."""
@@ -181,8 +185,8 @@ class Controller:
         if self._files.is_syncing:
             self._wait("synced", self._files.is_synced, is_over=self._files.has_failed)
             self._files.end_sync()
-        # Hosts are asked to prepare as they come, so one may have failed at that before the last has come:
-        # hear them all.
+        # A host is asked to prepare as soon as it is connected, so it may fail before the last one is
+        # connected: wait for the answers of all.
         self._wait("prepared", lambda host: host.ready is not None, is_over=self._files.has_failed)
 
     def _find_master(self) -> None:
@@ -241,14 +245,14 @@ class Controller:
         timeout_s: float = float("inf"),
         is_phase: bool = True,
     ) -> None:
-        """Wait until every host is there, or cannot come any more.
+        """Wait until every host has reached this phase, or no longer can.
 
-        A failure ends the wait; a patient one first hears every host's answer. `is_phase`: its end is that of
-        a phase of the start. Without a timeout: docs/design/waits.md has the limits of the wait for each
-        host.
+        A failure ends the wait; a patient wait first hears every host's answer. `is_phase`: the end of this
+        wait ends a phase of the start. Without a timeout: docs/design/waits.md has the limits of the wait
+        for each host.
         """
         began = time.monotonic()
-        missing = {  # a set that keeps its order
+        missing = {  # a dict as a set that keeps its order
             host: None for host in self._roster if not is_there(host) and not (is_patient and host.has_failed)
         }
         shown_at = 0.0
@@ -265,11 +269,13 @@ class Controller:
                 if is_there(host) or (is_patient and host.has_failed):
                     missing.pop(host, None)
         if is_phase and not self._is_failing():
-            self._timings.end(phase, self._heard_at)  # not now: output may have come in while we were busy
+            # The event's time, not the present: we may have been busy with output since
+            self._timings.end(phase, self._heard_at)
 
     def _fail_missing(self, phase: str, missing: dict[HostState, None], timeout_s: float) -> None:
         first = self._roster.hosts[0]
-        for host in (first,) if first in missing else missing:  # the others may have waited for that one
+        # If the first host is missing, the others may only wait for it
+        for host in (first,) if first in missing else missing:
             why = f"its agent did not answer within {timeout_s:g} s, and the job waits for all to be {phase}"
             self._fail_host(host, why, time.monotonic())
 
@@ -285,7 +291,8 @@ class Controller:
 
     def _deliver_for(self, host: HostState) -> Callable[[Frame | LinkEnd, float], None]:
         def deliver(item: Frame | LinkEnd, at_s: float) -> None:
-            if isinstance(item, Output):  # at once: a console that blocks must not hold up the events
+            # Shown in this thread: a console that blocks must not hold up the events
+            if isinstance(item, Output):
                 why_not = self._contradiction(host, item)
                 if why_not:
                     raise ProtocolError(why_not)
@@ -359,7 +366,7 @@ class Controller:
             self._silence.lose_host(host, item, at_s)
 
     def _greet(self, host: HostState, hello: Hello) -> None:
-        """Ask the host, whose agent runs, to prepare at once, while others are still being connected."""
+        """Ask a host whose agent has just started to prepare, while others are still being connected."""
         twin = self._roster.greet(host, hello)
         if twin is not None:
             shared = ", ".join(one for one in host.plan.devices if one in twin.plan.devices)
@@ -377,7 +384,8 @@ class Controller:
         if host.plan.node_rank == 0:
             self._search.listen()
             if self._plan.master.address or is_for_others(hello.reached_at):
-                self._begin_search()  # no later fact would change the address to try first
+                # Begin now: facts that come later do not change the address to try first
+                self._begin_search()
 
     def _handle_worker(
         self, host: HostState, item: Started | Exited | Stacks | Milestone, at_s: float
@@ -475,7 +483,7 @@ class Controller:
     # The end.
 
     def _stop_and_wait(self) -> None:
-        """Tell every host to stop, unless all ended well; wait until no host has a process left."""
+        """Tell every host to stop, unless all workers ended well; wait until no host has a process left."""
         self._console.end_progress(is_stopping=not self._roster.is_over)
         if self._roster.is_over:
             return
@@ -505,7 +513,9 @@ class Controller:
                 self._fail_host(host, "its agent did not confirm that the workers ended", time.monotonic())
 
     def _wait_for_cause(self) -> None:
-        """Wait a moment: a rank that lost another one may fail before that one's own end is known."""
+        """Wait a moment for the cause: a rank that lost contact with another may fail before the other's end
+        is known here.
+        """
         until = time.monotonic() + CAUSE_WAIT_S
         while (
             time.monotonic() < until
@@ -521,10 +531,12 @@ class Controller:
             if host.hello is not None:
                 host.send(Stop(grace_s))
             elif not host.is_over:
-                self._roster.leave(host)  # nothing runs there yet; the end of its stream is enough
+                self._roster.leave(host)  # nothing runs on this host yet; to end its stream is enough
 
     def _wait_for_peers(self) -> None:
-        """Wait until all parts ended, for their failures are this part's too. A second interrupt gives up."""
+        """Wait until the peers' parts of the job have ended: their failures count for this part, too. A
+        second interrupt ends the wait.
+        """
         if not self._peers.is_there:
             return
         self._tell_peers()

@@ -36,7 +36,9 @@ MAX_PROBLEMS = 5
 
 
 class FileTraffic:
-    """The files of one attempt. `stop` ends the job for a fault here, which is in `failures` then."""
+    """The files of one attempt. If this machine cannot send the files, the fault is added to `failures`, and
+    `stop` is called to end the job.
+    """
 
     def __init__(
         self,
@@ -50,13 +52,13 @@ class FileTraffic:
         self._console = console
         self._cwd = bytes_of(plan.cwd)
         self._trace = job.trace
-        # Collectors of each host, one after the other.
+        # Collectors, asked one after the other for each host.
         self._collectors = [] if job.collector is None else [job.collector]
         if job.trace is not None:
             self._collectors.append(job.trace.collector)
         for one in self._collectors:
             one.begin()
-        self._current: dict[HostState, Collector] = {}  # the collector that files come for
+        self._current: dict[HostState, Collector] = {}  # the collector that gets the host's files now
         self._manifest = job.manifest
         self._sender: Sender | None = None
         if job.manifest is not None:
@@ -99,7 +101,7 @@ class FileTraffic:
         return self._failure is not None and self._failure in self._failures
 
     def _fail(self, message: str, name: str = "this machine", exit_code: int = EXIT_MISTAKE) -> None:
-        """Note a failure. May be called from any thread; the first one counts."""
+        """Note a failure. May be called from any thread; only the first failure counts."""
         if self._failure is None:
             self._failure = HostFailure(name, message, time.monotonic(), exit_code)
             self._stop(self._failure)
@@ -147,7 +149,7 @@ class FileTraffic:
     def receive(self, host: HostState, item: Frame) -> None:
         """Take a frame in the host's own thread, so that only this host waits for our disk.
 
-        Errors: ProtocolError if this was not asked for
+        Errors: ProtocolError if the host was not asked for files
         """
         collector, sender = self._current.get(host), self._sender
         if isinstance(item, Took) and sender is not None and sender.is_asked(host):
@@ -163,7 +165,9 @@ class FileTraffic:
             raise ProtocolError(f"its agent sent {type(item).__name__} without being asked")
 
     def take(self, host: HostState, item: Frame | LinkEnd) -> str:
-        """Deal with a frame about files, and ignore any other; return the error in it."""
+        """Deal with a frame about files, and ignore any other; return the error that the frame reports, else
+        "".
+        """
         if isinstance(item, SyncWant | Synced):
             if self._sender is None or not self._sender.is_asked(host):
                 return f"its agent sent {type(item).__name__} without being asked"
@@ -181,7 +185,9 @@ class FileTraffic:
         return ""
 
     def collect(self, host: HostState) -> bool:
-        """Begin to collect at the end of this host's workers; return whether files are still to come."""
+        """Begin to collect this host's files, as its workers have ended; return whether files are still to
+        come.
+        """
         if not host.pids or not self._ask_next(host):
             return False
         self._started.append(host)
@@ -200,18 +206,20 @@ class FileTraffic:
         return True
 
     def _is_wanted(self, collector: Collector, host: HostState) -> bool:
-        """Tell whether it has traced ranks: only their hosts have a trace."""
+        """Tell whether the host has files for this collector: traces are only on hosts of traced ranks."""
         is_trace = self._trace is not None and collector is self._trace.collector
         return not is_trace or bool(traced_ranks(host.plan))
 
     def note_clock(self, host: HostState, item: Pong, at_s: float) -> None:
-        """Note both clocks of one moment, by which times of this host are compared with others."""
+        """Note what the host's clock and ours showed at one moment; with that the host's times are compared
+        with others.
+        """
         number, sent_at = host.pinged
         if self._trace is not None and number == item.number and traced_ranks(host.plan):
             self._trace.clock_of(host.name).add(sent_at=sent_at, at=item.at, heard_at=at_s)
 
     def is_asked(self, host: HostState) -> bool:
-        """Tell whether files of it are still to come."""
+        """Tell whether files of this host are still to come."""
         return host in self._current and self._current[host].is_asked(host)
 
     def waits_for_files(self, interrupts: Sequence[int]) -> bool:
@@ -224,14 +232,14 @@ class FileTraffic:
         return bool(waiting)
 
     def _give_up(self, host: HostState) -> None:
-        """Take no more files of it; the end of its link is heard like that of any other."""
+        """Take no more files of this host; from now on the end of its link counts as for any other host."""
         host.is_over = True
         host.link.abandon()
 
     def say_collected(self, hosts: Sequence[HostState]) -> None:
         """Report the collected files at the end."""
         if not (self._started or any(host.pids for host in hosts)):
-            return  # no worker has run that could have written files
+            return  # no worker has run, so there can be no files
         for host in self._started:
             if self.is_asked(host):
                 self._current[host].lose(host)
@@ -249,7 +257,7 @@ class FileTraffic:
         if len(collector.problems) > MAX_PROBLEMS:
             self._console.warn(f"{option}: not brought: {len(collector.problems) - MAX_PROBLEMS} more")
         if self._trace is not None and collector is self._trace.collector:
-            return  # its files are reported when they are merged
+            return  # the traces are reported when they are merged
         for line in collector.renamed:
             self._console.say(line)
         self._console.say(collector.summary)

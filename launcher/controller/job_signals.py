@@ -1,7 +1,7 @@
 """The meaning of a signal to the launcher for its job.
 
     SIGINT, SIGTERM, SIGHUP    the job ends: SIGTERM to the workers, SIGKILL after the grace
-    SIGUSR1, SIGUSR2           passed on to every worker, and to it alone: its children may not know them
+    SIGUSR1, SIGUSR2           passed on to the worker processes only: their children may not handle them
     SIGQUIT (Ctrl-\\)          the ranks are asked what they do, and go on
     SIGTSTP (Ctrl-Z)           this process stops; the agents are told to wait for it
 
@@ -29,13 +29,13 @@ PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 ASKING = signal.SIGQUIT
 STOPPING = signal.SIGTSTP
 NUM_ENDING_AT_ONCE = 3
-LAST_WORDS_S = 1.0  # for the thread that reports a signal
+LAST_WORDS_S = 1.0  # time for the thread that reports a signal
 
 
 @contextmanager
 def watch(put: Callable[[int], None], *, last_act: Callable[[int], None] = lambda _: None) -> Iterator[None]:
-    """Give each signal to `put`. The third that ends the job ends this process at once, with an exit code
-    that `last_act` is given before: the agents then see their stream end.
+    """Give each signal to `put`. The third signal that ends the job ends this process at once, after a call
+    of `last_act` with the exit code; the agents then see their stream end.
     """
     count = 0
 
@@ -46,14 +46,14 @@ def watch(put: Callable[[int], None], *, last_act: Callable[[int], None] = lambd
             end_at_once(number, last_act)
         put(number)
 
-    # A shell without job control starts a command before `&` with SIGQUIT ignored, so that it does not die of
-    # it.
+    # SIGQUIT is received even if it was ignored: a shell without job control ignores it for a command before
+    # `&`, only so that the command does not die of it.
     with received((ASKING, *unignored((*ENDING, *PASSED_ON, STOPPING))), receive):
         yield
 
 
 def end_at_once(number: int, last_act: Callable[[int], None]) -> NoReturn:
-    """End this process, in the middle of any work."""
+    """End this process at once, whatever it is doing."""
     try:
         last_act(128 + number)
     finally:
@@ -62,7 +62,8 @@ def end_at_once(number: int, last_act: Callable[[int], None]) -> NoReturn:
 
 @contextmanager
 def no_worker_signals(console: Console) -> Iterator[None]:
-    """Report signals for workers while there are no workers, and ignore them. Later `watch` takes them.
+    """Report signals that are meant for workers, and ignore them, while there are no workers. Later `watch`
+    handles them.
 
     The report is made in a thread: a signal may come while this one holds a lock that the report needs.
     """
@@ -83,7 +84,7 @@ def no_worker_signals(console: Console) -> Iterator[None]:
 
 
 def tell_unheard(number: int, console: Console) -> None:
-    """Report a signal for workers that came while there were none."""
+    """Report a signal that was meant for workers, but came while there were none."""
     name = signal_name(number)
     if number == ASKING:
         console.warn(f"{name}: no worker runs that could be asked what it does")
@@ -93,7 +94,7 @@ def tell_unheard(number: int, console: Console) -> None:
 
 
 def unignored(numbers: Iterable[int]) -> list[int]:
-    """Return those that were not set to be ignored when we were started."""
+    """Return the signals that were not ignored when we were started."""
     return [one for one in numbers if signal.getsignal(one) != signal.SIG_IGN]
 
 
@@ -101,9 +102,9 @@ def unignored(numbers: Iterable[int]) -> list[int]:
 def received(numbers: Iterable[int], receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Give these signals to `receive`, and afterwards to their former handlers.
 
-    The handlers stay if a signal came that ends the job: the next may come when the job has just ended, and
-    would end this process in its own way, without report and exit code. So those go to `receive` until the
-    end of this process.
+    The handlers are kept if a signal came that ends the job: the next one may come just after the job's end,
+    and its default action would end this process without report and exit code. So signals go to `receive`
+    until the end of this process.
     """
     is_ending = False
 
@@ -122,7 +123,9 @@ def received(numbers: Iterable[int], receive: Callable[[int, FrameType | None], 
 
 
 def stop_until_continued() -> None:
-    """Stop as Ctrl-Z does by itself; return when we are continued, or at once where no shell could do so."""
+    """Stop this process as Ctrl-Z normally does; return when it is continued, or at once if no shell could
+    continue it.
+    """
     handler = signal.signal(STOPPING, signal.SIG_DFL)
     os.kill(os.getpid(), STOPPING)
     signal.signal(STOPPING, handler)

@@ -24,7 +24,8 @@ from ..job.plan import NodePlan
 from ..wire.frames import MAGIC, Decoder, Frame, Output, Problem, ProtocolError
 
 MAX_NOISE_BYTES = 1 << 20  # output of login scripts before the agent's first bytes
-CLOSE_TIMEOUT_S = 5.0  # for the goodbye to a host that may be dead; the kernel closes the connection anyway
+# Time to close the stream to a host that may be dead; the kernel closes the connection anyway
+CLOSE_TIMEOUT_S = 5.0
 MAX_SHOWN = 300  # characters of a prefix's output
 MAX_OUTPUTS_IN_FLIGHT = 64  # beyond this the host waits: the console cannot keep up
 
@@ -37,7 +38,7 @@ _TURN = threading.Lock()
 class LinkEnd(NamedTuple):
     """The connection could not be made, or ended; `message` says why.
 
-    `is_way_lost`: for the fault of another host.
+    `is_way_lost`: it ended because another host, on the way, is lost.
     """
 
     message: str
@@ -66,7 +67,7 @@ class Link:
         self._write_lock = threading.Lock()
         self._outputs = threading.Semaphore(MAX_OUTPUTS_IN_FLIGHT)
         self._reading_since: float | None = None
-        self.connecting_at: float | None = None  # when its turn came to be connected
+        self.connecting_at: float | None = None  # when this host's turn came to be connected
         self.opened_at: float | None = None  # when the connection was made, on the monotonic clock
         self._way_silent_s: Callable[[], float] = lambda: 0.0
 
@@ -84,14 +85,16 @@ class Link:
         return self._channel.local_address if self._channel is not None else ""
 
     def send(self, data: bytes) -> None:
-        """Write; a broken stream is not an error here, because its reader reports it."""
+        """Send the bytes; a broken stream is not an error here, because the thread that reads it reports
+        that.
+        """
         channel = self._channel
         if channel is not None:
             with self._write_lock, contextlib.suppress(OSError):
                 channel.write(data)
 
     def grant(self) -> None:
-        """Let the host send another Output frame: one was dealt with."""
+        """Let the host send another Output frame, because one was written."""
         self._outputs.release()
 
     def silent_s(self) -> float:
@@ -104,7 +107,7 @@ class Link:
         return 0.0 if self.opened_at is None else time.monotonic() - self.opened_at
 
     def forgive_silence(self) -> None:
-        """Count silence from now: we were not there to listen."""
+        """Count silence from now on: this process did not listen before."""
         if self._reading_since is not None:
             self._reading_since = time.monotonic()
 
@@ -116,7 +119,8 @@ class Link:
             closing = threading.Thread(target=channel.close, daemon=True)
             try:
                 closing.start()
-            except RuntimeError:  # no more threads are allowed here, so others wait for this one
+            # This machine allows no more threads: close in this one, and let others wait
+            except RuntimeError:
                 channel.close()
             else:
                 self._closing = closing
@@ -141,8 +145,8 @@ class Link:
                 return
             if isinstance(channel, RelayedStream):
                 self._way_silent_s = channel.way_silent_s
-            # A prefix that gives a terminal would choke on it, so there it waits until a bootstrap says that
-            # it reads.
+            # A prefix that gives its command a terminal would spoil the source, so after a prefix the source
+            # is sent only when the bootstrap says that it reads.
             self._waits_for_source = bool(self._plan.host.exec_prefix)
             if not self._waits_for_source:
                 self._send_source(channel)
@@ -156,7 +160,7 @@ class Link:
             deliver(end, time.monotonic())
 
     def _read(self, channel: Channel, deliver: Callable[[Frame | LinkEnd, float], None]) -> str:
-        """Read until the stream ends; return why it did."""
+        """Read until the stream ends; return why it ended."""
         decoder = Decoder()
         noise = b""
         is_agent = is_asked = False
@@ -197,7 +201,7 @@ class Link:
 
     def _send_source(self, channel: Channel) -> None:
         source = agent_source(moves_files=self._moves_files)
-        with contextlib.suppress(OSError):  # it has ended already, and its output can still be read
+        with contextlib.suppress(OSError):  # the stream has ended already, but its output can still be read
             channel.write(source)
 
     def _wait_for_place(self) -> None:
@@ -254,7 +258,9 @@ def _why_ended(channel: Channel) -> str:
 
 
 def _why_no_agent(channel: Channel, noise: bytes) -> str:
-    """Return the reason: the output of a login script, forced command or login shell before its end."""
+    """Return why no agent started: the output of a login script, forced command or login shell before its
+    end.
+    """
     status = channel.exit_status()
     errors = channel.error_text()
     said = _last_line(errors) or _last_line(noise.decode("utf-8", "replace"))

@@ -1,8 +1,8 @@
 """The address of node 0 that all others reach, found by trying.
 
-Node 0's agent listens on the master port for a moment, the other agents connect. The address that endpoint.py
-derives is tried first, which takes one round trip. Only if a node cannot reach it, all others that node 0 has
-are tried.
+Node 0's agent listens on the master port for a moment, the other agents connect. The address that
+endpoint.py derives is tried first, which takes one round trip. Only if a node cannot reach it are node 0's
+other addresses tried.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ class MasterSearch:
         self._names_of_first: tuple[str, ...] = ()
         self._more: list[str] = []
         self._candidates: list[str] = []  # candidates of this round
-        self._first_problems: dict[int, str] = {}  # with the first candidate, by node_rank
-        self._problems: dict[int, list[str]] = {}  # with this round's candidates, by node_rank
+        # Problems of the nodes with the first candidate, by node_rank
+        self._first_problems: dict[int, str] = {}
+        self._problems: dict[int, list[str]] = {}  # one text for each candidate of this round, by node_rank
         self._unanswered: set[int] = set()  # node ranks that were asked in this round
         self.is_over = not self.is_needed
         self.address = ""
-        # node_rank of a node that is in the way, and a message
+        # node_rank of each node at fault, and a message
         self.failures: tuple[tuple[int, str], ...] = ()
         self.notes: tuple[str, ...] = ()
         self.warnings: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ class MasterSearch:
             self._try_default(self._listening)
 
     def prepare(self, node_rank: int) -> None:
-        """Take note that the node is prepared, so it can try."""
+        """Take note that the node is prepared, so that it can be asked to try."""
         self._prepared.add(node_rank)
         if node_rank in self._unanswered:
             self._ask(node_rank)
@@ -80,7 +81,7 @@ class MasterSearch:
         is_asked = self._listening is None
         if isinstance(frame, Reached):
             is_asked = node_rank in self._unanswered and node_rank in self._prepared
-        if not is_asked:  # an answer that was not asked for, or came twice
+        if not is_asked:  # nothing was asked, or the answer came twice
             return
         if isinstance(frame, Reached):
             unanswered = ["was not tried"] * len(self._candidates)
@@ -97,7 +98,7 @@ class MasterSearch:
             self._try_default(frame)
 
     def lose_first(self) -> None:
-        """Give up node 0. If it does not listen yet, none of the others will be asked to try."""
+        """Give up node 0. If it does not listen yet, the other nodes will not be asked to try."""
         if self._listening is None:
             self.is_over = True
 
@@ -120,7 +121,9 @@ class MasterSearch:
         self._send(node_rank, Reach(self._candidates, self._port, self._token, REACH_TIMEOUT_S))
 
     def _judge(self) -> None:
-        """Decide once all answered: the address is found, or there are more to try, or a node has none."""
+        """When all have answered, decide: the address is found, further addresses must be tried, or some
+        node reaches none.
+        """
         self.is_over = True
         found = first_reached(self._candidates, self._problems)
         is_first_round = not self._first_problems
@@ -171,7 +174,9 @@ def first_reached(candidates: Sequence[str], problems: Mapping[int, Sequence[str
 def who_fails(
     first: str, port: int, candidates: Sequence[str], problems: Mapping[int, Sequence[str]]
 ) -> tuple[tuple[int, str], ...]:
-    """Return the nodes that do not reach the most reached candidate: node_rank, failed tries, advice."""
+    """Return the nodes that cannot reach the candidate that most nodes reach: node_rank, failed tries,
+    advice.
+    """
     best = min(
         range(len(candidates)), key=lambda place: sum(bool(of_node[place]) for of_node in problems.values())
     )

@@ -31,9 +31,9 @@ class PeerEvent(NamedTuple):
 
 
 class PeerTalk:
-    """Tells each failure and interrupt of this part once.
+    """Tells the peers each failure and interrupt of this part once.
 
-    Without peers everything is allowed and finished.
+    Without peers the start is always allowed, and the peers count as finished.
     """
 
     def __init__(self, peers: Peers | None) -> None:
@@ -57,7 +57,7 @@ class PeerTalk:
     def tell(
         self, failures: Sequence[Failure], interrupts: Sequence[int], *, stopped_at: float | None
     ) -> None:
-        """Tell new failures and interrupts; not failures that only followed from stopping."""
+        """Tell the peers new failures and interrupts, but not failures that only followed from stopping."""
         if self._peers is None:
             return
         for failure in failures[self._num_told :]:
@@ -74,5 +74,5 @@ class PeerTalk:
         self.is_finished = self.is_finished or event.is_finished
 
     def knows(self, num_failures: int) -> None:
-        """Take the first `num_failures` of ours for known: the last one came from there."""
+        """Note that the peers know our first `num_failures` failures: the last of them came from a peer."""
         self._num_told = num_failures

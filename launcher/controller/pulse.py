@@ -9,13 +9,15 @@ LATE_S = 1.0  # a busy machine may take so long for a beat
 
 
 def awake_s() -> float:
-    """Read a clock that goes on while the machine is suspended, where the system has one."""
+    """Return the time of a clock that goes on while the machine is suspended, if the system has one."""
     clock: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
 
 class Pulse:
-    """Beats of one thread, which calls `beat` often; another thread sees by them that all stood still."""
+    """Beats of one thread, which calls `beat` often; from a gap another thread sees that the process stood
+    still.
+    """
 
     def __init__(self, every_s: float) -> None:
         self.every_s = every_s
@@ -30,12 +32,12 @@ class Pulse:
             self._beat_at = now
 
     def take_gap_s(self) -> float:
-        """Return the longest time without a beat since the last call, if it is more than a delay; else 0."""
+        """Return the longest time without a beat since the last call; 0 if it is no longer than LATE_S."""
         with self._lock:
             now = awake_s()
             gap_s = max(self._gap_s, now - self._beat_at)
             self._gap_s = 0.0
             if gap_s < self.every_s + LATE_S:
                 return 0.0
-            self._beat_at = now  # a reported gap is not reported again
+            self._beat_at = now  # count from now, so that a gap is reported once
             return gap_s

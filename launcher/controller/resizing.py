@@ -13,14 +13,14 @@ from ..output.console import Console
 from ..wire.frames import Leaving, Note, Resize, Stop
 from .roster import HostState, Roster
 
-PATIENCE_S = 600.0  # then a line says that the program has not saved since it was asked
+PATIENCE_S = 600.0  # after this time a line says that the program has not saved since it was asked to
 
 
 class HostWatch(Protocol):
-    """Knows which hosts there are besides those of this job. No method blocks."""
+    """Knows which other hosts could take part in the job. No method blocks."""
 
     def why_change(self, leaving: Mapping[str, str]) -> str:
-        """Return why the job should have other hosts; empty: it has the right ones. `leaving`: hosts that are
+        """Return why the job should change its hosts; empty if it should not. `leaving`: hosts that are
         told to go, each with the reason.
         """
         ...
@@ -32,12 +32,12 @@ class Resizing:
     def __init__(
         self, roster: Roster, console: Console, watch: HostWatch | None, *, kill_grace_s: float
     ) -> None:
-        """`watch` None: no host changes."""
+        """If `watch` is None, the job's hosts never change."""
         self._roster = roster
         self._console = console
         self._watch = watch
         self._kill_grace_s = kill_grace_s
-        self._why = ""  # the reason that the workers were given
+        self._why = ""  # the reason that the workers were told; empty before they were asked
         self._reminded_at = 0.0
         self._first_end_at: float | None = None
         self._is_stopped = False
@@ -51,7 +51,7 @@ class Resizing:
             self.leaving[host.name] = item.why
 
     def look(self, *, is_running: bool) -> None:
-        """Ask the workers, if there is a reason to; report if they take long."""
+        """Ask the workers to save and end, if there is a reason to; report if they take long."""
         if self._watch is None or not is_running:
             return
         now = time.monotonic()
@@ -84,7 +84,7 @@ class Resizing:
                 host.send(Stop(self._kill_grace_s))
 
     def takes_end(self, code: int) -> bool:
-        """Tell whether a worker that ended with this code did so because it was asked to."""
+        """Tell whether a worker with this exit code ended because it was asked to."""
         if self._is_stopped:
             return True
         if code != EXIT_CHANGE or not self._why:

@@ -28,8 +28,8 @@ MAX_NOTE_LINES = 200
 
 @dataclass(slots=True, eq=False)
 class HostState:
-    """The state of one host. It is `over` when its agent said so or its stream ended; `is_lost`: its end is
-    not waited for.
+    """The state of one host. It is `over` when its agent said so or its stream ended; `is_lost`: the job
+    does not wait for its end.
     """
 
     plan: NodePlan
@@ -154,7 +154,9 @@ class Roster:
             host.send(frame)
 
     def greet(self, host: HostState, hello: Hello) -> HostState | None:
-        """Greet the agent. Return a host that is the same machine and was given some of the same devices."""
+        """Greet the agent. If another host is the same machine and was given some of the same devices,
+        return it.
+        """
         host.hello = hello
         others = self._of_machine.setdefault(hello.machine, []) if hello.machine else []
         devices = set(host.plan.devices)
@@ -165,14 +167,14 @@ class Roster:
     def next(self, timeout_s: float) -> AgentEvent | None:
         """Return the next frame of a host, or None.
 
-        Must be called again and again: it also notices silence.
+        Must be called again and again, because this call also notices silent hosts.
         """
         now = time.monotonic()
         if now >= self._look_at:
             self.forgive_standstill()
             for host in self.hosts:
                 silence = self.why_silent(host)
-                if silence is not None:  # the rest at the next call
+                if silence is not None:  # give up one host for each call; the next call sees the others
                     self.lose(host)
                     return AgentEvent(host, LinkEnd(silence[0]), now)
             self._look_at = now + LOOK_EVERY_S
@@ -189,17 +191,19 @@ class Roster:
         return event
 
     def leave(self, host: HostState) -> None:
-        """Stop listening to it: it ends by itself."""
+        """Stop listening to a host whose agent ends by itself."""
         host.is_over = True
         host.link.abandon()
 
     def lose(self, host: HostState) -> None:
-        """Give it up: its end is not waited for either."""
+        """Give a host up: stop listening to it, and do not wait for its end."""
         host.is_lost = True
         self.leave(host)
 
     def why_silent(self, host: HostState) -> tuple[str, float] | None:
-        """Return why it must be given up, and since when it has been so; None if all is well."""
+        """Return why a silent host must be given up, and since when it has been silent; None if it need not
+        be.
+        """
         now, silent_s, connecting_at = time.monotonic(), host.link.silent_s(), host.link.connecting_at
         if host.is_over:
             return None
@@ -228,11 +232,12 @@ class Roster:
             number += 1
             self._pulse.beat()
             for host in self.hosts:
-                if host.hello is not None:  # before that, nothing may come between the agent and its source
+                # Before its Hello the host must get only the agent's source, and no frame
+                if host.hello is not None:
                     host.ping(number)
 
     def forgive_standstill(self) -> float:
-        """If this process stood still, count no host's silence before now; return for how long it did."""
+        """If this process stood still, count all hosts' silence from now; return how long it did."""
         gap_s = self._pulse.take_gap_s()
         if gap_s:
             for host in self.hosts:
@@ -240,7 +245,7 @@ class Roster:
         return gap_s
 
     def are_all_silent(self, for_s: float) -> bool:
-        """Tell whether several hosts that a network leads to are all silent."""
+        """Tell whether several hosts are reached over a network and all of these are silent."""
         others = [host for host in self.hosts if not host.plan.is_local and not host.is_over]
         return len(others) > 1 and all(host.hello and host.link.silent_s() > for_s for host in others)
 
@@ -267,7 +272,7 @@ class Roster:
         return {rank for host in self.hosts for rank in (host.pids if host.is_over else host.exit_codes)}
 
     def notes(self) -> list[str]:
-        """Notes of the agents for the user, each once, with the hosts it comes from."""
+        """Notes of the agents for the user, equal ones once with all hosts that sent them."""
         hosts_of: dict[str, list[str]] = {}
         for host in self.hosts:
             found = host.ready.notes if host.ready else []

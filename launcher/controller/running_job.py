@@ -49,7 +49,7 @@ class RunningJob:
         self._telemetry.record_of_attempt("phase", at_s=at_s, phase=phase)
 
     def record(self, host: HostState, item: Frame | LinkEnd, at_s: float) -> None:
-        """Record the frames of a host that other readers may need."""
+        """Publish the frames of a host that displays and records need."""
         if isinstance(item, Metrics):
             self._telemetry.take_metrics(host.name, item)
             self._take_for_stragglers(host.name, item, min(at_s, item.at + host.clock_offset_s))
@@ -154,7 +154,7 @@ class RunningJob:
     def stop_this_process(self) -> None:
         """Stop this process; the workers go on until their output fills the pipes.
 
-        Only for so long: agents that are not watched end.
+        It stops for HOLD_S at most: agents that hear nothing end.
         """
         self._console.say(
             f"stopping; the workers run on, for at most {HOLD_S / 60:.0f} minutes, and wait when their "
@@ -169,7 +169,7 @@ class RunningJob:
     def announce_stop(
         self, grace_s: float, failures: Sequence[Failure], interrupted_by: int | None, *, has_started: bool
     ) -> str:
-        """Report why the running workers are stopped, and how; return the failure that was named for it."""
+        """Report why and how the running workers are stopped; return the failure that the report names."""
         running = self._roster.num_running
         if not running:
             if interrupted_by and not has_started:

@@ -1,4 +1,4 @@
-"""The cause of a silence: a host, or this machine, which stood still or has no network."""
+"""Decides who is at fault for a silence: a host, or this machine, which stood still or has no network."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Silence:
         self._roster, self._failures, self._fail_host = roster, failures, fail_host
         self._heartbeat_s = heartbeat_s
         self._stood_still_s = 0.0
-        self._excused_until = 0.0  # until then the end of a stream is not its host's fault
+        self._excused_until = 0.0  # the end of a stream before this time is not its host's fault
 
     def look(self) -> list[HostState]:
         """Give up hosts that are silent for too long; return them."""
         lost: list[HostState] = []
-        if self._roster.are_all_silent(self._heartbeat_s / 2):  # a reply comes twice in this time
+        if self._roster.are_all_silent(self._heartbeat_s / 2):  # in this time two replies should have come
             silent_s = min(host.link.silent_s() for host in self._roster if not host.is_over)
             if self._roster.are_all_silent(self._heartbeat_s):
                 what = f"nothing is heard of any host for {silent_s:.0f} s: this machine has no network"
@@ -50,7 +50,9 @@ class Silence:
         return lost
 
     def look_for_standstill(self) -> None:
-        """Blame no host after a standstill of this process; the hosts may have ended the job."""
+        """If this process stood still, blame no host for silence: the hosts may have ended the job
+        meanwhile.
+        """
         gap_s = self._roster.forgive_standstill()
         if gap_s < self._heartbeat_s / 2 or not any(host.hello for host in self._roster):
             return
@@ -60,8 +62,10 @@ class Silence:
             self._fail_launcher(f"this machine stood still for {gap_s:.0f} s", time.monotonic() - gap_s)
 
     def lose_host(self, host: HostState, end: LinkEnd, at_s: float) -> None:
-        """Take the end of a host's stream. After our standstill a host must end it, as it heard nothing."""
-        self.look_for_standstill()  # it may be over just now, and this may be the first event after it
+        """Handle the end of a host's stream. After a standstill of this process that is not the host's
+        fault: it heard nothing from us, so it had to end.
+        """
+        self.look_for_standstill()  # a standstill may just be over, and this may be the first event since
         if time.monotonic() < self._excused_until and host.hello is not None:
             self._fail_launcher(f"this machine stood still for {self._stood_still_s:.0f} s", at_s)
         if self._is_launcher_at_fault and host.hello is not None:
@@ -71,7 +75,7 @@ class Silence:
 
     @property
     def _is_launcher_at_fault(self) -> bool:
-        """Tell whether the hosts were left alone: they end then, sooner or later."""
+        """Tell whether this machine was the silent side: the hosts then end sooner or later."""
         return any(isinstance(one, LauncherFailure) for one in self._failures)
 
     def _fail_launcher(self, what: str, at_s: float) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..inputs.rank_set import format_ranks
 from ..wire.frames import Stacks
 
-TIMEOUT_S = 20.0  # for all hosts; the slowest is one with py-spy
+TIMEOUT_S = 20.0  # for the answers of all hosts; py-spy on a host takes longest
 MAX_NAMED = 8  # ranks with equal stacks that are named one by one, with their places
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+", re.MULTILINE)
 
@@ -34,14 +34,15 @@ class StackWatch:
         """
         self._limit_s, self._place_of = silence_limit_s, place_of
         self.last_output_at = 0.0  # output of any rank; set by the threads that read
-        self._asked_after: float | None = None  # the output before the silence in which we asked
+        # Time of the last output before the silence for which we asked
+        self._asked_after: float | None = None
         self._why = ""
         self._processes: dict[int, str] = {}  # processes of the asked ranks
         self._answers: dict[int, Stacks] = {}
         self._until = 0.0
 
     def silence_to_ask_about(self, now: float, *, started_at: float) -> float:
-        """Seconds without output, once for each silence that is too long; else 0."""
+        """Return the seconds without output if that is too long, once for each silence; else 0."""
         last_at = self.last_output_at
         silent_s = now - max(last_at, started_at)
         if not self._limit_s or silent_s <= self._limit_s or self._asked_after == last_at:
@@ -66,8 +67,8 @@ class StackWatch:
             self._answers[answer.rank] = answer
 
     def blocks(self, now: float, *, ended: set[int]) -> list[Block]:
-        """Return the blocks to show, once all possible answers are there or the time is up; then the question
-        is over.
+        """Return the blocks to show once all possible answers are there or the time is up, which ends the
+        question; before that none.
         """
         if not self._processes or (
             self._processes.keys() - self._answers.keys() - ended and now < self._until

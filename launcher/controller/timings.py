@@ -18,7 +18,7 @@ class Timings:
         """`tell` gets each phase and its end, on the monotonic clock."""
         self._num_ranks = num_ranks
         self._tell = tell
-        # Phases that ranks report: the ranks, and the time of the last one.
+        # For each phase that ranks report: the ranks that reported it, and the time of the latest.
         self._latest: dict[str, tuple[set[int], float]] = {}
         self.began_at = time.monotonic()
         self.phases_s: dict[str, float] = {}
@@ -48,7 +48,7 @@ class Timings:
             self.end(phase, self._latest[phase][1])
 
     def all_s(self) -> dict[str, float]:
-        """Return every phase, in the order of time."""
+        """Return the seconds of every phase, in the order of time."""
         phases = dict(self.phases_s)
         if self._first_output_s is not None:
             phases[FIRST_OUTPUT] = self._first_output_s

@@ -15,14 +15,17 @@ TellsFailures = Callable[[str], tuple[str, int] | None]  # returns the failure i
 class External(NamedTuple):
     """mpirun, srun or another one."""
 
-    find_program: Callable[[bool], str]  # its name; LaunchError if it must be on this machine and is not
+    # Returns the program's name; LaunchError if it must be on this machine and is not
+    find_program: Callable[[bool], str]
     # Makes the command, and the text of its file with the hosts.
     command: Callable[[RankStart], tuple[tuple[str, ...], str | None]]
-    # The variables that give each field of the shim's ProcessIdentity.
+    # For each field of the shim's ProcessIdentity, the variables that may hold it.
     says_who: tuple[tuple[str, ...], ...]
-    settings: tuple[tuple[str, str], ...] = ()  # variables for the command itself
-    tells_failures: TellsFailures | None = None  # reads its stderr, where its exit code is not enough
+    settings: tuple[tuple[str, str], ...] = ()  # variables that the command itself needs
+    # Reads the command's stderr, for programs whose exit code does not tell enough
+    tells_failures: TellsFailures | None = None
     how_to_restart: str = "the batch system start the job again, or a loop in its script"
-    check: Callable[[Plan], None] = lambda plan: None  # LaunchError for a plan that it cannot carry out
-    must_be_told: bool = False  # it must hear of a worker that failed: [Note: Hydra and failures]
-    gives_devices: bool = False  # it gives each process some of the host's devices
+    # LaunchError for a plan that the program cannot carry out
+    check: Callable[[Plan], None] = lambda plan: None
+    must_be_told: bool = False  # a worker that failed must tell the program: [Note: Hydra and failures]
+    gives_devices: bool = False  # the program itself gives each process some of the host's devices

@@ -21,8 +21,8 @@ from .external import HOSTFILE, External
 
 MAX_VALUE_BYTES = 96_000  # limit of one variable; the kernel allows 128 KiB, name included
 
-# Constant, so that `ps` shows nothing of a job; without a backslash, because some tools on the way interpret
-# one.
+# The same text for every job, so that `ps` shows nothing of the job; without a backslash, because some tools
+# on the way interpret it.
 START_SHIM = (
     f'import base64,os,zlib;exec(zlib.decompress(base64.b64decode(os.environ["{SHIM_VARIABLE}"])).decode())'
 )
@@ -62,7 +62,7 @@ def start_command(python: str) -> tuple[str, ...]:
 
 
 def payload(plan: Plan, launcher: str, external: External) -> tuple[tuple[str, str], ...]:
-    """Variables that make a process started by `start_command` its rank's worker."""
+    """Variables by which a process started by `start_command` becomes the worker of its rank."""
     text = _packed(json.dumps(as_json(external_job(plan, launcher, external))))
     pieces = [text[start : start + MAX_VALUE_BYTES] for start in range(0, len(text), MAX_VALUE_BYTES)]
     pieces[0] = f"{len(pieces)}:{pieces[0]}"

@@ -14,14 +14,15 @@ from pathlib import Path
 import psutil
 
 LOGIN = "ssh"
-LOGIN_FAILED = 255  # exit status of an ssh that could not connect; otherwise it ends as the command does
-PATIENCE_S = 5.0  # for mpirun to end by itself, as Open MPI's does
+# Exit status of an ssh that could not connect; otherwise ssh has the status of its command
+LOGIN_FAILED = 255
+PATIENCE_S = 5.0  # time for mpirun to end by itself, as that of Open MPI does
 
 
 class LostLogin:
-    """Looks at a command that starts processes on `num_hosts` hosts.
+    """Watches a command that starts processes on `num_hosts` hosts.
 
-    Commands other than Hydra's end by themselves.
+    Only Hydra's need it: other commands end by themselves.
     """
 
     def __init__(self, pid: int, num_hosts: int) -> None:
@@ -36,7 +37,7 @@ class LostLogin:
         """
         try:
             is_lost = self._has_failed_login() and self._num_connected() < self._num_hosts
-        except (OSError, psutil.Error):  # it has just ended
+        except (OSError, psutil.Error):  # the process has just ended
             is_lost = False
         now = time.monotonic()
         self._since = (self._since or now) if is_lost else None
@@ -48,7 +49,9 @@ class LostLogin:
         )
 
     def _has_failed_login(self) -> bool:
-        """Tell whether a login has failed; the kernel keeps its exit status: the command never reads it."""
+        """Tell whether a login has failed. The kernel keeps the exit status of its ssh, because the command
+        never reads it.
+        """
         return any(
             child.name() == LOGIN
             and child.status() == psutil.STATUS_ZOMBIE

@@ -1,7 +1,7 @@
 """The mpirun of Open MPI, MPICH, Intel MPI and MVAPICH: the command line for a plan.
 
-All of them get exactly the plan's hosts, with as many processes as each has ranks, in the plan's order.
-Processes are not bound to cores (Open MPI's default would put a whole worker on one), unless
+Each mpirun gets exactly the plan's hosts, in the plan's order, and starts as many processes on a host as it
+has ranks. Processes are not bound to cores (Open MPI's default would put a whole worker on one), unless
 --launcher_args says so.
 """
 
@@ -40,7 +40,8 @@ class Flavour:
     """One MPI: the places of its mpirun, and how to tell it from the others."""
 
     title: str
-    programs: tuple[str, ...]  # by preference; Debian gives each MPI's mpirun a name of its own
+    # Names of mpirun, the preferred first; Debian gives each MPI's mpirun a name of its own
+    programs: tuple[str, ...]
     marks: tuple[str, ...]  # one of them is in the output of `mpirun --version`
     hint: str
 
@@ -74,7 +75,7 @@ FLAVOURS = {
 
 
 def find_mpirun(launcher: str, is_needed: bool = True) -> str:
-    """Return the mpirun of this MPI on this machine; one that is not needed is not looked at.
+    """Return the mpirun of this MPI on this machine; without `is_needed` its name, without a look for it.
 
     Errors: LaunchError if there is none, or if the one on PATH is another MPI's.
     """
@@ -123,9 +124,10 @@ def openmpi_command(
 ) -> tuple[tuple[str, ...], str]:
     """Return the command, and the text of its hostfile.
 
-    Each rank has its line in the hostfile, for the `seq` mapper: any other puts the host where mpirun runs
-    first, wherever it is in the hostfile (github.com/open-mpi/ompi/issues/5043). That mapper does not know
-    `localhost`, so `this_machine` is written for it: the name by which mpirun knows its own host.
+    Each rank has its line in the hostfile, for the `seq` mapper: any other mapper puts the host where mpirun
+    runs first, wherever that host is in the hostfile (github.com/open-mpi/ompi/issues/5043). That mapper
+    does not know `localhost`, so `this_machine` is written for it: the name by which mpirun knows its own
+    host.
     """
     argv = [start.program, "-n", str(start.num_ranks), "--hostfile", HOSTFILE]
     for option, value in (("--map-by", "seq"), ("--bind-to", "none")):
@@ -149,7 +151,9 @@ def mpich_command(start: RankStart) -> tuple[tuple[str, ...], None]:
 
 
 def impi_command(start: RankStart) -> tuple[tuple[str, ...], None]:
-    """Return the command. Errors: LaunchError for hosts with unequal numbers of ranks: it takes one."""
+    """Return the command. Errors: LaunchError for hosts with unequal numbers of ranks: its option takes one
+    number for all.
+    """
     _refuse_colons(start, "impi")
     numbers = sorted({number for _, number in start.slots})
     if len(numbers) > 1:

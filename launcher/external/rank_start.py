@@ -9,10 +9,10 @@ from dataclasses import dataclass
 class RankStart:
     """One process for each rank, on these hosts in this order."""
 
-    program: str  # mpirun, srun or another name
+    program: str  # name or path of mpirun or srun
     slots: tuple[tuple[str, int], ...]  # each host, and how many ranks it gets
     words: tuple[str, ...]  # the command of every rank
-    names: tuple[str, ...]  # the variables that it needs
+    names: tuple[str, ...]  # names of the variables that the command needs
     launcher_args: tuple[str, ...] = ()
 
     @property
@@ -21,5 +21,5 @@ class RankStart:
 
     @property
     def hosts_by_rank(self) -> str:
-        """Return a line with its host for each rank."""
+        """Return one line for each rank: the rank's host."""
         return "".join(f"{host}\n" * number for host, number in self.slots)

@@ -35,7 +35,7 @@ from .external_job import OwnedJob, payload, refuse_logins, start_command
 from .lost_login import LostLogin
 from .rank_start import RankStart
 
-# Options about processes which we start ourselves: records of them, and options about single ones.
+# Options that need processes started by dslaunch itself: records of them, and options for single ones.
 _FOREIGN = (
     "ssh",
     "binding",
@@ -59,8 +59,8 @@ EXTERNAL: Mapping[str, External] = {
 }
 DRAIN_S = 5.0
 LOOK_EVERY_S = 1.0
-MAX_UNWRITTEN = 256  # lines on their way to the journal of a detached job
-LAST_MOMENT_S = 2.0  # between a second signal and the end by force
+MAX_UNWRITTEN = 256  # lines that wait to be written to the journal of a detached job
+LAST_MOMENT_S = 2.0  # time from a second signal to the end by force
 
 
 def plan_owned(options: Options, plan: Plan) -> tuple[Plan, OwnedJob]:
@@ -104,7 +104,7 @@ def _refuse_foreign_options(options: Options) -> None:
     """Refuse an option that has no effect here."""
     given = {subject: given_in(getattr(options, subject)) for subject in _FOREIGN}
     given[""] = tuple(name for name in given_in(options) if name in _FOREIGN_NAMES)
-    for subject, names in given.items():  # the first of them is enough
+    for subject, names in given.items():  # name only the first such option
         if not names:
             continue
         launcher = options.backend.launcher.name
@@ -145,7 +145,7 @@ def run_owned(job: OwnedJob, console: Console) -> Verdict:
 
 
 def _failure(job: OwnedJob, code: int, first: tuple[str, int] | None) -> HostFailure:
-    """Return how the command ended: as the rank that failed first, where the command tells that."""
+    """Return how the command ended: how the rank that failed first ended, if the command tells that."""
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     exit_code = 128 - code if code < 0 else code
     message = f"{job.argv[0]} {how}"
@@ -155,7 +155,9 @@ def _failure(job: OwnedJob, code: int, first: tuple[str, int] | None) -> HostFai
 
 
 class _Words:
-    """Passes the command's output on to ours, byte for byte, if we must read it; notes the first failure."""
+    """Passes the command's output on to ours, byte for byte, where it must be read to find failures; notes
+    the first failure.
+    """
 
     def __init__(
         self, process: subprocess.Popen[bytes], tells_failures: TellsFailures | None, console: Console
@@ -173,7 +175,9 @@ class _Words:
             one.start()
 
     def drain(self) -> None:
-        """Pass on the rest of the output after the command's end; do not wait for others with the pipe."""
+        """Pass on the rest of the output after the command's end; do not wait for other processes that hold
+        the pipe.
+        """
         for one in self._threads:
             one.join(DRAIN_S)
 
@@ -185,7 +189,7 @@ class _Words:
                 self._unwritten.acquire()
                 self._console.put(number, line, self._unwritten.release)
                 continue
-            # Our stderr has no reader any more: read on, so that srun can end.
+            # If our stderr has no reader any more, go on reading, so that srun can end.
             with contextlib.suppress(OSError):
                 view = memoryview(line)
                 while view:
@@ -218,7 +222,9 @@ def _start(job: OwnedJob, hostfile: str, console: Console) -> subprocess.Popen[b
 def _wait(
     process: subprocess.Popen[bytes], events: queue.SimpleQueue[int | None], job: OwnedJob, console: Console
 ) -> tuple[list[int], str]:
-    """Wait for the command's end; return our signals meanwhile, and why we ended it, if we did."""
+    """Wait for the command's end; return the signals that we got meanwhile, and why we ended the command, if
+    we did.
+    """
 
     def watch() -> None:
         process.wait()
@@ -250,8 +256,8 @@ def _wait(
             process.send_signal(passed_on)
         else:
             console.say(f"killing {job.argv[0]} and all it started on this machine")
-            # The first signal may still be on its way to the other machines: srun, killed meanwhile, leaves
-            # the workers there.
+            # The first signal may still be on its way to the other machines: if srun is killed now, the
+            # workers there go on.
             if len(interrupts) > 2 or not _ends_soon(events):
                 kill_descendants(os.getpid())
 
@@ -269,7 +275,7 @@ def _pass_on(number: int, process: subprocess.Popen[bytes], job: OwnedJob, conso
 
 
 def _ends_soon(events: queue.SimpleQueue[int | None]) -> bool:
-    """Tell whether the command ends by itself within LAST_MOMENT_S; other events stay to be read."""
+    """Tell whether the command ends by itself within LAST_MOMENT_S; leave other events in the queue."""
     try:
         event = events.get(timeout=LAST_MOMENT_S)
     except queue.Empty:

@@ -47,7 +47,7 @@ def srun_command(start: RankStart) -> tuple[tuple[str, ...], str]:
     """Return the command, and the text of the file that SLURM_HOSTFILE must name: the host of every rank, one
     per line.
 
-    The first worker that fails ends all of them, and one Ctrl-C is enough. srun passes all variables on.
+    The command ends all workers at the first that fails, and at one Ctrl-C. srun passes all variables on.
     """
     argv = (
         start.program,
@@ -68,8 +68,8 @@ def failure_in(line: str) -> tuple[str, int] | None:
     """Return the failure of a task in a line of srun's stderr: a sentence, and the code; 128 + n if signal n
     ended it.
 
-    srun itself ends with the highest of all codes, and that is SIGTERM's: it terminates the others after the
-    first failure.
+    srun's own exit code is the highest of all, which is that of SIGTERM: srun terminates the other tasks
+    after the first failure.
     """
     match = _TASK_ENDED.fullmatch(line)
     if match is None:
