@@ -60,7 +60,7 @@ def _show(jobs: Sequence[KnownJob]) -> None:
 
 
 def refuse_elsewhere(job: KnownJob, command: str) -> None:
-    """Errors: LaunchError for a job of another machine that writes its records into the same (shared) folder"""
+    """Errors: LaunchError for a job of another machine that keeps its records in the same folder"""
     if job.state == ELSEWHERE:
         host = job.record.host
         raise LaunchError(

@@ -1,4 +1,4 @@
-"""slots=auto: as many slots as a host has accelerators, found by a look at it before the plan is made."""
+"""slots=auto: as many slots as a host has accelerators, found by asking the host before the plan is made."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ def with_known_slots(
     num_cpu_workers: int,
     warn: Callable[[str], None] | None = None,
 ) -> tuple[Host, ...]:
-    """Return `hosts` with the number of accelerators in place of auto, or `num_cpu_workers` where there is
-    none.
+    """Return `hosts` with the number of accelerators in place of auto, or `num_cpu_workers` on a host
+    without accelerators.
 
     Only hosts `in_question` are looked at, all in one call of `look`, which answers for each host in order.
-    With `warn` the job can do without a host that cannot be looked at, and tries it at its start: until then
-    such a host counts like most others.
-    Errors: LaunchError with every host that could not be looked at, and why; with `warn` only if that is all
-    of them.
+    With `warn`, a host that cannot be looked at stays in the plan, because the job can start without it: it
+    is given as many slots as most other hosts have. Errors: LaunchError with every host that could not be
+    looked at, and why; with `warn` only if no host could be.
     """
     unknown = tuple(host for host in in_question if host.slots is None)
     if not unknown:

@@ -23,9 +23,9 @@ from .check_facts import ClusterFacts, HostFacts, read_answer
 
 NUM_CLOCK_SAMPLES = 5
 POLL_S = 0.2
-SILENCE_S = 10.0  # then a connected host counts as lost
-HELLO_PART = 1 / 6  # part of the time for a host: the wait for the agent's first word
-PROGRAM_MARGIN_S = 0.9  # part of the time for a host: the limit of a program that we start there
+SILENCE_S = 10.0  # a connected host that is silent for so long counts as lost
+HELLO_PART = 1 / 6  # part of a host's time in which its agent must say its first word
+PROGRAM_MARGIN_S = 0.9  # part of a host's time after which a program that we start there is ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,8 @@ class CheckSettings:
     port: int
     is_port_fixed: bool
     asks_torch: bool
-    timeout_s: float  # for one host, from the beginning of its connection
-    timeout_option: str = "--timeout"  # the option that makes it longer
+    timeout_s: float  # time for one host, from the beginning of its connection
+    timeout_option: str = "--timeout"  # the option with which the user can make it longer
 
 
 @dataclass(slots=True, eq=False)
@@ -94,7 +94,9 @@ class Check:
         self._wall_minus_monotonic_s, self._wall_error_s = wall_minus_monotonic()
 
     def run(self) -> ClusterFacts:
-        """Run until every host has answered, failed or used up its time; then no process is left there."""
+        """Run until every host has answered, failed or used up its time; then no process is left on the
+        hosts.
+        """
         began = time.monotonic()
         with self._roster:
             while missing := [look for look in self._looks.values() if not look.is_done]:
@@ -139,7 +141,7 @@ class Check:
             look.waiting_for.discard("reach")
 
     def _ask(self, look: _Look) -> None:
-        """Ask all questions at once: one that is never answered holds up none of the others."""
+        """Ask all questions at once, so that a question without an answer does not delay the others."""
         settings, host = self._settings, look.host.plan.host
         if look is self._first and len(self._looks) > 1:
             look.waiting_for.add("port")
@@ -157,7 +159,7 @@ class Check:
         self._inspect(look, "nvml", python=python, timeout_s=timeout_s, program=_nvml_program())
 
     def _python_of(self, host: Host) -> str:
-        """Return the Python of its ranks; empty for the one that runs the agent."""
+        """Return the Python of the host's ranks; empty if it is that of the agent."""
         return host.python or ("" if host.exec_prefix else self._settings.python)
 
     def _inspect(self, look: _Look, question: str, **given: object) -> None:
@@ -182,8 +184,8 @@ class Check:
             look.answers[item.question] = answer
 
     def _take_clock(self, look: _Look, host_time: float, at_s: float) -> None:
-        """Keep the shortest of several round trips: the host's clock was read somewhere between
-        its two ends.
+        """Keep the clocks' difference from the shortest of several round trips: the host's clock was read at
+        some moment between the trip's start and end.
         """
         error_s = max(0.0, at_s - look.clock_asked_at) / 2 + self._wall_error_s
         if error_s < look.clock_error_s:
@@ -194,7 +196,7 @@ class Check:
             self._ask_clock(look)
 
     def _finish(self) -> None:
-        """Let nodes that have not yet tried reach node 0, and note the nodes that are done."""
+        """Ask nodes that have not yet tried to reach node 0, and note the nodes that are done."""
         now = time.monotonic()
         can_reach = self._listening is not None and not self._listening.problem and not self._first.problem
         for look in self._looks.values():
@@ -220,7 +222,7 @@ class Check:
         look.host.send(Reach(list(self._candidates), self._settings.port, self._token, timeout_s))
 
     def _find_candidates(self) -> list[str]:
-        """List the addresses that a job would try, in its order."""
+        """List the addresses of node 0 that a job would try, in the order of the tries."""
         hello = self._first.host.hello
         if hello is None or self._listening is None:
             raise AssertionError("node 0 is asked for its addresses before it listens")
@@ -263,9 +265,9 @@ def wall_minus_monotonic(wall: Callable[[], float] = time.time) -> tuple[float, 
     """Return the difference between this process's wall clock and its monotonic clock, and its error, both in
     seconds.
 
-    A process that reads two clocks may have to wait for the processor in between, so the closest of several
-    pairs counts. A wall clock counts from 1970: a float of that size is good to a quarter of a microsecond,
-    which is part of the error.
+    A process that reads two clocks may have to wait for the processor in between, so of several pairs the
+    one read in the shortest time counts. The wall clock counts from 1970; a float of that size is exact to a
+    quarter of a microsecond, which is added to the error.
     """
     best = (0.0, float("inf"))
     for _ in range(NUM_CLOCK_SAMPLES):

@@ -58,11 +58,13 @@ MAX_ITEMS = 64  # items per list; the rest is left out
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """One host. `problem` says why there is no agent on it, or how it was lost; its earlier answers count."""
+    """One host. `problem` says why there is no agent on it, or how it was lost; answers that it gave before
+    count.
+    """
 
     name: str
     node_rank: int
-    num_slots: int | None  # None if the hostfile leaves it to the host
+    num_slots: int | None  # None with slots=auto
     devices: tuple[str, ...]
     python: str
     cwd: str
@@ -71,13 +73,15 @@ class HostFacts:
     wrong: tuple[tuple[str, str], ...] = ()  # question, and the fault of the answer
     unanswered: tuple[str, ...] = ()
     clock_offset_s: float | None = None  # the host's clock minus this machine's
-    clock_error_s: float = 0.0  # half of the shortest round trip
+    clock_error_s: float = 0.0  # the greatest error of clock_offset_s: half of the shortest round trip
     reach: tuple[str, ...] | None = None  # for each candidate: empty, or why it was not reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """All hosts, and where rank 0 could be reached. Not tried: `candidates` is empty."""
+    """All hosts, and the addresses at which rank 0 could be reached. `candidates` is empty if no address was
+    tried.
+    """
 
     hosts: tuple[HostFacts, ...]
     port: int
@@ -107,7 +111,7 @@ class Finding:
 
 
 def read_answer(question: str, facts: object) -> tuple[dict[str, Any] | None, str]:
-    """Return the answer in its form, or None and its fault."""
+    """Return the answer in the form of SHAPES and "", or None and what is wrong with it."""
     shape = SHAPES.get(question)
     if shape is None:
         return None, f"{clean(repr(facts))} is no answer"

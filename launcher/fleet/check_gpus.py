@@ -16,14 +16,14 @@ from .nvml_program import NO_LIBRARY, NO_MODULE
 
 Gpu = Mapping[str, Any]
 
-# Source: NVML API reference, nvmlClocksThrottleReasons. Idle GPUs, power caps and clocks that were set are
-# left out: they are no faults.
+# Source: NVML API reference, nvmlClocksThrottleReasons. The reasons for idle GPUs, power caps and clocks set
+# by somebody are left out: these are not faults.
 _HEAT_BY_DRIVER, _HEAT, _POWER_BRAKE, _HARDWARE = 0x20, 0x40, 0x80, 0x08
 _THROTTLING = {
     _HEAT: "heat",
     _HEAT_BY_DRIVER: "heat (limited by the driver)",
     _POWER_BRAKE: "the power brake",
-    _HARDWARE: "the hardware",  # set with heat and the power brake, too
+    _HARDWARE: "the hardware",  # this bit is also set for heat and for the power brake
 }
 _THROTTLING_ADVICE = (
     "look at the cooling and the power supply of the host, and at nvidia-smi -q -d PERFORMANCE"
@@ -77,7 +77,9 @@ def _throttled(host: HostFacts) -> Iterable[Finding]:
 
 
 def _narrow_links(host: HostFacts) -> Iterable[Finding]:
-    """Compare only the width: an idle GPU lowers the generation to save power."""
+    """Find PCIe links that are too narrow. Only the width is compared: an idle GPU lowers the generation to
+    save power.
+    """
 
     def narrow(gpu: Gpu) -> str:
         width, widest = gpu["pcie_width"], gpu["max_pcie_width"]
@@ -91,7 +93,9 @@ def _narrow_links(host: HostFacts) -> Iterable[Finding]:
 
 
 def _nvlinks_down(host: HostFacts, num_links: Mapping[str, int]) -> Iterable[Finding]:
-    """Compare with others of the same kind: the links of a card without bridges lead nowhere."""
+    """Find GPUs with fewer working NVLinks than others of the same kind: a card without bridges has links
+    that lead nowhere.
+    """
 
     def down(gpu: Gpu) -> str:
         most = num_links[gpu["name"]]
@@ -132,7 +136,9 @@ def _gpus(host: HostFacts) -> tuple[Gpu, ...]:
 
 
 def _problem_of_nvml(host: HostFacts) -> str:
-    """Return why NVML gave no facts; empty if it did, or on a host without its GPUs or Python."""
+    """Return why NVML gave no facts; empty if it gave some, or if the host has no NVIDIA GPUs or no Python
+    for it.
+    """
     has_driver = bool(host.answers.get("gpu", {}).get("driver"))
     has_python = not host.answers.get("python", {}).get("problem")
     return str(host.answers.get("nvml", {}).get("problem", "")) if has_driver and has_python else ""
@@ -154,7 +160,9 @@ def _cuda(host: HostFacts) -> str | None:
 
 
 def _counted(say: Callable[[Gpu], str]) -> Callable[[HostFacts], str | None]:
-    """Make cells of the form `8 x TEXT`; GPUs with an empty text do not count."""
+    """Return a function that makes a host's cell, of the form `8 x TEXT`; GPUs with an empty text do not
+    count.
+    """
 
     def show(host: HostFacts) -> str | None:
         found = Counter(filter(None, map(say, _gpus(host))))
@@ -164,7 +172,9 @@ def _counted(say: Callable[[Gpu], str]) -> Callable[[HostFacts], str | None]:
 
 
 def _listed(key: str, say: Callable[[Gpu], Any]) -> Callable[[HostFacts], str | None]:
-    """Make cells of values with their GPUs, else `none`; empty if no GPU gives the number `key`."""
+    """Return a function that makes a host's cell: values with their GPUs, else `none`; empty if no GPU gives
+    the number `key`.
+    """
 
     def show(host: HostFacts) -> str | None:
         if not any(gpu[key] >= 0 for gpu in _gpus(host)):

@@ -25,9 +25,9 @@ _LOOKS = {  # a question of the check: the command that shows the same on the ho
 def page_of(
     cluster: ClusterFacts, summary: CheckSummary, *, now_s: float | None = None
 ) -> tuple[str, list[str]]:
-    """Return a sentence, and the lines below it: each host that has a problem, with all its oddities.
+    """Return the page: a sentence, then each host that has a problem, with everything unusual about it.
 
-    `now_s` since 1970 is for tests.
+    `now_s`, in seconds since 1970, is given only by tests.
     """
     problems = [one for one in summary.findings if one.is_problem]
     bad = [host for host in cluster.hosts if any(host.name in one.hosts for one in problems)]

@@ -18,7 +18,7 @@ NUM_VALUES_SHOWN = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactRow:
-    """One fact: its values, the most frequent first, each with its hosts and whether it is the odd one."""
+    """One fact: its values, the most frequent first, each with its hosts and whether it differs from most."""
 
     label: str
     values: tuple[tuple[str, tuple[str, ...], bool], ...]
@@ -63,7 +63,9 @@ def _row_of_words(label: str, values: dict[str, str]) -> FactRow | None:
 
 
 def _row_of_sizes(label: str, sizes: dict[str, int]) -> FactRow | None:
-    """Return only the range of sizes, which differ a little on every host, and the host with the least."""
+    """Return a row with the range of the sizes and the host with the least: sizes differ a little on every
+    host.
+    """
     if not sizes:
         return None
     least, most = min(sizes.values()), max(sizes.values())

@@ -1,6 +1,6 @@
 """One command, once on each of many hosts.
 
-A host that fails, or cannot be used, does not keep the others from it.
+If a host fails or cannot be used, the command still runs on the others.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ..wire.job import NodeJob, RankJob, as_json
 from .host_output import HostOutput
 
 POLL_S = 0.2
-CONNECT_TIMEOUT_S = 60.0  # at least, for all steps of a connection together
+CONNECT_TIMEOUT_S = 60.0  # shortest limit for all steps of a connection together
 STOP_MARGIN_S = 10.0  # for the agents to answer, after the command's grace
 
 
 class Failure(NamedTuple):
-    """The end on a host where it did not end with 0. `at_s` is when this was heard of."""
+    """A host on which the command did not end with 0, or could not run. `at_s` is when this became known."""
 
     node_rank: int
     code: int
@@ -41,7 +41,7 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsOutcome:
-    """The end on all hosts."""
+    """How the command ended on all hosts."""
 
     failures: tuple[Failure, ...]
     interrupted_by: int | None
@@ -49,7 +49,9 @@ class HostsOutcome:
 
     @property
     def exit_code(self) -> int:
-        """Return 0 if all hosts' commands ended with 0, else the code of the first failure, as with a job."""
+        """Return 0 if the command ended with 0 on all hosts, else the code of the first failure, as for a
+        job.
+        """
         if self.interrupted_by is not None:
             return 128 + self.interrupted_by
         if self.output_failure is not None:
@@ -91,7 +93,7 @@ class EachHost:
             hello_timeout_s=plan.heartbeat_s,
             connect_timeout_s=connect_timeout_s,
         )
-        self._running = dict.fromkeys(self._roster)  # a set that keeps its order
+        self._running = dict.fromkeys(self._roster)  # a dict as a set that keeps its order
         self._started: set[HostState] = set()
         self._failures: list[Failure] = []
         self._interrupts: list[int] = []
@@ -99,7 +101,9 @@ class EachHost:
         self._kill_at = float("inf")
 
     def run(self) -> HostsOutcome:
-        """Run until it has ended on every host; then no process of it, and none that it started, is left."""
+        """Run until the command has ended on every host; then none of its processes and their children is
+        left.
+        """
         began = time.monotonic()
         with received(unignored(ENDING), self._interrupt), self._roster:
             while self._running and time.monotonic() < self._kill_at + STOP_MARGIN_S:
@@ -111,7 +115,7 @@ class EachHost:
                     self._handle(event)
                 self._obey_interrupts()
                 if self._console.failure is not None and self._kill_at == float("inf"):
-                    self._stop(self._plan.kill_grace_s)  # its output is not read
+                    self._stop(self._plan.kill_grace_s)  # the output has no reader any more
         self._console.end_progress()
         for host in self._running:
             why = "its agent did not confirm that the command ended"
@@ -166,7 +170,7 @@ class EachHost:
         self._running.pop(host, None)
 
     def _fail(self, host: HostState, code: int, text: str, at_s: float) -> None:
-        if self._kill_at < float("inf"):  # it was told to end
+        if self._kill_at < float("inf"):  # the command was told to end
             return
         self._failures.append(Failure(host.plan.node_rank, code, text, at_s))
         if self._fails_fast and self._running:
@@ -188,14 +192,18 @@ class EachHost:
                 self._end(host)
 
     def _interrupt(self, number: int, _: object) -> None:
-        """The first signal ends the command everywhere, the second kills it, the third ends this process."""
+        """Handle a signal: the first ends the command everywhere, the second kills it, the third ends this
+        process.
+        """
         self._interrupts.append(number)
         if len(self._interrupts) >= NUM_ENDING_AT_ONCE:
             os._exit(128 + number)
 
 
 def describe_failures(ended: HostsOutcome, plan: Plan) -> list[str]:
-    """Return one sentence for all hosts where it ended in the same way, the first failure first."""
+    """Return one sentence for each way in which the command failed, with all its hosts; the first failure
+    comes first.
+    """
     names_of: dict[str, list[str]] = {}
     for one in sorted(ended.failures, key=lambda one: one.at_s):
         names_of.setdefault(one.text, []).append(plan.nodes[one.node_rank].host.name)

@@ -13,7 +13,7 @@ from ..node.observe.inspection import answer, ask
 
 TORCH_TIMEOUT_S = 120.0
 KERNELS_TIMEOUT_S = 60.0
-SLOWEST_BYTES_PER_S = 10e6  # a disk that is slower than this ends the test
+SLOWEST_BYTES_PER_S = 10e6  # the test of a disk that is slower than this is ended
 NO_CUDA_BUILD = "built without CUDA"
 
 _ASK_TORCH = f"""
@@ -67,7 +67,9 @@ def _torch() -> dict[str, Any]:
 
 
 def _kernels(nvme_path: str | None, disk_test_bytes: int) -> dict[str, Any]:
-    """Ask a process of its own: the launcher does not load the kernels, and one may end its process."""
+    """Ask another process about the kernels: the launcher does not load them, and a faulty kernel may crash
+    its process.
+    """
     words = [] if nvme_path is None else ["--nvme_path", nvme_path, "--disk_test", str(disk_test_bytes)]
     timeout_s = KERNELS_TIMEOUT_S + 3 * disk_test_bytes / SLOWEST_BYTES_PER_S
     found, problem = ask(
@@ -96,7 +98,9 @@ def _processor() -> str:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """Write the same as text: one line for each part, `yes` or `no` first where that is the question."""
+    """Write the facts as text: one line for each part, which begins with `yes` or `no` where the part either
+    works or does not.
+    """
     rows = [
         ("dslaunch", found["dslaunch"]),
         ("Python", f"{found['python']['version']} ({found['python']['path']})"),
@@ -191,7 +195,7 @@ def _disk_rows(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _size(nbytes: int) -> str:
-    """Write bytes in the largest unit of which there is one."""
+    """Write bytes in the largest unit in which the number is at least 1."""
     for unit, shift in (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if nbytes >= 1 << shift:
             return f"{nbytes / (1 << shift):.4g} {unit}"

@@ -26,7 +26,7 @@ _KINDS = {  # name and unit of each quantity
 class MeasuredGpu:
     """One GPU. `name` is empty if PyTorch finds no GPU there; `problem` says why it was not measured.
 
-    `speeds` are by the keys that the rank printed, in operations or bytes per second.
+    `speeds` has the keys that the rank printed; values are operations or bytes per second.
     """
 
     host: str
@@ -38,9 +38,9 @@ class MeasuredGpu:
 
 
 def read_gpus(told: Sequence[str], slots: Mapping[int, tuple[str, str]]) -> tuple[MeasuredGpu, ...]:
-    """Read the ranks' output behind the mark; `slots` are host and device of each rank.
+    """Read the ranks' output after the mark; `slots` has the host and device of each rank.
 
-    Errors: ValueError if it has another form
+    Errors: ValueError if the output has another form
     """
     found: dict[int, MeasuredGpu] = {}
     for text in told:
@@ -62,7 +62,9 @@ def read_gpus(told: Sequence[str], slots: Mapping[int, tuple[str, str]]) -> tupl
 
 
 def faults_of_speed(gpus: Sequence[MeasuredGpu]) -> tuple[Finding, ...]:
-    """Return broken and wrong ones first, then those that are slower than most of the same name."""
+    """Return the faults: first GPUs that are broken or compute wrong results, then those slower than most of
+    the same name.
+    """
     found = [*_broken(gpus)]
     for kind, (does, unit, size) in _KINDS.items():
         by_name: dict[str, list[float]] = {}

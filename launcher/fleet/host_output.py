@@ -18,9 +18,9 @@ class Put(Protocol):
 
 
 class HostOutput:
-    """Each line with its host in front of it.
+    """Writes each line with its host in front.
 
-    Folding: output that is equal on several hosts is shown once, for all of them.
+    With folding, output that is equal on several hosts is shown once, at the end, for all of them.
     """
 
     def __init__(self, names: Sequence[str], put: Put, *, is_folding: bool) -> None:

@@ -15,15 +15,17 @@ from .check_facts import Finding, clean
 
 _Hosts = tuple[str, ...]
 
-SLOW_FACTOR = 3.0  # a slower link is reported; a smaller factor is noise of other jobs
+# A link slower than most by this factor is reported; smaller differences are noise from other jobs
+SLOW_FACTOR = 3.0
 NO_ANSWER = "no answer"
-LATE_FACTOR, LATE_S = 5.0, 0.001  # times the latency of most, and at least so much longer
+# Reported: a latency so many times that of most, and longer by at least so much
+LATE_FACTOR, LATE_S = 5.0, 0.001
 MAX_PAIRS_SHOWN = 28  # all pairs of eight hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCollective:
-    """One operation of all hosts together; its speed is that of each link."""
+    """One collective operation of all hosts; the speed is that of each link."""
 
     name: str
     num_bytes: int
@@ -47,7 +49,9 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """All results. `error` is that of all hosts together; `silent` hosts ended the measurement."""
+    """All results. `error` is that of the operations of all hosts together; the measurement ended because
+    the `silent` hosts did not answer.
+    """
 
     backend: str
     collectives: tuple[HostCollective, ...]
@@ -58,9 +62,9 @@ class Network:
 
 
 def read_network(text: str, names: Sequence[str], *, timeout_s: float) -> Network:
-    """Read rank 0's output behind the mark; `names` are those of the hosts, by rank.
+    """Read rank 0's output after the mark; `names` are the hosts, by rank.
 
-    Errors: ValueError if it has another form
+    Errors: ValueError if the output has another form
     """
     try:
         told = json.loads(text)
@@ -135,7 +139,7 @@ def _silent_hosts(network: Network) -> Iterable[Finding]:
 
 
 def _broken(network: Network) -> Iterable[Finding]:
-    """Find hosts all of whose links are broken, where others have some that work; then single links."""
+    """Find hosts with only broken links, if others have working ones; then single broken links."""
     working = {host for pair in network.pairs if not pair.error for host in pair.hosts}
     cut_off = {host for pair in network.pairs for host in pair.hosts} - working if working else set()
     for host in sorted(cut_off):
@@ -169,7 +173,7 @@ def _slow_links(pairs: Sequence[Pair]) -> Iterable[Finding]:
 def _compared(
     speeds: dict[_Hosts, float], latencies: dict[_Hosts, float], *, what: tuple[str, str], advice: str
 ) -> Iterable[Finding]:
-    """Return those that are far from the median; of two it is not known which one is at fault."""
+    """Return the values that are far from the median, none of only two: then either could be at fault."""
     if len(speeds) < 3:
         return
     usual, usual_s = median(speeds.values()), median(latencies.values())

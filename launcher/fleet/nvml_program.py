@@ -11,7 +11,7 @@ import json
 from functools import partial
 from importlib import import_module
 
-TYPE_CHECKING = False  # this runs with any Python that a host has
+TYPE_CHECKING = False  # defined here and not imported: any Python that a host has must run this
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -22,7 +22,9 @@ UNTOLD = -1  # a number that this GPU, or its driver, does not give
 
 
 def ask_nvml(nvml: Any) -> dict[str, Any]:
-    """Return the driver's CUDA (12040 for 12.4) and all GPUs that may be used, or why NVML does not start."""
+    """Return the driver's CUDA version (12040 for 12.4) and all GPUs that may be used, or why NVML does not
+    start.
+    """
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -45,7 +47,7 @@ def no_answer(problem: str) -> dict[str, Any]:
 
 
 def ask_gpu(nvml: Any, index: int) -> dict[str, Any]:
-    """Return one GPU, by the number that nvidia-smi gives it; empty if it was given to others."""
+    """Return the facts about one GPU, by nvidia-smi's number; empty if we may not use the GPU."""
     problem, name, gpu = "", "", None
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -62,7 +64,8 @@ def ask_gpu(nvml: Any, index: int) -> dict[str, Any]:
     return {
         "index": index,
         "problem": problem,
-        "name": name if isinstance(name, str) else name.decode("utf-8", "replace"),  # bytes in old versions
+        # Old versions of pynvml return bytes
+        "name": name if isinstance(name, str) else name.decode("utf-8", "replace"),
         "memory_bytes": number(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu).total),
         "ecc_errors": number(
             lambda: nvml.nvmlDeviceGetTotalEccErrors(

@@ -10,7 +10,7 @@ from ..controller.roster import HostState, Roster
 from ..job.plan import NodePlan
 from ..wire.frames import Hello
 
-# Time for a connection, and again from that to the answer; each step of a connection has a shorter one.
+# Time limit of a connection, and of the answer after it; each step of a connection has a shorter limit.
 ANSWER_TIMEOUT_S = 60.0
 POLL_S = 0.2
 

@@ -18,10 +18,10 @@ POLL_S = 0.1
 
 
 class Trial(NamedTuple):
-    """The result for one host: its first frame, or why there is none; and whether it is told to go."""
+    """The result for one host: its first frame, or why there is none; whether it is told to leave."""
 
     hello: Hello | None
-    why_not: str  # empty: it can be used
+    why_not: str  # empty if the host can be used
 
     @property
     def is_good(self) -> bool:

@@ -1,5 +1,5 @@
-"""The variables that a job's workers get: some of the launching shell's, then those of the `.deepspeed_env`
-files.
+"""The variables that a job's workers get: some variables of the launching shell, then those of the
+`.deepspeed_env` files.
 
 [Note: The format of an environment file]
 One variable per line, `NAME=value` or `export NAME=value`. Blank lines and lines that begin with `#` are
@@ -38,7 +38,7 @@ from .named_file import read_named
 DEFAULT_FILE_NAME = ".deepspeed_env"
 FILE_NAME_VARIABLE = "DS_ENV_FILE"
 SHELL = "the shell"
-# With the shell's PYTHONPATH after it: "the working folder, then the shell".
+# The source of PYTHONPATH; if the shell has one, too, the source reads "the working folder, then the shell".
 WORKING_FOLDER = "the working folder"
 
 # A variable of the launching shell whose name starts with one of these goes to every node: communication,
@@ -78,7 +78,7 @@ SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _EXPORT = re.compile(r"^export[ \t]+")
-_BLANK = " \t\r"  # may surround a name or a value; other white space is text
+_BLANK = " \t\r"  # white space that is removed around a name or a value; any other belongs to the text
 _KEY_SHOWN_LENGTH = 40
 
 _SINGLE_QUOTED = re.compile(r"'([^']*)'")
@@ -104,8 +104,7 @@ def exported(
 
     First come the shell's variables that EXPORTED_PREFIXES selects, by name, with `cwd` in front of
     PYTHONPATH; then the file in `home`, then the one in `cwd`, so the latter wins. `file_name` replaces
-    `.deepspeed_env`, as a path from each of the two folders; one file is read once, also if both ways lead to
-    it.
+    `.deepspeed_env`, as a path from each of the two folders; a file to which both paths lead is read once.
     Errors: LaunchError if `file_name` is given and found in neither folder, if a file cannot be read, or as
     parse_env_file(). A missing `.deepspeed_env` is fine.
     """
@@ -261,7 +260,9 @@ def _parse_value(text: str, start: int, name: str, where: str) -> tuple[list[str
 
 
 def _split(text: str, token: re.Pattern[str], name: str, where: str) -> list[str]:
-    """Split `text` with its variables at the odd places, its protecting backslashes gone."""
+    """Split `text` into literals and, at the odd places, variable names; remove the backslashes that protect
+    a sign.
+    """
     value = [""]
     end = 0
     for match in token.finditer(text):

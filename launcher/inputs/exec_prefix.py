@@ -1,12 +1,12 @@
 """The words in front of a host's commands, e.g. `podman exec -i box`: they lead into a container.
 
 [Note: The agent runs inside]
-They run once on each host, for its agent, so that all ranks of the host are in one container. The agent then
-works for its workers as on a host: it is their parent, sees their processes and their cgroup, and its files
-lie where they see them. An agent outside, with a prefix for each rank, was weighed and left: clients such as
-`docker exec` pass on no signals, no descriptors and no environment, and their exit codes 125 to 127 may be
-their own, so that an agent would be needed inside all the same; and NCCL wants the ranks of a host to share
-memory.
+The prefix runs once on each host, for the agent, so that all ranks of the host are in one container. The
+agent then works for its workers as on a host: it is their parent, sees their processes and their cgroup, and
+its files lie where they see them. The other design, an agent outside with a prefix for each rank, has
+faults: clients such as `docker exec` pass on no signals, no descriptors and no environment, and their exit
+codes 125 to 127 may be their own, so an agent inside would still be needed; and NCCL wants the
+ranks of a host to share memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shlex
 
 HOST = "{host}"  # stands for the host's name
 EXAMPLE = "podman exec -i box"
-_PLACEHOLDER = re.compile(r"(?<!\{)\{[a-z_]+\}(?!\})")  # not those of podman's own formats: {{.Id}}
+_PLACEHOLDER = re.compile(r"(?<!\{)\{[a-z_]+\}(?!\})")  # but not podman's own formats, such as {{.Id}}
 
 
 class PrefixMistake(ValueError):

@@ -12,14 +12,14 @@ from .env_file import EnvEntry
 from .exec_prefix import EXAMPLE, PrefixMistake, prefix_of, read_prefix
 from .host_range import RangeMistake, expand
 
-KEYS = ("slots", "devices", "port", "user", "python", "cwd", "exec_prefix")  # and env
+KEYS = ("slots", "devices", "port", "user", "python", "cwd", "exec_prefix")  # besides env.NAME
 MAX_SLOTS = 4096  # far above any machine; a larger number is a slip that would start that many processes
 MAX_PORT = 65535
 MAX_NAME_LENGTH = 253  # DNS's limit for a name
 MAX_LABEL_LENGTH = 63  # DNS's limit for the part between two dots of a name
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-# '@' and '\' occur in names from a directory service.
+# '@' and '\' are allowed because names from a directory service contain them.
 _USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+$@\\-]*")
 USER_RULE = "is made of letters, digits and _.+-$@\\ and begins with none of +-$@\\"
 _BRACES = re.compile(r"\{.*\}")
@@ -33,7 +33,8 @@ Pairs = tuple[tuple[str, str], ...]
 class Host(NamedTuple):
     """One machine of the pool. Its place in the hostfile is its node rank."""
 
-    name: str  # as in the hostfile, without user and brackets: include and exclude use it, output shows it
+    # As in the hostfile, without user and brackets; --include, --exclude and all output use this name
+    name: str
     slots: int | None  # None for slots=auto: not known before the host was looked at
     # The ids to use, in this order, one per slot; None: 0 to slots - 1.
     devices: tuple[str, ...] | None = None
@@ -46,7 +47,7 @@ class Host(NamedTuple):
 
     @property
     def device_ids(self) -> tuple[str, ...]:
-        """Ids of all slots, in order.
+        """Device ids of all slots, in order.
 
         Errors: AssertionError with slots=auto, which must be replaced by the number from a look at the host.
         """
@@ -61,7 +62,9 @@ class Place(Protocol):
     """The place in a file that describes a host."""
 
     def refusal(self, why: str, *, example: Pairs, key: str = "", name: str = "") -> LaunchError:
-        """Make a message with the place, its text, `why`, and these pairs as they are written there."""
+        """Return an error with the place, its text, `why`, and the pairs of `example` written as in that
+        kind of file.
+        """
         ...
 
 
@@ -70,7 +73,8 @@ def hosts_named(
 ) -> tuple[Host, ...]:
     """Return the hosts that `target` names, a name, `user@name` or a range of names, with `values` by key.
 
-    Errors: LaunchError with the place for a name, key or value that is not allowed, or without slots.
+    Errors: LaunchError with the place for a name, key or value that is not allowed, or if no slots are
+    given.
     """
     user, names = _parse_target(target, place)
     for key in values:
@@ -115,14 +119,14 @@ def host_key(name: str) -> str:
 
 
 def spelled(name: str) -> str:
-    """Return a key that lines for one host share: an IPv6 address by its value, any other name as it is
-    written, for names that differ in case are two hosts, as with DeepSpeed.
+    """Return a key that lines for one host share: for an IPv6 address its value, for any other name its
+    text: as in DeepSpeed, names that differ in case are two hosts.
     """
     return host_key(name) if is_ipv6(name) else name
 
 
 def slots_of_both(first: Host, second: Host) -> Pairs:
-    """Return the pairs of one line that stands for two lines of a host."""
+    """Return the key=value pairs of one line that can replace two lines of the same host."""
     if first.devices is not None and second.devices is not None:
         return (("devices", ",".join(dict.fromkeys(first.devices + second.devices))),)
     if first.slots is None or second.slots is None:
@@ -142,7 +146,9 @@ def is_ipv6(text: str) -> bool:
 
 
 def device_id(text: str) -> str | None:
-    """Return the id that `text` means, an index without leading zeros, GPU-... or MIG-...; else None."""
+    """Return the device id that `text` means (an index without leading zeros, GPU-... or MIG-...); None if
+    it means none.
+    """
     if not _DEVICE.fullmatch(text):
         return None
     if not text.isdigit():

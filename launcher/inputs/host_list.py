@@ -9,12 +9,13 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")
 
 
 def folded(names: Iterable[str]) -> str:
-    """Return all names, in order of their first appearance; those that differ only in their last number are
-    one word.
+    """Return all names in few words, in order of their first appearance; names that differ only in their
+    last number become one word.
 
     The form is that of a hostfile's ranges: padding with zeros is kept, and IPv6 addresses are not folded.
     """
-    groups: dict[tuple[str, str, int], list[int]] = {}  # before, behind, padded width (0: none) -> numbers
+    # (text before, text behind, padded width or 0) -> numbers
+    groups: dict[tuple[str, str, int], list[int]] = {}
     for name in dict.fromkeys(names):
         match = None if ":" in name else _NUMBERED.fullmatch(name)
         if match is None:
@@ -29,7 +30,9 @@ def folded(names: Iterable[str]) -> str:
 def _key_of(
     groups: dict[tuple[str, str, int], list[int]], match: re.Match[str], width: int
 ) -> tuple[str, str, int]:
-    """Return the group of the name: `node10` is one of `node[08-10]` too, though it begins with no zero."""
+    """Return the name's group. `node10` may belong to `node[08-10]`, although its number does not begin with
+    zero.
+    """
     padded = (match[1], match[3], len(match[2]))
     return padded if not width and padded in groups else (match[1], match[3], width)
 

@@ -9,7 +9,7 @@ import re
 from itertools import product
 from math import prod
 
-MAX_HOSTS = 10_000  # limit of one word; more is a slip of the finger
+MAX_HOSTS = 10_000  # limit of one word; more is surely a typing mistake
 
 BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _PIECE = re.compile(r"([0-9]+)(?:-([0-9]+)(?:/([0-9]+))?)?")
@@ -17,7 +17,7 @@ _MAX_DIGITS = 12
 
 
 class RangeMistake(ValueError):
-    """The reason why a range cannot be read, in words that follow `this line: `."""
+    """Raised if a range cannot be read; the text says why, in words that follow `this line: `."""
 
 
 def expand(name: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Hosts that batch systems and MPI have named already, in variables and in files that these name.
+"""Hosts that batch systems and MPI name in variables, or in files whose paths are in variables.
 
 SOURCES is the table, in the order in which it is read. A host that is named several times has the sum of its
 slots. Where hosts are only named, once each, their slots are unknown: as many as there are GPUs (slots=auto),
@@ -24,12 +24,12 @@ Warn = Callable[[str], object]
 
 _COUNT = re.compile("[0-9]{1,9}")
 _SLOT_KEYS = ("slots", "cpu", "count")  # Open MPI's
-_USER_KEYS = ("username", "user_name", "user")  # Open MPI's, and MPICH's
+_USER_KEYS = ("username", "user_name", "user")  # words of Open MPI and MPICH
 
 
 class HostSource(NamedTuple):
-    """`variable` names the hosts, or a file that does. `of_step`: only where this program is started once on
-    each of them.
+    """`variable` names the hosts, or a file that does. `of_step`: the source counts only if this program is
+    started once on each of its hosts.
     """
 
     system: str
@@ -54,7 +54,8 @@ SOURCES = (
     HostSource("LSF", "LSB_DJOB_HOSTFILE", is_file=True),
     HostSource("Grid Engine", "PE_HOSTFILE", is_file=True),
     HostSource("Open MPI", "PRTE_MCA_prte_default_hostfile", is_file=True),
-    HostSource("Open MPI", "OMPI_MCA_orte_default_hostfile", is_file=True),  # 4, and Kubeflow's MPI operator
+    # Open MPI 4, and Kubeflow's MPI operator
+    HostSource("Open MPI", "OMPI_MCA_orte_default_hostfile", is_file=True),
     HostSource("MPICH", "HYDRA_HOST_FILE", is_file=True),
     HostSource("Intel MPI", "I_MPI_HYDRA_HOST_FILE", is_file=True),
 )
@@ -66,7 +67,8 @@ TASKS = (
 
 
 def find_source(environ: Mapping[str, str], *, of_step: bool) -> HostSource | None:
-    """Return the first source of the table that is there. `of_step`: this program is started on each host.
+    """Return the first source of the table whose variable is set. `of_step`: this program is started on each
+    host.
 
     Errors: LaunchError for a variable without a value
     """
@@ -74,7 +76,7 @@ def find_source(environ: Mapping[str, str], *, of_step: bool) -> HostSource | No
         value = environ.get(source.variable)
         if value is None or (source.of_step and not of_step):
             continue
-        if source.system == "Open MPI" and value == "none":  # its word for no file
+        if source.system == "Open MPI" and value == "none":  # Open MPI's word for no file
             continue
         if not value.strip():
             raise LaunchError(
@@ -90,7 +92,9 @@ def source_of_file(path: str, environ: Mapping[str, str]) -> HostSource | None:
 
 
 def task_of(environ: Mapping[str, str]) -> str:
-    """Name the program that started this process with others, and its place among them; empty for none."""
+    """Name the program that started this process together with others, and this process's place among them;
+    empty if none did.
+    """
     for task in TASKS:
         size, index = environ.get(task.size_variable, ""), environ.get(task.index_variable, "")
         if _COUNT.fullmatch(size) and int(size) > 1 and _COUNT.fullmatch(index):
@@ -102,7 +106,7 @@ def task_of(environ: Mapping[str, str]) -> str:
 
 
 def torchrun_hosts(environ: Mapping[str, str]) -> str:
-    """Return a warning, if variables for torchrun ask for several hosts, whose names they do not have."""
+    """Return a warning if torchrun's variables ask for several hosts: they do not name the hosts."""
     number = environ.get("PET_NNODES", "")
     most = number.rpartition(":")[2]
     if not _COUNT.fullmatch(most) or int(most) < 2:
@@ -116,7 +120,7 @@ def torchrun_hosts(environ: Mapping[str, str]) -> str:
 def read_source(
     source: HostSource, environ: Mapping[str, str], *, may_look: bool, warn: Warn = lambda text: None
 ) -> tuple[Host, ...]:
-    """Return the hosts that the source names, in its order. If not `may_look`, none has slots=auto.
+    """Return the hosts that the source names, in its order; slots=auto occurs only with `may_look`.
 
     `warn` gets parts without effect.
     Errors: LaunchError with the variable, its value and what to do
@@ -151,7 +155,8 @@ def _host(entry: SchedulerEntry, *, is_said: bool, may_look: bool) -> Host | Non
         return None
     if entry.slots is not None and entry.slots > MAX_SLOTS:
         raise entry.place.refusal(f"{entry.slots} slots are more than the {MAX_SLOTS} that a host may have")
-    if re.search(r"[\[\]]", entry.name):  # a bracket is no range here: the batch system has one name for each
+    # A batch system writes one name for each host, so a bracket cannot be a range
+    if re.search(r"[\[\]]", entry.name):
         raise entry.place.refusal(f"{entry.name[:80]!r} is not the name of a host")
     slots = "auto" if not is_said and may_look else str(_num_slots(entry))
     user = {} if entry.user is None else {"user": entry.user}

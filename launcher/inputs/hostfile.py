@@ -40,7 +40,7 @@ class _Line(NamedTuple):
     source: str
     number: int
     text: str
-    target: str = "worker-1"  # for the example
+    target: str = "worker-1"  # shown in the error's example
 
     @property
     def where(self) -> str:
@@ -100,13 +100,14 @@ def parse_hostfile(
     """Return the hosts that a hostfile's text names, in its order.
 
     `warn` gets text that has no effect. A line that DeepSpeed reads, `NAME slots=N` with anything after it,
-    means the same here: slots=0 leaves the host out, and words that are neither a key of ours nor a slip of
-    one are skipped.
-    Errors: LaunchError with `source`, the line's number and the line; or that no host is named at all.
-    Source: DeepSpeed 0.19.8 launcher/runner.py, `_parse_hostfile`. Not `slots=2x`, which it reads as 2.
+    means the same here: slots=0 leaves the host out, and words that are not a key of dslaunch, nor similar
+    to one, are skipped.
+    Errors: LaunchError with `source`, the line's number and the line; or if no host is named at all.
+    Source: DeepSpeed 0.19.8 launcher/runner.py, `_parse_hostfile`. The exception is `slots=2x`, which
+    DeepSpeed reads as 2.
     """
     hosts: list[Host] = []
-    line_of: dict[str, tuple[int, Host]] = {}  # names that differ in case are two, as for DeepSpeed
+    line_of: dict[str, tuple[int, Host]] = {}  # names that differ in case are two hosts, as for DeepSpeed
     num_lines = 0
     for number, raw in enumerate(text.split("\n"), start=1):
         line = _Line(source=source, number=number, text=raw.strip())
@@ -166,7 +167,7 @@ def _target_of(host: Host, *, has_user: bool) -> str:
 
 
 def _without_comment(options: list[str], line: _Line, warn: Callable[[str], object]) -> list[str]:
-    """Read `slots=2#comment` as DeepSpeed does."""
+    """Remove a comment that follows a value without a blank, as DeepSpeed reads `slots=2#comment`."""
     if options and (match := re.fullmatch(r"(slots=[0-9]+)(#.*)", options[0])):
         comment = " ".join([match[2], *options[1:]])
         warn(
@@ -189,7 +190,8 @@ def _parse_line(line: _Line, options: list[str], warn: Callable[[str], object]) 
             raise line.refusal("no space may stand around '='", example=(("slots", "8"),))
     is_as_deepspeed = bool(options) and re.fullmatch(r"slots=[0-9]+", options[0]) is not None
     unread = [one for one in options if not _is_ours(one)] if is_as_deepspeed else []
-    if unread and len(unread) == len(options) - 1:  # with keys that only we have, the line was written for us
+    # Keys that only dslaunch has show that the line was not written for DeepSpeed
+    if unread and len(unread) == len(options) - 1:
         why = "has no effect, as with DeepSpeed; leave it out"
         warn(f"{line.where}: {' '.join(unread)!r} {why}{_keys(unread)}")
         options = options[:1]
@@ -213,18 +215,22 @@ def _parse_line(line: _Line, options: list[str], warn: Callable[[str], object]) 
 
 
 def _keys(unread: list[str]) -> str:
-    """Return the other keys that could stand there, unless the words are those of Open MPI's hostfiles."""
+    """Return text on the keys that are allowed besides slots; empty if the words are those of Open MPI's
+    hostfiles.
+    """
     if all(one.startswith(("max_slots", "max-slots")) for one in unread):
         return ""
     return f", or write a key that has one: {', '.join(KEYS)}, env.NAME"
 
 
 def _is_ours(option: str) -> bool:
-    """Tell whether it is a key with a meaning here, or perhaps a slip of one, which is then refused."""
+    """Tell whether the option is a key of dslaunch, or so similar to one that it must be refused as a typing
+    mistake.
+    """
     key, equals, _ = option.partition("=")
     if key in KEYS or key.startswith("env."):
         return True
-    if not equals or key in ("max_slots", "max-slots"):  # the latter are Open MPI's
+    if not equals or key in ("max_slots", "max-slots"):  # max_slots and max-slots are keys of Open MPI
         return False
     import difflib
 
@@ -246,7 +252,7 @@ def _parse_env(line: _Line, key: str, value: str, before: list[EnvEntry]) -> Env
 
 
 def _unquote(value: str) -> str:
-    """Return the text of a value other than a variable's: nothing expands in it."""
+    """Return a value without its quotes; only for keys other than env.NAME, because nothing expands in it."""
     if not value.startswith(("'", '"')):
         return value
     return "".join(

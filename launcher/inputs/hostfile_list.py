@@ -1,7 +1,7 @@
 """A hostfile in one word, as `--hostfile` takes it: `node[1-4]:8,ada@gpu7:4,[fd00::7]:auto`.
 
-Items are joined by commas, each a host or a range of hosts, a ':' and the slots of each. `mpirun --host`,
-`mpiexec -hosts` and `horovodrun -H` have the same form.
+Items are joined by commas; each is a host or a range of hosts, a ':', and the slots of each of its hosts.
+`mpirun --host`, `mpiexec -hosts` and `horovodrun -H` have the same form.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class _Item(NamedTuple):
 
 
 def is_host_list(text: str) -> bool:
-    """Tell whether `text`, which is no file, was meant as a list of hosts. A host without slots is not
-    enough: it may be a path with a slip in it.
+    """Tell whether `text`, which is no file, was meant as a list of hosts. A host without slots is not taken
+    for a list: it may be a mistyped path.
     """
     return "/" not in BRACKETS.sub("", text) and any(letter in text for letter in ",:[")
 
@@ -42,8 +42,8 @@ def is_host_list(text: str) -> bool:
 def parse_host_list(text: str) -> tuple[Host, ...]:
     """Return the hosts of the list, in its order.
 
-    Errors: LaunchError that quotes the item: its form, no slots, a host named twice, more than
-    MAX_HOSTS hosts.
+    Errors: LaunchError that quotes an item of the wrong form, without slots or with a host named twice; or
+    for more than MAX_HOSTS hosts.
     """
     hosts: list[Host] = []
     known: set[str] = set()
@@ -86,7 +86,9 @@ def split_slots(item: str) -> tuple[str, str | None]:
 
 
 def _check_form(item: _Item, slots: str | None) -> None:
-    """Errors: LaunchError for signs that a hostfile's line does not know: commas and colons."""
+    """Errors: LaunchError for an item with misplaced commas or colons, which the rules of a hostfile's line
+    do not cover.
+    """
     example: Pairs = (("slots", "8"),)
     if not item.text:
         raise LaunchError(

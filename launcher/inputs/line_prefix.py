@@ -11,7 +11,7 @@ from .rank_set import format_ranks
 DEFAULT_TEMPLATE = "{host}:{rank} |"
 FIELDS = ("host", "rank", "local_rank", "node_rank", "stream")
 STREAM_NAMES = {1: "stdout", 2: "stderr"}
-MAX_HOSTS_NAMED = 4  # hosts of folded lines; more would push the line itself off the screen
+MAX_HOSTS_NAMED = 4  # hosts named before a folded line; more would push the line itself off the screen
 MAX_PREFIX_LENGTH = 200
 
 
@@ -52,7 +52,7 @@ def check_template(template: str) -> None:
 
 
 def prefix(template: str, origin: Origin, stream: int) -> bytes:
-    """Fill in the template; a space follows, unless the template brings its own or is empty."""
+    """Fill in the template; add a space unless the template ends with one or is empty."""
     text = _text(template, origin, stream)
     if template and not template[-1].isspace():
         text += " "

@@ -3,8 +3,8 @@
 [Note: What is waited for]
 A pipe that the shell made, as of `--hostfile <(scontrol ...)` or `--hostfile /dev/stdin`, is read to its end,
 as ssh does it with -F: this process was started together with the writer. A named pipe in a folder is
-refused: without a writer the wait for it never ends, in silence. So is a device, but for /dev/null, which is
-an empty file.
+refused: without a writer, dslaunch would silently wait for ever. Devices are refused, too, except /dev/null,
+which counts as an empty file.
 """
 
 from __future__ import annotations
@@ -80,6 +80,6 @@ def read_stdin() -> bytes:
 
 
 def _is_stream_of_ours(path: Path) -> bool:
-    """Tell whether it names a descriptor of this process, as /dev/stdin and /dev/fd/63 do."""
+    """Tell whether the path names a descriptor of this process, as /dev/stdin and /dev/fd/63 do."""
     folder = path.parent.resolve()
     return folder.is_relative_to("/proc") or (folder == Path("/dev") and path.is_symlink())

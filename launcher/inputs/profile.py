@@ -1,6 +1,6 @@
 """A launch profile: the options of a command in a YAML file, for --profile.
 
-It becomes words of the command line.
+The file becomes words of the command line.
 
 hostfile: hosts            # any long option of the command, without its dashes
 num_gpus: 4
@@ -38,7 +38,7 @@ class ProfileWords(NamedTuple):
 
     options: tuple[str, ...]
     script: tuple[str, ...]
-    replaced: frozenset[str] = frozenset()  # options of the file that were typed too, by parameter name
+    replaced: frozenset[str] = frozenset()  # parameter names of the file's options that were typed, too
 
 
 def read_profile(path: Path, options: Mapping[str, click.Option], *, typed: frozenset[str]) -> ProfileWords:
@@ -66,7 +66,8 @@ def parse_profile(
 ) -> ProfileWords:
     """Return the words that the text of a profile means.
 
-    Errors: LaunchError with `source` and the key: no option of the command, or a value that no option takes
+    Errors: LaunchError with `source` and the key, if the command has no such option or no option takes such
+    a value
     """
     from .yaml_file import parse_yaml
 

@@ -33,7 +33,7 @@ def parse_ranks(text: str) -> tuple[range, ...]:
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """Write ranks in the shortest such form: `0-3,7`."""
+    """Write ranks in the shortest form that parse_ranks() reads: `0-3,7`."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][1] + 1:

@@ -12,7 +12,7 @@ _SHOWN_LENGTH = 120
 
 
 class SchedulerEntry(NamedTuple):
-    """A host that was named. `slots` None: only its name was given, and maybe once for each slot."""
+    """A host that a scheduler named. `slots` None: only the name was given, perhaps once a slot."""
 
     name: str
     slots: int | None
@@ -31,6 +31,6 @@ class SchedulerPlace(NamedTuple):
 
 
 def refusal(where: str, text: str, why: str) -> LaunchError:
-    """Return the error for a value of a scheduler, which the user did not write: how to do without it."""
+    """Return the error for a value that a scheduler wrote: it tells the user how to do without the value."""
     shown = text if len(text) <= _SHOWN_LENGTH else text[:_SHOWN_LENGTH] + "..."
     return LaunchError(f"{where}: {shown!r}: {why}; {WAY_OUT}")

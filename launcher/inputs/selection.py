@@ -22,9 +22,9 @@ from .host import MAX_SLOTS, Host, device_id, host_key, is_ipv6
 from .host_range import RangeMistake, expand
 
 _SLOTS = re.compile(r"([0-9]+)(?:\s*-\s*([0-9]+))?")
-_NO_DEVICE = ("", "-1", "NoDevFiles")  # users, CUDA and Slurm write it to hide every device
+_NO_DEVICE = ("", "-1", "NoDevFiles")  # values by which users, CUDA and Slurm hide every device
 _AT = "'@' stands between two hosts"
-_BETWEEN = re.compile(r"[,;|/\s]+")  # users write it between hosts that '@' should join
+_BETWEEN = re.compile(r"[,;|/\s]+")  # signs that users write between hosts instead of '@'
 _HOSTS_LISTED = 10
 
 
@@ -36,7 +36,7 @@ class Selected(NamedTuple):
 
 
 class _Item(NamedTuple):
-    """One item's part about one host. `slots` is not looked at yet: None for all of them."""
+    """One item's part about one host. `slots` is the unparsed text; None means all slots."""
 
     option: str
     text: str
@@ -53,10 +53,11 @@ def select(
     A host that is included without slots gives all its slots. Hosts that keep no slot are left out. Names are
     compared by host_key(). No host of hosts_in_question() may have slots=auto. For both numbers -1 is "not
     given", 0 is "no limit".
-    Errors: LaunchError that names the option and quotes the item: unknown hosts, slots the host has not, more
-    nodes or slots than there are, options that contradict each other, or nothing left.
-    Source: DeepSpeed 0.19.6 launcher/runner.py, `parse_resource_filter` and the trimming in `main`; it
-    accepts slots and numbers beyond the hostfile, which start workers that cannot find their device.
+    Errors: LaunchError that names the option and quotes the item: unknown hosts, slots that the host does
+    not have, more nodes or slots than there are, options that contradict each other, or nothing left.
+    Source: DeepSpeed 0.19.6 launcher/runner.py, `parse_resource_filter` and the trimming in `main`;
+    DeepSpeed accepts slots and numbers beyond the hostfile, and then starts workers that cannot find their
+    device.
     """
     _check_combination(include=include, exclude=exclude, num_nodes=num_nodes, num_gpus=num_gpus)
     _check_hosts(hosts)
@@ -193,7 +194,7 @@ def _parse_items(text: str, hosts: Sequence[Host], *, option: str) -> dict[str, 
 
 
 def _is_only_whole(items: Sequence[_Item]) -> bool:
-    """Tell whether the host is named, and always without slots: then their number does not matter."""
+    """Tell whether all items name the host without slots: then their number does not matter."""
     return bool(items) and all(item.slots is None for item in items)
 
 
@@ -275,7 +276,9 @@ def _parse_slots(piece: str, item: _Item) -> list[str]:
 
 
 def _index(digits: str) -> int:
-    """Return the number, or one that no host has: int() refuses a text of thousands of digits."""
+    """Return the number; for a text too long for int(), which refuses thousands of digits, a number that no
+    host has.
+    """
     digits = digits.lstrip("0") or "0"
     return min(int(digits), MAX_SLOTS) if len(digits) <= len(str(MAX_SLOTS)) else MAX_SLOTS
 

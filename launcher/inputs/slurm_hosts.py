@@ -1,9 +1,10 @@
 """The hosts of a Slurm allocation, from the variables that Slurm sets; scontrol is not needed.
 
 [Note: Slots of a Slurm host]
-A process of ours takes a GPU, so the GPUs of the allocation are the slots: those asked for on each node
+Each process of a job uses one GPU, so the GPUs of the allocation are the slots: those asked for on each node
 (SLURM_GPUS_PER_NODE), else those on this node (SLURM_GPUS_ON_NODE, SLURM_JOB_GPUS), which --gres gives to
-each. Without GPUs the tasks are. One task on each node means nothing: Slurm sets it by itself.
+each. Without GPUs the tasks are the slots. One task on each node is ignored, because Slurm sets it by
+itself.
 
 Source: Slurm 22.05, sbatch(1) and srun(1), "OUTPUT ENVIRONMENT VARIABLES".
 """
@@ -51,7 +52,7 @@ def step_entries(nodes: str, environ: Mapping[str, str]) -> list[SchedulerEntry]
 
 
 def _entries(where: str, names: list[str], slots: list[int]) -> list[SchedulerEntry]:
-    """Make the entries; without `slots` these are unknown."""
+    """Make the entries; if `slots` is empty, their slots are unknown."""
     place = SchedulerPlace(where, ",".join(names[:4]))
     return [
         SchedulerEntry(name=name, slots=slots[index] if slots else None, place=place)
@@ -87,7 +88,7 @@ def _tasks(environ: Mapping[str, str], num_hosts: int) -> list[int]:
         raise refusal(_TASKS, text, "allowed are numbers, and numbers of hosts behind them, as in 2(x3),1")
     total = sum(times for _, times in counts)
     if total != num_hosts:
-        if STEP_NODES in environ:  # srun has set it for the hosts of this step
+        if STEP_NODES in environ:  # srun has set the variable for the hosts of this step
             return []
         why = f"tasks of {total} hosts, and {NODES} has {num_hosts}"
         raise refusal(_TASKS, text, why)

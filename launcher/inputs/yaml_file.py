@@ -11,9 +11,10 @@ import yaml
 
 from ..errors import LaunchError
 
-Node = Union[str, "list[Node]", "dict[str, Node]"]  # not `|`: evaluated, and one part is a text
+# Union because `|` cannot be evaluated with a part in quotes
+Node = Union[str, "list[Node]", "dict[str, Node]"]
 
-_MAX_CHARS = 4 << 20  # a minute of reading; a file of 10,000 hosts has a tenth of it
+_MAX_CHARS = 4 << 20  # takes a minute to read; a file of 10,000 hosts has a tenth of this
 _SHOWN_LENGTH = 80
 
 
@@ -35,7 +36,7 @@ class _Loader(yaml.BaseLoader):
 
 
 def parse_yaml(text: str, *, source: str, example: str) -> Node:
-    """Return the one document in `text`; an empty text is an empty str.
+    """Return the only document in `text`; for an empty text an empty str.
 
     Errors: LaunchError with `source` and the line; `example` is a correct text.
     """
@@ -44,7 +45,7 @@ def parse_yaml(text: str, *, source: str, example: str) -> Node:
             f"{source}: {len(text)} characters; at most {_MAX_CHARS} are read; is this the right file?"
         )
     try:
-        found: Node | None = yaml.load(text, Loader=_Loader)  # makes texts, lists and dicts only
+        found: Node | None = yaml.load(text, Loader=_Loader)  # this loader makes only texts, lists and dicts
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
