@@ -124,8 +124,8 @@ class Loader(DataLoader[Any]):
         self.position = DataPosition(epoch=epoch)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position, the same on all ranks, and the number of samples that it
-        is a position among.
+        """Return the position, which is the same on all ranks, and the number of samples in
+        the dataset.
         """
         return {**asdict(self._position), "length": _length(self.dataset)}
 

@@ -20,7 +20,7 @@ UNIFORM, PARAMETERS, BY_TYPE = "uniform", "parameters", "type:"
 def cut(
     method: str, *, num_parts: int, names: Sequence[str], num_trained: Sequence[int] | None = None
 ) -> list[int]:
-    """Return the bounds of so many parts; `names` are the classes of the layers, or of functions their own
+    """Return the bounds of so many parts. `names` are the layers' class names, or for functions their own
     names. `num_trained` are the trained elements of each layer, for the method "parameters".
 
     Errors: ConfigError for an unknown method, or a type that no layer has
@@ -51,8 +51,8 @@ def cut(
 
 
 def cut_uniformly(num_layers: int, num_parts: int) -> list[int]:
-    """Return bounds of parts of the same length; the first ones get one more each of the remainder, the
-    last ones nothing where there are fewer layers than parts.
+    """Return bounds of parts of the same length. If there is a remainder, the first parts are one layer
+    longer; with fewer layers than parts, the last parts are empty.
     """
     if num_layers <= num_parts:
         return [min(part, num_layers) for part in range(num_parts + 1)]
@@ -61,14 +61,14 @@ def cut_uniformly(num_layers: int, num_parts: int) -> list[int]:
 
 
 def cut_balanced(weights: Sequence[float], num_parts: int) -> list[int]:
-    """Return bounds so that the heaviest and the lightest part differ least; of several such cuts, the one
-    whose last parts begin last.
+    """Return the bounds for which the heaviest and the lightest part differ least; of several such cuts, the
+    cut whose last parts begin latest.
     """
     num_layers = len(weights)
     if num_layers <= num_parts:
         return cut_uniformly(num_layers, num_parts)
     ends = [0.0, *accumulate(map(float, weights))]
-    # The heaviest and the lightest part of the first layers in so many parts, by the number of layers.
+    # By the number of first layers: the heaviest and the lightest part when these are cut into so many parts.
     best: list[tuple[float, float]] = [(0.0, inf), *[(inf, inf)] * num_layers]
     starts: list[list[int]] = []  # part -> its start, by its end
     for part in range(1, num_parts + 1):

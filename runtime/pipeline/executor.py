@@ -1,4 +1,6 @@
-"""One rank's part of a batch: the actions of its row of the table, and the messages between them."""
+"""One rank's part of a batch: the actions of its row of the schedule's table, and the messages
+between them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from .split_backward import Rest, backward_inputs
 
 
 class _Message(NamedTuple):
-    """From a stage to the next one, or, a gradient, to the one before."""
+    """A message from a stage to the next one, or, for a gradient, to the previous one."""
 
     is_gradient: bool
     stage: int  # the stage that sends it
@@ -58,7 +60,8 @@ class _Live:
 class Batch:
     """Values that pass through the pipeline; a rank has those that it needs."""
 
-    keys: Sequence[int]  # by micro batch: equal where shapes and types of all inputs are equal
+    # by micro batch: micro batches have equal keys if shapes and types of all their inputs are equal
+    keys: Sequence[int]
     inputs: Sequence[Any] = ()
     labels: Sequence[Any] = ()
     loss_factor: float = 1.0
@@ -80,8 +83,8 @@ class Executor:
 
     def __init__(self, module: StagesModule, post: Post) -> None:
         self.module, self.post = module, post
-        # Contents that pass from a stage to the next, by stage, key of the micro batch and whether gradients
-        # are wanted: as this rank has told them, and as it was told.
+        # Contents that pass from a stage to the next, as this rank has sent or received them: by stage, key
+        # of the micro batch, and whether gradients are wanted.
         self._told: dict[tuple[int, int, bool], Contents] = {}
         self._known: dict[tuple[int, int, bool], Contents] = {}
 
@@ -93,10 +96,10 @@ class Executor:
         around_forward: Callable[[], AbstractContextManager[object]],
         around_backward: Callable[[], AbstractContextManager[object]],
     ) -> BatchOutcome:
-        """Do this rank's actions, each inside what the engine has around it.
+        """Run this rank's actions, each inside the engine's context for it.
 
-        Order:  all ranks of the pipeline do this, with tables of the same batch
-        Errors: ConfigError for what a layer or the loss cannot hand on
+        Order:  all ranks of the pipeline call this, with the table of the same batch
+        Errors: ConfigError for a value that a layer or the loss cannot hand on
         """
         run = _Run(self, table, batch, around_forward, around_backward)
         row = table[self.module.stage_id]
@@ -108,9 +111,9 @@ class Executor:
     # ---- what is known of messages
 
     def note(self, stage: int, key: int, number: int, contents: Contents) -> bool:
-        """Remember what a stage hands on; return whether the next one has to be told.
+        """Remember the contents that a stage hands on; return whether the next stage has to be told.
 
-        Errors: ConfigError if equal inputs have led to others before
+        Errors: ConfigError if equal inputs have led to other contents before
         """
         if self.module.dynamic_shape:
             return True
@@ -131,7 +134,7 @@ class Executor:
         return self._known.get((stage, key, torch.is_grad_enabled()))
 
     def learn(self, stage: int, key: int, contents: Contents) -> None:
-        """This rank was told."""
+        """Remember contents that another rank has told this one."""
         if not self.module.dynamic_shape:
             self._known[stage, key, torch.is_grad_enabled()] = contents
 
@@ -184,7 +187,9 @@ class _Run:
         return _Message(True, stage + 1, number)
 
     def _wants_grads(self, stage: int, number: int) -> bool:
-        """Whether gradients come back for what a stage of this rank has handed on, as far as is known."""
+        """Tell whether gradients come back for the values that a stage of this rank handed on, as far as is
+        known.
+        """
         live = self._live.get((stage, number))
         return live is not None and any(one.requires_grad for one in live.outputs)
 
@@ -197,7 +202,7 @@ class _Run:
         return arrival.contents, arrival.wait()
 
     def _fetch_ahead(self, message: _Message) -> None:
-        """Begin to receive the message, if no other has to be waited for before."""
+        """Begin to receive the message, unless another message from that rank must come first."""
         source = self._shape.owner(message.stage)
         due = self._due.get(source, deque())
         while message in due and self._is_known(due[0]):
@@ -213,7 +218,7 @@ class _Run:
         message = self._due[source].popleft()
         if message.is_gradient:
             outputs = self._live[message.stage - 1, message.micro_batch].outputs
-            if any(one.requires_grad for one in outputs):  # otherwise there is no such message
+            if any(one.requires_grad for one in outputs):  # else no gradient comes back
                 contents = Contents(True, tuple(_describe(one) for one in outputs if one.requires_grad))
                 self._arrivals[message] = self._post.receive(source, contents, what=str(message))
             return
@@ -260,7 +265,7 @@ class _Run:
             self._live[stage, number] = live
 
     def _end(self, number: int, output: Any) -> tuple[Tensor, ...]:
-        """On the last stage: return where the backward of a micro batch begins."""
+        """Return the tensors at which the backward of a micro batch begins, on the last stage."""
         if number + 1 == len(self._batch.keys):
             self.outcome.last_output = output
         if not self._batch.computes_loss:
@@ -321,7 +326,7 @@ class _Run:
 
 
 def _incoming(table: Table, place: int, shape: Shape) -> dict[int, deque[_Message]]:
-    """Return by rank the messages that it sends to this one, in its order."""
+    """Return, by sending rank, the messages to this rank in the order in which they are sent."""
     messages: dict[int, deque[_Message]] = {}
     for source, row in enumerate(table):
         for kind, stage, number in row if source != place else ():
@@ -372,7 +377,7 @@ def _enter(tensor: Tensor) -> Tensor:
 
 
 class _ReceiveGradient(torch.autograd.Function):
-    """Begin of the backward of an output, with a gradient that has come.
+    """Begin of the backward of an output, with a gradient that has arrived.
 
     torch.autograd.backward(outputs, gradients) compares their shapes with symbolic ones, and loads 480
     modules for that.

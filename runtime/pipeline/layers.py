@@ -16,7 +16,7 @@ _log = logging.getLogger("dslaunch")
 
 
 class LayerSpec:
-    """A class of modules and what to build one with: only the ranks of the layer's stage do."""
+    """A class of modules with the arguments to build one; only the ranks of the layer's stage build it."""
 
     def __init__(self, typename: type[nn.Module], *module_args: Any, **module_kwargs: Any) -> None:
         """Errors: RuntimeError unless `typename` is a class of modules"""

@@ -59,7 +59,7 @@ def check_fits(module: StagesModule, config: Config, optimizer: FlatOptimizer | 
 
 
 def _check_tied_experts(module: StagesModule) -> None:
-    """Refuse experts in tied layers: other ranks share experts than those that share a tied layer.
+    """Refuse experts in tied layers: experts and tied layers are shared by different ranks.
 
     Order: a collective
     """
@@ -104,9 +104,9 @@ def _check_when(module: StagesModule, how: PipelineConfig, policy: Policy) -> No
 
 
 def fitting_shape(shape: Shape, how: PipelineConfig) -> Shape:
-    """Return the module's shape, with the schedule of the ds_config if that has the stages where they are.
+    """Return the module's shape with the ds_config's schedule, which must have the stages on the same ranks.
 
-    Errors: ConfigError if not
+    Errors: ConfigError if it has them on other ranks
     """
     per_rank = shape.per_rank if how.stages_per_rank is None else how.stages_per_rank
     if per_rank == shape.per_rank and how.schedule in (None, shape.schedule):

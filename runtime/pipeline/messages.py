@@ -1,4 +1,4 @@
-"""Messages between the ranks of a pipeline: tensors, from one to another, in an order that both know."""
+"""Messages between the ranks of a pipeline: tensors, from one rank to another, in an order that both know."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .neighbours import Neighbour
 
 
 class Described(NamedTuple):
-    """Description of a tensor that is not there yet."""
+    """Description of a tensor that has not arrived yet."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -32,7 +32,7 @@ class Described(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """Description of the values that one stage hands to the next, before they are there."""
+    """Description of the values that one stage hands to the next, known before they arrive."""
 
     is_tuple: bool  # False: one tensor
     tensors: tuple[Described, ...]
@@ -69,7 +69,7 @@ class IncomingMessage:
 
 
 class Post:
-    """This rank's messages, to and from the others along the pipeline, which are known by their places."""
+    """This rank's messages to and from other ranks of the pipeline, which are named by their places."""
 
     def __init__(
         self,
@@ -80,15 +80,15 @@ class Post:
         place: int,
         ranks: Sequence[int],
     ) -> None:
-        """`neighbours` are by their places, `place` is this rank's; `ranks`, by place, are what they are
-        called in the job.
+        """`neighbours` are given by their places; `place` is this rank's; `ranks` maps a place to the rank in
+        the job.
         """
         self._neighbours, self._wire, self._device = neighbours, wire, device
         self._place, self._ranks = place, tuple(ranks)
         self._under_way: list[tuple[Flight, list[Tensor]]] = []  # their memory is in use
 
     def send(self, place: int, tensors: Sequence[Tensor], *, contents: Contents | None, what: str) -> None:
-        """Begin to send tensors; `contents` go before them, to a rank that does not know them."""
+        """Begin to send tensors; `contents` are sent first if the receiver does not know them yet."""
         raw = [_raw(tensor) for tensor in tensors]
         flight = self._begin("send", what, place, sent_bytes=sum(one.nbytes for one in raw))
         parts = [*self._header(contents), *raw]
@@ -99,7 +99,7 @@ class Post:
         self._under_way = [*(one for one in self._under_way if not one[0].is_over), (flight, parts)]
 
     def receive(self, place: int, contents: Contents | None, *, what: str) -> IncomingMessage:
-        """Begin to receive what has these contents; None: wait until they are told."""
+        """Begin to receive tensors with these contents; None: first wait until the contents arrive."""
         axis = self._neighbours[place].of
         fetch = partial(dist.irecv, group=axis.group, group_src=1 - axis.index)
         flight = self._begin("receive", what, place)

@@ -1,7 +1,7 @@
 """A model as a list of layers, of which each rank holds those of its stage.
 
-Names of parameters are "{number of the layer}.{name}", for tied layers "tied_modules.{key}.{name}": they do
-not depend on where the model is cut, and so neither does a checkpoint.
+Names of parameters are "{number of the layer}.{name}", for tied layers "tied_modules.{key}.{name}". So names,
+and with them checkpoints, do not depend on where the model is cut.
 
 Source: DeepSpeed 0.19.8 runtime/pipe/module.py, `PipelineModule`: its arguments, attributes and cuts
 """
@@ -32,7 +32,7 @@ from .topology import Topology, axes_of
 
 Layer = LayerSpec | Callable[..., Any]  # a module is callable, too
 
-# In these classes DeepSpeed checkpoints this kind of layer alone.
+# For models of these classes DeepSpeed checkpoints layers of one class only.
 _MEGATRON = ("GPTModelPipe", "GPT2ModelPipe")
 _MEGATRON_LAYER = "ParallelTransformerLayerPipe"
 
@@ -64,8 +64,8 @@ class StagesModule(nn.Module):
     ) -> None:
         """Build the layers of this rank's stages, and move them to its device.
 
-        `num_stages` ranks hold one copy of the model together, times the tp of `dslaunch --mesh`, if that
-        says one; `topology` says it in more detail.
+        `num_stages` ranks (times the tp of `dslaunch --mesh`, if given) hold one copy of the model together;
+        `topology` describes this in more detail.
         `loss_fn(outputs, labels)` is applied on the last stage; without it the last layer's output is the
         loss. `seed_layers`: each layer is built, and run, with random numbers of its own, so that they do
         not depend on the cut. `partition_method`: "parameters" gives the stages about as many trained
@@ -115,7 +115,7 @@ class StagesModule(nn.Module):
         self.to(choose_device(read_environment()))
 
     def arrange(self, axes: Axes) -> None:
-        """Let the ranks of each stage share sequences, which were built as if each had data of its own.
+        """Let the ranks of each stage share sequences; the module was built as if each rank had its own data.
 
         Order:  every rank must call this: it makes process groups
         """
@@ -123,9 +123,9 @@ class StagesModule(nn.Module):
         self._take_place(None)
 
     def _take_place(self, topology: Topology | None) -> None:
-        """Learn where this rank lies along the axes, which the program may have given by a topology.
+        """Find this rank's place along the axes, which the program may have given by a topology.
 
-        Order: every rank must call this: what programs for DeepSpeed get makes process groups
+        Order: every rank must call this: the grid for programs that use DeepSpeed makes process groups
         """
         self.global_rank = dist.get_rank()
         self.stage_id = self.axes.coordinates(self.global_rank)["pp"]
@@ -167,8 +167,8 @@ class StagesModule(nn.Module):
                     )
 
     def _check_shared(self) -> None:
-        """Refuse a parameter in layers of several stages: it would be several, on ranks that know nothing of
-        each other.
+        """Refuse a parameter in layers of several stages: it would become independent copies on different
+        ranks.
         """
         first: dict[int, tuple[int, str]] = {}
         for number, layer in enumerate(self._layer_specs):
@@ -182,7 +182,7 @@ class StagesModule(nn.Module):
                     )
 
     def _count(self) -> list[int]:
-        """Return the trained elements of each layer; of tied ones each time."""
+        """Return the number of trained elements of each layer; tied layers count at each use."""
         return [_num_trained(layer) for layer in self._layer_specs]
 
     def _build(self) -> None:
@@ -216,7 +216,7 @@ class StagesModule(nn.Module):
         return layer
 
     def _forget_others(self) -> None:
-        """Layers that were given as modules, and lie on other ranks, take no memory here."""
+        """Drop layers that were given as modules and belong to other ranks, to free their memory."""
         own = {number for stage in self.chunks for number in range(self.parts[stage], self.parts[stage + 1])}
         self._layer_specs = [
             _elsewhere if isinstance(layer, nn.Module) and number not in own else layer
@@ -224,7 +224,9 @@ class StagesModule(nn.Module):
         ]
 
     def _check_no_buffers(self, key: str) -> None:
-        """Refuse buffers in tied layers: each stage would change its own copy, and a checkpoint has one."""
+        """Refuse buffers in tied layers: each stage would change its own copy, but a checkpoint
+        stores one.
+        """
         buffers = [name for name, _ in self.tied_modules[key].named_buffers()]
         if buffers and len(self.ranks_with(key)) > 1:
             raise ConfigError(
@@ -366,7 +368,7 @@ def _elsewhere(*_: Any) -> NoReturn:
 
 
 def _check_not_sharded(layers: Iterable[Layer]) -> None:
-    """zero.Init shards a parameter over all ranks, and those of other stages do not have it."""
+    """Refuse parameters that zero.Init has sharded: ranks of other stages would hold parts of them."""
     probe = nn.Module()
     probe.register_parameter(
         "probe", nn.Parameter(torch.zeros(1, device="cpu"))
@@ -381,11 +383,11 @@ def _check_not_sharded(layers: Iterable[Layer]) -> None:
 
 def _num_trained(layer: Layer) -> int:
     if isinstance(layer, LayerSpec):
-        with torch.random.fork_rng(devices=()):  # counting draws no numbers
+        with torch.random.fork_rng(devices=()):  # so that counting does not change the program's random state
             try:
                 with torch.device("meta"):
                     built = layer.build()
-            except Exception:  # a layer that wants real numbers
+            except Exception:  # a layer that cannot be built without real values
                 built = layer.build()
     elif isinstance(layer, nn.Module):
         built = layer

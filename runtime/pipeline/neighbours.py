@@ -1,9 +1,9 @@
-"""The process groups of a pipeline's messages: two for each two ranks that send each other something.
+"""Process groups of a pipeline's messages: two for each pair of ranks that send each other messages.
 
-NCCL runs the messages of a group one after the other on each rank, in the order of their issue. Were they in
-one group, what a rank sends to one neighbour would hold up what it receives from another, and ranks in a
-circle would wait for each other without end. Between two ranks both know the order of what one sends the
-other, and each of the two directions has a group of its own.
+On each rank NCCL runs the messages of a group one after the other, in the order of their issue. In a single
+group, a message to one neighbour would delay a message from another, and ranks in a circle would wait for
+each other for ever. Two ranks both know the order of the messages in one direction, so each direction has its
+own group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Edge = tuple[int, int]  # two places along the pipeline, the smaller one first
 
 
 class Neighbour(NamedTuple):
-    """The two axes of this rank and another one."""
+    """The two axes between this rank and a neighbour."""
 
     to: Axis  # axis on which this rank sends
     of: Axis  # axis on which it receives
@@ -52,7 +52,9 @@ def make_neighbours(lines: Lines, shape: Shape, place: int) -> dict[int, Neighbo
 
 
 def _apart(edges: Sequence[Edge]) -> list[list[Edge]]:
-    """Return them in few lists, in each of which no rank is twice: the groups of a list are made at once."""
+    """Return the edges in few lists, each of which has a rank at most once: a list's groups are
+    made at once.
+    """
     lists: list[list[Edge]] = []
     for edge in edges:
         fitting = (one for one in lists if not any({*edge} & {*other} for other in one))
@@ -65,7 +67,9 @@ def _apart(edges: Sequence[Edge]) -> list[list[Edge]]:
 
 
 def _cut(lines: Lines, edges: Sequence[Edge]) -> Lines:
-    """Return the two ranks of each edge in each line, and every other rank alone."""
+    """Return, for each line, the two ranks of each edge as a line, and every other rank as a line
+    of its own.
+    """
     found: list[list[int]] = []
     for line in lines:
         found += [[line[low], line[high]] for low, high in edges]

@@ -1,7 +1,7 @@
 """Check that all ranks have read their micro batches: a batch begins only if each rank can go through it.
 
-Ranks of a stage in the middle read nothing, and a copy of the model does not see what another one reads. So
-all tell all, before the first layer, how many they have, and what went wrong.
+Ranks of a middle stage read nothing, and one copy of the model does not see the data of another. So, before
+the first layer, all ranks tell each other how many micro batches they have read, and what went wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 from ..comm.rank_group import Job
 from ..errors import ConfigError, PipelineError
 
-_NONE_WANTED, _FAILED = -1.0, -2.0  # stand for a number of micro batches
+_NONE_WANTED, _FAILED = -1.0, -2.0  # special values in place of a number of micro batches
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Reading:
     misfit: Exception | None = None  # error of the comparison with other ranks' data
 
     def take(self, source: Callable[[], Iterator[Any]], make_pair: Callable[[Any], tuple[Any, Any]]) -> None:
-        """Read as many as are wanted, or as there are."""
+        """Read the wanted number of micro batches, or fewer if the data end."""
         try:
             data = source()
             while len(self.pairs) < self.wanted:
@@ -42,9 +42,9 @@ class Reading:
             self.error = error
 
     def check(self, look: Callable[[Any, dict[str, Any]], None]) -> None:
-        """Have `look` see the micro batches that were read.
+        """Call `look` with each micro batch that was read.
 
-        Order:  as `look`
+        Order:  that of `look`
         """
         try:
             look((self.pairs,), {})
@@ -52,13 +52,13 @@ class Reading:
             self.misfit = error
 
     def agree(self, job: Job, number: int, line: Sequence[int], device: torch.device) -> list[int]:
-        """Return a number for each micro batch, equal where shapes and types of the inputs are: as the first
-        rank of this one's pipeline, `line`, has read them.
+        """Return a number for each micro batch: equal numbers mean equal shapes and types of the inputs. The
+        first rank of this rank's pipeline, `line`, decides them.
 
         Order:  a collective of the job
-        Errors: on all ranks: StopIteration where the data of all have ended; ConfigError where they have in
-                the middle of a batch, or on some ranks alone; PipelineError where one could not read, and
-                there its own error
+        Errors: on all ranks: StopIteration if the data of all have ended; ConfigError if they have ended
+        inside a batch, or on some ranks only; PipelineError if a rank could not read, and on that rank its
+        own error
         """
         keys = [_key(inputs) for inputs, _ in self.pairs]
         count = float(len(self.pairs)) if self.wanted else _NONE_WANTED

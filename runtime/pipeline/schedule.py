@@ -1,9 +1,9 @@
 """Orders in which a rank runs forwards and backwards of its stages: tables, and their costs.
 
-A table has a list of actions for each rank of the pipeline. Each begins as soon as the one before has ended
-and what it needs has come; so the tables have no times in them.
+A table has a list of actions for each rank of the pipeline. An action begins as soon as the previous one has
+ended and its inputs have arrived; so tables contain no times.
 
-The tables of 1f1b and gpipe are ours. The others are torch's: their authors keep them right.
+The tables of 1f1b and gpipe are made here. The others are torch's, so that their authors maintain them.
 
 Source: Narayanan et al. 2021, arXiv:2104.04473 (1F1B, interleaved); Qi et al. 2024, arXiv:2401.10241 (zero
         bubble, V); DeepSeek-V3, arXiv:2412.19437 (DualPipe)
@@ -28,8 +28,8 @@ class Kind(Enum):
     """Kind of work on one micro batch in one stage."""
 
     FORWARD = "F"
-    BACKWARD = "B"  # both of:
-    INPUTS = "I"  # the gradients of what has come from the stage before
+    BACKWARD = "B"  # the next two together
+    INPUTS = "I"  # the gradients of the inputs, which came from the previous stage
     WEIGHTS = "W"  # the gradients of the parameters
 
 
@@ -55,7 +55,7 @@ class NamedSchedule:
     per_rank: int | None = None  # the only number of stages on a rank; None: any
     usual_per_rank: int = 1
     is_v: bool = False  # a rank's second stage is as far from the end as its first is from the beginning
-    torchs: str | None = None  # the class that has the table
+    torchs: str | None = None  # torch's class that makes the table
     in_rounds: bool = False  # micro batches come in rounds of equal length
     splits_backward: bool = False
 
@@ -120,7 +120,7 @@ class Shape:
 
 
 def shape_of(schedule: str, *, num_ranks: int, per_rank: int | None) -> Shape:
-    """Return it; `per_rank` None is the schedule's usual number of stages on a rank.
+    """Return the shape of a schedule; `per_rank` None means its usual number of stages on a rank.
 
     Errors: ConfigError for an unknown schedule, or a number of stages that it cannot have
     """
@@ -170,7 +170,7 @@ def forward_table(shape: Shape, num_micro_batches: int) -> Table:
 
 
 def _one_by_one(stage: int, num_stages: int, num_micro_batches: int) -> Iterable[Action]:
-    """1F1B: as many forwards ahead as it takes until the first gradient comes back."""
+    """Yield the actions of 1F1B: as many forwards first as are needed until the first gradient comes back."""
     ahead = min(num_micro_batches, num_stages - stage)
     for number in range(ahead):
         yield Action(Kind.FORWARD, stage, number)
@@ -181,7 +181,7 @@ def _one_by_one(stage: int, num_stages: int, num_micro_batches: int) -> Iterable
 
 
 def _all_at_once(stage: int, num_micro_batches: int) -> Iterable[Action]:
-    """GPipe: all forwards, then all backwards."""
+    """Yield the actions of GPipe: all forwards, then all backwards."""
     for kind in (Kind.FORWARD, Kind.BACKWARD):
         for number in range(num_micro_batches):
             yield Action(kind, stage, number)
@@ -198,7 +198,7 @@ _KIND_OF = {
 
 
 def _torchs_table(kept: NamedSchedule, shape: Shape, num_micro_batches: int) -> Table:
-    """The classes want stages that run; their tables want numbers alone."""
+    """Return torch's table. Its classes want real stages, but the tables need only numbers: use stand-ins."""
     from torch.distributed.pipelining import schedules as torchs
 
     kind: Any = getattr(torchs, str(kept.torchs), None)
@@ -236,7 +236,8 @@ def _torchs_table(kept: NamedSchedule, shape: Shape, num_micro_batches: int) -> 
 
 def _plain(actions: Iterable[Any]) -> Iterable[Action]:
     for action in actions:
-        if action is None:  # a rank waits anyway
+        # the table marks an idle turn, which is not needed here: the rank waits for its inputs anyway
+        if action is None:
             continue
         if getattr(action, "sub_actions", None):
             yield from _plain(action.sub_actions)
@@ -252,14 +253,15 @@ class Cost(NamedTuple):
     """Cost of one batch."""
 
     bubble: float  # the share of the ranks' time in which they wait
-    held: tuple[int, ...]  # by rank: the most micro batches of a stage whose activations it has at once
+    # by rank: largest number of micro batches whose activations it holds at once, over stages
+    held: tuple[int, ...]
 
 
 def simulate(table: Table, num_stages: int, durations: Mapping[Kind, float] | None = None) -> Cost:
-    """Return what a table costs if actions take so long, and messages no time.
+    """Return the cost of a table if actions take these times, and messages none.
 
     `durations` default to 1 for a forward, and 1 each for the gradients of inputs and of parameters.
-    Errors: AssertionError for a table that comes to no end
+    Errors: AssertionError for a table that cannot be completed
     """
     taken = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUTS: 1.0, Kind.WEIGHTS: 1.0, **(durations or {})}
     ended: dict[Action, float] = {}
@@ -288,7 +290,7 @@ def simulate(table: Table, num_stages: int, durations: Mapping[Kind, float] | No
 
 
 def needs(action: Action, num_stages: int, ended: Mapping[Action, float]) -> Sequence[float] | None:
-    """Return when what it needs had ended; None if some of it has not."""
+    """Return when the actions that this one needs had ended; None if one of them has not ended."""
     kind, stage, number = action
     wanted: list[tuple[Kind, ...]] = []
     stages = [stage]

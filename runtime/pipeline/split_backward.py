@@ -1,8 +1,8 @@
 """A backward in two halves: the gradients of the inputs now, those of the parameters later.
 
-The graph's nodes that lead to an input are on the way; a backward that asks for inputs alone passes them and
-nothing else. At those of them from which parameters are reached beside the way, what arrives there is kept.
-From there the second half goes on: node by node, for it must not go the way of the inputs again.
+The nodes of the graph that lead to an input are called "on the way". A backward for the inputs alone runs
+only these. Where a node on the way also leads to parameters, the gradient that arrives there is kept. From
+these nodes the second half goes on, node by node, because it must not run the way to the inputs again.
 
 Source: Qi et al. 2024, arXiv:2401.10241; torch.distributed.pipelining does the same, in another way
 """
@@ -20,7 +20,7 @@ Grads = tuple[Tensor | None, ...]
 
 
 class _Turn:
-    """Parameters that are reached from the same nodes, and what has arrived at these."""
+    """Parameters that are reached from the same nodes, and the gradients that have arrived at these nodes."""
 
     def __init__(self, nodes: set[Node], params: list[nn.Parameter]) -> None:
         self.nodes, self.params = nodes, params
@@ -29,7 +29,7 @@ class _Turn:
 
 
 class Rest:
-    """The second half."""
+    """Second half of a backward: the gradients of the parameters."""
 
     def __init__(self, turns: Sequence[_Turn]) -> None:
         self._turns = list(turns)
@@ -55,7 +55,9 @@ def backward_inputs(
     inputs: Sequence[Tensor],
     params: Iterable[nn.Parameter],
 ) -> tuple[Grads, Rest]:
-    """Return the gradients of the inputs, and what is left to do. Outputs without `grads` are losses."""
+    """Return the gradients of the inputs, and the rest of the backward. Outputs without `grads`
+    are losses.
+    """
     edges = [get_gradient_edge(one) for one in outputs]
     children = _children([edge.node for edge in edges])
     leaves = {get_gradient_edge(one).node for one in inputs}
@@ -96,7 +98,7 @@ def _weights(turn: _Turn) -> Grads:
         for index, grad in enumerate(grads)
         if grad is not None
     ]
-    if not roots:  # no gradient has come here
+    if not roots:  # no gradient has arrived at these nodes
         return (None,) * len(turn.params)
     # Gradients from one node to another on the way were counted when they arrived there.
     hooks = [
@@ -109,7 +111,7 @@ def _weights(turn: _Turn) -> Grads:
             [edge for edge, _ in roots],
             turn.params,
             [grad for _, grad in roots],
-            retain_graph=True,  # another turn may come through the same nodes
+            retain_graph=True,  # another turn may run through the same nodes
             allow_unused=True,
         )
     finally:
@@ -122,7 +124,7 @@ def _replace(kept: Grads) -> Callable[[Any], Any]:
 
 
 def _children(roots: Iterable[Node]) -> dict[Node, tuple[Node, ...]]:
-    """Return all nodes of a graph, and where each leads to."""
+    """Return all nodes of a graph, each with the nodes that it leads to."""
     children: dict[Node, tuple[Node, ...]] = {}
     waiting = list(roots)
     while waiting:
@@ -134,7 +136,7 @@ def _children(roots: Iterable[Node]) -> dict[Node, tuple[Node, ...]]:
 
 
 def _leading_to(targets: set[Node], children: dict[Node, tuple[Node, ...]]) -> set[Node]:
-    """Return the nodes from which one of these is reached, themselves not."""
+    """Return the nodes from which a target is reached, without the targets themselves."""
     parents: dict[Node, list[Node]] = {}
     for node, below in children.items():
         for child in below:

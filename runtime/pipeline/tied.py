@@ -11,7 +11,7 @@ from .module import StagesModule
 
 
 def tie(module: StagesModule, domains: Domains, *, is_sharded: bool) -> None:
-    """Let the tied parameters be shared over the stages, as others are over the data.
+    """Let the tied parameters be shared over stages, as other parameters are over the data-parallel ranks.
 
     Order: every rank must call this: it may create process groups
     """
@@ -29,7 +29,8 @@ def tie(module: StagesModule, domains: Domains, *, is_sharded: bool) -> None:
 
 
 def check_tied(module: StagesModule, model: ShardedModel) -> None:
-    """Check that the stages of each tied layer treat it alike: they would wait for each other without end.
+    """Check that the stages of each tied layer treat it alike; otherwise they would wait for each other for
+    ever.
 
     Order:  a collective
     Errors: ConfigError, on all ranks

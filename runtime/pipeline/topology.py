@@ -1,4 +1,4 @@
-"""The axes of a model in stages by the names that a topology has for them."""
+"""The axes of a model in stages, by the names that they have in a topology."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ...shared.axes import ORDER, Axes
 from ..errors import ConfigError
 
-# DeepSpeed's names, and "sequence", which it has none for beside stages.
+# DeepSpeed's names, and "sequence", for which it has no name in a model with stages.
 AXIS_OF = {"pipe": "pp", "data": "dp", "sequence": "sp", "model": "tp"}
 
 
@@ -26,8 +26,8 @@ class Topology(Protocol):
 
 
 def dimensions_of(axes: Axes) -> dict[str, int]:
-    """Return the names of a job's axes with their sizes, the outermost first; other axes than those of stages
-    and of data where several ranks lie along them.
+    """Return the names of a job's axes with their sizes, the outermost first. Axes other than those of stages
+    and data are left out if their size is 1.
     """
     sizes = {name: getattr(axes, axis) for name, axis in AXIS_OF.items()}
     names = sorted(sizes, key=lambda name: axes.order.index(AXIS_OF[name]))

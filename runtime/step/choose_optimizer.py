@@ -30,7 +30,8 @@ ClientOptimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer]
 _log = logging.getLogger("dslaunch")
 
 _FLAGS_OURS_LACK = ("amsgrad", "maximize", "capturable", "differentiable")
-# Optimizers that treat every element alone. Others say so with a class attribute `is_elementwise`.
+# Optimizers that update each element independently of others. Classes that are not listed say so by an
+# attribute `is_elementwise`.
 _ELEMENTWISE = (
     torch.optim.Adadelta,
     torch.optim.Adagrad,
@@ -65,10 +66,11 @@ def choose_optimizer(
     model_parameters: ModelParameters | None,
     may_be_empty: bool = False,
 ) -> _Optimizer | None:
-    """Return the optimizer of this run, of this class, without states yet; None if neither the user nor the
-    ds_config names one. `may_be_empty`: it may have no parameters, as other ranks have some.
+    """Return the optimizer of this run, without states yet; None if neither the user nor the ds_config names
+    one. `may_be_empty`: it may have no parameters on this rank, because other ranks have some.
 
-    A client's optimizer, or a callable that makes one from the parameters, goes before the ds_config's.
+    A client's optimizer, or a callable that makes one from the parameters, has precedence over the
+    ds_config's.
     Errors: ConfigError for an optimizer that cannot be stepped here, by name
     """
     if client is None and config.optimizer is None:
@@ -87,7 +89,7 @@ def choose_optimizer(
 
 
 def _inner(client: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return what a wrapper steps that has the groups of another optimizer, as Accelerate's does."""
+    """Return the optimizer inside a wrapper that shares its groups, such as Accelerate's."""
     inner = getattr(client, "optimizer", None)
     if isinstance(inner, torch.optim.Optimizer) and inner.param_groups is client.param_groups:
         return _inner(inner)
@@ -126,7 +128,7 @@ def _param_groups(
                     "pairs or groups, as model.parameters() and model.named_parameters() give them"
                 )
         trained = [param for param in params if param.requires_grad]
-        if trained or may_be_empty:  # other ranks have as many groups
+        if trained or may_be_empty:  # an empty group stays, so that all ranks have as many groups
             groups.append({**group, "params": trained})
     if not groups:
         raise ConfigError(
@@ -194,7 +196,7 @@ def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> _Choice:
             ]
             if chosen:
                 halves.append({**defaults, **own, "params": chosen, "use_muon": is_muon})
-    # their constructors need a parameter; they get others below
+    # constructors need a parameter; the real ones are set below
     shape = [nn.Parameter(torch.zeros(1, 1, device="cpu"))]
     muon, adam = torch.optim.Muon(shape), torch.optim.AdamW(shape)
     by_kind = {
@@ -277,8 +279,8 @@ def _fused_rule(client: torch.optim.Optimizer) -> Rule | None:
 
 
 def _torch_name(kind: type[torch.optim.Optimizer]) -> str:
-    """Return the name by which checkpoints know what is stepped as it is;
-    that torch's Adam has another layout than ours.
+    """Return the name in checkpoints of an optimizer that is stepped as it is. torch's Adam gets a name of
+    its own, because its states have another layout than ours.
     """
     row = row_of(kind)
     if row is not None and len(row.names) == 1:

@@ -1,13 +1,14 @@
 """Check that ranks along tp make the same gradients of the parameters that each of them has whole.
 
-They compute them from the same values, so only rounding may differ; if more does, the copies drift apart in
-silence. To compare them costs as much as to send these gradients once, so it is done in steps 1, 2, 4, 8 and
-so on.
+The ranks compute these gradients from the same values, so only rounding may differ; larger differences would
+let the copies drift apart silently. A comparison costs as much as sending these gradients once, so it is done
+in steps 1, 2, 4, 8 and so on.
 
 [Note: how much they may differ]
-On a GPU some sums have no order, and what cancels out in them leaves rounding alone. A part of a gradient
-differs from another part by about as much as it is large. So a parameter is named if its gradients differ by
-more than a quarter of the larger one, and by more than a hundredth of the usual difference in the model.
+On a GPU the order of some sums is not fixed, and where terms cancel out only rounding is left. If the ranks
+have different parts of a gradient instead, these differ by about as much as they are large. So a parameter is
+named if its gradients differ by more than a quarter of the larger one, and by more than a hundredth of the
+usual size in the model.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class CopiedGradients:
         self._num_steps = 0
 
     def check(self, norm: float) -> None:
-        """Look at averaged gradients, of which all together have this norm.
+        """Compare averaged gradients; `norm` is that of all gradients of the model.
 
         Order:  a collective in some steps
         Errors: ConfigError, on all ranks, that names a parameter
@@ -52,7 +53,7 @@ class CopiedGradients:
             raise ConfigError(next(filter(None, everywhere)))
 
     def _look(self, sub_buffer: SubBuffer, usual: float) -> str:
-        """Return what is wrong with one of its parameters; "" if nothing is."""
+        """Return a text about a parameter of the sub-buffer whose gradients differ, "" if there is none."""
         group, mesh, plan = self._domains.copies_group, sub_buffer.mesh, sub_buffer.plan
         shard_start, _ = sub_buffer.layout.shard_range(plan.shard_index, num_shards=plan.num_shards)
         sums = [_Sums() for _ in sub_buffer.layout.slots]
@@ -103,7 +104,7 @@ class _Sums:
 
     @property
     def share(self) -> float:
-        """Return how large the difference is, as a part of the larger one."""
+        """Return the norm of the difference, as a part of the larger gradient's norm."""
         return sqrt(self._difference / largest) if (largest := max(self._own, self._first)) > 0.0 else 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""The step beside the forward and backward after it, which run with the parameters from before it.
+"""Delayed steps: a step runs during the next forward and backward, which use the parameters from before it.
 
 Source: ZeRO-Offload (arXiv 2101.06840) section 5.2, "one-step delayed parameter update"
 """
@@ -46,9 +46,9 @@ class DelayedSteps(StepSchedule):
             sub_buffer.refuses_writes = "zero_optimization.offload_optimizer.delayed_update"
 
     def begin(self, update: Update) -> bool:
-        """Start it, from the gradients as they are now, unless it is a step of the warmup.
+        """Start the step from the present gradients, unless it belongs to the warmup.
 
-        The last one must be finished.
+        The previous step must be finished.
         """
         if self._under_way:
             raise AssertionError(f"step {update.step} begins, and the one before is not finished")
@@ -82,11 +82,11 @@ class DelayedSteps(StepSchedule):
                 gather.wait()
 
     def drain(self) -> None:
-        """Finish, for a caller that needs all of it between two steps; the next forward has new parameters
-        then.
+        """Finish the step under way for a caller between two steps that needs its result; the next forward
+        then has the new parameters.
 
         Order:  a collective, if a step is under way
-        Errors: ConfigError in a forward or backward, in whose middle parameters must not change
+        Errors: ConfigError inside a forward or backward, where parameters must not change
         """
         if not self._under_way:
             return
@@ -101,7 +101,7 @@ class DelayedSteps(StepSchedule):
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """A forward runs: parameters stay."""
+        """Keep the parameters unchanged inside: a forward runs."""
         self._num_forwards += 1
         try:
             yield
@@ -109,8 +109,8 @@ class DelayedSteps(StepSchedule):
             self._num_forwards -= 1
 
     def before_gather(self) -> None:
-        """Drain; a caller that only reads parameters in a forward or backward gets those that it runs
-        with.
+        """Drain. A caller that only reads, inside a forward or backward, gets the parameters that this one
+        uses.
         """
         if not self._num_forwards and not in_backward():
             self.drain()

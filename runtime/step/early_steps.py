@@ -1,9 +1,9 @@
-"""The step in the backward before it: each sub-buffer is updated as soon as its gradient has
-come to host memory.
+"""Early steps: in the backward itself, each sub-buffer is updated as soon as its gradient is in host memory.
 
-The norm of all gradients is not known then, so it is a guess: that nothing has to be clipped, that all is
-finite, and that no program changes anything before the step. Where the guess is wrong for a sub-buffer, its
-update is dropped and made again in the step. So the numbers are those of a run without this, bit for bit.
+The norm of all gradients is not known then, so an update is a guess: that clipping is not needed, that all
+gradients are finite, and that the program changes nothing before the step. If the guess is wrong for a
+sub-buffer, its update is dropped and made again in the step. So results are the same as without early steps,
+bit for bit.
 Source: SuperOffload (arXiv 2509.21271), "speculation-then-validation". DeepSpeed 0.19.8 updates in place and
         computes a wrong guess backwards (csrc/adam, `ds_adam_rollback`), which leaves other bits than before;
         here no update has to be taken back.
@@ -32,12 +32,13 @@ class EarlySteps(StepSchedule):
         foresee: Callable[[], Update | None],
         update_of: Callable[[Update], UpdateSubBuffer],
     ) -> None:
-        """`foresee` tells what the coming step will do; None while a backward runs that ends no step."""
+        """`foresee` returns the arguments of the coming step; None during a backward that ends no step."""
         self._foresee, self._update_of = foresee, update_of
         self._thread = make_thread(device)
         self._rooms: dict[SubBuffer, Room] = {}
         self._guesses: dict[SubBuffer, tuple[Update, HostUpdate]] = {}
-        self.num_right = self.num_wrong = 0  # updates of a sub-buffer, so far
+        # number of sub-buffer updates so far whose guess was right, or wrong
+        self.num_right = self.num_wrong = 0
         for sub_buffer in sub_buffers:
             sums = sub_buffer.gradients.host_sums
             if sums is not None:
@@ -48,7 +49,7 @@ class EarlySteps(StepSchedule):
                 sub_buffer.before_use = partial(self._before_use, sub_buffer)
 
     def begin(self, update: Update) -> bool:
-        """Keep the guesses that came true for the step."""
+        """Keep the updates whose guesses came true, for the step."""
         for sub_buffer, (guess, host_update) in list(self._guesses.items()):
             if guess == update:
                 del self._guesses[sub_buffer]

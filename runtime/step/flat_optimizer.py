@@ -16,8 +16,8 @@ from .host_update import Update, UpdateSubBuffer
 from .loss_scale import LossScaler
 from .rule import AfterSubBuffer, Rule, SubBufferRule, hyper_parameters
 
-# torch's own method as it is written. torch hides it from torch.compile, and for that imports the compiler on
-# the first call: more than a second in every rank of a job that compiles nothing.
+# torch's method without its wrapper. The wrapper, which hides it from torch.compile, imports the compiler on
+# the first call: more than a second on every rank of a job that compiles nothing.
 _ADD_PARAM_GROUP = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
@@ -45,7 +45,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         rule: Rule,
         client: torch.optim.Optimizer | None = None,
     ) -> None:
-        """`client` is the optimizer that the program brings, if it does, with the same groups."""
+        """`client` is the program's own optimizer, if it has one, with the same groups."""
         super().__init__(param_groups, defaults)
         self.param_groups = param_groups  # the very list, so a client's scheduler and we see the same lr
         self.rule = rule
@@ -72,7 +72,9 @@ class FlatOptimizer(torch.optim.Optimizer):
 
     @property
     def states(self) -> tuple[dict[str, Tensor], ...]:
-        """Per part: name -> [shard] float32. They may be written to until the next backward."""
+        """Return for each sub-buffer: name -> [shard] float32. They may be written to until the next
+        backward.
+        """
         for sub_buffer in self.sub_buffers:
             if sub_buffer.before_use is not None:
                 sub_buffer.before_use(True)
@@ -124,8 +126,8 @@ class FlatOptimizer(torch.optim.Optimizer):
             self._zero_gradients()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group while the optimizer is being built; afterwards the flat buffers are
-        laid out for good.
+        """Add a group while the optimizer is being built; refuse it afterwards, when the layout of the flat
+        buffers is fixed.
         """
         if getattr(self, "sub_buffers", ()):
             raise ConfigError(
@@ -134,8 +136,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         _ADD_PARAM_GROUP(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups with their hyper-parameters, for a program that reads them; "state" refuses to be
-        read: a rank holds shards only.
+        """Return the groups with their hyper-parameters, for a program that reads these. Reading "state"
+        raises, because a rank holds only shards.
         """
         groups = [hyper_parameters(group) for group in self.param_groups]
         return {"state": _ShardedStates(), "param_groups": groups}
@@ -146,9 +148,7 @@ class FlatOptimizer(torch.optim.Optimizer):
 
 
 class _ShardedStates(Mapping[Any, Any]):
-    """Stand-in for states. A program that gathers or saves state_dicts without need goes on; one that reads
-    them gets an error.
-    """
+    """Stand-in for states: a program may gather or save a state_dict that has it, but reading it raises."""
 
     def __getitem__(self, key: object) -> NoReturn:
         self._refuse()
@@ -160,8 +160,8 @@ class _ShardedStates(Mapping[Any, Any]):
         self._refuse()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
-        """Pickle as the same stand-in: a program may save all that it has, and what was loaded refuses to be
-        read.
+        """Pickle as the same stand-in, so that a program can save it, and reading it after a load raises,
+        too.
         """
         return type(self), ()
 
@@ -173,7 +173,7 @@ class _ShardedStates(Mapping[Any, Any]):
 
 
 def _value(value: Any) -> Any:
-    """Return a hyper-parameter that is not changed in place."""
+    """Return a hyper-parameter as a value that is not changed in place."""
     if isinstance(value, Tensor):
         return value.tolist()
     return tuple(value) if isinstance(value, list) else value

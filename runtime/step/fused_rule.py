@@ -33,8 +33,8 @@ class FusedRule:
         self.reset_states(())
 
     def reset_states(self, names: Sequence[str]) -> None:
-        """Reset all states, as before the first step: those of these names, and all that the formula
-        needs.
+        """Reset all states to those before the first step: the states of these names, and all that the
+        formula needs.
         """
         wanted = {*names, *self._formula.names_for(self._groups)}
         for sub_buffer in self._sub_buffers:
@@ -44,8 +44,8 @@ class FusedRule:
                     self._begin(sub_buffer)
 
     def beside(self) -> ByName:
-        """The steps that parameters have missed while they were frozen, if any has;
-        all others are the engine's.
+        """Return how many steps each parameter has missed while it was frozen; empty if no parameter has
+        missed any. All else that is counted is the engine's.
         """
         if not any(sub_buffer.optimizer_shard.missed for sub_buffer in self._sub_buffers):
             return {}
@@ -74,7 +74,7 @@ class FusedRule:
         StepPipeline(self._sub_buffers).run(update, after_sub_buffer=after_sub_buffer)
 
     def check(self, groups: Groups) -> None:
-        """Look whether a step can use these hyper-parameters: step over no element with each of them.
+        """Check that a step can use these hyper-parameters, by a step of each group over zero elements.
 
         Errors: ValueError, which names the segment with the number of the group
         """
@@ -92,7 +92,7 @@ class FusedRule:
 
         def update(ready: ReadyShard) -> None:
             for name in names:
-                if name not in ready.states:  # a group has begun to need it
+                if name not in ready.states:  # a group has begun to need this state
                     ready.states[name] = torch.zeros_like(ready.master)
             self._formula.update([_arrays(ready, groups, step)], grad_scale=grad_scale)
 

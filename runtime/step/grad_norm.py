@@ -1,18 +1,18 @@
 """The one gradient norm and the one clip factor, the same for every ZeRO stage.
 
-Each rank adds in float64 the squares of its chunk of the reduced gradients, 1/N of what N ranks share,
-wherever the stage would let it see more; the partial sums of all ranks are added in the order of the chunks.
-So every element of the model is counted once in the job, the norm has the same bits at every stage, and every
-rank has the same norm.
+Each rank adds in float64 the squares of its chunk of the reduced gradients: 1/N of what N ranks share, even
+at stages where a rank holds more. The partial sums of all ranks are added in the order of the chunks. So
+every element of the model is counted once in the job, the norm has the same bits at every stage, and all
+ranks have the same norm.
 
 [Note: GPUs with slow float64]
-Most GPUs add float64 at a 32nd or a 64th of the speed of float32, and the norm would take 2 to 4 times as
-long as to read the gradients. There the squares are added in float32 within blocks of at most _BLOCK_NUMEL
+Most GPUs add float64 at a 32nd or a 64th of the speed of float32, so the norm would take 2 to 4 times as
+long as reading the gradients. There the squares are added in float32 within blocks of at most _BLOCK_NUMEL
 elements, and the blocks in float64. torch's kernel has 512 threads with four sums each for 65,536 elements,
 and adds them up pairwise: no square is rounded more than _MOST_ROUNDINGS times on its way into a block's sum,
 and all terms are positive. So the sum of squares is off by at most _MOST_ROUNDINGS * 2**-24 of itself (4e-6),
-and the norm by half of that. float32 cannot hold every sum: if that of all ranks is infinite, or so small
-that squares may have been lost, all of them add once more in float64.
+and the norm by half of that. float32 cannot hold every sum: if the sum of all ranks is infinite, or so small
+that squares may have been lost, all ranks add once more in float64.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def global_grad_norm(
     device: torch.device | None = None,
     note: Sequence[float | Tensor] = (),
 ) -> tuple[float, list[list[float]]]:
-    """Return the 2-norm of all reduced gradients before clipping, and every rank's note. `device` is that of
-    the model, needed where this rank trains nothing of it.
+    """Return the 2-norm of all reduced gradients before clipping, and every rank's note. `device` is the
+    model's, for a rank that trains no parameter.
 
     The norm is infinite or NaN if any gradient is. On GPUs with slow float64 it is off by at most
     2e-6 of itself, else by the rounding of float64; see [Note: GPUs with slow float64].
@@ -79,13 +79,14 @@ def _of_all_ranks(
     *,
     is_float32: bool,
 ) -> tuple[float, bool, list[list[float]]]:
-    """Return the sum of the ranks' totals, whether any of them is of float32, and their notes."""
+    """Return the sum of the ranks' totals, whether any total was added in float32, and the ranks' notes."""
     own = _as_float64(total, device)
     if is_float32:
-        own = own.neg()  # tells all ranks, whose GPUs may differ
+        # a negative total tells the other ranks that it was added in float32: their GPUs may differ
+        own = own.neg()
     own = torch.cat([own, *(_as_float64(one, device) for one in note)])
     gathered = domains.job.all_gather_float64(own, what="the gradient norm")
-    with domains.wire.recorder.waiting_for_device():  # NCCL's wait() does not wait for it
+    with domains.wire.recorder.waiting_for_device():  # NCCL's wait() does not make the host wait
         said = gathered.tolist()
     square = 0.0
     for rank in domains.summands:
@@ -101,15 +102,15 @@ def _as_float64(value: float | Tensor, device: torch.device) -> Tensor:
 
 
 def has_slow_float64(device: torch.device) -> bool:
-    """Whether it is a GPU that adds float64 much slower than float32."""
+    """Tell whether the device is a GPU that adds float64 much slower than float32."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) not in _FAST_FLOAT64
 
 
 def clip_factor(norm: float, *, max_norm: float) -> float:
-    """Return what gradients must be multiplied with so that their norm is at most
-    `max_norm`; 0 means no limit.
+    """Return the factor for the gradients that makes their norm at most `max_norm`; `max_norm` 0 means no
+    limit.
     """
     if max_norm <= 0.0:
         return 1.0
@@ -119,7 +120,9 @@ def clip_factor(norm: float, *, max_norm: float) -> float:
 def _total(
     squares: Sequence[Sequence[float] | None], chunks: Sequence[Tensor], *, in_float32: bool
 ) -> float | Tensor:
-    """Return the sum of the known squares and the chunks' own; a model has all of one kind."""
+    """Return the sum of the squares that are known already and of the chunks' own; a model has only one of
+    these kinds.
+    """
     total = 0.0
     for square in (one for known in squares if known is not None for one in known):
         total += square  # one square after the other, as squared_norm adds its arrays

@@ -1,9 +1,9 @@
-"""Updates of sub-buffers in a thread of their own, beside what the device computes.
+"""Updates of sub-buffers in a thread of their own, while the device computes.
 
-[Note: host update] Such an update leaves the parameters as they are until it is published: the computed
-parameters wait in host memory. An update that may be dropped works on copies of master and states, too: to
-take it over, the copies and the originals change places, and to drop it, the copies are not read. So nothing
-has to be put back.
+[Note: host update] Such an update does not change the parameters until it is published: the computed
+parameters wait in host memory. An update that may be dropped also works on copies of master and states. To
+publish it, copies and originals are exchanged; to drop it, the copies are ignored. So there is nothing to
+undo.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UpdateSubBuffer = Callable[[ReadyShard], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """Arguments of one optimizer step, for every sub-buffer. Equal ones do the same."""
+    """Arguments of one optimizer step, for every sub-buffer. Equal objects mean the same step."""
 
     groups: tuple[Mapping[str, Any], ...]  # the optimizer's, without parameters; they do not change
     step: int  # counted from 1
@@ -39,7 +39,7 @@ def make_thread(device: torch.device) -> ThreadPoolExecutor:
     """Return a thread that works for the process that has `device`."""
 
     def begin(num_threads: int) -> None:
-        torch.set_num_threads(num_threads)  # OpenMP's number is each thread's own
+        torch.set_num_threads(num_threads)  # OpenMP keeps this number for each thread
         if device.type == "cuda":
             torch.cuda.set_device(device)  # page-locked memory belongs to a device
             ignore_captures()
@@ -73,7 +73,7 @@ class Room:
 class HostUpdate:
     """Update of one sub-buffer, which has its states in host memory. See [Note: host update].
 
-    Without a `room`, master and states are updated in place, but for a master that is the parameter.
+    Without a `room`, master and states are updated in place, except a master that is the parameter itself.
     """
 
     def __init__(
@@ -85,17 +85,17 @@ class HostUpdate:
         grads: Callable[[], Pieces],
         room: Room | None,
     ) -> None:
-        """Begin as soon as the thread is free; `grads` is called there."""
+        """Begin as soon as the thread is free; the thread calls `grads`."""
         self._sub_buffer, self._update, self._grads, self._room = sub_buffer, update, grads, room
         self._future: Future[ReadyShard] = thread.submit(self._run)
 
     def drop(self) -> None:
-        """Drop the update, and its error with it: its gradients are not read afterwards."""
+        """Drop the update, and its error, too. After this call its gradients are not read any more."""
         if not self._future.cancel():
             wait([self._future])
 
     def publish(self) -> None:
-        """Wait for it, and let its results be the sub-buffer's. Other ranks' parameters are another matter.
+        """Wait for the update, and put its results into the sub-buffer; parameters are not gathered here.
 
         Errors: what the update raised
         """
@@ -137,5 +137,5 @@ class HostUpdate:
 
 
 def _exchange(one: Tensor, other: Tensor) -> None:
-    """Both stay the objects that they are, so that all references to them see what is in them."""
+    """Exchange the contents of two tensors, which stay the same objects, so that all references see it."""
     one.data, other.data = other.data, one.data

@@ -1,7 +1,7 @@
 """The factor that keeps float16 gradients out of the range where they become zero.
 
-The loss is multiplied by it before backward, and the gradients are divided by the same number at the step. A
-step whose gradients are not finite is skipped; what becomes of the scale then is here.
+The loss is multiplied by it before the backward, and the gradients are divided by it at the step. A step
+whose gradients are not finite is skipped, and the scale may change.
 Source: DeepSpeed 0.19.8 runtime/fp16/loss_scaler.py, `DynamicLossScaler`: the same sequence of scales
 """
 
@@ -15,10 +15,11 @@ from ..errors import ConfigError, LossScaleError
 
 
 class LossScaler:
-    """Constant if the config says a loss_scale above 0, and 1 without fp16; else it follows the gradients.
+    """Loss scale: constant if the config sets a loss_scale above 0, 1 without fp16, else following the
+    gradients.
 
-    Programs read it as `optimizer.loss_scaler`, and without ZeRO as `optimizer.loss_scale_config`, by
-    DeepSpeed's names for either.
+    Programs find this object as `optimizer.loss_scaler`, and without ZeRO as `optimizer.loss_scale_config`,
+    as in DeepSpeed.
     """
 
     scale_factor = 2.0
@@ -95,9 +96,9 @@ class LossScaler:
         return self._config.consecutive_hysteresis
 
     def update(self, *, is_overflow: bool) -> None:
-        """A step has ended; `is_overflow`: its gradients were not finite.
+        """Update the scale after a step; `is_overflow`: its gradients were not finite.
 
-        Errors: LossScaleError if the scale would have to be halved and is as small as it may be
+        Errors: LossScaleError if the scale would have to be halved and already has its minimum
         """
         if not self.is_dynamic:
             return
@@ -118,7 +119,7 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there, unless the scale is a constant here."""
+        """Take over saved values, unless the scale is constant in this run."""
         if self.is_dynamic:
             self.scale = float(state["scale"])
             self._num_steps = int(state["num_steps"])

@@ -49,9 +49,9 @@ class Scheduler(Protocol):
 
 
 def check_metric(scheduler: object, lr_kwargs: Mapping[str, Any]) -> None:
-    """Before a step changes anything.
+    """Check, before a step changes anything, that a scheduler that follows a metric gets one.
 
-    Errors: ConfigError for a scheduler that follows a metric, where there is none
+    Errors: ConfigError if it gets none
     """
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and "metrics" not in lr_kwargs:
         raise ConfigError(
@@ -77,7 +77,7 @@ def _signature_of(kind: type[Section]) -> Signature:
 class _Schedule:
     """A schedule that is a function of t alone. See [Note: two steps at the first rate].
 
-    It is made of an optimizer and the values of the fields of `_kind`, in their order or by name.
+    Its arguments are an optimizer and the values of the fields of `_kind`, in their order or by name.
     """
 
     _kind: ClassVar[type[Section]]
@@ -86,7 +86,7 @@ class _Schedule:
         if "_kind" in vars(cls):
             cls.__signature__ = _signature_of(cls._kind)  # type: ignore[attr-defined]
         elif "__init__" in vars(cls):
-            cls.__signature__ = None  # type: ignore[attr-defined]  # its own arguments are read
+            cls.__signature__ = None  # type: ignore[attr-defined]  # inspect then reads the arguments of the class's own __init__
 
     def __init__(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         """Errors: TypeError for other arguments; ConfigError with a line for each that is wrong"""
@@ -107,7 +107,7 @@ class _Schedule:
         raise NotImplementedError
 
     def get_last_lr(self) -> list[float]:
-        """The rates that the optimizer has now."""
+        """Return the rates that the optimizer has now."""
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def step(self, last_batch_iteration: int | None = None) -> None:
@@ -118,7 +118,7 @@ class _Schedule:
         self._set()
 
     def state_dict(self) -> dict[str, Any]:
-        """t, from which everything else follows."""
+        """Return t, from which everything else follows."""
         return {"last_batch_iteration": self.last_batch_iteration}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -128,7 +128,8 @@ class _Schedule:
     def _set(self) -> None:
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
             if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(lr)  # a compiled or captured step holds on to this tensor
+                # in place: a compiled or captured step keeps a reference to this tensor
+                group["lr"].fill_(lr)
             else:
                 group["lr"] = lr
 
@@ -161,10 +162,10 @@ def _checked(kind: type[Section], name: str, given: Mapping[str, Any]) -> Any:
 
 
 def _known_warmup_type(given: object, name: str) -> str:
-    """Return the form of a warm-up that a program has given by itself;
-    what is none is told and counts as "log".
+    """Return the form of a warm-up that a program has given as an argument; an unknown form is reported and
+    counts as "log".
 
-    Source: DeepSpeed 0.19.8 runtime/lr_schedules.py, where another case of a known word is unknown too
+    Source: DeepSpeed 0.19.8 runtime/lr_schedules.py, where upper and lower case matter, too
     """
     if given in WARMUP_TYPES:
         return str(given)
@@ -253,7 +254,7 @@ class WarmupCosineLR(_Schedule):
         return [lr * ratio for lr in self.base_lrs]
 
     def get_lr_ratio(self) -> float:
-        """The part of its own rate that each parameter group has at t."""
+        """Return the fraction of its own rate that each parameter group has at t."""
         t = self.last_batch_iteration
         if t < 0:
             return 0.0
@@ -299,13 +300,13 @@ class OneCycle(_Schedule):
 
     @property
     def step_ratio(self) -> float:
-        """Return which part of a cycle goes up."""
+        """Return the fraction of a cycle in which the rate rises."""
         return self.first_size / (self.first_size + self.second_size)
 
     def _height(self, b: int) -> float:
         """Return the place of step b in the cycle: 0 at its ends, 1 at its top.
 
-        Stairs hold a height for several steps.
+        With stairs several steps have the same height.
         """
         within = b % (self.first_size + self.second_size)
         if within <= self.first_size:
@@ -321,11 +322,11 @@ class OneCycle(_Schedule):
         )  # whole numbers: no stair is missed
 
     def _decay_steps(self) -> int:
-        """Steps since the cycle ended; 0 or below while it lasts."""
+        """Return the number of steps since the cycle ended; 0 or below inside the cycle."""
         return self.last_batch_iteration + 1 - self.first_size - self.second_size
 
     def _decay(self, rate: float) -> float:
-        """The factor of decay that `rate` has reached; 1 where decay is off."""
+        """Return the factor of decay for this decay `rate`; 1 if decay is off."""
         size = self.params.decay_step_size
         return 1 + rate * self._decay_steps() / size if size else 1.0
 
@@ -337,7 +338,7 @@ class OneCycle(_Schedule):
         return [low + (high - low) * height for low, high in zip(self.min_lrs, self.max_lrs, strict=True)]
 
     def get_mom(self) -> list[tuple[float, float]] | None:
-        """The betas of each parameter group at t; None if momentum is left alone."""
+        """Return the betas of each parameter group at t; None if the momentum is not changed."""
         if not self.has_momentum:
             return None
         if self._decay_steps() > 0:
@@ -404,7 +405,7 @@ def _make_torch_scheduler(
 
 
 def make_scheduler(config: SchedulerConfig, optimizer: torch.optim.Optimizer) -> Scheduler:
-    """The scheduler that `config` names, with the optimizer's rates set for the first step.
+    """Return the scheduler that `config` names, with the optimizer's rates set for the first step.
 
     Errors: ConfigError if its parameters do not fit this optimizer, or torch refuses them.
     """

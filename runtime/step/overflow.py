@@ -1,4 +1,4 @@
-"""Whether gradients are infinite or NaN, before a step asks."""
+"""Check for infinite or NaN gradients at any time before the step."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..zero.units.sub_buffer import SubBuffer
 
 
 def has_overflow(sub_buffers: Sequence[SubBuffer], job: Job, device: torch.device) -> bool:
-    """Return whether any rank has gradients that are not finite: what it has made itself,
-    or its shard of the averages.
+    """Return whether any rank has gradients that are not finite: its own gradients, or its shard of the
+    averages.
 
     Order: a collective
     """

@@ -1,8 +1,8 @@
 """One optimizer step over many shards, some of which have their states in host memory or on a disk.
 
-While one shard is updated, the next one's states and gradients are read, or its gradients copied to the host,
-and the last one's states are written. So the states of three shards at most are in host memory, the gradients
-of two, and the device waits for the first copies only.
+While one shard is updated, the next shard's states and gradients are read, or its gradients are copied to the
+host, and the previous shard's states are written. So host memory has the states of at most three shards and
+the gradients of two, and the device waits for the first copies only.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Pieces = tuple[tuple[int, Tensor], ...]  # where each piece begins in the shard,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyShard:
-    """Inputs of an optimizer for one sub-buffer, in the memory where it steps."""
+    """Inputs of an optimizer for one sub-buffer, in the memory where the optimizer steps."""
 
     sub_buffer: SubBuffer
-    master: Tensor  # [n] float32; its own, or the copy that is to replace it; so are the states
+    master: Tensor  # [n] float32; like the states, the sub-buffer's own or a copy that is to replace it
     states: dict[str, Tensor]  # [n] float32 by name
     grads: Pieces  # in the parameters' dtype, or float32; may be overwritten on a GPU
     param_out: Tensor | None  # [n] to be written with the rounded copy; None: the master is the parameter
@@ -44,9 +44,9 @@ class StepPipeline:
         *,
         after_sub_buffer: Callable[[SubBuffer], None] | None = None,
     ) -> None:
-        """Update all; `after_sub_buffer` is called when a sub-buffer's parameters have their new values.
+        """Update all sub-buffers; `after_sub_buffer` is called when one's parameters have their new values.
 
-        The last one goes first: the norm has read its gradients just before, and they are still in the cache.
+        The last sub-buffer goes first: the norm has just read its gradients, which are still in the cache.
         """
         waiting = [_Turn(sub_buffer) for sub_buffer in reversed(self._sub_buffers)]
         last: _Turn | None = None
@@ -80,7 +80,7 @@ class _Turn:
         self._has_started = False
 
     def start(self) -> None:
-        """Have its states read, and its gradients copied."""
+        """Begin to read the sub-buffer's states and to copy its gradients."""
         if not self._has_started and self.sub_buffer.optimizer_shard.pending_update is None:
             self._has_started = True
             self.sub_buffer.start_in()
@@ -110,7 +110,7 @@ class _Turn:
         )
 
     def publish(self) -> None:
-        """Begin to bring the parameters to where they are kept, and to write what lies on a disk."""
+        """Begin to copy the parameters to the memory where they are kept, and to write states to the disk."""
         pending_update, self.sub_buffer.optimizer_shard.pending_update = (
             self.sub_buffer.optimizer_shard.pending_update,
             None,

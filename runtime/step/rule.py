@@ -40,13 +40,13 @@ class Rule(Protocol):
         """
 
     def reset_states(self, names: Sequence[str]) -> None:
-        """Forget everything, as before the first step, and have the states of these names, too."""
+        """Reset all states to those before the first step, and make states of these names, too."""
 
     def beside(self) -> ByName:
-        """Return the values remembered beside the states, for the parameters of this rank."""
+        """Return the optimizer's other values, which are not one per element, for this rank's parameters."""
 
     def load_beside(self, saved: ByName) -> None:
-        """Take over the values of `beside`, of all parameters, when the states are there."""
+        """Take over saved values of `beside`, for all parameters, after the states were loaded."""
 
 
 @runtime_checkable
@@ -56,7 +56,7 @@ class SubBufferRule(Rule, Protocol):
     def sub_buffer_update(
         self, groups: Groups, *, step: int, grad_scale: float
     ) -> Callable[[ReadyShard], None]:
-        """Return what such a step does to one sub-buffer; any thread may call it."""
+        """Return the function that updates one sub-buffer in such a step; any thread may call it."""
 
 
 def runs(flat: Tensor, segments: Sequence[Segment]) -> list[Tensor]:

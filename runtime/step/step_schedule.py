@@ -1,5 +1,5 @@
-"""Times at which the host updates values in its memory: in the step, in the backward before it,
-or beside the one after it.
+"""Times at which the host updates values in its memory: in the step, in the backward before the step, or
+during the next forward and backward.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class StepSchedule:
     def begin(self, update: Update) -> bool:
         """Begin a step whose gradients and arguments are known.
 
-        Return whether the update is under way; else it is to be made.
+        Return True if the update is under way, False if the caller has to make it.
         """
         return False
 
     def forward(self) -> AbstractContextManager[object]:
-        """A forward runs inside."""
+        """Return a context for a forward."""
         return nullcontext()
 
     def before_gather(self) -> None:
-        """Parameters are about to be gathered for the program, not for the model.
+        """Prepare for parameters to be gathered for the program, not for the model's own forward.
 
         Order: a collective
         """

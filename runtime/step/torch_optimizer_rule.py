@@ -1,10 +1,10 @@
 """Any torch optimizer, on this rank's part of the parameters.
 
-It is given stand-ins for the model's parameters, and steps those. One that treats every element alone gets
-the run of each parameter that the rank's shard holds: nothing travels for it, and what it remembers of each
-element is sharded. Any other gets whole parameters of their true shapes, of which each rank owns some:
-gradients and values travel to the owners for the step and values back, and what it remembers stays with the
-owner. A rank without peers owns everything.
+The optimizer is given stand-ins for the model's parameters, and steps these. An element-wise optimizer gets
+the run of each parameter that the rank's shard holds: nothing is sent, and its states are sharded. Any other
+optimizer gets whole parameters in their true shapes, and each rank owns some of them: for the step, gradients
+and values are sent to the owners, and then values back; the states stay with the owner. A rank without peers
+owns everything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .whole_tensors import WholeTensors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandInOptimizer:
-    """An optimizer that is ours to change, and which of the user's parameter groups its own stand for."""
+    """A copied optimizer, which may be changed, and the user's parameter groups that its groups stand for."""
 
     optimizer: torch.optim.Optimizer
     states: MutableMapping[
@@ -39,7 +39,7 @@ class StandInOptimizer:
     ]  # states that it remembers already, by the model's parameters; taken over, and emptied
     groups: tuple[int, ...]
     is_elementwise: bool  # the optimizer treats every element alone
-    as_matrices: bool = False  # the optimizer takes two dimensions only: the first one, and the others as one
+    as_matrices: bool = False  # the optimizer takes only matrices: all dimensions but the first are merged
 
 
 class _StandIn(NamedTuple):
@@ -49,7 +49,8 @@ class _StandIn(NamedTuple):
     sub_buffer: SubBuffer
     member_index: int
     param: nn.Parameter
-    run: slice | None  # elements of the shard; None: the values are here for the step only
+    # elements of the shard; None: a whole parameter, whose values are sent here for the step only
+    run: slice | None
 
     @property
     def name(self) -> str:
@@ -63,7 +64,7 @@ class _StandIn(NamedTuple):
 
 
 class TorchOptimizerRule:
-    """Rule that steps these optimizers, which are its own from now on."""
+    """Rule that steps these optimizers; they belong to the rule and are used by nothing else."""
 
     def __init__(self, name: str, optimizers: Sequence[StandInOptimizer]) -> None:
         self.name = name
@@ -126,7 +127,7 @@ class TorchOptimizerRule:
 
     @torch.no_grad()
     def _take_states(self, optimizer_of: Mapping[int, StandInOptimizer]) -> None:
-        """Go on from what the optimizers remember: some do from the start."""
+        """Take over states that the optimizers already have: some make them at construction."""
         beside: ByName = {}
         for sub_buffer in self._sub_buffers:
             for index, member in enumerate(sub_buffer.members):
@@ -178,7 +179,7 @@ class TorchOptimizerRule:
     def step(
         self, groups: Groups, *, step: int, grad_scale: float, after_sub_buffer: AfterSubBuffer | None
     ) -> None:
-        """Step everything at once: optimizers count their steps, each in a way of its own."""
+        """Step all parameters at once, because each optimizer counts its steps in its own way."""
         grads = {sub_buffer: _Grads(sub_buffer, grad_scale) for sub_buffer in self._sub_buffers}
         for stand_in in self._stand_ins:
             if stand_in.run is not None:
@@ -198,7 +199,7 @@ class TorchOptimizerRule:
                 after_sub_buffer(sub_buffer)
 
     def _forget_frozen(self) -> None:
-        """A parameter without a gradient is left alone by torch's optimizers."""
+        """Drop the gradients of frozen parameters: torch's optimizers then leave these alone."""
         for stand_in in self._stand_ins:
             if stand_in.member_index in stand_in.sub_buffer.optimizer_shard.frozen:
                 stand_in.param.grad = None
@@ -245,7 +246,7 @@ class TorchOptimizerRule:
             sub_buffer.allocate_states(names)
 
     def beside(self) -> ByName:
-        """Return all state that is not per element: numbers, and the states of whole parameters."""
+        """Return all states that are not sharded by element: numbers, and the states of whole parameters."""
         values: ByName = {}
         for stand_in in self._stand_ins:
             kept = (
@@ -291,9 +292,9 @@ class _Grads:
 def wrap(
     client: torch.optim.Optimizer, groups: Groups, indices: Sequence[int], **kind: bool
 ) -> StandInOptimizer:
-    """Return a copy of the client's optimizer that has groups of its own, with these hyper-parameters."""
+    """Return a copy of the client's optimizer with groups of its own that have these hyper-parameters."""
     copy = object.__new__(type(client))
-    # A scheduler puts a `step` of its own there, which is bound to the original.
+    # Leave out `step`: a scheduler replaces it by one that is bound to the original.
     copy.__dict__.update({name: value for name, value in vars(client).items() if name != "step"})
     copy.param_groups = [
         {**client.defaults, **hyper_parameters(groups[index]), "params": []} for index in indices
@@ -303,7 +304,7 @@ def wrap(
 
 
 def _step(wrapped: StandInOptimizer, groups: Groups) -> None:
-    """Step it with the hyper-parameters of the user's groups, and leave there what it makes of them."""
+    """Step with the hyper-parameters of the user's groups, and copy changed ones back to these groups."""
     pairs = [
         (own, groups[index])
         for own, index in zip(wrapped.optimizer.param_groups, wrapped.groups, strict=True)
@@ -317,7 +318,7 @@ def _step(wrapped: StandInOptimizer, groups: Groups) -> None:
 
 
 def _local(wrapped: StandInOptimizer, sub_buffer: SubBuffer, index: int) -> Iterator[_StandIn]:
-    """The stand-in for what this rank's shard holds of a parameter, if anything."""
+    """Yield the stand-in for the run of a parameter that this rank's shard holds, if it holds any."""
     slot = sub_buffer.layout.slots[index]
     fragment = sub_buffer.layout.fragment(
         slot, sub_buffer.plan.shard_index, num_shards=sub_buffer.plan.num_shards
@@ -346,7 +347,7 @@ def _run(fragment: Fragment) -> slice:
 
 
 def _shape(one: _StandIn) -> tuple[int, ...]:
-    """The shape in which the optimizer wants the whole parameter."""
+    """Return the shape in which the optimizer wants the whole parameter."""
     shape = one.sub_buffer.layout.slots[one.member_index].shape
     return (shape[0], prod(shape[1:])) if one.wrapped.as_matrices else shape
 
@@ -375,7 +376,9 @@ def _state_of(sub_buffer: SubBuffer, name: str) -> Tensor:
 
 
 def _placed(name: str, value: Any, one: _StandIn) -> Any:
-    """A loaded state where torch keeps it: step counts in host memory, unless the kernels read them."""
+    """Return a loaded state in the memory where torch keeps it: step counts in host memory, unless kernels
+    read them.
+    """
     if not isinstance(value, Tensor):
         return value
     defaults = one.wrapped.optimizer.defaults

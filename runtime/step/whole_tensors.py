@@ -1,9 +1,8 @@
-"""Parameters that an optimizer wants to see whole, though they are sharded:
-each belongs to one rank of the shard axis.
+"""Sharded parameters that an optimizer needs as whole tensors: each is owned by one rank of the shard axis.
 
-What is to be whole travels from all shards to the owners in one all_to_all, and back in another. Owners are
-chosen so that ranks own about equally many elements; one parameter is never cut, so a very large one makes
-its owner's part larger.
+One all_to_all sends the pieces from all shards to the owners, and another one sends them back. Owners are
+chosen so that ranks own about equally many elements; a parameter is never cut, so a very large one makes its
+owner's part larger.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ _Pieces = list[tuple[int, Fragment]]  # number of a parameter, and which fragmen
 
 
 def choose_owners(numels: Sequence[int], num_ranks: int) -> tuple[int, ...]:
-    """Return the rank that owns each parameter: the largest first, each to the rank that
-    owns least so far.
+    """Return the owner of each parameter: in order of size, each goes to the rank that owns the fewest
+    elements so far.
     """
     load = [0] * num_ranks
     owners = [0] * len(numels)
@@ -34,7 +33,7 @@ def choose_owners(numels: Sequence[int], num_ranks: int) -> tuple[int, ...]:
 
 
 class WholeTensors:
-    """The parameters at these places of these sub-buffers, numbered from 0; the same on all ranks."""
+    """The parameters at these places of these sub-buffers, numbered from 0 in the same way on all ranks."""
 
     def __init__(self, indices: Sequence[tuple[SubBuffer, int]], comm: Collectives) -> None:
         self._comm = comm
@@ -58,7 +57,8 @@ class WholeTensors:
             return fragments
 
         everything = range(len(indices))
-        # other rank -> the part of this shard that it owns, and the part of its shard that this rank owns
+        # by other rank: the pieces of this shard that it owns, and the pieces of its shard that this rank
+        # owns
         self._theirs = [
             pieces([number for number in everything if owners[number] == owner], shards[rank])
             for owner in ranks
@@ -71,7 +71,7 @@ class WholeTensors:
         return tuple(piece for peer in self._theirs for piece in peer)
 
     def index(self, number: int) -> tuple[SubBuffer, int]:
-        """Return its sub-buffer, and its place there."""
+        """Return the sub-buffer of parameter `number`, and its index there."""
         return self._indices[number]
 
     def collect(self, own: Sequence[Tensor]) -> dict[int, Tensor]:
@@ -87,7 +87,7 @@ class WholeTensors:
         return whole
 
     def hand_back(self, whole: Mapping[int, Tensor]) -> list[Tensor]:
-        """Return the pieces in `held` from the owners' whole ones.
+        """Return the new values of the pieces in `held`, cut from the owners' whole parameters.
 
         Order: a collective
         """
