@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 
 from ..errors import EXIT_HOST, LaunchError
 from .openssh_strict import Facts
@@ -19,6 +21,7 @@ _REVOKED = re.compile(r"REVOKED HOST KEY DETECTED|Host key \S+ \S+ revoked by fi
 _FINGERPRINT = re.compile(
     r"fingerprint for the (?P<kind>\S+) key sent by the remote host is\s+(?P<print>\S+?)\.?\s"
 )
+_OFFENDING = re.compile(r"^Offending .*key.* in (?P<file>.+):\d+\r?$", re.MULTILINE)
 _UNKNOWN = re.compile(
     r"Host key verification failed|No matching host key fingerprint found|No \S+ host key is known for"
 )
@@ -161,11 +164,11 @@ def _unconnected(where: str, why: str, timeout_s: float) -> str:
 
 
 def _changed(said: str, facts: Facts) -> str:
-    found = _FINGERPRINT.search(said)
+    found, offending = _FINGERPRINT.search(said), _OFFENDING.search(said)
     now = f": now {found['kind']} {found['print']}" if found else ""
     return (
         f"its host key has CHANGED{now}; this may be an attack; if the host was reinstalled: "
-        f"ssh-keygen -R '{_known_as(facts)}' and add the new key"
+        f"{how_to_remove(_known_as(facts), offending['file'] if offending else '')} and add the new key"
     )
 
 
@@ -175,6 +178,13 @@ def _unknown(facts: Facts) -> str:
     file = facts.get("userknownhostsfile", "~/.ssh/known_hosts").partition(" ")[0]
     scan = f"ssh-keyscan {option}{facts.get('hostname', 'HOST')}"
     return f"its host key is not known; if the right host answers there: {where_to_add(scan, file)}"
+
+
+def how_to_remove(name: str, file: str) -> str:
+    """Return the command that removes a host's keys from `file`: "" for ssh-keygen's own default."""
+    default = os.path.expanduser("~/.ssh/known_hosts")
+    option = "" if file in ("", default) else f"-f {shlex.quote(file)} "
+    return f"ssh-keygen {option}-R '{name}'"
 
 
 def where_to_add(scan: str, file: str) -> str:

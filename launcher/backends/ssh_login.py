@@ -23,7 +23,7 @@ from ..errors import EXIT_HOST, LaunchError
 from ..inputs.named_file import read_named
 from .known_hosts import HostKey, HostNames, KeyFinding, KnownHosts, Standing, can_be_written
 from .openssh_only import kept
-from .openssh_words import Dropped, where_to_add
+from .openssh_words import Dropped, how_to_remove, where_to_add
 from .ssh_config import Target
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # we report its errors ourselves, once
@@ -266,8 +266,8 @@ def _changed(hop: Target, key: HostKey, finding: KeyFinding) -> str:
     same_kind = [one for one in known if one.kind == key.kind] or known
     return (
         f"its host key has CHANGED: known {same_kind[0].fingerprint} ({same_kind[0].place}), now "
-        f"{key.fingerprint}; this may be an attack; if the host was reinstalled: ssh-keygen -R "
-        f"'{hop.host_key_name}' and add the new key"
+        f"{key.fingerprint}; this may be an attack; if the host was reinstalled: "
+        f"{how_to_remove(hop.host_key_name, same_kind[0].place.rpartition(':')[0])} and add the new key"
     )
 
 

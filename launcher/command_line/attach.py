@@ -35,7 +35,7 @@ _QUESTION = "dslaunch: d detach, s stop, k kill now, g go on? "
 
 
 @click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
-@click.argument("job", required=False, metavar="JOB")
+@click.argument("job", required=False, metavar="[JOB]")
 @click.option(
     "--tail",
     type=Whole(),

@@ -169,7 +169,7 @@ def _values(parameter: click.Parameter, context: click.Context, start: str, host
         return [CompletionItem(start, type=_OF_METAVAR[metavar])]
     if metavar == "HOSTS":
         return [CompletionItem(one) for one in _hosts(start, hostfile)]
-    if metavar == "JOB":
+    if metavar == "[JOB]":
         from ..registry.known_jobs import exact_names, known_jobs
 
         names = exact_names(known_jobs()).values()

@@ -29,7 +29,7 @@ What a job shows is kept up to 32 MiB, the newest of it; --log_dir keeps all, of
 
 
 @click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
-@click.argument("job", required=False, metavar="JOB")
+@click.argument("job", required=False, metavar="[JOB]")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
 @click.option("--rank", "--ranks", metavar="RANKS", help="Only what these ranks wrote: 0,4-7.")
 @click.option("--tail", type=Whole(), metavar="N", help="Only the last N lines that are there now.")

@@ -35,7 +35,7 @@ ANSWER_WITHIN_S = 30.0  # longer than the 20 s that the job gives its hosts
 
 
 @click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
-@click.argument("job", required=False, metavar="JOB")
+@click.argument("job", required=False, metavar="[JOB]")
 def command(**given: Any) -> int:
     """Have the job JOB, a name or the process id of its dslaunch, print what each of its ranks is doing. The
     job goes on.

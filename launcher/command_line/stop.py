@@ -26,7 +26,7 @@ PROGRESS_EVERY_S = 5.0
 
 
 @click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
-@click.argument("job", required=False, metavar="JOB")
+@click.argument("job", required=False, metavar="[JOB]")
 @click.option("--now", is_flag=True, help="Kill the workers at once.")
 def command(**given: Any) -> int:
     """End the job JOB in order, and wait until it has ended."""

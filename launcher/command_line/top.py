@@ -28,7 +28,7 @@ what is printed where there is no terminal. `?` shows the keys; `q` ends the scr
 
 
 @click.command(cls=PrefixCommand, epilog=EPILOG, context_settings=SETTINGS)
-@click.argument("job", required=False, metavar="JOB")
+@click.argument("job", required=False, metavar="[JOB]")
 @click.option("--once", is_flag=True, help="Print one frame as plain text, and end.")
 def command(**given: Any) -> int:
     """Watch the job JOB, or the one that runs here."""

@@ -44,20 +44,36 @@ class DeepSpeedEngine(EngineBase):
         """Return the number of micro batches that were stepped since the beginning of the training."""
         return self._progress.micro_steps
 
+    @micro_steps.setter
+    def micro_steps(self, count: int) -> None:
+        self._progress.micro_steps = count
+
     @property
     def global_steps(self) -> int:
         """Return the number of optimizer steps since the beginning of the training, skipped ones included."""
         return self._progress.global_steps
+
+    @global_steps.setter
+    def global_steps(self, count: int) -> None:
+        self._progress.global_steps = count
 
     @property
     def global_samples(self) -> int:
         """Return the number of samples that all ranks were trained on since the beginning of the training."""
         return self._progress.global_samples
 
+    @global_samples.setter
+    def global_samples(self, count: int) -> None:
+        self._progress.global_samples = count
+
     @property
     def skipped_steps(self) -> int:
         """Return the number of optimizer steps that were skipped, for gradients that were not finite."""
         return self._progress.skipped_steps
+
+    @skipped_steps.setter
+    def skipped_steps(self, count: int) -> None:
+        self._progress.skipped_steps = count
 
     def was_step_applied(self) -> bool:
         """Whether the last `step()` updated the parameters."""

@@ -72,6 +72,12 @@ def said_of(said: str, **facts: str) -> str:
             "reinstalled: ssh-keygen -R '[w0.lab]:2222' and add the new key",
         ),
         (
+            CHANGED.replace("Host key ver", "Offending RSA key in /home/ada/known hosts:3\nHost key ver"),
+            "its host key has CHANGED: now ED25519 SHA256:abc/def+ghi; this may be an attack; if the host "
+            "was "
+            "reinstalled: ssh-keygen -f '/home/ada/known hosts' -R '[w0.lab]:2222' and add the new key",
+        ),
+        (
             "No ED25519 host key is known for w0.lab and you have requested strict checking.\n"
             "Host key verification failed.",
             "its host key is not known; if the right host answers there: ssh-keyscan -p 2222 w0.lab >> "

@@ -28,7 +28,7 @@ from tests.runtime.ranks import RankFailed, Ranks
 STEPS = 2
 
 
-def engine_of(module: PipelineModule, stage: int = 0, **changes: Any) -> Any:
+def engine_of(module: nn.Module, stage: int = 0, **changes: Any) -> Any:
     engine, *_ = dslaunch.initialize(model=module, config=config_of(stage, **changes))
     return engine
 
@@ -502,13 +502,13 @@ def test_seeded_layers_draw_the_same_numbers_wherever_the_model_is_cut(ranks: Ra
             assert found == pytest.approx(alone, abs=2e-6), (num_stages, schedule)
 
 
-def _sequential(rank: int, folder: str) -> tuple[list[float], list[str]]:
+def _sequential(rank: int, folder: str) -> tuple[list[float], list[str], str]:
     torch.manual_seed(3)
-    os.environ["DSLAUNCH_PLACE_FILE"] = f"{folder}/place-{rank}"
+    place = Path(folder, f"place-{rank}")
+    os.environ["DSLAUNCH_PLACE_FILE"] = str(place)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
     module = dslaunch.pipeline(model, num_stages=2, loss_fn=lambda out, y: (out - y).square().mean())
     engine = engine_of(module, 3)
-    del os.environ["DSLAUNCH_PLACE_FILE"]
     micro = [(torch.ones(2, 4) * n, torch.zeros(2, 4)) for n in range(MICRO)]
     losses = [engine.train_batch(iter(micro)).item() for _ in range(2)]
     with pytest.raises(ConfigError, match=r"pipeline\(model=Linear\): must be a torch.nn.Sequential"):
@@ -516,16 +516,23 @@ def _sequential(rank: int, folder: str) -> tuple[list[float], list[str]]:
     shared = nn.Linear(4, 4)
     with pytest.raises(ConfigError, match="layers 0 and 2 share the parameter 'weight'"):
         dslaunch.pipeline(nn.Sequential(shared, nn.Tanh(), shared), num_stages=2, partition_method="uniform")
-    return losses, [name for name, _ in module.named_parameters()]
+    engine.destroy()
+    stage = place.read_text()
+    engine_of(nn.Linear(2, 2)).destroy()
+    assert not place.exists(), "an engine without axes has no stage"
+    place.write_text("of the program's own")
+    engine_of(nn.Linear(2, 2)).destroy()
+    assert place.exists()
+    del os.environ["DSLAUNCH_PLACE_FILE"]
+    return losses, [name for name, _ in module.named_parameters()], stage
 
 
 def test_a_sequential_keeps_its_names(ranks: Ranks, tmp_path: Path) -> None:
-    (losses, first), (others, second) = ranks(_sequential, str(tmp_path), world_size=2)
+    (losses, first, *places), (others, second, place) = ranks(_sequential, str(tmp_path), world_size=2)
     assert losses == others
     assert losses[1] < losses[0]
     assert [*first, *second] == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    places = [(tmp_path / f"place-{rank}").read_text() for rank in range(2)]
-    assert places == ["stage 0 of 2", "stage 1 of 2"], "where the launcher reads them"
+    assert [*places, place] == ["stage 0 of 2", "stage 1 of 2"], "where the launcher reads them"
 
 
 class Breaks(nn.Module):

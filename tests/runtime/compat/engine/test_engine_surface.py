@@ -210,6 +210,8 @@ def _getters(rank: int) -> dict[str, Any]:
         engine.optimizer.defaults,
     )  # type: ignore[union-attr]
     assert not hasattr(bare, "param_groups")
+    bare.global_steps, bare.global_samples, bare.micro_steps, bare.skipped_steps = 7, 84, 14, 1
+    assert (bare.global_steps, bare.global_samples, bare.micro_steps, bare.skipped_steps) == (7, 84, 14, 1)
     return {**found, "ranks": (engine.dp_world_size, engine.mp_world_size)}
 
 
