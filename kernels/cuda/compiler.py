@@ -94,8 +94,8 @@ class Nvrtc:
                 f"older than the compiler knows, install another: {INSTALL}. It said: {error}"
             ) from error
         finally:
-            # The error's traceback would keep it. Found by the garbage collector, cuda-core 1.2's programs
-            # print an AttributeError.
+            # The error's traceback would keep `core` until the garbage collector frees it, and a program of
+            # cuda-core 1.2 that is freed so prints an AttributeError.
             del core
         return bytes(code), log.getvalue()
 

@@ -99,7 +99,7 @@ class LocalChannel:
 
     def error_text(self) -> str:
         with self._errors_lock:
-            # Closed by the thread that closed the channel, once the reason is not needed any more.
+            # The thread that closes the channel closes this file, too, once nothing needs the error text.
             if self._errors.closed:
                 return ""
             self._errors.seek(0, os.SEEK_END)

@@ -22,7 +22,7 @@ from typing import Any
 from ..errors import EXIT_HOST, LaunchError
 from .ssh_config import Target
 
-# Exists on Linux; holds until something is received.
+# This option of a socket exists on Linux only, and lasts until data are received.
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 NEXT_AFTER_S = 0.25  # from one address of a host to the next, as most programs do
 Address = tuple[Any, ...]

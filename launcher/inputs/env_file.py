@@ -236,9 +236,8 @@ def _parse_value(text: str, start: int, name: str, where: str) -> tuple[list[str
         piece = (_SINGLE_QUOTED if text[end] == "'" else _DOUBLE_QUOTED).match(text, end)
         if piece is None:
             raise LaunchError(
-                f"{where}: {name}: the quote {text[end]} never closes; a value that begins with a quote is "
-                "quoted to its end; close it, or quote the quote itself as in "
-                f"{name}={_quoted_quote(text[end])}"
+                f"{where}: {name}: the quote {text[end]} is opened and not closed; end the value with it, "
+                f"or, if it is part of the value, write {name}={_quoted_quote(text[end])}"
             )
         pieces.append(piece)
         end = piece.end()

@@ -216,7 +216,7 @@ def _grid_engine_line(line: str, place: SchedulerPlace, warn: Warn) -> Scheduler
     """
     words = line.split()
     if len(words) < 2 or not _COUNT.fullmatch(words[1]):
-        raise place.refusal("allowed is a host, and behind it its number of slots and its queue")
+        raise place.refusal("write a host, then its number of slots and its queue")
     return SchedulerEntry(name=words[0], slots=int(words[1]), place=place)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..errors import LaunchError
 
-MAX_BYTES = 64 << 20  # far above any file that is meant; /dev/zero has no end
+MAX_BYTES = 64 << 20  # more than any real input; ends the reading of an endless file such as /dev/zero
 _NULL = os.makedev(1, 3)  # /dev/null, by any name
 _REFUSED = {
     stat.S_IFIFO: "it is a named pipe, which may be waited for without end",

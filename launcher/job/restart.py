@@ -22,8 +22,8 @@ class Attempt(NamedTuple):
     """One start of the job: its hosts in rank order, the spares that are left, and the number of starts
     before.
 
-    `num_restarts` counts restarts of a job that had run; a job whose hosts could not be used had not, and is
-    free.
+    `num_restarts` counts restarts after the job had run. A start whose hosts could not be used does not
+    count.
     """
 
     run_id: str  # the same for all attempts of one command

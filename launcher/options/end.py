@@ -71,7 +71,7 @@ def without_secrets(words: Sequence[str]) -> list[str]:
 
 
 def _is_secret(name: str) -> bool:
-    """Tell whether the command line takes it for the option: in one of its spellings, or shortened."""
+    """Tell whether `name` is --webhook on a command line, in one of its spellings or shortened."""
     plain = name.replace("-", "_")
     return len(plain) > len("__") and "__webhook".startswith(plain)
 

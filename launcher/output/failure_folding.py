@@ -20,9 +20,9 @@ from ..job.verdict import lost_peer_words
 from ..node.observe.evidence import NUM_KEPT_LINES, TRACEBACK, is_link, unmarked
 from ..wire.frames import bytes_of, text_of
 
-HELD_S = 3.0  # after it an error that ends nothing is shown
+HELD_S = 3.0  # an error is held back so long, and shown if nothing ended by then
 _OURS = b"dslaunch: "  # begins an error of the runtime
-_BEGINS = (TRACEBACK.encode(), _OURS)  # either of them is in a line that may be one of a failure
+_BEGINS = (TRACEBACK.encode(), _OURS)  # the first line of a failure contains one of these
 _MAX_SAID = 1000
 _PREFACE = re.compile(r"dslaunch: rank [0-9]+: (.* failed after [0-9.]+ s):")  # from comm/flight_recorder.py
 _OF_COLLECTIVES = re.compile(
@@ -65,7 +65,7 @@ class Trace(NamedTuple):
         return unmarked(found[-1])
 
     def folded(self) -> str:
-        """Return the one line."""
+        """Return the line that is shown in place of the traceback."""
         preface = _PREFACE.fullmatch(self.lines[0])
         what = preface[1] if preface else self._error.partition(":")[0]
         words = lost_peer_words(self._error)

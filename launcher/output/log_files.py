@@ -226,7 +226,7 @@ def _cannot_make(folder: Path, option: str, error: OSError) -> LaunchError:
 
 
 def _link_latest(folder: Path) -> str:
-    """Make `latest` beside the folder point to it; return a warning if that is not possible."""
+    """Point the link `latest`, beside the folder, to it; return a warning if that is not possible."""
     link = folder.parent / LATEST
     new = folder.parent / f".{folder.name}.{LATEST}"
     try:

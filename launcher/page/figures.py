@@ -137,5 +137,5 @@ def drawn(charts: Sequence[Chart]) -> tuple[str, dict[str, str]]:
 
 
 def library() -> str:
-    """Return the program of the charts themselves."""
+    """Return the source of Bokeh's JavaScript, which draws the charts."""
     return "\n".join(Resources(mode="inline", components=["bokeh"]).js_raw)

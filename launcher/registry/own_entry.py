@@ -24,7 +24,7 @@ from .state_folder import alone_in, writable_folder
 _MAX_TRIES = 100
 EVENTS = "events"
 EVENTS_BYTES = 8 << 20  # size of each of the two files
-_SIGN_EVERY_S = 6 * 3600.0  # known_jobs.KEPT_S is days
+_SIGN_EVERY_S = 6 * 3600.0  # far less than known_jobs.KEPT_S, which is days
 MAX_HOSTS = 10_000  # hosts whose names are kept
 
 
@@ -88,7 +88,7 @@ class OwnEntry:
         )
         try:
             self._hold = holder.hold(folder)
-            if is_detached:  # otherwise it is written with the facts that come at once
+            if is_detached:  # in the foreground the record is first written with its facts, a moment later
                 write_record(folder, self.record)
             threading.Thread(target=self._give_signs, name="signs of life", daemon=True).start()
         except OSError as error:
@@ -98,7 +98,7 @@ class OwnEntry:
             ) from None
 
     def _give_signs(self) -> None:
-        """Give signs to machines that share the records, and remove those of jobs that are long gone."""
+        """Show machines that share the records that the job lives, by a new time of its hold."""
         while not self._is_over.wait(_SIGN_EVERY_S):
             with contextlib.suppress(OSError):
                 os.utime(self._hold)

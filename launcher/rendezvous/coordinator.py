@@ -44,9 +44,9 @@ from .messages import (
 )
 from .standstill import Standstill
 
-LINGER_S = 5.0  # a job that fails before its start tells nodes that come so much later
+LINGER_S = 5.0  # a job that failed before its start still tells nodes that come within this
 GOODBYE_S = 5.0  # for the others to read the last frame
-STOP_MARGIN_S = 15.0  # beyond the workers' grace: more than a controller allows its agent
+STOP_MARGIN_S = 15.0  # after the workers' grace; longer than a controller allows its agent
 MAX_COMPLAINTS = 5
 MAX_REFUSALS = 128
 TICK_S = 0.1

@@ -201,7 +201,7 @@ class JobIdentity:
     token: str
     names: tuple[str, ...]  # names of the hosts, by node rank
     ranks: tuple[tuple[int, ...], ...]  # ranks that run there, by node rank and local rank
-    hosts: str  # for users
+    hosts: str  # the hosts, as messages show them
     hosts_digest: str
     program_digest: str
     mesh: JobMesh | None = None

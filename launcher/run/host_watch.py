@@ -238,7 +238,7 @@ class Hosts:
             return
         machine = trial.hello.machine if trial.hello is not None else ""
         if trial.hello is None or (candidate.machine and machine != candidate.machine):
-            candidate.must_go_first = False  # it was away
+            candidate.must_go_first = False  # the host was away, or is another machine now
         candidate.machine = machine or candidate.machine
         candidate.is_spare = False
         candidate.is_good = trial.is_good and not candidate.must_go_first

@@ -56,7 +56,7 @@ def run(options: Options) -> int:
 
 
 def run_with(options: Options, console: Console) -> int:
-    """Do the same with this console."""
+    """Start the job, or print its plan, with this console; return the exit code."""
     try:
         return _run_and_tell(options, console)
     except KeyboardInterrupt:
@@ -140,7 +140,7 @@ def _refuse_what_is_unknown(options: Options) -> None:
 def _refuse_one_file_for_both(events: str, report: str | None) -> None:
     """Errors: LaunchError if the report would take the place of the events"""
     if report and Path(events).resolve() == Path(report).resolve() and not is_of_system(Path(report).parent):
-        raise LaunchError(f"--events={events} and --report={report}: are one file; give each its own")
+        raise LaunchError(f"--events={events} and --report={report} are the same file; give each its own")
 
 
 def _open_endpoint(options: Options, console: Console, address: str, port: int) -> None:

@@ -141,7 +141,7 @@ class Sender:
         self._hosts[host].grant(num_bytes)
 
     def want(self, host: SyncTarget, item: SyncWant) -> str:
-        """Take its request. Return why that cannot be, or nothing."""
+        """Take a host's request. Return why it cannot be met; "" if it can."""
         progress = self._hosts[host]
         if any(not 0 <= number < len(self._contents) for number in item.contents):
             return "a content that is not in the list"

@@ -76,7 +76,7 @@ class Slow(NamedTuple):
 
     rank: int
     cause: str  # "compute" or "data"
-    share: float  # part of the step by which its own time is greater
+    share: float  # part of the step by which its own time exceeds the others'
     step_s: float
     own_s: float
     others_s: float

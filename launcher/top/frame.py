@@ -19,7 +19,7 @@ from .table import columns_for, fit, head_line, row_line, sorted_rows
 from .view import JobFacts, View
 
 MIN_ROWS = 3  # rows of the table, if there is any room
-_TALL = 40  # lines of a terminal in which pictures are higher
+_TALL = 40  # number of a terminal's lines from which charts are drawn higher
 _LEGEND = {name: one.short or name for name, one in PHASES.items()}
 _LEVELS = {30: "warn", 40: "bad", 50: "bad"}
 

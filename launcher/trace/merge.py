@@ -199,7 +199,7 @@ class _Process:
             kept_ids = set()
         yield from self._nested(slices)
         if kept_ids is not None:
-            return  # an arrow without an end leads to another slice
+            return  # an arrow to a slice that was left out would be drawn to a wrong one
         for arrow in trace.arrows:
             thread, device = arrow.get("tid"), arrow.get("pid")
             if not isinstance(thread, int) or not isinstance(device, int):

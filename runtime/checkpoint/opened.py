@@ -69,8 +69,8 @@ def is_checkpoint(store: Store) -> bool:
 def open_checkpoint(store: Store, tag: str, *, groups: Sequence[Sequence[str]] = ()) -> OpenCheckpoint:
     """Return the checkpoint `tag`, dslaunch's or DeepSpeed's.
 
-    `groups`: the names of the parameters in each group of this run's optimizer, in order. DeepSpeed's
-    checkpoints of stage 0 number parameters only.
+    `groups`: the names of the parameters in each group of this run's optimizer, in order. They are
+    needed because DeepSpeed's checkpoints of stage 0 give parameters numbers and no names.
     Errors: CheckpointError if it is not there, or damaged
     """
     folder = store.folder_of(tag)

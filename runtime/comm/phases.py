@@ -34,7 +34,7 @@ import torch
 FORWARD, BACKWARD, OPTIMIZER, COMM, DATA = "forward", "backward", "optimizer", "comm", "data"
 PAUSED = "paused"  # saving or loading
 EVALUATING = "evaluating"  # a forward that is part of no step
-SHORT_S = 0.005  # mean of steps that are all timed, at least; few of the shorter ones are timed
+SHORT_S = 0.005  # steps with this mean or a longer one are all timed, of shorter ones few
 _EVALUATED = "evaluated"  # an evaluation between two steps, whose call has ended
 _UNTIMED = "untimed"
 # Gaps: before the first call of a micro batch, and after a forward or a backward in it.
@@ -63,7 +63,7 @@ class _Mark:
     __slots__ = ("at", "phase")
 
     def __init__(self, phase: str, at: Any) -> None:
-        self.phase = phase  # in a gap, the kind of gap until its meaning is known
+        self.phase = phase  # in a gap its kind, until its meaning is known: then its phase
         self.at = at  # seconds, or an event of a GPU
 
 

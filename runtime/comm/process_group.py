@@ -26,9 +26,9 @@ from ..started import DEFAULT_PORT, join
 
 _log = logging.getLogger("dslaunch")
 
-# torch 2.6.0 holds the interpreter's lock while it ends gloo's threads, and waits for ever for one that needs
-# the lock to let go of the tensors of a finished collective: 5 of 30 jobs of two ranks, whose last act was a
-# step, never ended. 2.13.0 does not; those between were not tried.
+# torch 2.6.0 holds the interpreter's lock while it ends gloo's threads. A thread that still has to free the
+# tensors of a finished collective needs that lock, so both wait for ever: 5 of 30 jobs of two ranks, whose
+# last act was a step, never ended. torch 2.13.0 is free of this; the versions between were not tried.
 _THREADS_NEED_LOCK = torch.__version__ < "2.13"
 _LET_GO_S = 0.02  # without Python's lock: a thread waits at most 5 ms for it
 

@@ -99,8 +99,9 @@ def clip_tensors_by_global_norm(
 
 
 def has_inf_or_nan(x: Tensor) -> Tensor:
-    """Whether an element is infinite or not a number, [] bool on its device;
-    of a sparse tensor those that it has.
+    """Return whether an element is inf or NaN; of a sparse tensor only the stored elements count.
+
+    Shapes: [] bool on the tensor's device
     """
     values = x._values() if x.is_sparse else x
     return ~values.detach().isfinite().all()

@@ -82,7 +82,8 @@ def _finish(name: str, sifted: Sifted, *, is_lenient: bool) -> None:
     """Raise what is wrong, one line for each; else say in one line what needs nothing,
     and in one what is not done.
     """
-    autos = {f"{key} is missing" for key in sifted.autos}  # keys left out of the check are not missing
+    # A key that says "auto" was taken out before the check, which therefore calls it missing.
+    autos = {f"{key} is missing" for key in sifted.autos}
     lines = [] if is_lenient else list(sifted.unknown.values())
     lines += [line for line in sifted.problems.values() if line not in autos]
     if sifted.autos:

@@ -167,7 +167,8 @@ class Components:
         self.offload = _offload(self.policy, config, optimizer, device=device, job=job)
         mark_configured(module, config.zero.leaf_module)
         self.model = _model(self, module, config, optimizer, self._trainer)
-        if self.policy.parameters is Placement.SHARDED:  # all ranks make a group, for they are seen to agree
+        if self.policy.parameters is Placement.SHARDED:
+            # Makes process groups. Every rank comes here: all were checked to have the same config.
             self.domains.gather_beside()
         self.direct_backward = DirectBackward(
             [member.param for sub_buffer in self.model.trained for member in sub_buffer.members],
@@ -352,7 +353,7 @@ def _model(
     trainer: EngineTrainer,
 ) -> ShardedModel:
     policy, device = parts.policy, trainer.device
-    # one unit on every stage, whatever stands beside it
+    # A tied module is a unit of its own on every stage, whatever other layers the stage has.
     tied = set(map(id, module.tied_modules.values())) if isinstance(module, StagesModule) else set()
     model = ShardedModel(
         module,

@@ -125,7 +125,8 @@ class SkippedSteps:
         of_models: dict[int, list[_Bad]] = {}
         for leader, bad in zip(self._job.leaders, everywhere, strict=True):
             of_models.setdefault(leader, []).extend(bad)
-        # Take the last of models on other ranks: if they are stages of a pipeline, its backward comes first.
+        # Of several models take the one with the last leader: if they are stages of a pipeline, the last
+        # stage's backward comes first.
         leader, bad_params = max((item for item in of_models.items() if item[1]), default=(0, []))
         if not bad_params:
             return "as their norm is"  # the numbers' squares are too large

@@ -210,7 +210,8 @@ def _check_no_buffers(name: str, experts: Experts) -> None:
     for buffer, _ in experts.deepspeed_experts.named_buffers():
         raise ConfigError(
             f"the experts of '{name}' have a buffer, '{buffer}': with ep_size above 1 each rank would have "
-            "another one of that name, and a checkpoint one of them; use experts without buffers, such as "
+            "a different buffer of that name, and a checkpoint would keep only one of these; use experts "
+            "without buffers, such as "
             "LayerNorm in place of BatchNorm, or ep_size 1"
         )
 

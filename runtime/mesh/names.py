@@ -1,5 +1,5 @@
-"""Names of parameters that are called the same on several ranks and are others on each, as experts are that
-every rank counts from 0.
+"""Names of parameters where several ranks use one name for different parameters, such as those of experts,
+which every rank counts from 0.
 """
 
 from __future__ import annotations

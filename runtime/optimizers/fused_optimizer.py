@@ -204,7 +204,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         for option, advice in _REFUSED.items():
             if group.get(option):
                 raise ValueError(
-                    f"{name}: {where} has {option}={group[option]!r}, which it does not do; {advice}"
+                    f"{name}: {where} has {option}={group[option]!r}, which {name} does not support; {advice}"
                 )
         for option in ("lr", "eps", "weight_decay"):
             if option in self.defaults:

@@ -128,8 +128,9 @@ class FusedLamb(FusedOptimizer):
         super()._check(group, where)
         if group["max_grad_norm"]:
             raise ValueError(
-                f"FusedLamb: {where} has max_grad_norm={group['max_grad_norm']}, which it does not do; set "
-                "gradient_clipping in the ds_config, or call torch.nn.utils.clip_grad_norm_ before step()"
+                f"FusedLamb: {where} has max_grad_norm={group['max_grad_norm']}, which FusedLamb does not "
+                "support; set gradient_clipping in the ds_config, or call torch.nn.utils.clip_grad_norm_ "
+                "before step()"
             )
         low, high = group["min_coeff"], group["max_coeff"]
         if not 0.0 <= low <= high:

@@ -43,7 +43,7 @@ def step_on_device(
 
 def squared_norm_on_device(grads: Sequence[Tensor], *, device: torch.device) -> Tensor | None:
     """Return the sum of squares as a float64 scalar on the device, without waiting for it;
-    None as `step_on_device`.
+    None where step_on_device() returns False.
     """
     out = torch.empty(cuda.NORM_OUT_NUMEL, dtype=torch.float64, device=device)
 

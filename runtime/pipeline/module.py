@@ -231,8 +231,8 @@ class StagesModule(nn.Module):
         if buffers and len(self.ranks_with(key)) > 1:
             raise ConfigError(
                 f"PipelineModule: the tied layer '{key}' lies on several stages and has a buffer, "
-                f"'{buffers[0]}', of which each stage would have another one; tie a layer without buffers, "
-                "or cut the model so that all of its uses are on one stage"
+                f"'{buffers[0]}', of which each stage would change its own copy; tie a layer without "
+                "buffers, or cut the model so that all of its uses are on one stage"
             )
 
     def _seed_layer(self, number: int) -> None:

@@ -37,7 +37,7 @@ class UnitSizes:
     max_numel: int  # size up to which neighbouring units are merged
     max_whole_numel: int = 0  # the same for neighbours of small parameters
     whole_param_numel: int = 0  # largest small parameter; 0: none is small
-    whole_model_numel: int = sys.maxsize  # all small parameters that stay whole
+    whole_model_numel: int = sys.maxsize  # limit of the sum of the small parameters that stay whole
 
     def are_small(self, numels: Iterable[int]) -> bool:
         """Tell whether all these parameters are small, so that they may stay whole where others

@@ -118,8 +118,8 @@ class UlyssesSPAttentionHF:
             )
         if own.dim() != 2 or own.shape[0] not in (1, batch) or own.shape[1] != length:
             raise ConfigError(
-                f"position_ids of shape {tuple(own.shape)} is not [{batch}, {length}]: one place for each "
-                "token here"
+                f"position_ids has the shape {tuple(own.shape)}; it must be [{batch}, {length}], one "
+                "position for each token of this rank's part of the sequence"
             )
         if (last := self._last) is not None:
             tensor, version, whole, first = last
@@ -166,8 +166,8 @@ class UlyssesSPAttentionHF:
             if shape != shapes[0]:
                 raise ConfigError(
                     f"parts 0 and {index} of a sequence are [batch, positions] = {list(shapes[0])} and "
-                    f"{list(shape)}; the {self._ranks.size} neighbours of sequence_parallel_size get equal "
-                    "parts of the same samples"
+                    f"{list(shape)}; give all {self._ranks.size} ranks that share a sequence equal parts of "
+                    "the same samples"
                 )
 
     def _mask(self, module: nn.Module, whole: WholePositions, kwargs: dict[str, Any]) -> Tensor | None:

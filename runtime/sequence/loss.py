@@ -74,8 +74,8 @@ def vocab_sequence_parallel_cross_entropy(  # noqa: PLR0913  (DeepSpeed's signat
         raise ConfigError(f"backend={backend!r}: is not available here; leave it out")
     if tp_group is not None and SequenceRanks.of(tp_group).size > 1:
         raise ConfigError(
-            "tp_group: a vocabulary that is divided over ranks has its loss from tensor_parallel."
-            "vocab_parallel_lm_head of the ds_config; leave tp_group out"
+            "tp_group: is not supported here; leave it out, and divide the vocabulary over ranks with "
+            "tensor_parallel.vocab_parallel_lm_head in the ds_config"
         )
     size = vocab_parallel_logits.shape[-1]
     if vocab_start_index not in (None, 0) or vocab_end_index not in (None, size):

@@ -202,6 +202,6 @@ class DividedSequences:
                 name = differing[0]
                 raise ConfigError(
                     f"parts 0 and {index} of a sequence differ in {name}: {everywhere[0].get(name)} and "
-                    f"{other.get(name)}; the {self._ranks.size} neighbours of sequence_parallel_size get "
-                    "equal parts of the same samples"
+                    f"{other.get(name)}; give all {self._ranks.size} ranks that share a sequence "
+                    "(sequence_parallel_size) equal parts of the same samples"
                 )

@@ -33,7 +33,7 @@ class LossScaler:
             self.scale = 2.0**config.initial_scale_power if self.is_dynamic else config.loss_scale
         self._num_steps = 0
         self._last_overflow = -1  # step of the last overflow
-        self._num_left = config.hysteresis  # overflows, this one included, until the scale is halved
+        self._num_left = config.hysteresis  # 1: the next overflow halves the scale; 2: the one after it
 
     @property
     def cur_scale(self) -> float:

@@ -43,9 +43,9 @@ def naming_misfits(module: nn.Module, division: Division) -> Iterator[None]:
         whole, parts = (_listed(one) for one in names)
         raise ConfigError(
             f"{subject} cannot compute with the parts of its parameters that tensor_parallel gives each rank "
-            f"({text}): the plan divides {parts} and leaves {whole} whole. If what they make meets, divide "
-            "both, put the parts together with the rule gather_output, or leave both whole: name its layers "
-            "in tensor_parallel.partition_config"
+            f"({text}): the plan divides {parts} and leaves {whole} whole. If the results of the "
+            "two are combined, divide both, or join the parts with the rule gather_output, or leave both "
+            "whole: name the layers in tensor_parallel.partition_config"
         ) from error
 
 

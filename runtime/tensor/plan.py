@@ -180,7 +180,7 @@ def _is_plain_linear(module: nn.Module) -> bool:
 
 
 def text_config(module: nn.Module) -> Any:
-    """Return a Hugging Face model's config, of a model of texts and images the one for texts; else None."""
+    """Return a Hugging Face model's config (that for texts if it takes images, too); None without one."""
     config: Any = getattr(module, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 

@@ -69,7 +69,7 @@ def attach(
 
 
 def describe(model: ShardedModel) -> None:
-    """Attach to every parameter of a model, where the stage shards parameters.
+    """Attach DeepSpeed's attributes to every parameter of a model, if its stage shards parameters.
 
     Order: as attach
     """

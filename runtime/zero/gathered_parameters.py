@@ -56,9 +56,9 @@ class GatheredParameters:
         self._versions: list[int] = []
         self._is_open_ended = False
         self._open = ExitStack()
-        # edits of models that no engine has yet; they end before writes are taken over
+        # edits of models that have no engine yet; they end before the program's writes go to other ranks
         self._edits = ExitStack()
-        # contexts in which one rank may run alone already, whatever is entered in here
+        # contexts in which an edit around this one lets a rank run alone already
         self._inner: list[InitContext] = []
         self._whole = WholeParameters(
             (location.sub_buffer, location.member_index) for location in _unique(self._locations)

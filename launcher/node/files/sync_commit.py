@@ -150,7 +150,8 @@ class Commit:
             with _named(path):
                 _remove(folder, path)
         if work.removals:  # a plan has either removals or writes for each name
-            with suppress(OSError):  # the rest of the work needs less space than this
+            # A full disk may refuse the record; the rest of the work needs less space.
+            with suppress(OSError):
                 self._plan((*work.folders, *work.writes), gone=work.removals)
         made = set(self._made)
         for entry in work.folders:

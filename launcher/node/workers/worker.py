@@ -136,7 +136,8 @@ def spawn(
     parent = os.getpid()
 
     def fork(out: int, err: int) -> int:
-        # Until the child has let go of our signal handlers, they would take a signal to it for one to us.
+        # The child begins with our signal handlers. Until it resets them, they would treat a signal sent to
+        # the child as one sent to this process.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             pid = os.fork()

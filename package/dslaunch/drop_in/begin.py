@@ -1,6 +1,6 @@
 """Reading of DSLAUNCH_DROP_IN when a Python starts: importing this module does it.
 
-See "How a program finds it".
+See "How a program finds it" in __init__.py.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def full_order(order: Sequence[str], sizes: Mapping[str, int]) -> tuple[str, ...
 
 
 def place_text(at: Mapping[str, int], sizes: Mapping[str, int]) -> str:
-    """Return indices along axes of these sizes in words, "stage 1 of 2, dp 0"; "" without axes but dp."""
+    """Return a rank's indices in words, "stage 1 of 2, dp 0"; "" if only dp divides the ranks."""
     if all(size == 1 for name, size in sizes.items() if name != "dp"):
         return ""
     stage = [f"stage {at['pp']} of {sizes['pp']}"] if sizes["pp"] > 1 else []

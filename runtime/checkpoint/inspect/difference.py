@@ -44,9 +44,8 @@ class Difference:
     only_in_b: tuple[str, ...] = ()
     tensors: tuple[dict[str, Any], ...] = ()  # name, a and b: shape and dtype
     settings: tuple[dict[str, Any], ...] = ()  # name, a, b
-    values: tuple[
-        dict[str, Any], ...
-    ] = ()  # name, num_differing, numel, greatest: absolute difference; NaN is infinite
+    # name, num_differing, numel, greatest; the last is the greatest absolute difference, inf where it is NaN
+    values: tuple[dict[str, Any], ...] = ()
     num_compared: int = field(default=0)  # tensors whose numbers were compared
 
     @property

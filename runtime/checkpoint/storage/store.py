@@ -63,7 +63,9 @@ class Store(ABC):
 
     @abstractmethod
     def begin(self, tag: str) -> str:
-        """Make that folder, empty; return the name by which `sees` knows it on other ranks. For one rank.
+        """Make the folder of partial_of(tag), empty; return the mark by which `sees` knows it on other ranks.
+
+        One rank calls this.
 
         Errors: OSError
         """

@@ -16,7 +16,7 @@ import numpy as np
 
 from ....kernels.disk import DiskEngine, DiskFile, DiskRequest, aligned_empty
 
-_BUFFER_BYTES = 8 << 20  # enough for the disk, and little to get from the system for each file
+_BUFFER_BYTES = 8 << 20  # keeps the disk busy, and is allocated quickly for each file
 _NUM_BUFFERS = 3  # one buffer is filled, while two are on their way
 _PAGE = 4096
 _MODE = 0o666  # the umask narrows it

@@ -136,7 +136,8 @@ class PipelineParallelGrid:
     """This rank's place in the topology, and its groups: what DeepSpeed calls an mpu.
 
     For each name of `_LINES` it has get_NAME_parallel_rank(), get_NAME_parallel_world_size() and
-    get_NAME_parallel_group(), which is None where this rank is the only one; "tensor_model" is "slice".
+    get_NAME_parallel_group(), which is None where this rank is the only one. The NAMEs "tensor_model" and
+    "slice" mean the same.
     """
 
     def __init__(self, topology: ProcessTopology, process_group: object | None = None) -> None:

@@ -230,7 +230,7 @@ class StepReducer(Reducer[ReplicatedGradients]):
         if domains.exchanges_tokens:  # see [Note: ranks that wait for each other's tokens]
             self._reductions = Reductions(None)
         self._ends_step = ends_step  # returns True if a backward that begins now is the last of a step
-        self._rest: tuple[int, ...] | None = None  # places that were on no list, when all is asked for
+        self._rest: tuple[int, ...] | None = None  # places on no list; None until all are asked for
         self._is_taught = False
         self._misplaced: set[int] = set()  # got gradients in the same backward, after they were asked for
         self._has_finished = False  # the last gradient completed its sub-buffer

@@ -72,10 +72,10 @@ class ParamShard:
         self._indices = [index for _, index in starts]
         self.spill: Spill | None = None
         self._own: Tensor | None = None
-        # called when a parameter that is a placeholder is used, and its values may be here
+        # called when a placeholder is about to be used; shows the parameter's values if this rank has them
         self.on_use: Callable[[], None] = _nothing
         self.owner: Callable[[], ShardOwner | None] = _no_owner  # the model
-        # called when another one takes a parameter over
+        # called when another engine takes a parameter over
         self.on_taken: Callable[[], None] = _nothing
         self._is_giving = False  # True while all values are here for another engine
         self._given: set[int] = set()  # indices

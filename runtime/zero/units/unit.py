@@ -47,7 +47,7 @@ class Unit:
         self.state = UnitState.FREED if self._sharded else UnitState.LIVE
         for sub_buffer in self._sharded:
             sub_buffer.param_shard.on_use = self._use
-        self.on_use: Callable[[], None] = self.show  # called when a parameter that is a placeholder is used
+        self.on_use: Callable[[], None] = self.show  # called when a placeholder is about to be used
         self.on_unshard: Callable[[Unit], None] = _nothing  # called when it is about to be unsharded
         self._gathers: list[Pending] = []
         self._referred_to: list[SubBuffer] = []  # freed, but for the memory, in which the program has tensors

@@ -123,7 +123,7 @@ def test_a_quoted_value_means_what_a_shell_makes_of_it(text: str) -> None:
     assert expand(parse_env_file(f"K={text}".encode(), source="env"), NODE)["K"].encode() == shell.stdout
 
 
-UNCLOSED = "a value that begins with a quote is quoted to its end; close it, or quote the quote itself as in"
+UNCLOSED = "is opened and not closed; end the value with it, or, if it is part of the value, write"
 NAME = "a variable's name holds letters, digits and '_', and does not begin with a digit"
 BRACE = (
     "after '${' only a variable's name and '}' may follow; write e.g. '${HOME}', or "
@@ -144,9 +144,9 @@ BRACE = (
         ("caf\u00e9=v", f"'caf\u00e9': {NAME}; did you mean 'caf'?"),
         ("\udcff=v", f"'\\udcff': {NAME}; write e.g. 'NCCL_DEBUG=INFO'"),
         ("-" * 50 + "=v", f"'{'-' * 40}...': {NAME}; write e.g. 'NCCL_DEBUG=INFO'"),
-        ("K='secret\nL=1\n", f"K: the quote ' never closes; {UNCLOSED} K=\"'\""),
-        ('K="secret\\"', f"K: the quote \" never closes; {UNCLOSED} K='\"'"),
-        ("K='a''b", f"K: the quote ' never closes; {UNCLOSED} K=\"'\""),
+        ("K='secret\nL=1\n", f"K: the quote ' {UNCLOSED} K=\"'\""),
+        ('K="secret\\"', f"K: the quote \" {UNCLOSED} K='\"'"),
+        ("K='a''b", f"K: the quote ' {UNCLOSED} K=\"'\""),
         (
             "K='secret\nmore' tail",
             "K: text follows the quote that closes on a later line; a value of several lines is quoted to "

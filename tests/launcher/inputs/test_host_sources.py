@@ -157,7 +157,7 @@ def test_variables_that_cannot_be_right_are_refused_by_name(environ: dict[str, s
         ("PBS_NODEFILE", b"n1\n\xff\n", "not UTF-8 text (byte 3)"),
         ("PBS_NODEFILE", b"n1\nn2[0]\n", "line 2: 'n2[0]': 'n2[0]' is not the name of a host"),
         ("PBS_NODEFILE", b"n1\0\n", "a host's name is made of letters"),
-        ("PE_HOSTFILE", b"c1\n", "line 1: 'c1': allowed is a host, and behind it its number of slots"),
+        ("PE_HOSTFILE", b"c1\n", "line 1: 'c1': write a host, then its number of slots and its queue"),
         ("HYDRA_HOST_FILE", b"a:8\nb:eight\n", "line 2: 'b:eight': allowed is a host, with its number"),
         ("HYDRA_HOST_FILE", b"a:8 slots=8\n", "allowed is a host, with its number of slots"),
         ("HYDRA_HOST_FILE", b"b user=-oX\n", "a user is made of letters"),

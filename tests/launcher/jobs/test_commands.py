@@ -116,7 +116,7 @@ def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
         ("--metrics_port :80 t.py", "':80' is no port"),
         ("--metrics_port a\\ b:80 t.py", "'a b:80' is no port"),
         ("--metrics_port 192.0.2.1:1 t.py", "--metrics_port=192.0.2.1:1: cannot listen there: Cannot assign"),
-        ("--events=x --report=./x t.py", "--events=x and --report=./x: are one file; give each its own"),
+        ("--events=x --report=./x t.py", "--events=x and --report=./x are the same file; give each its own"),
         ("--trace=0 t.py", "--trace: '0' is not a step or a range of steps; write e.g. 10 or 10-12, where"),
         ("--trace=5-3 t.py", "--trace: '5-3' is an empty range; write 3-5"),
         (

@@ -279,11 +279,19 @@ def test_the_gradient_stays_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (FusedAdam, {"amsgrad": True}, "FusedAdam: group 0 has amsgrad=True, which it does not do"),
+        (
+            FusedAdam,
+            {"amsgrad": True},
+            "FusedAdam: group 0 has amsgrad=True, which FusedAdam does not support",
+        ),
         (DeepSpeedCPUAdam, {"amsgrad": True}, "DeepSpeedCPUAdam: group 0 has amsgrad=True"),
         (DeepSpeedCPUAdagrad, {"amsgrad": True}, "DeepSpeedCPUAdagrad: group 0 has amsgrad=True"),
         (FusedLamb, {"amsgrad": True}, "FusedLamb: group 0 has amsgrad=True"),
-        (FusedLamb, {"max_grad_norm": 1.0}, "FusedLamb: group 0 has max_grad_norm=1.0, which it does not do"),
+        (
+            FusedLamb,
+            {"max_grad_norm": 1.0},
+            "FusedLamb: group 0 has max_grad_norm=1.0, which FusedLamb does not support",
+        ),
         (FusedLamb, {"min_coeff": 2.0, "max_coeff": 1.0}, "min_coeff=2.0 and max_coeff=1.0"),
         (FusedAdam, {"lr": -0.1}, "group 0 has lr=-0.1; it must be finite and at least 0"),
         (FusedLion, {"lr": float("nan")}, "group 0 has lr=nan"),
