@@ -1,7 +1,7 @@
 """The ranks of a job along the axes of its parallelism, and their hosts. Arithmetic only.
 
-Groups of ep are consecutive among the ranks that share a stage's other layers, dp x sp, so it is no factor of
-the number of ranks.
+Groups of ep are consecutive ranks among those that share a stage's other layers (dp x sp), so ep is not a
+factor of the number of ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class JobMesh(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return it as --mesh takes it: dp, and all axes of more than one rank."""
+        """Return the mesh as --mesh takes it: dp, and all axes of more than one rank."""
         sizes = {name: self.size(name) for name in (*ORDER, "ep") if name == "dp" or self.size(name) > 1}
         order = () if self.order == ORDER else tuple(name for name in self.order if self.size(name) > 1)
         return _text(sizes, order)
@@ -43,7 +43,7 @@ class JobMesh(NamedTuple):
         return int(getattr(self, name))
 
     def stride(self, name: str) -> int:
-        """Return by how much ranks differ that are neighbours along this axis."""
+        """Return the difference between the ranks of neighbours along this axis."""
         if name == "ep":
             first, second, *_ = (*self.lines("ep")[0], 0)
             return max(1, second - first)
@@ -69,8 +69,8 @@ class JobMesh(NamedTuple):
         return self.pp * self.dp * self.sp * self.tp
 
     def place(self, rank: int) -> str:
-        """Return where the rank is, for messages: "stage 1 of 2, dp 0"; without axes of one rank, and "" if
-        there is none but dp, or no such rank.
+        """Return where the rank is, for messages: "stage 1 of 2, dp 0"; axes of one rank are left out.
+        Return "" if dp is the only axis, or the job has no such rank.
         """
         if not 0 <= rank < self.num_ranks:
             return ""
@@ -88,8 +88,8 @@ class HostSlots(NamedTuple):
 
 
 def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False) -> JobMesh | None:
-    """Return the mesh of so many ranks, None if no mesh was asked for. `may_shrink`: a given dp was that of
-    more hosts.
+    """Return the mesh of so many ranks, None if no mesh was asked for. `may_shrink`: the given dp may be
+    larger, because it was given for more hosts.
 
     Errors: LaunchError if the axes and the number of ranks do not fit
     """
@@ -120,7 +120,7 @@ def make_mesh(options: MeshOptions, num_ranks: int, *, may_shrink: bool = False)
 
 
 def _order_of(options: MeshOptions, mesh: JobMesh) -> tuple[str, ...]:
-    """Return all axes, those with one rank first, for which it makes no difference.
+    """Return the order of all axes, those with one rank first: their place makes no difference.
 
     Errors: LaunchError if an axis of more ranks is left out
     """
@@ -135,9 +135,9 @@ def _order_of(options: MeshOptions, mesh: JobMesh) -> tuple[str, ...]:
 
 
 def check_hosts(mesh: JobMesh, hosts: Sequence[HostSlots]) -> None:
-    """Check that axes which send in every layer lie alike on all hosts, if the hosts differ in size.
+    """If hosts differ in size, check that the axes which send in every layer lie in the same way on all.
 
-    Errors: LaunchError naming a host that the ranks of such an axis do not divide
+    Errors: LaunchError that names a host whose number of ranks is not a multiple of such an axis
     """
     if len({host.num_ranks for host in hosts}) == 1:
         return
@@ -174,8 +174,8 @@ def warnings_of(mesh: JobMesh, hosts: Sequence[HostSlots]) -> list[str]:
 def describe(
     mesh: JobMesh, hosts: Sequence[HostSlots], sent_bytes: Callable[[str], float] | None = None
 ) -> list[str]:
-    """Return the lines of a table of the axes, the innermost first. `sent_bytes`, where they were estimated,
-    are those of a rank along an axis, in a step.
+    """Return the lines of a table of the axes, the innermost first. `sent_bytes`, if they were estimated,
+    are the bytes that one rank sends along each axis in a step.
     """
     sizes = [name for name in mesh.order if mesh.size(name) > 1 or name == "dp"]
     shown = " x ".join(f"{name} {mesh.size(name)}" for name in sizes)
@@ -198,7 +198,9 @@ def describe(
 
 
 def fit(decision: Decision, options: MeshOptions, restart: RestartOptions) -> Decision:
-    """Return the next attempt if only dp may shrink: hosts that the other axes cannot use are spares."""
+    """Return the next attempt with fewer hosts, where only dp may shrink: hosts that do not fit the other
+    axes become spares.
+    """
     attempt, given = decision.attempt, dict(options.sizes)
     if attempt is None or not given:
         return decision
@@ -227,7 +229,9 @@ def fit(decision: Decision, options: MeshOptions, restart: RestartOptions) -> De
 def _crossing(
     mesh: JobMesh, name: str, hosts: Sequence[HostSlots]
 ) -> tuple[tuple[int, ...], tuple[str, ...]] | None:
-    """Return the first line along an axis that is on several hosts, and these hosts; None without one."""
+    """Return the first line along an axis whose ranks are on several hosts, and these hosts; None if there
+    is no such line.
+    """
     host_of = [host.name for host in hosts for _ in range(host.num_ranks)]
     for line in mesh.lines(name):
         names = tuple(dict.fromkeys(host_of[rank] for rank in line))

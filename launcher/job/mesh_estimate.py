@@ -28,11 +28,11 @@ class ModelSizes(NamedTuple):
 
     hidden: int
     num_blocks: int
-    query_width: int  # width of all heads
+    query_width: int  # width of all heads of the queries together
     num_kv_heads: int
     head_width: int
     dense: int  # parameters
-    experts: int = 0  # parameters of all of them
+    experts: int = 0  # parameters of all experts together
     experts_per_token: int = 0
 
 
@@ -72,7 +72,7 @@ class Estimate(NamedTuple):
         return total
 
     def _times(self, mesh: JobMesh) -> int:
-        """Return how often a rank sends its share of the parameters in one step."""
+        """Return how many times a rank sends its share of the parameters in one step."""
         m, stage = self.options.micro_batches, self.options.stage
         if mesh.pp > 1 or stage <= 1:
             return 2
@@ -127,7 +127,8 @@ def estimate_of(options: EstimateOptions | None) -> Estimate | None:
 def _sizes_of(config: Any, path: Path) -> ModelSizes:
     """Read a config.json of transformers."""
     given: dict[str, Any] = config if isinstance(config, dict) else {}
-    if isinstance(given.get("text_config"), dict):  # a model that takes images, too
+    # A model of texts and images keeps the sizes for texts there
+    if isinstance(given.get("text_config"), dict):
         given = given["text_config"]
 
     def number(*names: str, default: int | None = None) -> int:

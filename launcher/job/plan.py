@@ -18,11 +18,12 @@ from ..wire.job import NodeJob, RankJob
 from .mesh import HostSlots, JobMesh
 from .mesh_estimate import Estimate
 
-MOST_SINGLE_RANKS = 64  # their numbers travel one by one; of more, those of a host are folded
+# Up to so many, each rank's numbers travel on their own; of more ranks, those of a host are folded
+MOST_SINGLE_RANKS = 64
 
 
 class RankPlan(NamedTuple):
-    """One process to start. `rank` is unique in the job, both ranks count from 0.
+    """One process to start. `rank` is unique in the job; `rank` and `local_rank` count from 0.
 
     On hosts with unequal slots `local_rank` is `rank % slots`, a rotation:
     programs written for DeepSpeed assert it.
@@ -49,9 +50,8 @@ class NodePlan(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """The place where rank 0 listens. `address` None: node 0's, as the others reach it.
-
-    A port that is not fixed may move.
+    """The place where rank 0 listens. `address` None: the address at which the other nodes reach node 0. A
+    port that is not fixed may be changed.
     """
 
     address: str | None
@@ -63,7 +63,7 @@ class Program(NamedTuple):
     """The program of each rank. `python`: None with --no_python; `script`: a file that hosts must have."""
 
     python: str | None
-    head: tuple[str, ...]  # up to and with the script, module or command
+    head: tuple[str, ...]  # the command line as far as the script, module or command, that included
     script: str | None
     arguments: tuple[str, ...]
     takes_local_rank: bool
@@ -81,17 +81,19 @@ class Plan(NamedTuple):
     kill_grace_s: float
     heartbeat_s: float
     stack_on_hang_s: float | None = None  # seconds of silence, after which the workers are asked for stacks
-    save_pid: int | None = None  # this process's id, if the agents must write theirs into a file named for it
+    # This process's id, if each agent must write its own into a file that is named after it
+    save_pid: int | None = None
     # Modules that each host imports once, to fork its workers from; None: the host decides.
     preload: tuple[str, ...] | None = None
     has_timings: bool = False  # the workers report the phases of their start
     prepare_timeout_s: float = 600.0
-    bind_cores: tuple[int, ...] | None = None  # the cores that a host's ranks share; empty for all it allows
+    # The cores that a host's ranks share; empty for all that the host allows
+    bind_cores: tuple[int, ...] | None = None
     mesh: JobMesh | None = None
     mesh_estimate: Estimate | None = None
-    hosts_from: str = ""  # the file or variable that named them, if they were found
+    hosts_from: str = ""  # the file or variable that named the hosts, if the user did not
     elastic: ElasticOptions = ElasticOptions()
-    metrics_interval_s: float = 0.0  # each rank reports its numbers once in it; 0: never
+    metrics_interval_s: float = 0.0  # each rank reports its numbers once in this time; 0: never
 
     @property
     def world_size(self) -> int:
@@ -177,7 +179,9 @@ def plan_nodes(
 
 
 def is_this_machine(host: Host, local_names: frozenset[str]) -> bool:
-    """Tell whether the host needs no SSH. Another user means a login, another port another sshd."""
+    """Tell whether the host is this machine and needs no SSH. It does need SSH if a user (a login) or a port
+    (another sshd) was given.
+    """
     return host.name.lower() in local_names and host.user is None and host.port is None
 
 
@@ -188,9 +192,11 @@ def python_of(plan: Plan, host: Host) -> str | None:
 
 
 def environment_of(plan: Plan, host: Host) -> tuple[EnvEntry, ...]:
-    """Return a host's variables before RANK and its like: the job's entries, then the host's own.
+    """Return a host's variables without those of each rank, such as RANK: the job's entries, then the host's
+    own.
 
-    With a folder of its own, that folder is in PYTHONPATH too, as the job's is on the other hosts.
+    If the host has a working folder of its own, that folder is in PYTHONPATH, as the job's is on other
+    hosts.
     """
     entries = plan.environment
     if host.cwd is not None:
@@ -201,7 +207,7 @@ def environment_of(plan: Plan, host: Host) -> tuple[EnvEntry, ...]:
 
 
 def overruled(plan: Plan) -> tuple[EnvEntry, ...]:
-    """Return entries of files for variables that every rank gets from us: they have no effect.
+    """Return the entries of files that have no effect, because dslaunch sets these variables for every rank.
 
     CUDA_VISIBLE_DEVICES is not among them, because a host without GPUs keeps it.
     """
@@ -211,7 +217,9 @@ def overruled(plan: Plan) -> tuple[EnvEntry, ...]:
 
 
 class _LocalRankPlan(NamedTuple):
-    """The common part of a local rank on all hosts: made once, or a million ranks take gigabytes."""
+    """The part of a local rank that is equal on all hosts. It is made once: otherwise a million ranks take
+    gigabytes.
+    """
 
     local_rank: int
     variable: tuple[str, str]

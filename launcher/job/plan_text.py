@@ -22,9 +22,9 @@ def describe(
 ) -> str:
     """Write the plan as text: every host with its ranks, devices and command.
 
-    `how`: the way in which they start, if not by an agent.
+    `how`: the way in which the ranks start, if not by an agent.
 
-    `gateways`: the names of the hosts through which others are reached, by the node_rank of these.
+    `gateways`: the name of the gateway of each host that is reached through one, by the host's node_rank.
     """
     unused = frozenset(overruled(plan))
     is_alone = len(plan.nodes) == 1

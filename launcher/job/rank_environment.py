@@ -1,4 +1,6 @@
-"""The variables that each rank would get, with their sources. From a plan alone: no host is asked."""
+"""The variables that each rank would get, with their sources. They are found from the plan alone, without
+asking a host.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,12 @@ MASK = "***"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """`value` is the text to show; one that is known on the hosts only is described in parentheses."""
+    """`value` is the text to show; a value that only the hosts know is described in parentheses."""
 
     name: str
     value: str
     source: str
-    replaced: tuple[str, ...] = ()  # sources of earlier values of this name
+    replaced: tuple[str, ...] = ()  # sources of values that this one replaced
 
 
 def variables_of(plan: Plan, node: NodePlan, rank: RankPlan, *, shows_secrets: bool) -> tuple[Variable, ...]:
@@ -63,7 +65,9 @@ def variables_of(plan: Plan, node: NodePlan, rank: RankPlan, *, shows_secrets: b
 
 
 def describe(plan: Plan, *, only_rank: int | None = None, shows_secrets: bool = False) -> str:
-    """Describe the variables of all ranks, those that many share once; or of one rank."""
+    """Describe the variables of one rank, or of all ranks, where variables with the same value on all are
+    shown once.
+    """
     of_rank = {
         rank.rank: variables_of(plan, node, rank, shows_secrets=shows_secrets)
         for node in plan.nodes
@@ -111,7 +115,7 @@ def _master_addr(plan: Plan) -> str:
 
 
 def _shared(of_ranks: Sequence[tuple[Variable, ...]]) -> list[Variable]:
-    """Return the variables that are the same for all of them, in order."""
+    """Return the variables that are the same for all of these ranks, in order."""
     first, *others = of_ranks or [()]
     sets: list[Mapping[Variable, None]] = [dict.fromkeys(one) for one in others]
     return [variable for variable in first if all(variable in one for one in sets)]

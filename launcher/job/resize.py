@@ -1,4 +1,4 @@
-"""The hosts that a running job should have, and those with which it goes on when it has ended for a change of
+"""The hosts that a running job should have, and the hosts of the next attempt after an end for a change of
 hosts. Arithmetic only.
 
 A change of hosts is no failure: it counts as no restart and is not held to --min_uptime. A failure of a host
@@ -18,18 +18,19 @@ from .mesh import fit
 from .restart import Attempt, Decision, decide, replace_hosts
 from .verdict import HostFailure, RankFailure, Verdict
 
-JOINING_S = 60.0  # after a start: if the job fails within, hosts that have come with it are left out again
+# If the job fails within this time after a start, the hosts that joined at this start are left out again
+JOINING_S = 60.0
 
 
 class HostsNow(NamedTuple):
-    """The known hosts now. `coming` and `spares` are not in the attempt, in the order in which they are
-    taken.
+    """The known hosts now. `coming` and `spares` are hosts that are not in the attempt, in the order in
+    which they would be taken.
     """
 
     going: Mapping[str, str]  # hosts of the attempt that leave, each with the reason
-    coming: tuple[Selected, ...]  # were tried just now, and can be used
-    spares: tuple[Selected, ...]  # were not tried, and take the place of others only
-    words: Mapping[str, str]  # description of those that come, e.g. "is back"
+    coming: tuple[Selected, ...]  # hosts that were just tried and can be used
+    spares: tuple[Selected, ...]  # hosts that were not tried; they only replace others
+    words: Mapping[str, str]  # a description of each host that comes, e.g. "is back"
 
 
 class ResizeRules(NamedTuple):
@@ -41,13 +42,13 @@ class ResizeRules(NamedTuple):
 
     @property
     def minimum(self) -> int:
-        """Least number of hosts with which the job goes on, if some must go."""
+        """Smallest number of hosts with which the job goes on, if some must leave."""
         return max(1, self.restart.min_nodes or 1)
 
 
 def resize(attempt: Attempt, known: HostsNow, rules: ResizeRules) -> Decision | None:
-    """Return the hosts that the job should have now; None if it has them. A Decision without an attempt: too
-    few are left, so the job must save and end.
+    """Return the attempt with the hosts that the job should have now; None if it has them. A Decision
+    without an attempt means that too few hosts are left, so the job must save and end.
     """
     going = {name: why for name, why in known.going.items() if name in _names(attempt.hosts)}
     if not going and (not known.coming or len(attempt.hosts) >= rules.wanted):
@@ -99,7 +100,7 @@ def next_attempt(attempt: Attempt, verdict: Verdict, known: HostsNow, rules: Res
 
 def _after_change(attempt: Attempt, known: HostsNow, rules: ResizeRules) -> Decision:
     decision = resize(attempt, known, rules)
-    if decision is None:  # the hosts that were to come have gone again
+    if decision is None:  # no change is needed any more: the hosts that were to join have gone again
         following = attempt._replace(number=attempt.number + 1, joined=frozenset())
         why = "the hosts stay as they are, after all: starting again from the checkpoint"
         return Decision(following, why)
@@ -110,7 +111,9 @@ def _after_change(attempt: Attempt, known: HostsNow, rules: ResizeRules) -> Deci
 
 
 def _forgiven(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
-    """Return the hosts without which the job goes on for free, if the first failure is the fault of one."""
+    """If the first failure is the fault of a host that was told to go or has just joined, return the hosts
+    without which the job goes on; the restart is not counted.
+    """
     culprit = verdict.culprit
     if not isinstance(culprit, HostFailure | RankFailure):
         return {}
@@ -124,7 +127,8 @@ def _forgiven(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
     )
     if not attempt.joined or (verdict.ran_s or 0.0) > JOINING_S or is_of_old_host:
         return {}
-    # With them the job fails, and without them it ran: perhaps so many ranks do not divide a batch.
+    # The job ran without the new hosts and fails with them: perhaps the batch is not divisible by the number
+    # of ranks.
     return leaving | {name: f"it had just joined: {culprit.describe()}" for name in sorted(attempt.joined)}
 
 

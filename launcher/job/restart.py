@@ -1,9 +1,9 @@
 """The decision after a failure: end, or start again, and with which hosts. Arithmetic only.
 
 A spare takes the place, and so the ranks, of a host that could not be used or was lost; without a spare the
-hosts behind it move up, if --min_nodes allows fewer; else a lost host is tried once more, for it may be back.
-A host whose ranks failed first twice in a row is replaced too, if there is a spare. A job whose ranks fail
-right after the start is not started again: it would fail again.
+hosts behind it move up, if --min_nodes allows fewer; otherwise a lost host is tried once more, because it
+may be back. A host whose ranks failed first twice in a row is replaced too, if there is a spare. A job whose
+ranks fail right after the start is not started again: it would fail again.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Attempt(NamedTuple):
     number: int = 0
     num_restarts: int = 0
     last_culprit: str | None = None  # the host whose rank failed first
-    hosts_from: str = ""  # the file or variable that named them, if they were found
-    joined: frozenset[str] = frozenset()  # the hosts that have come in this attempt
+    hosts_from: str = ""  # the file or variable that named the hosts, if the user did not
+    joined: frozenset[str] = frozenset()  # the hosts that joined the job with this attempt
 
 
 class Decision(NamedTuple):
     """The next step: another attempt or, if that is None, the end.
 
-    `why` is one sentence; empty: there is nothing to report.
+    `why` is one sentence, empty if there is nothing to report.
     """
 
     attempt: Attempt | None
@@ -86,17 +86,19 @@ def decide(attempt: Attempt, verdict: Verdict, options: RestartOptions) -> Decis
             f"{options.min_uptime_s:g} s",
         )
     if not had_run and not bad:
-        return Decision(attempt=None, why="")  # a mistake, such as a missing script
+        # A mistake of the user, such as a missing script: it would fail again
+        return Decision(attempt=None, why="")
     return _without(attempt, bad, verdict, options, had_run=had_run)
 
 
 def without_unfit(attempt: Attempt, unfit: dict[str, str], options: RestartOptions) -> Decision:
-    """Return the same attempt without the hosts and spares that a look before the start found unfit, by name
-    and reason; None if too few are left.
+    """Return the same attempt without unfit hosts and spares; None if too few are left. `unfit` has the
+    names and reasons that a check before the start found.
 
     No worker has started, so this is no restart.
     """
-    unfit = {name: reason.partition(";")[0] for name, reason in unfit.items()}  # the advice was printed
+    # Without the advice, which was printed
+    unfit = {name: reason.partition(";")[0] for name, reason in unfit.items()}
     hosts, spares, changes = replace_hosts(attempt, unfit, keeps_lost=False)
     changes += [
         f"without the spare {one.host.name} ({unfit[one.host.name]})"
@@ -157,7 +159,7 @@ def _bad_hosts(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
 def replace_hosts(
     attempt: Attempt, bad: Mapping[str, str], *, keeps_lost: bool
 ) -> tuple[tuple[Selected, ...], tuple[Selected, ...], list[str]]:
-    """Put spares in the places of bad hosts; where none is left, the hosts behind move up."""
+    """Put spares in the places of bad hosts; if no spare is left, the following hosts move up."""
     spares = [one for one in attempt.spares if one.host.name not in bad]
     hosts: list[Selected] = []
     changes: list[str] = []

@@ -9,7 +9,7 @@ from .plan import NodePlan
 
 
 def with_stdin(nodes: tuple[NodePlan, ...], options: Options) -> tuple[NodePlan, ...]:
-    """Return the nodes, one of which knows that a rank of its own reads our stdin, if there is such a rank.
+    """Return the nodes; if a rank reads our stdin, its node has that rank as `stdin_rank`.
 
     Errors: LaunchError if the given rank is not in the job, or not on this machine
     """
@@ -31,7 +31,7 @@ def with_stdin(nodes: tuple[NodePlan, ...], options: Options) -> tuple[NodePlan,
             "out, or give the rank the path of a file"
         )
     if not found.is_local:
-        if asked is None or options.rendezvous.no_ssh:  # there each node has the same options
+        if asked is None or options.rendezvous.no_ssh:  # without SSH each node gets the same options
             return nodes
         raise LaunchError(
             f"--stdin={rank}: rank {rank} runs on {found.host.name}; allowed is a rank on this machine, "

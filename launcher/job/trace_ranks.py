@@ -9,15 +9,14 @@ from ..options.trace import TraceOptions
 from ..wording import count
 from .plan import NodePlan
 
-MAX_RANKS = 8  # unless others are named: each is some megabytes to transfer and to look at
+MAX_RANKS = 8  # ranks traced if the user names none: each gives some megabytes to transfer and to look at
 
 
 def with_trace(
     nodes: tuple[NodePlan, ...], options: TraceOptions, *, is_first: bool = True
 ) -> tuple[NodePlan, ...]:
-    """Return the nodes, in which the ranks to trace have a variable for it.
-
-    `is_first`: it is the first attempt; a later one may have fewer ranks.
+    """Return the nodes, where each rank to trace has the variable for that. `is_first`: this is the first
+    attempt; a later one may have fewer ranks.
 
     Errors: LaunchError if a given rank is not in the job
     """
@@ -37,7 +36,7 @@ def with_trace(
 
 
 def traced_ranks(node: NodePlan) -> tuple[int, ...]:
-    """Ranks of one host that trace."""
+    """Ranks of one host that trace their steps."""
     return tuple(one.rank for one in node.ranks if any(name == variables.TRACE for name, _ in one.env))
 
 

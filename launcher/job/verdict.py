@@ -31,14 +31,15 @@ class RankFailure(NamedTuple):
     code: int  # 128 + n if signal n ended it
     signal: int
     at_s: float
-    place: str = ""  # along the axes of the job, e.g. "stage 1 of 2, tp 0"; empty without axes
+    # The rank's place along the axes of the job, e.g. "stage 1 of 2, tp 0"; empty without axes
+    place: str = ""
     core_dumped: bool = False
     is_out_of_memory: bool = False
     evidence: tuple[str, ...] = ()  # sentences on why it ended
     message: str = ""  # the message of the exception that torch's @record noted
     traceback: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
-    last_lines_of: str = "stderr"  # or stdout, if it wrote nothing to stderr
+    last_lines_of: str = "stderr"  # "stdout" if the rank wrote nothing to stderr
 
     @property
     def name(self) -> str:
@@ -51,7 +52,7 @@ class RankFailure(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Return the reason, as far as the rank wrote it: its traceback's error; empty if it is unknown."""
+        """Return the reason that the rank wrote, the error of its traceback; empty if it wrote none."""
         if self.is_out_of_memory:
             return "out of memory"
         lines = (line.strip() for line in reversed(self.traceback or tuple(self.message.split("\n")[:1])))
@@ -59,7 +60,7 @@ class RankFailure(NamedTuple):
 
 
 class HostFailure(NamedTuple):
-    """A host that could not be used, or was lost. `at_s` is when it was last heard of.
+    """A host that could not be used, or was lost. `at_s` is when the host was last heard of.
 
     `is_way_lost`: lost with the host through which it was reached, without a known fault of its own.
     """
@@ -84,7 +85,7 @@ class HostFailure(NamedTuple):
 
 
 class OutputFailure(NamedTuple):
-    """Our own stdout or stderr cannot be written to any more."""
+    """Failure to write to our own stdout or stderr."""
 
     message: str
     at_s: float
@@ -99,7 +100,7 @@ class OutputFailure(NamedTuple):
 
 
 class LauncherFailure(NamedTuple):
-    """This machine stood still, or its network is down: no host has a known fault."""
+    """Failure of this machine, which stood still or lost its network: no host has a known fault."""
 
     message: str
     at_s: float
@@ -117,9 +118,10 @@ Failure = RankFailure | HostFailure | OutputFailure | LauncherFailure
 
 
 class Verdict(NamedTuple):
-    """The end of a job. `culprit` failed first; the rest failed before that was known, or was stopped.
+    """The end of a job. `culprit` failed first; the other ranks failed before this was known, or were
+    stopped.
 
-    `likely_cause`: the ranks that ended well before the culprit failed, most likely the reason for it.
+    `likely_cause`: ranks that ended with 0 before the culprit failed, which most likely made it fail.
     `announced`: the failure that was named when the job was stopped; the culprit may have become known only
     later.
     """
@@ -128,16 +130,18 @@ class Verdict(NamedTuple):
     others: tuple[Failure, ...]
     interrupted_by: int | None
     phases_s: tuple[tuple[str, float], ...]
-    # Seconds from the start of all workers to the first failure; None if they never started.
+    # Seconds from the start of all workers to the first failure; None if not all workers started.
     ran_s: float | None = None
     likely_cause: str = ""
     announced: str = ""
-    change: str = ""  # why all ended for a change of hosts, as they were asked to; empty if they did not
+    change: str = ""  # why all workers were asked to end for a change of hosts, and did; empty otherwise
     leaving: Mapping[str, str] = MappingProxyType({})  # hosts that were told to go, each with the reason
 
     @property
     def correction(self) -> str:
-        """Return a correction of the named culprit; hosts have two names in a job without SSH."""
+        """Return a sentence that corrects the announced culprit; empty if it was right. In a job without SSH
+        a host has two names.
+        """
         if self.culprit is None or not self.announced:
             return ""
         name = self.culprit.name
@@ -186,8 +190,8 @@ def describe_all(failures: Sequence[Failure]) -> list[str]:
     """Return a sentence for each failure, in this order; hosts that failed for the same reason are in one
     sentence.
 
-    Reasons are the same if they differ only in the host's name and in numbers; the words are then those of
-    the first, with {host} for its name and a note whose numbers they are.
+    Reasons are the same if they differ only in the host's name and in numbers; the sentence then has the
+    first reason, with {host} for the name and a note on whose numbers are shown.
     """
     groups: dict[object, list[Failure]] = {}
     for place, one in enumerate(failures):
@@ -202,7 +206,7 @@ def _describe_group(group: list[Failure]) -> str:
     first = group[0]
     if len(group) == 1 or not isinstance(first, HostFailure):
         return first.describe()
-    reason = first.message.removeprefix(f"{first.host} ")  # the port's host stands in front already
+    reason = first.message.removeprefix(f"{first.host} ")  # the sentence begins with the host's name already
     reasons = {_of_any_host(one.message, one.host) for one in group if isinstance(one, HostFailure)}
     whose = "" if len(reasons) == 1 else f"; the numbers are those of {first.name}"
     return (
@@ -224,17 +228,16 @@ def verdict_of(
     ended_well: Mapping[int, float] = MappingProxyType({}),
     announced: str = "",
 ) -> Verdict:
-    """Tell the culprit from those who fell with it: the earliest of the failures before all were told to
-    stop.
+    """Return the verdict: the culprit is the earliest of the failures before all workers were told to stop.
 
     A host counts from when it was last heard of: a lost host makes ranks elsewhere fail long before it is
-    known lost. `ended_well`: the time of the end of each rank that ended with 0. A rank that waits for one of
-    those in vain fails, and is told of it.
+    known lost. `ended_well`: the time of the end of each rank that ended with 0. A rank that waits in vain
+    for a rank that has ended fails; the verdict names the ended rank.
     """
     before_stop = [one for one in failures if stopped_at is None or one.at_s <= stopped_at]
     culprit = min(before_stop, key=lambda one: one.at_s, default=None)
-    # A rank that fails after the stop was told to; a host that fails after it may still have running
-    # processes.
+    # A rank that fails after the order to stop was ended by it; a host that fails after the order is kept,
+    # because processes may still run there.
     others = tuple(
         one for one in failures if one is not culprit and (one in before_stop or isinstance(one, HostFailure))
     )
@@ -250,7 +253,7 @@ def verdict_of(
     return with_early_ends(verdict, ended_well, stopped_at=stopped_at)
 
 
-# Words of gloo, NCCL, torch's store and sockets for a peer that is gone, or does not answer.
+# Words with which gloo, NCCL, torch's store and sockets report a peer that is gone or does not answer.
 _LOST_PEER = re.compile(
     r"connection (?:was )?(?:likely )?(?:reset|closed|aborted|lost)(?: by (?:remote )?peer)?|broken "
     r"pipe|failed to recv"
@@ -275,10 +278,10 @@ def lost_peer_words(text: str) -> str:
 def with_early_ends(
     verdict: Verdict, ended_well: Mapping[int, float], *, stopped_at: float | None
 ) -> Verdict:
-    """Return the verdict with the meaning, for the culprit, of these ranks' ends with 0.
+    """Return the verdict with `likely_cause`, if the culprit failed because of ranks that had ended with 0.
 
-    A rank that lost a connection may hear of an end that came a moment later: a process closes its
-    connections first.
+    An end may be known a moment after the failure that it caused, because a process closes its connections
+    before it ends.
     """
     culprit = verdict.culprit
     if not isinstance(culprit, RankFailure):
@@ -312,8 +315,8 @@ def with_early_ends(
 def rank_failure(
     exited: Exited, *, local_rank: int, host: str, pid: int, at_s: float, place: str = ""
 ) -> RankFailure:
-    """Return an agent's report of a worker that failed. `place` is the known place here; the worker's own
-    word goes before it.
+    """Return an agent's report of a worker that failed. `place` is the rank's place as far as the launcher
+    knows it; a place that the worker reported is preferred.
     """
     found = {name: _read(value) for name, value in exited.evidence.items() if _is_evidence(name, value)}
     found["place"] = found.get("place") or place
@@ -345,7 +348,7 @@ _EVIDENCE: dict[str, type] = {
 
 
 def _is_evidence(name: str, value: object) -> bool:
-    """Tell whether it has the form that evidence.py gives it; another form counts as nothing."""
+    """Tell whether the value has the form that evidence.py writes; a value of another form is ignored."""
     is_text = not isinstance(value, list) or all(isinstance(one, str) for one in value)
     return name in _EVIDENCE and isinstance(value, _EVIDENCE[name]) and is_text
 

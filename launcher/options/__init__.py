@@ -35,8 +35,8 @@ from .text import address
 from .trace import TraceOptions
 from .tree import TreeOptions
 
-# A larger number is a slip, which would start that many processes here; for a smaller one, the limits of the
-# host itself decide: see node/system/limits.py.
+# A larger number is surely a typing mistake, and would start that many processes here. Up to this number the
+# host's own limits decide: see node/system/limits.py.
 NUM_GPUS = Whole(0, MAX_SLOTS, absent=-1, meaning=", the most that one host may have (0: no limit)")
 
 
@@ -44,7 +44,7 @@ NUM_GPUS = Whole(0, MAX_SLOTS, absent=-1, meaning=", the most that one host may 
 class Options(NamedTuple):
     """One `dslaunch` command. `hostfile` is None if it was not given; -1 means not given for the counts.
 
-    The help shows the options of a topic in the order in which they stand here.
+    The help shows the options of a topic in the order of these fields.
     """
 
     program: str
@@ -115,7 +115,7 @@ class Options(NamedTuple):
     venv_script: str | None = option(
         "--venv_script", topic="start", metavar="FILE", help="Shell script to source on every host first."
     )
-    exec_prefix: tuple[str, ...] = option(  # for hosts without one in the hostfile
+    exec_prefix: tuple[str, ...] = option(  # the prefix for hosts without one in the hostfile
         "--exec_prefix",
         topic="start",
         default=(),

@@ -1,4 +1,4 @@
-"""The starter of the processes, and how MPI, Slurm and ssh are driven where it is one of them."""
+"""The program that starts the processes, and its arguments if it is MPI, Slurm or ssh."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ class Launcher(NamedTuple):
 
     name: str
     program: str = ""
-    starts_itself: bool = False  # and watches the processes; see launcher/external/runner.py, EXTERNAL
-    is_local: bool = False  # it knows this machine only
+    # The program itself starts and watches the processes; see launcher/external/runner.py, EXTERNAL
+    starts_itself: bool = False
+    is_local: bool = False  # it starts processes on this machine only
 
 
 SSH = Launcher("ssh")
@@ -37,8 +38,9 @@ _ROWS = (
     SLURM,
 )
 LAUNCHERS = {one.name: one for one in _ROWS}
-_WITH_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"  # options of ssh; source: OpenSSH 9.2p1 ssh.c, and its manual page
-WAYS = {one.name: one for one in (SSH, OPENSSH)}  # those that reach hosts by SSH from here
+# Options of ssh that take a value; source: OpenSSH 9.2p1 ssh.c, and its manual page
+_WITH_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"
+WAYS = {one.name: one for one in (SSH, OPENSSH)}  # the launchers that reach hosts by SSH from here
 
 
 def _launcher(value: str) -> Launcher:
@@ -93,7 +95,7 @@ _PROGRAMS = [*dict.fromkeys(one.program for one in _ROWS if one.program)]
 
 @record
 class BackendOptions(NamedTuple):
-    """The starter of the processes, and its arguments."""
+    """The program that starts the processes, and its arguments."""
 
     launcher: Launcher = option(
         "--launcher",
@@ -104,7 +106,7 @@ class BackendOptions(NamedTuple):
         metavar="NAME",
         help=f"Who starts the processes: {_either(_NAMES)}.  [default: {SSH.name}]",
     )
-    launcher_args: tuple[str, ...] = option(  # words for its program, as a shell would split them
+    launcher_args: tuple[str, ...] = option(  # words for the launcher's program, as a shell would split them
         "--launcher_args",
         topic="launchers",
         may_be_empty=True,
@@ -115,7 +117,9 @@ class BackendOptions(NamedTuple):
     )
 
     def settled(self, given: Mapping[str, Any]) -> BackendOptions:
-        """Settle the options. Errors: click.UsageError for words that no program takes; LaunchError"""
+        """Settle the options. Errors: click.UsageError for words if there is no program to take them;
+        LaunchError
+        """
         if self.launcher_args and self.launcher == PDSH:
             raise click.UsageError(
                 "--launcher_args has no effect with --launcher=pdsh, which runs ssh in the place of pdsh: "

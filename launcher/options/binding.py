@@ -13,8 +13,10 @@ MAX_DIGITS = 5  # Linux has fewer than 10,000 cores
 
 
 def _cores(value: str) -> tuple[int, ...]:
-    """Source: DeepSpeed 0.19.8 utils/numa.py, `parse_range_list`: ascending, nothing twice."""
-    number = f"[0-9]{{1,{MAX_DIGITS}}}"  # a range of more would not fit into memory
+    """Read a list of cores, ascending and without repetition. Source: DeepSpeed 0.19.8 utils/numa.py,
+    `parse_range_list`
+    """
+    number = f"[0-9]{{1,{MAX_DIGITS}}}"  # a range of larger numbers might not fit into memory
     if not re.fullmatch(f"{number}(-{number})?(,{number}(-{number})?)*", value):
         raise ValueError(
             f"{value[:80]!r} is not a list of cores, which are numbers of at most {MAX_DIGITS} digits; write "

@@ -10,7 +10,7 @@ from .option import flag, record
 
 @record
 class CheckOptions(NamedTuple):
-    """`measures_gpus` and `measures_network` come after the look, and not without it."""
+    """`measures_gpus` and `measures_network` ask for measurements after the check, and need it."""
 
     is_on: bool = flag(
         "--check",

@@ -29,8 +29,8 @@ class DropInOptions(NamedTuple):
     )
 
     def add_to(self, entries: tuple[EnvEntry, ...]) -> tuple[EnvEntry, ...]:
-        """Add the mode to the workers' variables: a given one after those of the shell and of environment
-        files, the default before them.
+        """Add the mode to the workers' variables: a given mode comes last and wins over the shell and
+        environment files; the default comes first, so that these win.
         """
         entry = EnvEntry(name=variables.DROP_IN, value=(self.mode or "auto",), source="--drop_in")
         return (entry, *entries) if self.mode is None else (*entries, entry)

@@ -1,4 +1,4 @@
-"""Changes while a job runs: which hosts there are, and how a host says that it must go."""
+"""Changes of the hosts while a job runs, and how a host tells that it must leave."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from .option import option, record
 
 @record
 class ElasticOptions(NamedTuple):
-    """`is_on`: the hosts may change while the job runs. The file and the command are those of each host."""
+    """`is_on`: the hosts may change while the job runs. The file and the command are looked for on each
+    host.
+    """
 
     is_on: bool = False
     notice_file: str | None = option(
@@ -31,7 +33,9 @@ class ElasticOptions(NamedTuple):
     )
 
     def settled(self, given: Mapping[str, Any]) -> ElasticOptions:
-        """Settle. Errors: LaunchError for a path that is not the same file for all of a host's processes"""
+        """Settle the options. Errors: LaunchError for a path that is not the same file for all processes of
+        a host
+        """
         path = self.notice_file
         if path is not None and (not path.startswith(("/", "~/")) or "\0" in path):
             raise LaunchError(

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from .option import option, record
 
-SECRET = "--webhook"  # a URL often has a secret in it
+SECRET = "--webhook"  # its value is hidden, because a URL often has a secret in it
 
 
 def _url(value: str) -> str:
@@ -57,7 +57,7 @@ def shown_url(url: str) -> str:
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """Return a command line as others may see it."""
+    """Return a command line with its secrets replaced, as others may see it."""
     found, is_next = [], False
     for word in words:
         name, equals, value = word.partition("=")

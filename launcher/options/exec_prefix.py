@@ -10,7 +10,7 @@ def prefix(value: str) -> tuple[str, ...]:
 
     Errors: ValueError for text that is no such prefix
     """
-    if value and not value.strip():  # "$IN $BOX", and neither is set
+    if value and not value.strip():  # as from "$IN $BOX", if neither variable is set
         raise ValueError(f"{value!r} has no word in it; write e.g. {EXAMPLE!r}, or leave it out")
     try:
         return read_prefix(value)

@@ -16,7 +16,9 @@ MAX_STEPS = 6  # steps of a connection: attempts, and hosts on the way
 
 @record
 class SshOptions(NamedTuple):
-    """The way to reach hosts: first a hostfile's values, then these, ~/.ssh/config, SSH's defaults."""
+    """The way to reach hosts: the values of a hostfile win, then come these, then ~/.ssh/config, then SSH's
+    defaults.
+    """
 
     user: str | None = option(
         "--ssh_user", topic="hosts", read=text.user, metavar="NAME", help="User to log in as."
@@ -48,11 +50,11 @@ class SshOptions(NamedTuple):
 
 NUM_NODES = Whole(0, absent=-1, meaning=" (0: no limit)")
 NODE_LIMIT = Whole(1, absent=-1)  # the smallest or largest number of hosts of a job
-NODE_RANGE = f"{__name__}.node_range"  # a context keeps the MIN:MAX of --num_nodes under it
+NODE_RANGE = f"{__name__}.node_range"  # key under which click's context keeps the MIN:MAX of --num_nodes
 
 
 def num_nodes(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Return the number of hosts; of MIN:MAX both are kept in the context, and the number is not given.
+    """Return the number of hosts; None for MIN:MAX, whose two numbers are kept in the context.
 
     Errors: click.BadParameter
     """

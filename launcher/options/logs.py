@@ -1,4 +1,4 @@
-"""The output of the ranks: places and form."""
+"""The output of the ranks: where it goes, and its form."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LogOptions(NamedTuple):
     )
 
     def settled(self, given: Mapping[str, Any]) -> LogOptions:
-        """Settle. Errors: LaunchError for an option without effect"""
+        """Settle the options. Errors: LaunchError for an option without effect"""
         if self.is_folding and self.prefix:
             raise LaunchError(
                 "--fold and --prefix exclude each other: a folded line has a prefix of its own; give one "

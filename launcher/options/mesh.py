@@ -22,7 +22,9 @@ _ORDER = re.compile(r"\s*order\s*=\s*([a-z-]+)\s*")
 
 
 class EstimateOptions(NamedTuple):
-    """`model` is a config.json of transformers, or its folder; `bytes` are those of a number that is sent."""
+    """`model` is a config.json of transformers, or its folder; `bytes` is the size of one number that is
+    sent.
+    """
 
     model: str
     seq: int
@@ -33,7 +35,7 @@ class EstimateOptions(NamedTuple):
 
 
 def _axes(value: str) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
-    """Return the sizes, and the order."""
+    """Return the size of each axis, and the order of the axes."""
     sizes: dict[str, int] = {}
     order: tuple[str, ...] = ()
     for item in value.split(","):
@@ -56,7 +58,7 @@ def _axes(value: str) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
 
 
 def _check_order(order: tuple[str, ...], value: str) -> None:
-    """Errors: ValueError for an axis that cannot be in it, or is there twice"""
+    """Errors: ValueError for an axis that cannot be in an order, or occurs twice"""
     wrong = next((name for name in order if name not in ORDER or order.count(name) > 1), None)
     if wrong is not None:
         why = "lies along dp and sp, and has no place of its own" if wrong == "ep" else "is not allowed"
@@ -86,7 +88,7 @@ def _estimate(value: str) -> EstimateOptions:
 
 @record
 class MeshOptions(NamedTuple):
-    """`sizes` are by axis, as they were given; without sizes there is no mesh. `order` has the outermost axis
+    """`sizes` has the given axes and sizes; without sizes there is no mesh. `order` has the outermost axis
     first; empty: that of the runtime.
     """
 
@@ -115,7 +117,7 @@ class MeshOptions(NamedTuple):
     )
 
     def settled(self, given: Mapping[str, Any]) -> MeshOptions:
-        """Settle. Errors: click.UsageError for an estimate that would not be printed"""
+        """Settle the options. Errors: click.UsageError for an estimate that would not be printed"""
         sizes, order = given.get("mesh") or ((), ())
         if self.estimate is not None and not (sizes and given["dry_run"]):
             raise click.UsageError(

@@ -17,7 +17,7 @@ THIS_MACHINE = "127.0.0.1"
 
 
 class ListenAddress(NamedTuple):
-    """An address to listen on; port 0: any that is free."""
+    """An address to listen on; port 0: any free port."""
 
     address: str
     port: int
@@ -68,7 +68,7 @@ class MetricsOptions(NamedTuple):
 
     @property
     def has_own_interval(self) -> bool:
-        """Tell whether numbers were asked for, at another interval than the usual one."""
+        """Tell whether an interval other than the usual one was asked for."""
         return self.interval_s not in (0.0, MetricsOptions().interval_s)
 
     def refuse(self, why: str) -> None:
@@ -77,7 +77,7 @@ class MetricsOptions(NamedTuple):
             raise LaunchError(f"--metrics_port has no effect with {why}; leave it out")
 
     def settled(self, given: Mapping[str, Any]) -> MetricsOptions:
-        """Settle. Errors: LaunchError for an interval that is too short"""
+        """Settle the options. Errors: LaunchError for an interval that is too short"""
         if 0 < self.interval_s < LEAST_INTERVAL_S:
             raise LaunchError(
                 f"--metrics_interval={self.interval_s:g}: must be {LEAST_INTERVAL_S:g} or more, in seconds, "

@@ -1,4 +1,4 @@
-"""Options that are numbers: one rule, and one way to express it, for all of them."""
+"""Types of options that are numbers, with the same rules and messages for all such options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 MOST = 10**9  # limit of a count that has no other limit
-MOST_S = 1e6  # eleven days; the kernel takes no longer wait for a connection
+MOST_S = 1e6  # eleven days; the kernel refuses a longer wait for a connection
 _WHOLE = re.compile("-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _SHOWN_LENGTH = 40
@@ -18,7 +18,7 @@ _SHOWN_LENGTH = 40
 class Whole(click.ParamType):  # type: ignore[type-arg] # generic since click 8.4
     """A whole number from `least` to `most`, in decimal digits.
 
-    `absent`: the value that scripts for DeepSpeed write for an option that is not given, allowed as well.
+    `absent`: a further allowed value, which scripts for DeepSpeed write to say that the option is not given.
     `meaning` is added to the allowed values, if they need an explanation.
     """
 

@@ -16,9 +16,9 @@ class JobOption(click.Option):
     """`topic` is the part of the help that it stands in, `needs` the option of the same record without which
     it has no effect.
 
-    As scripts for DeepSpeed have them: `deepspeed` is another name, `absent` a value that means not given.
-    `may_be_empty`: an empty value says something; that of another option is refused, for it comes from a
-    variable of the shell that is not set. `takes_stream`: - stands for standard input.
+    For scripts written for DeepSpeed: `deepspeed` is a second name, and `absent` a value that means not
+    given. `may_be_empty`: an empty value has a meaning. Other options refuse an empty value, because it
+    usually comes from a shell variable that is not set. `takes_stream`: - stands for standard input.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class JobOption(click.Option):
         self.may_be_empty, self.takes_stream = may_be_empty, takes_stream
 
     def is_given(self, given: Mapping[str, Any]) -> bool:
-        """Tell whether the command line, by parameter name, has it."""
+        """Tell whether the option is in `given`, the values of the command line by parameter name."""
         value = given.get(self.name or "")
         if value is None or ((self.is_flag or self.multiple) and not value):
             return False
@@ -53,7 +53,8 @@ class _Field(NamedTuple):
 
 def option(*names: str, default: Any = None, read: Callable[[str], Any] | None = None, **more: Any) -> Any:
     """Make a field of a record: `default` is its value where the option is not given, `read` makes the value
-    of the text, or raises a ValueError with the allowed values. `more` is that of JobOption and click.Option.
+    of the text, or raises a ValueError with the allowed values. `more` are further arguments of JobOption
+    and click.Option.
     """
     if read is not None:
         more["callback"] = _callback(read)
@@ -61,7 +62,7 @@ def option(*names: str, default: Any = None, read: Callable[[str], Any] | None =
 
 
 def flag(*names: str, **more: Any) -> Any:
-    """Make an option without a value: False where it is not given."""
+    """Make an option without a value: True if it is given, else False."""
     return option(*names, default=False, is_flag=True, **more)
 
 
@@ -76,8 +77,8 @@ def _callback(read: Callable[[str], Any]) -> Callable[[click.Context, click.Para
 
 
 def record(cls: type[T]) -> type[T]:
-    """Make a NamedTuple some of whose fields are options: they get their defaults, the class keeps the
-    options.
+    """Turn a class into a NamedTuple, some of whose fields are options: the fields get the options'
+    defaults, and the class keeps the options.
     """
     found = cls._field_defaults  # type: ignore[attr-defined]
     options = {name: value.option for name, value in found.items() if isinstance(value, _Field)}
@@ -89,7 +90,9 @@ def record(cls: type[T]) -> type[T]:
 
 
 def _fields(cls: Any) -> Iterator[tuple[str, JobOption | None, Any]]:
-    """Yield for each field with a default: its name, its option, and its default, maybe a record."""
+    """Yield for each field with a default: its name, its option if it has one, and its default, which may be
+    a record.
+    """
     options: dict[str, JobOption] = cls._options
     return ((name, options.get(name), default) for name, default in cls._field_defaults.items())
 
@@ -109,7 +112,7 @@ def read(cls: type[T], given: Mapping[str, Any], **others: Any) -> T:
     """Return the record of the given values, by parameter name; `others` are values of fields that are no
     options.
 
-    A record with a method `settled` has rules there for several of its options together.
+    If the record has a method `settled`, that method holds the rules that concern several options together.
     Errors: LaunchError for an option without the option it needs, and as `settled`
     """
     values = dict(others)

@@ -17,7 +17,8 @@ class ProcessOptions(NamedTuple):
         topic="deepspeed",
         help="On every host, keep the agent's process id in /tmp/PID.deepspeed, PID being that of dslaunch.",
     )
-    stack_on_hang_s: float | None = option(  # seconds of silence; None or 0: only when asked for
+    # Seconds of silence after which stacks are shown; None or 0: only on request
+    stack_on_hang_s: float | None = option(
         "--stack_on_hang",
         topic="output",
         type=Seconds(),

@@ -10,7 +10,7 @@ from .hosts import NODE_LIMIT
 from .number import Seconds, Whole
 from .option import flag, option, record
 
-ELASTIC_RESTARTS = 100  # the meaning of --elastic_training alone
+ELASTIC_RESTARTS = 100  # number of restarts if only --elastic_training is given
 
 
 @record
@@ -74,7 +74,7 @@ class RestartOptions(NamedTuple):
         return self.max_restarts > 0 or self.spares > 0 or self.min_nodes is not None
 
     def settled(self, given: Mapping[str, Any]) -> RestartOptions:
-        """Settle. Errors: LaunchError if they contradict each other"""
+        """Settle the options. Errors: LaunchError if they contradict each other"""
         made = self
         if self.is_elastic:
             restarts = ELASTIC_RESTARTS if given["max_restarts"] is None else self.max_restarts

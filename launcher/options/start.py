@@ -9,7 +9,7 @@ import click
 from .number import Seconds, Whole
 from .option import flag, option, record
 
-CONNECT_WINDOW = 64  # connections being made at the same time
+CONNECT_WINDOW = 64  # the most connections that are made at the same time
 
 
 def _module_names(value: str) -> tuple[str, ...] | None:
@@ -27,7 +27,8 @@ def _module_names(value: str) -> tuple[str, ...] | None:
 class StartOptions(NamedTuple):
     """`window` counts connections as CONNECT_WINDOW does."""
 
-    preload: tuple[str, ...] | None = option(  # None: the script's own imports, where that is safe
+    # Modules to import before the fork; None: the script's own imports, where that is safe
+    preload: tuple[str, ...] | None = option(
         "--preload",
         topic="start",
         read=_module_names,

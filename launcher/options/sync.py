@@ -12,7 +12,7 @@ from .option import flag, option, record
 
 @record
 class SyncOptions(NamedTuple):
-    """`folder` None: no files are sent. `patterns` are the files to collect, into `place`."""
+    """`folder` None: no files are sent. `patterns` select the files to collect into `place`."""
 
     folder: str | None = option(
         "--sync",
@@ -54,7 +54,7 @@ class SyncOptions(NamedTuple):
         return self.folder is not None or bool(self.patterns)
 
     def settled(self, given: Mapping[str, Any]) -> SyncOptions:
-        """Settle. Errors: LaunchError for a pattern that leads out of the job's folder"""
+        """Settle the options. Errors: LaunchError for a pattern that leads out of the job's folder"""
         for pattern in self.patterns:
             if ".." in pattern.split("/"):
                 raise LaunchError(

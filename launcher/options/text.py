@@ -25,14 +25,14 @@ def address(value: str) -> str:
 
 
 def _can_be_looked_up(name: str) -> bool:
-    """Tell whether it can be looked up, unlike a name in the hostfile, which may be an alias of
-    ~/.ssh/config.
+    """Tell whether DNS could know the name. This is not required in a hostfile, where a name may be an alias
+    of ~/.ssh/config.
     """
     return all(0 < len(one) <= MAX_LABEL_LENGTH for one in name.removesuffix(".").split("."))
 
 
 def job_id(value: str) -> str:
-    """Read a name that nodes compare as a whole."""
+    """Read the name of a job, which the nodes of the job compare."""
     if len(value) > MAX_JOB_ID_LENGTH or not value.isprintable():
         raise ValueError(
             f"{value[:80]!r} is no name for a job, which has at most {MAX_JOB_ID_LENGTH} characters, all of "

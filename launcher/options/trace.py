@@ -80,11 +80,11 @@ class TraceOptions(NamedTuple):
 
     @property
     def steps(self) -> str:
-        """Return the steps as they were written."""
+        """Return the steps as the user writes them: 3-5, or 3."""
         return f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
 
     def settled(self, given: Mapping[str, Any]) -> TraceOptions:
-        """Settle. Errors: LaunchError for a file that Perfetto would not open"""
+        """Settle the options. Errors: LaunchError for a file that Perfetto would not open"""
         if self.place and not self.place.endswith((".json", ".json.gz")):
             raise LaunchError(
                 f"--trace_to={self.place}: Perfetto knows the file by its end; let the name end in .json.gz "
