@@ -9,26 +9,26 @@ from contextlib import contextmanager
 class Accumulation:
     """The micro batches since the last optimizer step.
 
-    A step is due after `steps` of them. Their number in all says nothing once a program, or a checkpoint, has
-    another number for a step: so those since the last step are counted.
+    A step is due after `steps` of them. The total would be useless once the program, or a checkpoint, changes
+    the number for a step, so only those since the last step are counted.
     """
 
     def __init__(self, steps: int, *, is_managed: bool = True, sum_over: int = 1) -> None:
-        """`steps`: micro batches for one optimizer step; it may be set at a boundary. Unless `is_managed`,
-        every step() is an optimizer step, and those are a share of each loss only. `sum_over`: over how many
-        ranks gradients are added up; 1: they are averaged.
+        """`steps`: micro batches for one optimizer step; it may be set at a boundary. Without `is_managed`,
+        every step() is an optimizer step, and `steps` only divides each loss. `sum_over`: number of ranks
+        over which gradients are added up; 1: they are averaged.
         """
         self.steps = steps
         self.is_managed, self.sum_over = is_managed, sum_over
         self.is_in_no_sync = False
         self._forced_boundary: bool | None = None
         self._num_waiting = 0
-        self._has_begun = False  # the backward of a micro batch was called, and its step() was not
+        self._has_begun = False  # True from the backward of a micro batch until its step()
 
     @property
     def is_boundary(self) -> bool:
-        """Whether the micro batch that is under way ends an optimizer step; where the program alone knows,
-        none does before step().
+        """Tell whether the present micro batch ends an optimizer step; if the program decides that, False
+        until step().
         """
         if not self.is_managed:
             return False
@@ -38,7 +38,7 @@ class Accumulation:
 
     @property
     def is_step_due(self) -> bool:
-        """Whether the next `step()` updates the parameters."""
+        """True if the next `step()` updates the parameters."""
         return self.is_boundary or not self.is_managed
 
     @property
@@ -48,7 +48,7 @@ class Accumulation:
 
     @property
     def divisor(self) -> float:
-        """Return what the gradient of a micro batch's loss is divided by, before the ranks average."""
+        """Return the divisor of a micro batch's loss, before the ranks average gradients."""
         return self.steps / self.sum_over
 
     @property
@@ -70,12 +70,12 @@ class Accumulation:
             self.is_in_no_sync = was
 
     def begin_micro_batch(self) -> None:
-        """A backward begins."""
+        """Note that a backward begins."""
         self._num_waiting += self._has_begun and not self.is_managed
         self._has_begun = True
 
     def end_micro_batch(self, *, is_boundary: bool) -> None:
-        """`step()` was called."""
+        """Note that `step()` was called."""
         self._num_waiting = 0 if is_boundary else self._num_waiting + 1
         self._has_begun = False
 

@@ -1,6 +1,4 @@
-"""Settings of a ds_config that must be the same on all ranks, for all of them to train the same in the same
-order.
-"""
+"""Settings of a ds_config that must be the same on all ranks, so that all train alike, in one order."""
 
 from __future__ import annotations
 
@@ -32,9 +30,9 @@ _OWN = ("nvme_path", "pin_memory")  # keys of offload: each host has its own val
 
 
 def agreed_settings(config: Config, optimizer: FlatOptimizer | None) -> dict[str, Any]:
-    """Return that, values by dotted key, and the kind of the optimizer.
+    """Return these settings by dotted key, and the kind of the optimizer.
 
-    The rest is a rank's own affair: what it prints and measures, its folders, its batch size.
+    Other settings may differ by rank: what it prints and measures, its folders, its batch size.
     """
     chosen = {key: value for key, value in config.describe().items() if key in _AGREED}
     flat = {key: value for key, value in _flat(chosen) if key.rpartition(".")[2] not in _OWN}

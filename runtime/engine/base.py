@@ -50,7 +50,7 @@ RUN_BY_THE_PROGRAM = (
 class EngineBase(Saving):
     """One model and all that trains it. Attributes that an engine does not have itself are the module's."""
 
-    _shuffles = True  # the training data, anew in each epoch
+    _shuffles = True  # True: training data are shuffled anew in each epoch
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class EngineBase(Saving):
         )
 
     def _units_to_trace(self) -> tuple[TracedUnit, ...]:
-        """Units to trace; None where a whole model is compiled: with hooks on its modules it would be
-        compiled again.
+        """Return the units to trace; none if the whole model is compiled, which hooks would force to compile
+        again.
         """
         if self.is_compiled:
             return ()
@@ -127,9 +127,7 @@ class EngineBase(Saving):
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the ds_config as it was given, a dict; `settings` is what it means,
-        typed and with defaults.
-        """
+        """Return the ds_config as a dict, as it was given; `settings` has it typed and with defaults."""
         return self.settings.origin.given
 
     def _naming_misfits(self) -> AbstractContextManager[object]:
@@ -138,7 +136,7 @@ class EngineBase(Saving):
     def _autocast(self) -> AbstractContextManager[object]:
         """Return the context that `torch_autocast` asks for.
 
-        Copies in 16 bits are not kept for other uses where parameters come and go.
+        autocast's cache of 16-bit copies is off where parameters are gathered and freed.
         """
         wanted = self.settings.torch_autocast
         if not wanted.enabled:
@@ -147,7 +145,7 @@ class EngineBase(Saving):
         return torch.autocast(self.device.type, dtype=getattr(torch, wanted.dtype), cache_enabled=is_kept)
 
     def _forget_losses(self) -> None:
-        """The micro batches since the last step count no more."""
+        """Forget the losses of the micro batches since the last step."""
         self._instruments.forget_losses()
         if self._optimizer_step is not None:
             self._optimizer_step.skipped.forget_losses()
@@ -209,7 +207,7 @@ class EngineBase(Saving):
         self._model.zero_gradients()
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the next `step()` updates the parameters."""
+        """Tell whether the next `step()` updates the parameters."""
         return self._accumulation.is_boundary
 
     # ---- numbers that other parts of the runtime read as well
@@ -229,8 +227,8 @@ class EngineBase(Saving):
 
     @property
     def dp_world_size(self) -> int:
-        """Return the number of parts into which the samples of a batch are divided: one for each rank, or for
-        each group of ranks over which layers are divided.
+        """Return the number of parts into which a batch is divided: one for each rank, or one for each group
+        of ranks over which layers are divided.
         """
         return self._axes.dp
 
@@ -320,11 +318,10 @@ class EngineBase(Saving):
         """Move these states, default all, to host memory until `reload_states()`,
         and give up their memory on the device.
 
-        For the time between a step and the next forward. Without an accelerator they only lie
-        elsewhere in host memory. Parameters that are gone refuse to be used, and the engine refuses
-        whatever needs the rest.
-        Errors: ConfigError for other states or devices than there are, or while gathered
-                parameters are in use
+        Use it between a step and the next forward. Without an accelerator the states only move within host
+        memory. Parameters that were moved raise when they are used, and so do the engine's calls that need
+        other moved states.
+        Errors: ConfigError for unknown states or devices, or while gathered parameters are in use
         """
         if device != OffloadDeviceEnum.cpu:
             raise ConfigError(
@@ -339,8 +336,8 @@ class EngineBase(Saving):
         self._model.reload(non_blocking=non_blocking)
 
     def empty_partition_cache(self) -> None:
-        """Give up memory that is kept for the next use: parameters that were gathered early,
-        and what the allocator holds.
+        """Free memory that is kept for the next use: parameters that were gathered early, and the allocator's
+        cache.
         """
         self._model.reshard_idle()
         if self.device.type == "cuda":
@@ -361,8 +358,8 @@ class EngineBase(Saving):
         """Return micro batches of this rank's part of `dataset`: shuffled for "train",
         in order for "eval" and "predict".
 
-        Checkpoints keep the position of the one that is `engine.training_dataloader`, unless it has a
-        `data_sampler`. `num_local_io_workers` None: this process reads the samples itself.
+        Checkpoints keep the position of `engine.training_dataloader`, unless it has a `data_sampler`.
+        `num_local_io_workers` None: this process reads the samples itself.
         Errors: ConfigError for another route, and for a dataset without a length
         """
         return load_data(
@@ -417,7 +414,7 @@ class EngineBase(Saving):
                 raise
         try:
             return getattr(self.module, name)
-        except AttributeError as error:  # Python adds the nearest name where it shows this
+        except AttributeError as error:  # Python's traceback then suggests the nearest name
             text = f"neither the engine nor its module, a {type(self.module).__name__}, has {name!r}"
             raise AttributeError(text, name=name, obj=self) from error
 
@@ -435,9 +432,9 @@ class EngineBase(Saving):
         )
 
     def destroy(self) -> None:
-        """Give up optimizer states and gradients; the module keeps its parameters and can still be used.
+        """Free optimizer states and gradients; the module keeps its parameters and can still be used.
 
-        Errors: CheckpointError, after that, if a save beside training has failed
+        Errors: CheckpointError, after all else is done, if a save beside training has failed
         """
         self._close()
         self.optimizer = None
@@ -461,12 +458,12 @@ class EngineBase(Saving):
 
 
 def _records_graphs(compile_kwargs: Mapping[str, Any]) -> bool:
-    """Whether torch.compile() would make CUDA graphs."""
+    """Tell whether torch.compile() would make CUDA graphs."""
     options = compile_kwargs.get("options") or {}
     is_asked = compile_kwargs.get("mode") in ("reduce-overhead", "max-autotune")
     return is_asked or bool(options.get("triton.cudagraphs"))
 
 
 def to_half(value: Any) -> Any:
-    """Return a tensor of numbers with a point as float16, and anything else as it is."""
+    """Return a floating-point tensor as float16, and any other value as it is."""
     return value.half() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -1,7 +1,7 @@
-"""Saving and loading one engine's checkpoints, and the end of training that is saved.
+"""Saving and loading of one engine's checkpoints, and the end of a training that was saved.
 
-The first save or load imports torch.distributed.checkpoint: with what it needs, that takes as long as half of
-torch itself, and many jobs end without.
+The first save or load imports torch.distributed.checkpoint: with its own imports that takes half as long as
+torch itself, and many jobs never save.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Checkpoints:
         forget_losses: Callable[[], None],
         state: Callable[[str], AbstractContextManager[object]],
     ) -> None:
-        """`training(is_load)` gives what a checkpoint is made of, as it is now.
+        """`training(is_load)` returns the present contents for a checkpoint.
 
-        `is_restarted`: the launcher starts a failed job again, so a folder without any
-        checkpoint is no error. `state` is around what is "saving" or "loading".
+        `is_restarted`: the launcher starts a failed job again, so a folder without a checkpoint is no
+        error. `state` returns a context for "saving" or "loading".
         """
         self._training, self._saver = training, saver
         self._accumulation, self._preemption = accumulation, preemption
@@ -84,8 +84,8 @@ class Checkpoints:
             self._look_whether_to_end(str(save_dir))
 
     def _look_whether_to_end(self, save_dir: str) -> None:
-        """Note whether a rank knows that the hosts are to change. What the program does after its save is
-        still done: all end when they begin to train again.
+        """Note whether any rank knows that the hosts are to change. The program may still finish its work
+        after the save: all ranks end at their next forward.
 
         Order: a collective in a job whose hosts can change
         """
@@ -145,7 +145,7 @@ class Checkpoints:
         return loaded
 
     def end_if_preempted(self) -> None:
-        """Save and end the program, if a rank was told to before the norm of the step.
+        """Save and end the program, if a rank was told to end before the norm of the step.
 
         Errors: SystemExit, after the save
         """
@@ -173,7 +173,7 @@ class Checkpoints:
         self._saver.close()
 
     def _warn_of_gradients(self, training: Training) -> None:
-        """Warn of gradients in use: no checkpoint has any."""
+        """Warn if gradients wait for a step: checkpoints do not contain gradients."""
         if self._accumulation.num_partial and training.job.is_first:
             _log.warning(
                 "save_checkpoint() after %d of %d micro batches of step %d: their gradients are not saved, "
@@ -185,8 +185,8 @@ class Checkpoints:
             )
 
     def _start_afresh(self, training: Training, step: int, *, with_progress: bool) -> None:
-        """Forget the micro batches since the last step, which were of `step`:
-        the load has dropped their gradients.
+        """Forget the micro batches since the last step, which belong to `step`: the load has dropped their
+        gradients.
         """
         if self._accumulation.num_partial and training.job.is_first:
             _log.warning(
@@ -198,6 +198,6 @@ class Checkpoints:
                 step,
             )
         num_ended = self._accumulation.forget()
-        if not with_progress:  # otherwise they are the checkpoint's
+        if not with_progress:  # else the counters are the checkpoint's
             training.progress.micro_steps -= num_ended
         self._forget_losses()

@@ -57,7 +57,9 @@ from .skipped_steps import SkippedSteps
 
 
 class EngineTrainer(Trainer):
-    """An engine as its model knows it. It holds no optimizer, since a program may keep the model alone."""
+    """The view that a model has of its engine. It has no optimizer, so that a kept model does not
+    keep that.
+    """
 
     def __init__(
         self,
@@ -75,12 +77,12 @@ class EngineTrainer(Trainer):
         self.hooks: list[Callable[[], object]] = []  # calls that remove the hooks
 
     def ends_step(self) -> bool:
-        """Without an optimizer no step ends."""
+        """True if a step ends; never without an optimizer."""
         is_boundary = self._accumulation.is_boundary and not self._accumulation.is_in_no_sync
         return self._has_optimizer and is_boundary
 
     def before_change(self) -> None:
-        """Let a save beside training copy the values that it has not copied."""
+        """Let a save beside training copy its remaining values before these change."""
         self._saver.before_change()
 
     def before_gather(self) -> None:
@@ -109,7 +111,7 @@ class EngineTrainer(Trainer):
 
 
 class Components:
-    """One engine's parts, made in the one order in which they can be. Without an optimizer there is no
+    """Parts of one engine, made in the order of their dependencies. Without an optimizer there is no
     `optimizer_step`.
     """
 
@@ -126,11 +128,11 @@ class Components:
         divided: DividedModel | None = None,
         experts: PlacedExperts | None = None,
     ) -> None:
-        """Place the module in flat buffers, with rank 0's values, and make all that trains it. `on_taken`
-        returns what ends the engine when another one has its parameters.
+        """Place the module in flat buffers, with rank 0's values, and make all parts that train it.
+        `on_taken` returns the function that ends this engine when another engine takes its parameters.
 
         Order:  a collective
-        Errors: ConfigError for what does not go together
+        Errors: ConfigError for arguments or settings that contradict each other
         """
         self._device, self._optimizer = device, optimizer
         self.policy = _policy(config, optimizer)
@@ -230,7 +232,7 @@ class Components:
         return has_overflow(self.model.trained, self.domains.job, self._device)
 
     def _foresee(self) -> Update | None:
-        """Return what the coming step does if nothing is clipped; None while a backward runs that ends no
+        """Return the arguments of the coming step if nothing is clipped; None during a backward that ends no
         step.
         """
         if self._optimizer is None or not self._trainer.ends_step():
@@ -239,13 +241,15 @@ class Components:
 
 
 def _preemption(config: Config, worker: WorkerEnvironment, job: Job) -> Preemption | None:
-    """Return the watch for an early end of the program; None where none is possible."""
+    """Return the watch for an early end of the program; None if no early end is possible."""
     save_dir, file = config.checkpoint.preemption_save_dir, worker.resize_file
     return None if save_dir is None and file is None else Preemption(job, save_dir=save_dir, resize_file=file)
 
 
 def _divided_sequences(module: nn.Module, domains: Domains, config: Config) -> DividedSequences | None:
-    """Say how gradients are put together where programs may count on another way."""
+    """Return the checks of divided sequences; log how gradients are combined if programs may expect another
+    way.
+    """
     if domains.axes.sp == 1:
         for one in registered():
             one.check_size(1)
@@ -274,8 +278,8 @@ def _tell_of_storage(config: Config, worker: WorkerEnvironment, job: Job) -> Non
 
 
 def _loss_scaling(config: Config, policy: Policy) -> Fp16Config:
-    """Return the scale of the loss; for a program written for DeepSpeed it has no hysteresis where no value
-    is sharded, as there.
+    """Return the settings of the loss scale. For a program written for DeepSpeed there is no hysteresis if no
+    value is sharded, as in DeepSpeed.
     """
     scaling = config.loss_scaling
     if config.origin.is_lenient and not policy.is_sharded:
@@ -285,7 +289,7 @@ def _loss_scaling(config: Config, policy: Policy) -> Fp16Config:
 
 def _policy(config: Config, optimizer: FlatOptimizer | None) -> Policy:
     policy = policy_for_stage(config.zero.stage)
-    # Sharded parameters are of use without an optimizer too: to a model that is only evaluated.
+    # Parameters are sharded without an optimizer too, for a model that is only evaluated.
     is_sharded = policy.parameters is Placement.SHARDED
     if optimizer is None and policy.optimizer is Placement.SHARDED and not is_sharded:
         raise ConfigError(
@@ -337,7 +341,7 @@ def _offload(
     trained = [one for group in groups for one in group["params"] if one.requires_grad]
     num_trained = sum(
         param.numel() for param in trained if not is_lazy(param)
-    )  # a lazy parameter is an error soon
+    )  # a lazy parameter has no size; a later check raises for it
     return make_offload(plan, config.zero, config.aio, num_trained=num_trained, job=job)
 
 

@@ -1,8 +1,8 @@
-"""Meaning of `loss.backward()` where the engine does not run it: the same as
-`engine.backward(loss)`, or an error.
+"""Direct calls of `loss.backward()`: they mean the same as `engine.backward(loss)`, or raise.
 
-Autograd's backward knows nothing of micro batches and of fp16's loss scale. Hooks on the parameters make its
-gradients parts of the mean; without the loss scale they would be wrong, so that is an error.
+Autograd's backward does not know micro batches or fp16's loss scale. Hooks on the parameters divide its
+gradients by the number of micro batches. A missing loss scale cannot be added afterwards, so that is an
+error.
 Source: DeepSpeed 0.19.8 runtime/engine.py, `_backward_prologue_per_tensor`, which does it for stages 1 to 3
 """
 
@@ -21,7 +21,7 @@ from ..zero.model.reducer import is_reached
 
 
 class DirectBackward:
-    """Watches the backwards that end in these parameters, once a gradient may need a factor."""
+    """Watch over the backwards that reach these parameters, if their gradients may need a factor."""
 
     def __init__(
         self,
@@ -31,14 +31,14 @@ class DirectBackward:
         loss_scale: Callable[[], float],
         divisor: Callable[[], float],
     ) -> None:
-        """`loss_scale`: what the loss is to be multiplied by. `divisor`: what a gradient is to be divided
-        by: micro batches of a step.
+        """`loss_scale` returns the factor of the loss; `divisor` the divisor of a gradient, the number of
+        micro batches in a step.
         """
         self._params = tuple(params)
         self._has_loss_scale = has_loss_scale
         self._loss_scale = loss_scale
         self._divisor = divisor
-        self._num_known = 0  # backwards under way of losses that have their factors
+        self._num_known = 0  # backwards under way whose losses already have their factors
         self._hooks: list[Any] = []
         self.watch_if_needed()
 
@@ -57,7 +57,7 @@ class DirectBackward:
 
     @contextmanager
     def known(self) -> Iterator[None]:
-        """The backward inside is the engine's."""
+        """Mark the backward inside as the engine's."""
         self._num_known += 1
         try:
             yield
@@ -65,7 +65,7 @@ class DirectBackward:
             self._num_known -= 1
 
     def known_from(self, loss: Tensor) -> Tensor:
-        """Return this loss, which has its factors; a backward that begins with it is known."""
+        """Return this loss, which already has its factors, so that a backward from it needs no others."""
         if self._hooks and loss.requires_grad:  # otherwise no backward begins with it
             reference = weakref.ref(self)
 
@@ -79,7 +79,7 @@ class DirectBackward:
         return loss
 
     def forget(self) -> None:
-        """Note that no backward is under way: one that failed does not tell its end."""
+        """Note that no backward is under way, because a backward that failed does not report its end."""
         self._num_known = 0
 
     def release(self) -> None:

@@ -1,8 +1,8 @@
 """Check that the hyper-parameters of a step can be used, and are the same on all ranks: at every step,
 before anything changes.
 
-Schedulers and programs set them on each rank by themselves. Where they differ, as those of a scheduler that
-follows each rank's own loss, replicas would drift apart, or each shard be updated with another learning rate.
+Schedulers and programs set hyper-parameters on each rank separately. If they differ, as with a scheduler that
+follows each rank's own loss, replicas would drift apart, or shards get different learning rates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class HyperParameters:
         self.note = 0.0
 
     def look(self) -> None:
-        """A step begins; `note` is a number that ranks with the same values have in common afterwards."""
+        """Read the values when a step begins; `note` is then a number that is equal on ranks with equal
+        values.
+        """
         rates, others = self._read()
         is_new = others != self._others
         if not is_new and rates == self._rates and not self._complaint:
@@ -47,7 +49,7 @@ class HyperParameters:
         self.note = float(crc32(self._complaint.encode(), crc32(numbers.tobytes())))
 
     def settle(self, notes: Sequence[float]) -> None:
-        """Let the step go on if all ranks can take the same; `notes` are those of all ranks.
+        """Let the step go on if all ranks have the same, usable values; `notes` are the notes of all ranks.
 
         Order:  a collective, if they differ
         Errors: ConfigError, on all ranks
@@ -79,7 +81,9 @@ class HyperParameters:
                 )
 
     def _read(self) -> tuple[list[Any], list[float]]:
-        """The learning rates, and all other numbers; in each step, of however many groups there are."""
+        """Return the learning rates, and all other numbers; it runs in each step, however many groups there
+        are.
+        """
         rates: list[Any] = []
         others: list[float] = [self._optimizer.clip_grad or 0.0]
         for group in self._optimizer.param_groups:
@@ -129,8 +133,8 @@ def _wrong(index: int, what: str) -> str:
 
 
 def _rate(value: Any) -> Any:
-    """Return a learning rate as a float: torch allows tensors, and schedulers compute with NumPy. What is no
-    number stays what it is.
+    """Return a learning rate as a float, because torch allows tensors and schedulers compute with NumPy. A
+    value that is no number is returned as it is.
     """
     if isinstance(value, Tensor) and value.numel() == 1:
         return float(value.item())

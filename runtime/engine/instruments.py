@@ -66,7 +66,8 @@ class Instruments:
         self._breaks_down = config.wall_clock_breakdown
         self._clock = Clock(is_on=self._breaks_down, device=device)
         self._last_times_s: dict[str, float] = {}
-        # 0-d: the mean of this step's micro batches, as far as they have run; of a GPU it stays there.
+        # 0-d: sum of the losses' parts so far in this step, which becomes their mean; a GPU's stays on the
+        # GPU.
         self._loss: Tensor | float | None = None
         self._read_loss: ReadBack
         self._writes_events = self.monitor.is_writing
@@ -76,13 +77,13 @@ class Instruments:
         self.tracer = process_tracer()
 
     def join(self, model: ShardedModel) -> None:
-        """The engine has its model: waits for its collectives are times, too."""
+        """Count waits for the model's collectives from now on, too."""
         if self.metrics is not None:
             self.metrics.join(model)
             self.metrics.watch(self._module)
 
     def close(self) -> None:
-        """The engine has ended."""
+        """Close all instruments: the engine has ended."""
         self.monitor.close()
         if self.metrics is not None:
             self.metrics.close()
@@ -90,8 +91,8 @@ class Instruments:
     # ---- around the parts of a step
 
     def forward(self, *given: object) -> AbstractContextManager[object]:
-        """Around a forward of what is given. One without gradients is no part of a step; if the module is
-        being trained its time is, as that of a policy's old probabilities.
+        """Return a context for a forward of these arguments. A forward without gradients is no part of a
+        step, but its time counts if the module is in training mode, as for a policy's old probabilities.
         """
         metrics = self.metrics
         if not torch.is_grad_enabled():
@@ -138,7 +139,7 @@ class Instruments:
             profiler.stop_profile()
 
     def time(self, name: str) -> AbstractContextManager[object]:
-        """Around "backward" or "step"."""
+        """Return a context for "backward" or "step"."""
         timed = self._traced(name, self._clock.time(name))
         metrics = self.metrics
         if metrics is None or metrics.process.is_quiet:
@@ -146,18 +147,18 @@ class Instruments:
         return _both(metrics.during(_PHASE_OF[name]), timed)
 
     def part(self, name: str) -> AbstractContextManager[object]:
-        """Around "data", where the engine gets them, and "forward", around all that a pipeline does."""
+        """Return a context for "data", if the engine reads them, or for "forward", all work of a pipeline."""
         metrics = self.metrics
         if metrics is None or metrics.process.is_quiet:
             return nullcontext()
         return metrics.during(_PHASE_OF[name])
 
     def state(self, name: str) -> AbstractContextManager[object]:
-        """Around "saving" or "loading"."""
+        """Return a context for "saving" or "loading"."""
         return nullcontext() if self.metrics is None else self.metrics.state(name)
 
     def evaluating(self) -> AbstractContextManager[object]:
-        """Around an evaluation."""
+        """Return a context for an evaluation."""
         return nullcontext() if self.metrics is None else self.metrics.evaluating()
 
     def _traced(self, name: str, timed: AbstractContextManager[object]) -> AbstractContextManager[object]:
@@ -173,14 +174,14 @@ class Instruments:
                 part = part.clone()  # the sum is read later, and the program may change its loss
         self._loss = part if self._loss is None else self._loss + part
         if self._writes_events and isinstance(self._loss, Tensor):
-            self._read_loss = ReadBack(self._loss)  # it is here when the norm is
+            self._read_loss = ReadBack(self._loss)  # on the host at the latest when the norm is
 
     def forget_losses(self) -> None:
-        """The micro batches since the last step count no more."""
+        """Forget the losses of the micro batches since the last step."""
         self._loss = None
 
     def end_micro_batch(self, *, is_boundary: bool) -> None:
-        """`step()` has done its work."""
+        """End the times of a micro batch, at the end of `step()`."""
         self.tput_timer.stop(global_step=is_boundary, report_speed=self._rank == 0)
         if self.metrics is not None and not is_boundary:
             self.metrics.end_micro_batch()
@@ -190,9 +191,9 @@ class Instruments:
     def end_optimizer_step(
         self, *, get_lr: Callable[[], Sequence[float]], loss_scale: float, grad_norm: float | None
     ) -> None:
-        """After an optimizer step: print, write and tell what was measured in it.
+        """Print, write and report the measurements of an optimizer step that has ended.
 
-        `get_lr` gives that of each group.
+        `get_lr` returns the learning rate of each group.
         """
         if self._clock.is_on:
             self._last_times_s = self._clock.take_times_s()
@@ -257,8 +258,8 @@ class Instruments:
 
 
 def loss_value(loss: Tensor) -> Tensor | float:
-    """Return what can be kept of a loss: its value. Where that has to be waited for, and of what is not one
-    number, a tensor without what led to it.
+    """Return the value of a loss without its graph: a float, or a detached tensor if the host would have to
+    wait for it or the loss is not one number.
     """
     is_here = type(loss) is Tensor and loss.is_cpu and loss.numel() == 1
     return loss.item() if is_here else loss.detach()

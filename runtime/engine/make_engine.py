@@ -63,7 +63,7 @@ class Request:
     collate_fn: Callable[[list[Any]], Any] | None = None
     mpu: object | None = None  # see mesh/mpu.py
     mesh_param: object | None = None  # the numbers of data parallel and of sequence parallel ranks
-    device_index: int | None = None  # the GPU, where that is not what LOCAL_RANK counts to
+    device_index: int | None = None  # index of the GPU, if it is not LOCAL_RANK
     is_lenient: bool = False  # the program was written for DeepSpeed
 
 
@@ -75,7 +75,7 @@ def make_engine(
     stages: type[_Stages],
     optimizers: type[FlatOptimizer],
 ) -> _Steps | _Stages:
-    """Return an engine of the class `steps`, for a model in stages of the class `stages`.
+    """Return an engine: of the class `stages` for a model in stages, else of the class `steps`.
 
     Order:  every rank must call this, once there is a process group
     Errors: ConfigError; ImportError on a CPU, if the kernels could not be compiled
@@ -107,7 +107,7 @@ def make_engine(
             model_parameters=parts.model_parameters,
             may_be_empty=axes.pp > 1,
         )
-        # a user's mistake must be found before the model changes
+        # before the model changes, so that a user's mistake leaves it as it was
         scheduler = _choose_scheduler(settings, request.lr_scheduler, flat_optimizer)
         kind: Callable[..., _Steps | _Stages] = stages if isinstance(model, StagesModule) else steps
         engine = kind(
@@ -123,7 +123,7 @@ def make_engine(
         engine.lr_scheduler, engine.collate_fn = scheduler, request.collate_fn
         if request.training_data is not None:
             engine.training_dataloader = engine.deepspeed_io(request.training_data)
-    memory = measure_memory(engine)  # all ranks measure, whichever prints
+    memory = measure_memory(engine)  # a collective: all ranks measure, though only one prints
     if settings.dump_state and engine.global_rank == 0:
         print(json.dumps(summarize(engine, memory), indent=2), flush=True)
     if engine._instruments.metrics is not None and engine.global_rank == 0:
@@ -133,7 +133,7 @@ def make_engine(
 
 
 def _read_settings(request: Request, worker: WorkerEnvironment, sizes: MpuSizes | None) -> Config:
-    """The ds_config with what the launcher, the model and the program say of its axes."""
+    """Read the ds_config, with the axes that the launcher, the model and the program give."""
     model = request.model
     known = earlier_division(model)
     built = model.axes if isinstance(model, StagesModule) else Axes()
@@ -164,7 +164,7 @@ def _axes_of(model: nn.Module, settings: Config) -> Axes:
 
 
 class _Parts(NamedTuple):
-    """A model of which this rank has its parts, and what was given for the parameters that it had."""
+    """This rank's parts of a model, and the program's arguments with the new parameters."""
 
     divided: DividedModel | None
     experts: PlacedExperts
@@ -173,7 +173,7 @@ class _Parts(NamedTuple):
 
 
 def _divide(request: Request, axes: Axes, settings: Config, device: torch.device) -> _Parts:
-    """Divide its layers and its experts, as the settings say."""
+    """Divide the model's layers and experts, as the settings say."""
     model, optimizer, model_parameters = request.model, request.optimizer, request.model_parameters
     divided, experts = None, PlacedExperts(model, axes, settings)
     if settings.tensor_parallel is not None:
@@ -191,7 +191,9 @@ def _divide(request: Request, axes: Axes, settings: Config, device: torch.device
 
 
 def _check_stages(model: nn.Module, axes: Axes, settings: Config) -> None:
-    """A model in stages was built for ranks that lie so, and a section about stages is for such a model."""
+    """Check that a model in stages was built for these axes, and that other models have no
+    pipeline section.
+    """
     if isinstance(model, StagesModule):
         if not settings.managed_gradient_accumulation:
             raise ConfigError(
@@ -199,7 +201,7 @@ def _check_stages(model: nn.Module, axes: Axes, settings: Config) -> None:
                 "its micro batches; leave it out"
             )
         if axes.sp > 1 and _is_arranged_alike(model.axes, axes):
-            model.arrange(axes)  # built as if each of the ranks that share sequences had data of its own
+            model.arrange(axes)  # it was built as if ranks that share sequences had data of their own
         if model.axes != axes:
             wanted = dimensions_of(axes)
             raise ConfigError(
@@ -217,7 +219,9 @@ def _check_stages(model: nn.Module, axes: Axes, settings: Config) -> None:
 
 
 def _is_arranged_alike(built: Axes, axes: Axes) -> bool:
-    """Whether the ranks have the same stages and parts of layers, and only their samples differ."""
+    """Tell whether both axes give ranks the same stages and parts of layers, so that only samples
+    may differ.
+    """
     places = ([one.coordinates(rank) for rank in range(one.world_size)] for one in (built, axes))
     return (
         built.sp == 1
@@ -230,8 +234,8 @@ def _is_arranged_alike(built: Axes, axes: Axes) -> bool:
 
 @contextmanager
 def _told_of_engines_before(model: nn.Module) -> Iterator[None]:
-    """End the engines whose parameters what is inside takes over, one by one. If it fails, say which it has
-    made useless: what they had of their parameters is of no use then.
+    """End the earlier engines whose parameters the block takes over. If the block fails after it has taken
+    some, mark their engines as lost, and log it.
     """
     locations = map(location_of, model.parameters())
     models = dict.fromkeys(location.model for location in locations if location is not None)
@@ -256,7 +260,7 @@ def _told_of_engines_before(model: nn.Module) -> Iterator[None]:
 
 
 def _with_precision_of(model: nn.Module, config: Config) -> Config:
-    """Train a model in float16 as fp16.enabled has it, where optimizer states are sharded: DeepSpeed does."""
+    """Enable fp16 for a model that is in float16, if optimizer states are sharded, as DeepSpeed does."""
     kinds = {param.dtype for param in model.parameters() if param.requires_grad and param.is_floating_point()}
     is_said = config.fp16.enabled or config.bf16.enabled or config.torch_autocast.enabled
     policy = policy_for_stage(config.zero.stage)
@@ -281,7 +285,7 @@ def _choose_scheduler(config: Config, given: ClientScheduler | None, optimizer: 
         )
     if not hasattr(given, "step") or isinstance(given, type):
         return given(optimizer)
-    # A program may have put its groups into another optimizer since; they are the same dicts all the same.
+    # The groups may have been moved to another optimizer meanwhile, but the dicts are the same.
     groups = getattr(getattr(given, "optimizer", None), "param_groups", optimizer.param_groups)
     if [id(group) for group in groups] != [id(group) for group in optimizer.param_groups]:
         raise ConfigError(

@@ -105,9 +105,7 @@ class OptimizerStep:
         return grad_norm, is_applied
 
     def _agree_on_norm(self) -> float:
-        """Return the norm of all gradients, once all ranks are seen to train the same and to have
-        averaged the same.
-        """
+        """Return the norm of all gradients, after a check that all ranks train and have averaged the same."""
         trained, check = self._model.trained, self._order_check
         note: list[float | Tensor] = [self._note]
         if check is not None:
@@ -135,7 +133,9 @@ class OptimizerStep:
         return norm
 
     def _tell_of_zero(self, step: int) -> None:
-        """A step without a backward is none to torch's optimizers, which see no gradients; it is one here."""
+        """Warn of a step without a backward: torch's optimizers would skip it, but here it updates
+        parameters.
+        """
         if not self._has_told_of_zero and self._domains.job.is_first:
             _log.warning(
                 "step %d: all gradients are zero on all ranks, and momentum and weight decay move the "
@@ -146,8 +146,8 @@ class OptimizerStep:
 
     @property
     def _note(self) -> float:
-        """Return this rank's note on the model, the groups and the hyper-parameters, as one number: each
-        that is sent costs a GPU a launch.
+        """Return this rank's note on the model, the groups and the hyper-parameters. It is one number,
+        because each number that is sent costs a kernel launch on a GPU.
         """
         return float(crc32(pack("dd", self.roll_call.note, self._hyper_parameters.note)))
 

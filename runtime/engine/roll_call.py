@@ -1,10 +1,10 @@
 """Check that the engine still trains what plain torch would train: at every step, of the model and of the
 optimizer's groups.
 
-Flat buffers are laid out once, by what `initialize()` was given. A program may change its model or its
-optimizer later. To take requires_grad away and to give it back is followed, see zero/units/freezing.py. All
-else is told: what plain torch would train and the engine cannot, in an error on all ranks; what plain torch
-would not train either, though the program may expect it, in a warning.
+Flat buffers are laid out once, by the arguments of `initialize()`, but a program may change its model or its
+optimizer later. Changes of requires_grad are followed, see zero/units/freezing.py. Other changes are
+reported: as an error on all ranks if plain torch would train a parameter that the engine cannot, as a warning
+if plain torch would not train it either but the program may expect it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RollCall:
         *,
         ignores_unused: bool = True,
     ) -> None:
-        """`ignores_unused` False: a parameter that has got no gradient is told in an error, too."""
+        """`ignores_unused` False: a parameter that got no gradient is an error, too."""
         self._module, self._model, self._groups, self._job = module, model, groups, job
         members = [
             member for unit in model.units for sub_buffer in unit.sub_buffers for member in sub_buffer.members
@@ -59,7 +59,8 @@ class RollCall:
         self._unused = None if ignores_unused else Unused(model.trained)
         self._tables: list[dict[str, Any]] = []
         self._present: list[Any] = []
-        self._untrained: tuple[str, ...] = ()  # names that require a gradient; all are reported
+        # names of untrained parameters that require a gradient and were reported
+        self._untrained: tuple[str, ...] = ()
         self._about_model = self._complaint = ""
         self._of_groups = self._in_groups()
         self._num_groups = len(groups)
@@ -67,12 +68,14 @@ class RollCall:
 
     @property
     def note(self) -> float:
-        """Checksum of the changes since the start, equal on ranks with equal changes; 0: no change."""
+        """Return a checksum of the changes since the start, equal on ranks with equal changes; 0:
+        no change.
+        """
         changes = (*self.freezing.names, "", *self._untrained, "", self._complaint)
         return float(crc32("\n".join(changes).encode())) if any(changes) else 0.0
 
     def call(self) -> None:
-        """A step begins."""
+        """Look for changes when a step begins."""
         self.freezing.look_if_new()
         if not _are_same(self._now_present(), self._present):
             self._look_at_model()
@@ -90,12 +93,12 @@ class RollCall:
             )
 
     def close(self) -> None:
-        """The engine is given up."""
+        """End the roll call with the engine."""
         if self._unused is not None:
             self._unused.close()
 
     def settle(self, notes: Sequence[float]) -> None:
-        """Have every rank know what any rank has to say; `notes` are those of all ranks.
+        """Report the changes of any rank on all ranks; `notes` are the notes of all ranks.
 
         Order:  a collective, if any of them is not 0
         Errors: ConfigError, on all ranks, if there is a complaint, or ranks have changed different things
@@ -125,7 +128,7 @@ class RollCall:
                 )
 
     def _holders(self, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
-        """Return of each of these parameters the ranks that hold it, or parts or copies of it."""
+        """Return for each of these parameters the ranks that hold it, or parts or copies of it."""
         domains, params = self._model.domains, dict(self._module.named_parameters(remove_duplicate=False))
         holders: dict[str, tuple[int, ...]] = {}
         for name in names:

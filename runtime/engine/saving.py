@@ -16,7 +16,7 @@ from .weights import Weights
 
 
 class Saving(nn.Module):
-    """DeepSpeed's methods; `Checkpoints` and `Weights` do what they say."""
+    """DeepSpeed's methods to save and load, which `Checkpoints` and `Weights` implement."""
 
     _checkpoints: Checkpoints
     _instruments: Instruments
@@ -63,12 +63,13 @@ class Saving(nn.Module):
 
         Any stage and any number of ranks may have written it.
 
-        Without a tag it is the one that `latest` names, or, if that is damaged, the newest one that is not,
-        with a warning. Where the launcher starts a failed job again (--max_restarts), a folder without any
-        checkpoint is no error: (None, {}). Nor is one without `latest` to programs written for DeepSpeed
-        (`is_lenient`): (None, None), and a warning. Gradients of micro batches that wait for a step are
-        dropped, with a warning: they are of the state before. `custom_load_fn(src=state_dict, dst=module)`
-        takes the weights in place of the engine; every rank then has all of them.
+        Without a tag, load the checkpoint that `latest` names, or, if it is damaged, the newest undamaged
+        one, with a warning. If the launcher restarts failed jobs (--max_restarts), a folder without a
+        checkpoint is no error, and (None, {}) is returned. For programs written for DeepSpeed (`is_lenient`),
+        a folder without `latest` is no error either: return (None, None), with a warning. Gradients that wait
+        for a step are dropped, with a warning, because they belong to the earlier state.
+        `custom_load_fn(src=state_dict, dst=module)` loads the weights in place of the engine; every rank then
+        has all weights in memory.
         Order:  every rank must call this
         Errors: CheckpointError if there is none, or it does not fit the model
         """
@@ -115,7 +116,7 @@ class Saving(nn.Module):
     def module_state_dict(
         self, *args: Any, exclude_frozen_parameters: bool = False, **kwargs: Any
     ) -> dict[str, Any]:
-        """Return `state_dict()`, without the parameters that need no gradient where that is wanted.
+        """Return `state_dict()`, on request without the parameters that need no gradient.
 
         Order: a collective where parameters are sharded
         """
@@ -133,8 +134,8 @@ class Saving(nn.Module):
         allowed_missing_keys: Iterable[str] | None = None,
     ) -> None:
         """Load `checkpoint["module"]`; `custom_load_fn(src=state, dst=module)` does it instead of
-        load_state_dict(). A strict load may leave out the `allowed_missing_keys`. Sharded parameters are
-        always fetched, whatever is said of that.
+        load_state_dict(). In a strict load the `allowed_missing_keys` may be missing. Sharded parameters are
+        always fetched, whatever the arguments say.
 
         Order:  a collective where parameters are sharded; every rank gives the same weights
         Errors: CheckpointError if there is no "module" in it

@@ -1,9 +1,9 @@
-"""Report of steps that are skipped because gradients are infinite or NaN, with the parts of the model.
+"""Report of steps that are skipped because gradients are infinite or NaN, and of where in the model.
 
-A step is told in one line, with what rank 0 can know without slowing down those that are not skipped: the
-norm has said that a gradient is not finite; where, each rank looks up in its part of the averages. Whose it
-was is known if that rank's loss was not finite either. Else the ranks look at their own gradients in the
-steps that follow, until one is applied.
+A skipped step is reported in one line, with facts that cost nothing in other steps. The norm shows that a
+gradient is not finite; each rank then searches its part of the averages for the parameter. The rank that
+caused it is known if its loss was not finite either. Otherwise the ranks look at their own gradients in the
+following steps, until a step is applied.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ class SkippedSteps:
         self._num_recent = 0  # number among the last EVERY steps
 
     def note_loss(self, loss: Tensor | float) -> None:
-        """A micro batch has this loss."""
+        """Note the loss of a micro batch."""
         self._losses.append(loss)
 
     def forget_losses(self) -> None:
-        """The micro batches since the last step count no more."""
+        """Forget the losses of the micro batches since the last step."""
         self._losses.clear()
 
     def end_step(self, step: int, *, is_finite: bool, is_applied: bool, loss_scale: float) -> None:
-        """The step's gradients are known, and still there.
+        """Report a skipped step, while its gradients are still there.
 
         `step` counts from 1; one that is not finite may be applied all the same.
 
@@ -84,10 +84,9 @@ class SkippedSteps:
         self._losses.clear()
 
     def check(self) -> None:
-        """After a step.
+        """Check, after a step, that not too many in a row were skipped.
 
-        Errors: SkippedStepsError if too many in a row were skipped; in programs written for
-                DeepSpeed that is a warning
+        Errors: SkippedStepsError if there were too many; only a warning in programs written for DeepSpeed
         """
         if self._limit == 0 or self._num_in_a_row < self._limit or self._num_in_a_row % self._limit:
             return
@@ -129,7 +128,7 @@ class SkippedSteps:
         # stage's backward comes first.
         leader, bad_params = max((item for item in of_models.items() if item[1]), default=(0, []))
         if not bad_params:
-            return "as their norm is"  # the numbers' squares are too large
+            return "as their norm is"  # all gradients are finite, but the sum of their squares is not
         num_units = len({one.place for one in bad_params})
         first = max([one for one in bad_params if one.label != f"unit '{ROOT}'"] or bad_params)
         others = f" of {num_units} units" if num_units > 1 else ""

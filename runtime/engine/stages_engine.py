@@ -1,4 +1,4 @@
-"""The engine of a model in stages: a batch at a time, whose micro batches pass through the stages."""
+"""Engine of a model in stages, which runs one batch at a time: its micro batches pass through the stages."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from .instruments import loss_value
 class StagesEngine(EngineBase):
     """`train_batch()` and `eval_batch()` in place of `engine(batch)`, `backward()` and `step()`.
 
-    Of a batch, gradient_accumulation_steps micro batches pass through the stages. Sharded parameters are
-    whole, and gradients are summed on each rank, from the first micro batch to the last, unless the
-    ds_config's `pipeline` section says otherwise.
+    A batch has gradient_accumulation_steps micro batches. From the first to the last of them, sharded
+    parameters stay whole, and gradients are summed on each rank, unless the ds_config's `pipeline` section
+    says otherwise.
     """
 
     module: StagesModule
@@ -79,9 +79,9 @@ class StagesEngine(EngineBase):
         """Train on gradient_accumulation_steps micro batches, in one optimizer step; return their mean loss,
         over all data, [] float32, on every rank.
 
-        `data_iter` gives pairs (inputs, labels). The ranks of the first stage take the inputs, those of the
-        last one the labels, so both need the same stream; the others need none. Default: what
-        set_dataiterator or set_dataloader gave, or initialize(training_data=...), again and again.
+        `data_iter` yields pairs (inputs, labels). Ranks of the first stage use the inputs and ranks of the
+        last stage the labels, so both need the same stream; other ranks need none. By default data come from
+        set_dataiterator or set_dataloader, or from initialize(training_data=...), repeated without end.
         Order:  every rank must call this
         Errors: RuntimeError inside torch.no_grad(); StopIteration, on all ranks, where the data end;
                 ConfigError where they end in the middle of a batch, or ranks have other numbers
@@ -141,7 +141,9 @@ class StagesEngine(EngineBase):
         return outcome
 
     def _held_units(self) -> Sequence[Unit]:
-        """Units that are whole during a batch; tied ones are, as their stages use them at other times."""
+        """Return the units that stay whole during a batch; tied units always do: stages use them at different
+        times.
+        """
         if self._how.unshard != MICRO_BATCH:
             return self._model.units
         tied = {id(param) for key, _ in tied_over_stages(self.module) for param in self._tied(key)}
@@ -161,8 +163,8 @@ class StagesEngine(EngineBase):
 
     @contextmanager
     def _whole_or_broken(self) -> Iterator[None]:
-        """Drop the gradients of a batch that fails in the middle. Between stages it also leaves messages on
-        their way, which the next batch would take for its own: the engine is broken then.
+        """Drop the gradients of a batch that fails in the middle. If messages between stages are still on
+        their way, mark the engine as broken, because the next batch would take them for its own.
         """
         try:
             yield
@@ -217,7 +219,7 @@ class StagesEngine(EngineBase):
     ) -> Any:
         """Return the mean loss of so many micro batches, default those of a training batch.
 
-        Every rank has it if `bcast_loss`, else those of the last stage, and the others None.
+        With `bcast_loss` every rank gets it, else the ranks of the last stage, and others get None.
         `reduce_output` None: a list, of each micro batch of this copy of the model. Without `compute_loss`
         it is the output of the last stage in place of the loss, on its ranks alone. `return_logits`: a pair
         of that and the last micro batch's output, None on ranks of other stages. The module stays in eval
@@ -301,7 +303,7 @@ class StagesEngine(EngineBase):
         return self.is_first_stage() or self.is_last_stage()
 
     def _take(self, source: Callable[[], Iterator[Any]], number: int, *, computes_loss: bool) -> Batch:
-        """Return this rank's part of a batch, once all ranks of the job are seen to have theirs."""
+        """Return this rank's part of a batch, after a check that all ranks of the job have theirs."""
         if self._is_broken:
             raise PipelineError(
                 "a batch has failed in the middle, and what its stages had sent is still on its way; end the "
@@ -376,17 +378,17 @@ class StagesEngine(EngineBase):
         return self.module.shape.owner(self.module.shape.num_stages - 1)
 
     def is_first_stage(self) -> bool:
-        """Whether this rank has the first layers."""
+        """Tell whether this rank has the first layers."""
         return self.module.shape.owner(0) == self.module.stage_id
 
     def is_last_stage(self) -> bool:
-        """Whether this rank has the last layers, and the loss."""
+        """Tell whether this rank has the last layers, and the loss."""
         return self._last_place == self.module.stage_id
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the layers of this rank's stages, each by itself.
 
-        Errors: ConfigError where the schedule splits the backward, which compiled layers cannot
+        Errors: ConfigError if the schedule splits the backward, which compiled layers do not support
         """
         if self.module.shape.splits_backward:
             raise ConfigError(

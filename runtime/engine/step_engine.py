@@ -45,10 +45,10 @@ class StepEngine(EngineBase):
         return output
 
     def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
-        """Add this micro batch's gradients, as parts of the mean over the accumulated ones;
-        return that part of the loss.
+        """Add this micro batch's gradients, as its part of the mean over the accumulated micro batches;
+        return the loss as such a part, too.
 
-        `scale_wrt_gas` False: the loss is such a part already.
+        `scale_wrt_gas` False: the given loss is such a part already.
         """
         self._checkpoints.end_if_saved()
         _check_loss(loss, "backward")
@@ -72,7 +72,7 @@ class StepEngine(EngineBase):
 
         `engine.scale(loss).backward()` does what `engine.backward(loss)` does,
         for code that calls backward by itself.
-        Errors: ConfigError for what is not one number with a gradient
+        Errors: ConfigError for a loss that is not one number with a gradient
         """
         _check_loss(loss, "scale")
         loss = self._share(loss)
@@ -99,9 +99,9 @@ class StepEngine(EngineBase):
     def no_sync(self) -> Iterator[None]:
         """Say that the micro batches inside end no optimizer step: `step()` is an error there.
 
-        Replicated gradients (stages 0 and 1) are averaged in a backward that ends a step, and those inside
-        end none: if none follows, `step()` averages. Sharded ones (stages 2 and 3) are averaged in every
-        backward, here too: to wait would cost the memory that is saved.
+        Replicated gradients (stages 0 and 1) are averaged in the backward that ends a step. No backward
+        inside does; if none follows, `step()` averages. Sharded gradients (stages 2 and 3) are averaged in
+        every backward, inside too, because waiting would cost the memory that sharding saves.
         """
         with self._accumulation.no_sync():
             yield
@@ -110,9 +110,9 @@ class StepEngine(EngineBase):
     def coalesce_grad_reduction(self) -> Iterator[None]:
         """Average the gradients of all backwards inside once, at the end; `step()` is an error until then.
 
-        At stages 2 and 3 that is one reduction instead of one for each micro batch, and every rank holds
-        whole gradients meanwhile, of the parameters' dtype. Several blocks before a step add up. At stages 0
-        and 1 `step()` averages then.
+        At stages 2 and 3 this means one reduction in place of one for each micro batch; meanwhile every rank
+        holds whole gradients in the parameters' dtype. Gradients of several blocks before a step add up. At
+        stages 0 and 1 `step()` does the averaging.
         Order:  a collective at the end
         Errors: ConfigError inside another such block
         """
@@ -129,10 +129,10 @@ class StepEngine(EngineBase):
             )
 
     def allreduce_gradients(self) -> None:
-        """At a boundary, let `p.grad` be the average where ranks hold whole gradients.
+        """At a boundary, make `p.grad` the average, if ranks hold whole gradients.
 
-        Never needed for a step. At stage 0 it is so after the backward; at stage 1 the ranks send each other
-        their shards of the averages here.
+        A step does not need this call. At stage 0 `p.grad` is the average after the backward already; at
+        stage 1 the ranks send each other their shards of the averages here.
         Order: a collective
         """
         if self._accumulation.is_boundary:

@@ -17,12 +17,12 @@ from .stages_engine import StagesEngine
 
 def summarize(engine: EngineBase, memory: list[dict[str, Any]]) -> dict[str, Any]:
     """Return facts about the run in JSON's types; "ds_config" is what `load_config` reads back
-    as the same Config. `memory` is what the ranks hold, by their places.
+    as the same Config. `memory` is the memory that the ranks hold, by their places.
 
     Units: counts of parameters are elements
     """
     config, policy = engine.settings, engine._policy
-    parameters = list(engine.parameters())  # a freed one keeps its shape
+    parameters = list(engine.parameters())  # a freed parameter keeps its shape
     scheduler = engine.lr_scheduler
     return {
         "config_from": config.origin.name,
@@ -64,6 +64,6 @@ def measure_memory(engine: EngineBase) -> list[dict[str, Any]]:
 
 
 def _exceptions(engine: EngineBase) -> str:
-    """Return what stays whole all the same, where parameters are sharded over several ranks."""
+    """Return a text about parameters that stay whole although parameters are sharded over several ranks."""
     whole = engine._model.num_small
     return f", but {whole:,} elements, in units of small parameters" if whole else ""

@@ -28,7 +28,7 @@ _SHAPES_ADVICE = (
 
 
 class Weights:
-    """Everything here goes by the names of the module's own state_dict, at every stage."""
+    """Weights of an engine, at every stage under the names of the module's own state_dict."""
 
     def __init__(self, module: nn.Module, model: ShardedModel, domains: Domains) -> None:
         self._module, self._model, self._domains, self._job = module, model, domains, domains.job
@@ -77,11 +77,12 @@ class Weights:
 
     def _load(self, state_dict: Mapping[str, Any], strict: bool, may_miss: frozenset[str]) -> Any:
         with whole_parameters(self._model.units):
-            if strict and may_miss:  # torch allows no missing keys: give it the present values
+            # a strict load allows no missing keys: fill these with the present values
+            if strict and may_miss:
                 own = self._module.state_dict(keep_vars=True)
                 state_dict = {name: own[name] for name in may_miss & own.keys()} | dict(state_dict)
-            # torch has written what fits when it raises for what does not;
-            # and one rank's file may be another's
+            # When torch raises for some weights, it has already written the others; and the ranks' weights
+            # may differ. So try first.
             self._check_together("load_state_dict()", lambda: self._try_load_state_dict(state_dict, strict))
             return self._module.load_state_dict(state_dict, strict)
 
@@ -129,7 +130,7 @@ class Weights:
         left_out: set[str],
         max_shard_size: int | str | None,
     ) -> None:
-        """Write the weights, but for those in `left_out`; see `Engine.save_16bit_model`.
+        """Write the weights except those in `left_out`; see `Engine.save_16bit_model`.
 
         Order:  every rank must call this
         Errors: CheckpointError, on every rank, if it cannot be written
@@ -249,7 +250,7 @@ def _to_host(value: Any) -> Any:
 
 
 def _cloned(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state_dict with copies of its tensors, of tied ones the same copy."""
+    """Return a state_dict with copies of its tensors; tied tensors share one copy."""
     copies: dict[tuple[int, torch.Size], Tensor] = {}
 
     def cloned(value: Any) -> Any:

@@ -30,8 +30,8 @@ _SIZES = (16, 8, 4, 2, 1)  # bytes of an element
 
 
 class _Piece(NamedTuple):
-    """Weights that become present at once: the parameters of one sub-buffer,
-    or one tensor that lies in none, by its name.
+    """Weights that arrive together: the parameters of one sub-buffer, or one tensor that lies in no sub-
+    buffer, by its name.
     """
 
     dtype: torch.dtype
@@ -47,7 +47,7 @@ class WeightsStream:
     def __init__(
         self, module: nn.Module, model: ShardedModel, domains: Domains, *, left_out: Collection[str]
     ) -> None:
-        """Order: a collective where ranks hold other layers"""
+        """Order: a collective if ranks hold different layers"""
         self._left_out, self._domains, self._job = left_out, domains, domains.job
         sub_buffers = [
             sub_buffer
@@ -96,12 +96,14 @@ class WeightsStream:
             self.no_tensors = [name for _, (*_, names) in stages for name in names]
 
     def _own_specs(self) -> dict[str, Spec]:
-        """Return what comes from this rank's stage, in its order; for the first of its ranks."""
+        """Return the specs of the tensors from this rank's stage, in their order, for the stage's
+        first rank.
+        """
         specs: dict[str, Spec] = {}
         for dtype, sub_buffer, others in self._pieces:
             if sub_buffer is None:
                 specs |= {name: Spec(tuple(value.shape), dtype) for name, value in others.items()}
-            elif sub_buffer.comm.sharers.is_first:  # otherwise another stage gives it
+            elif sub_buffer.comm.sharers.is_first:  # else another stage sends it
                 specs |= {name: Spec(shape, dtype) for name, shape in self._members(sub_buffer)}
         return specs
 
@@ -111,9 +113,9 @@ class WeightsStream:
         return dict(sorted(specs, key=lambda item: -item[1].dtype.itemsize))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Give name and tensor, in host memory, on rank 0, and nothing on the others.
+        """Yield name and tensor, in host memory, on rank 0, and nothing on other ranks.
 
-        Order: a collective for each sub-buffer, whose end on rank 0 only the next one awaits
+        Order: a collective for each sub-buffer; rank 0 waits for its end only in the next one
         """
         for size in _SIZES:
             for name, value in self._of_own_stage(size):
@@ -126,8 +128,8 @@ class WeightsStream:
                     if spec.dtype.itemsize == size:
                         yield name, self._receive(rank, spec).cpu()
 
-    # Only some ranks with the same layers send these messages: they are left out of the comparison of
-    # collectives.
+    # Of the ranks with the same layers only some send these messages, so they are not part of the comparison
+    # of collectives.
 
     def _send(self, value: Tensor) -> None:
         if value.numel():
@@ -140,8 +142,8 @@ class WeightsStream:
         return value
 
     def _of_own_stage(self, size: int) -> Iterator[tuple[str, Tensor]]:
-        """Give name and tensor on the first of the ranks of this stage, and nothing on the others; of tensors
-        with so many bytes an element.
+        """Yield name and tensor, for tensors with `size` bytes an element, on the first rank of this stage,
+        and nothing on its other ranks.
         """
         for dtype, sub_buffer, others in self._pieces:
             if dtype.itemsize != size:
@@ -176,10 +178,10 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def wholes(sub_buffer: SubBuffer, flat: Tensor | None, domains: Domains) -> Iterator[tuple[str, Tensor]]:
-    """Give name and values of each parameter of a sub-buffer on the first of the ranks that hold its layers,
-    and nothing on the others.
+    """Yield name and values of each parameter of a sub-buffer on the first of the ranks that hold its layers,
+    and nothing on other ranks.
 
-    `flat` are the values of all, on the first of the ranks that share them.
+    `flat` has the values of all parameters, on the first of the ranks that share them.
 
     Order: a collective where parameters are divided
     """
@@ -204,13 +206,13 @@ def write_weights(
     *,
     max_shard_size: int | str | None,
 ) -> None:
-    """Write them into a folder or URL: one file of that name, or several with an index,
-    each name ending as this one.
+    """Write the weights into a folder or URL: one file of this name, or several with an index, whose names
+    have the same ending.
 
     Order:  every rank must call this
     Errors: CheckpointError, on every rank, if it cannot be written
     """
-    shard_bytes(max_shard_size)  # an error here, before all messages, is the same on every rank
+    shard_bytes(max_shard_size)  # checked before any message, so that all ranks raise the same error
     problem: str | None = None
     sent = iter(weights)
     if job.is_first:
@@ -230,7 +232,7 @@ def write_weights(
                     meter.advance(tensor.nbytes)
         except CheckpointError as error:
             problem = str(error)
-    for _ in sent:  # other ranks send, also if rank 0 has failed
+    for _ in sent:  # even if rank 0 has failed: the other ranks send
         pass
     problem = job.all_gather_objects(problem, what="the success of saving")[0]
     if problem is not None:

@@ -86,7 +86,7 @@ class _Schedule:
         if "_kind" in vars(cls):
             cls.__signature__ = _signature_of(cls._kind)  # type: ignore[attr-defined]
         elif "__init__" in vars(cls):
-            cls.__signature__ = None  # type: ignore[attr-defined]  # inspect then reads the arguments of the class's own __init__
+            cls.__signature__ = None  # type: ignore[attr-defined]  # its own arguments are read from __init__
 
     def __init__(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         """Errors: TypeError for other arguments; ConfigError with a line for each that is wrong"""

@@ -29,8 +29,8 @@ from .vocabulary import check_head, use_parts_of_logits
 
 
 def agree_on_division(settings: Config) -> None:
-    """Check that all ranks divide the model, its experts and its sequences the same way, those that divide
-    nothing included: others would wait for them.
+    """Check that all ranks, including those that divide nothing, divide the model, its experts and its
+    sequences in the same way; otherwise some would wait for others for ever.
 
     Order:  a collective
     Errors: ConfigError with what two ranks were given
@@ -57,7 +57,7 @@ def divide(
     has divided stays as it is divided.
 
     Order:  a collective
-    Errors: ConfigError if no plan says how, or it cannot be done by name
+    Errors: ConfigError, with names, if no plan fits the model or a parameter cannot be divided
     """
     known = earlier_division(module)
     if known is not None:
@@ -123,14 +123,14 @@ def _check_has_no_rules(settings: TensorParallelConfig, *, is_by_torch: bool) ->
 
 
 def _undo_forwards(module: nn.Module) -> None:
-    """Take away the forwards that Hugging Face's loading has put in: ours compute with plain tensors."""
+    """Remove the forwards that Hugging Face's loading has put in; dslaunch's compute with plain tensors."""
     for submodule in module.modules():
         if getattr(submodule, "_is_hooked", False):
             vars(submodule).pop("forward", None)
 
 
 def _check_agreement(module: nn.Module, plan: TensorPlan, axes: Axes) -> None:
-    """Ranks that divide different models would wait for each other for ever."""
+    """Check that all ranks divide the same model; otherwise they would wait for each other for ever."""
     text = "\n".join(
         f"{name} {tuple(param.shape)} {param.dtype} {param.requires_grad}"
         for name, param in module.named_parameters()
@@ -159,7 +159,7 @@ def _without_ties(module: nn.Module, plan: TensorPlan, *, is_stage: bool) -> Ten
     Errors: ConfigError if nothing remains, unless the model is one of several stages
     """
     holders: dict[int, list[str]] = {}
-    for prefix, one in module.named_modules():  # once each: one module in two places is no tie
+    for prefix, one in module.named_modules():  # each module once: one module in two places is no tie
         for key, param in one._parameters.items():
             if param is not None:
                 holders.setdefault(id(param), []).append(f"{prefix}.{key}" if prefix else key)
@@ -258,7 +258,7 @@ def _cut_of(name: str, shape: tuple[int, ...], rule: tuple[int, Packs], axis: Te
 
 def _part(param: nn.Parameter, cut: Cut, holders: Axis, device: torch.device) -> Tensor:
     early = early_of(param)
-    if early is not None:  # sharded by zero.Init: whole for this moment
+    if early is not None:  # zero.Init has sharded it: gather it for the cut
         early.take_out()
     whole = param.detach().to(device).contiguous()
     dist.broadcast(whole, group=holders.group, group_src=0)

@@ -1,4 +1,4 @@
-"""A model of which each rank along the axis tp holds a part: what an engine asks of it."""
+"""A model of which each rank along the axis tp holds a part, with the methods that an engine calls."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class DividedModel:
         return stack
 
     def has(self, module: nn.Module) -> bool:
-        """Whether the divided parameters of a module are this model's, and no copies of them."""
+        """Tell whether the divided parameters of a module are this model's own, not copies of them."""
         own = {id(param) for param, _ in self._division.cuts}
         return any(id(param) in own for param in module._parameters.values())
 
     def divides(self, param: nn.Parameter) -> bool:
-        """Whether a parameter of the model is this rank's part of a whole."""
+        """Tell whether a parameter of the model is this rank's part of a whole."""
         return any(param is one for one, _ in self._division.cuts)
 
     @property
@@ -72,7 +72,7 @@ class DividedModel:
         return self._axis.size
 
     def again(self, settings: TensorParallelConfig) -> DividedModel:
-        """Return the divided model for another engine after the one before.
+        """Return the divided model for a further engine, after an earlier one.
 
         Errors: ConfigError if the ds_config would divide it differently
         """
@@ -85,8 +85,8 @@ class DividedModel:
         return self
 
     def join(self, domains: Domains, device: torch.device) -> None:
-        """Let its parameters have a domain of their own, and its layers a process group, of an engine on this
-        device.
+        """Give the divided parameters a domain of their own, and their layers a process group, for an engine
+        on this device.
 
         Order: a collective
         """
@@ -109,7 +109,7 @@ class DividedModel:
             )
 
     def agree_on_random_numbers(self, device: torch.device) -> None:
-        """Let ranks that compute one layer together draw the same numbers, as for dropout, from now on.
+        """Let ranks that compute a layer together draw the same random numbers from now on, e.g. for dropout.
 
         Order: a collective
         """
@@ -122,18 +122,18 @@ class DividedModel:
             torch.cuda.set_rng_state(first_states[1], device)
 
     def successor(self, param: Any) -> Any:
-        """Return what a parameter of before has become; anything else as it is."""
+        """Return the new parameter in place of one from before the division; any other value as it is."""
         return self._division.successors.get(id(param), param)
 
     def renew_optimizer(self, optimizer: Any) -> Any:
-        """Let an optimizer that was made before have the parameters that there are now."""
+        """Replace the parameters in an optimizer that was made before the division by the present ones."""
         if isinstance(optimizer, torch.optim.Optimizer):
             for group in optimizer.param_groups:
                 group["params"] = [self.successor(param) for param in group["params"]]
         return optimizer
 
     def renew_parameters(self, given: Any) -> Any:
-        """Return model_parameters with the parameters that there are now."""
+        """Return model_parameters with the present parameters."""
         return None if given is None else list(self._renewed(given))
 
     def _renewed(self, given: Iterable[Any]) -> Iterator[Any]:
@@ -154,7 +154,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Check that an optimizer knows nothing of parameters that are about to be divided.
+    """Check that an optimizer has no states yet of parameters that are about to be divided.
 
     Errors: ConfigError if it has taken steps
     """
@@ -168,9 +168,9 @@ def check_optimizer(optimizer: object) -> None:
 
 
 def earlier_division(module: nn.Module) -> DividedModel | None:
-    """Return what a call of divide() before has made of this model, None for one that it has not divided.
+    """Return the result of an earlier call of divide() for this model; None if there was none.
 
-    Errors: ConfigError for a copy of a divided model, or for two of them in one
+    Errors: ConfigError for a copy of a divided model, or for a model that contains two divided ones
     """
     earlier: DividedModel | None = None
     for name, one in module.named_modules():
@@ -197,7 +197,7 @@ class _RefuseParts:
         self.divided, self._cuts = divided, cuts
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _RefuseParts:
-        """A copy of a module has parts, too."""
+        """Return a hook for a copy of the module, which holds parts, too."""
         return self
 
     def __call__(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -212,7 +212,7 @@ class _RefuseParts:
             )
 
     def parts_of(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter, Cut]]:
-        """Return the parameters of a module that are no whole tensors now."""
+        """Yield the parameters of a module that are not whole now."""
         for name, cut in self._cuts.items():
             param = dict(module._parameters).get(name)
             if param is not None and tuple(param.shape) != cut.shape:

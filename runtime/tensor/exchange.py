@@ -1,7 +1,7 @@
 """Messages between the ranks along the axis tp in a forward and a backward.
 
-Activations are either the same on all of them, or each rank has another part of the last dimension. Of a
-value that is the same on all, and that each rank computes its own part from, the gradients are added.
+Activations are either the same on all ranks, or each rank has a different part of the last dimension. If each
+rank computes its own part from a value that is the same on all, the ranks' gradients of the value are added.
 
 Source: Shoeybi et al. 2019 (Megatron-LM), figures 3 and 4: the functions f and g
 """
@@ -21,7 +21,7 @@ from ..mesh.cut import cut_evenly
 from ..zero.parameters.uncompiled import uncompiled
 
 _ENTERED = "_dslaunch_entered"  # attribute of a tensor
-_SMALLEST = 1e-20  # norm of a gradient; one below it is taken for 0
+_SMALLEST = 1e-20  # norms of gradients below this count as 0
 
 
 class TensorAxis:
@@ -38,7 +38,7 @@ class TensorAxis:
         self.log_norms: Tensor | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorAxis:
-        """A copy of a module is divided over the same ranks."""
+        """Return the same axis: a copy of a module is divided over the same ranks."""
         return self
 
     @property
@@ -70,10 +70,11 @@ class TensorAxis:
 
     @uncompiled
     def enter(self, value: Tensor, what: str) -> Tensor:
-        """Return it, the same on all ranks, for each to compute a part from: its gradients are added.
+        """Return the value, which is the same on all ranks and from which each computes its part. The ranks'
+        gradients of it are added.
 
-        What enters several layers one after the other, as queries, keys and values do, is one tensor: its
-        gradients are added once.
+        A value that enters several layers one after the other, as those for queries, keys and values, is one
+        tensor, so its gradients are added once.
         """
         if not (torch.is_grad_enabled() and value.requires_grad):
             return value
@@ -81,7 +82,8 @@ class TensorAxis:
         if known is not None and known[0] is self and known[1] == value._version:
             return known[2]
         result: Tensor = _Enter.apply(value, self, what)  # type: ignore[no-untyped-call]
-        if value.grad_fn is not None:  # a parameter stays, and may have other memory the next time
+        # not for a parameter: it outlives the forward, and its memory may change
+        if value.grad_fn is not None:
             setattr(value, _ENTERED, (self, value._version, result))
         return result
 
@@ -104,7 +106,7 @@ class TensorAxis:
         return result
 
     def note_gradient(self, grad: Tensor) -> None:
-        """A backward has this gradient for a value that is the same on all ranks; it is the same, too."""
+        """Note a backward's gradient for a value that is the same on all ranks: it must be the same, too."""
         norm = torch.linalg.vector_norm(grad, dtype=torch.float32).double().clamp(min=_SMALLEST).log()
         self.log_norms = norm if self.log_norms is None else self.log_norms + norm
 
@@ -176,10 +178,10 @@ class _Split(torch.autograd.Function):
 
 
 def begins_parts(node: Any) -> bool:
-    """Whether at this node of a graph ranks begin to compute each with its part of a value."""
+    """Tell whether this node of a graph is where each rank begins to compute with its part of a value."""
     return isinstance(node, (_Enter._backward_cls, _Split._backward_cls))
 
 
 def is_put_together(node: Any) -> bool:
-    """Whether what this node of a graph gives is the same on all ranks, made of the parts of each."""
+    """Tell whether this node of a graph joins the ranks' parts into a value that is the same on all ranks."""
     return isinstance(node, (_Leave._backward_cls, _Gather._backward_cls))

@@ -1,7 +1,7 @@
 """Check that ranks that compute one layer together get the same inputs, and use its outputs alike.
 
-Tensors of other shapes would end the process in gloo's first sum, or hang in NCCL's; other values train on in
-silence. So there are three looks, of which each sees what those before it are too early for or too cheap for:
+Different shapes would end the process in gloo's first sum, or hang in NCCL's; different values would go
+unnoticed. So there are three checks, and each finds faults that the cheaper or earlier ones cannot find:
 
 - In each forward the ranks compare one number, made of the names, shapes and dtypes of their inputs.
 - In forwards 1, 2, 4, 8 and so on they compare the values, tensor by tensor. In the end that costs nothing.
@@ -12,9 +12,9 @@ The gradients of joined outputs tell whether these are the same on all ranks: of
 4, 8 and so on the norm of the step brings a number made of them. They may differ by rounding.
 
 [Note: who waits for the others' shapes]
-On a CPU each rank does, before the first layer. On a GPU that would let the GPU run dry in each forward, so
-there only a rank whose shapes are not those of its forward before waits: of ranks that have come to differ
-one has changed, and its error ends the job.
+On a CPU each rank waits, before the first layer. On a GPU this wait would let the GPU run out of work in each
+forward. So there only a rank whose shapes have changed since its last forward waits: if ranks come to differ,
+at least one of them has changed, and its error ends the job.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ class InputCheck:
         self.begin_again(torch.device("cpu"))
 
     def begin_again(self, device: torch.device) -> None:
-        """Count forwards anew, of another engine on this device."""
+        """Count forwards anew, for another engine on this device."""
         self._device = device
         self._num_forwards = self._num_settled = 0
-        self._shapes = 0.0  # shapes of the forward before, as a number
+        self._shapes = 0.0  # shapes of the previous forward, as a number
         # Numbers made of the inputs of all forwards since the last step, in host memory and on a GPU.
         self._values = 0
         self._values_on_gpu: Tensor | None = None
         self._axis.notes_gradients, self._axis.log_norms = False, None
 
     def look(self, args: Any, kwargs: Any) -> None:
-        """Look at the arguments of a forward that begins.
+        """Check the arguments of a forward that begins.
 
         Order:  a collective
         Errors: ConfigError that names the first tensor that differs
@@ -88,14 +88,15 @@ class InputCheck:
         """Return the inputs of this rank since the last step, as a number, and a number made of the gradients
         of joined outputs of its layers; on a GPU, tensors [] there.
 
-        That is the sum of logarithms of norms: each counts as much, however small it is beside the others.
+        The second number is the sum of the logarithms of norms, in which small gradients count as much as
+        large.
         """
         on_gpu, norms = self._values_on_gpu, self._axis.log_norms
         values = float(self._values) if on_gpu is None else ((on_gpu + self._values) & _EXACT).double()
         return values, 0.0 if norms is None else norms
 
     def settle(self, notes: Sequence[Sequence[float]], lines: Sequence[Sequence[int]]) -> None:
-        """A step ends, for which the ranks of the job had these notes; those of a line compute together.
+        """Compare the notes of the job's ranks at the end of a step; ranks of a line compute together.
 
         Errors: ConfigError, on all ranks
         """
@@ -191,7 +192,8 @@ def _digest(value: Tensor, before: int = 0) -> int:
 
 
 def digest_on_device(value: Tensor) -> Tensor:
-    """Return a number that tells the values of tensors of one shape apart, without waiting for the device.
+    """Return a number that differs for tensors of one shape with different values, without waiting for the
+    device.
 
     Shapes: the result [] int64, on the device of `value`
     """

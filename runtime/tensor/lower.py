@@ -1,8 +1,8 @@
 """DTensor parameters become plain ones.
 
-The parameters of a unit are views of a flat buffer, which a DTensor cannot be. So of each DTensor the part
-that this rank holds becomes the parameter, and its module's forward finds a DTensor made of it: the backward
-of that brings the gradient to the part, summed over ranks where each has a share of it.
+The parameters of a unit are views of a flat buffer, which a DTensor cannot be. So the part of a DTensor that
+this rank holds becomes the parameter, and in its module's forward a DTensor is made of the part. The backward
+of this gives the part its gradient, summed over ranks where each has a share of it.
 
 Source: torch 2.13 distributed/tensor/_api.py, `DTensor.from_local`
 """
@@ -32,14 +32,15 @@ class Division:
     cuts: list[tuple[nn.Parameter, Cut]] = field(default_factory=list)  # parameters that are divided, and how
     # id of the previous parameter -> the new one
     successors: dict[int, nn.Parameter] = field(default_factory=dict)
-    kept: list[Any] = field(default_factory=list)  # previous parameters, so that no id is used again
-    # By id: whole parameters whose gradients are added for their uses, and names; see part_gradients.py
+    # previous parameters, kept so that their ids are not reused
+    kept: list[Any] = field(default_factory=list)
+    # by id: whole parameters whose gradients are added over ranks, and their names; see part_gradients.py
     added: dict[int, nn.Parameter] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     num_forwards: Counter[str] = field(default_factory=Counter)  # name of a layer -> forwards
 
     def is_whole(self) -> bool:
-        """Whether all ranks' parts are together now, as inside of GatheredParameters."""
+        """Tell whether parameters are whole now, as inside GatheredParameters."""
         return all(tuple(param.shape) == cut.shape for param, cut in self.cuts)
 
 
@@ -49,9 +50,9 @@ def is_dtensor(param: Tensor) -> bool:
 
 
 def size_of_plan(module: nn.Module) -> int:
-    """Return over how many ranks its DTensors are divided; 1 if there are none.
+    """Return over how many ranks the module's DTensors are divided; 1 if there are none.
 
-    Errors: ConfigError if that is not one number of ranks along one axis, or fully_shard() has divided it
+    Errors: ConfigError unless all are divided along one axis, or if fully_shard() has divided the module
     """
     for name, one in module.named_modules():
         if any(kind.__name__ == "FSDPModule" for kind in type(one).__mro__):
@@ -82,7 +83,7 @@ def size_of_plan(module: nn.Module) -> int:
 
 
 def lower(module: nn.Module, axes: Axes, *, rank: int, shows: bool = True) -> Division:
-    """Replace all DTensor parameters, in place; `shows`: forwards find DTensors all the same.
+    """Replace all DTensor parameters, in place; `shows`: in forwards they still appear as DTensors.
 
     Errors: ConfigError for a mesh that is not the job's axis tp, and for placements that are no parts
     """

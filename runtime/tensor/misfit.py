@@ -1,4 +1,4 @@
-"""Names the layers where a plan's parts do not fit together: torch's own error says sizes alone."""
+"""Names of layers whose parts by a plan do not fit together: torch's own error has only sizes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _OF_SHAPES = re.compile(
     r"must match|cannot be multiplied|is invalid for input of size|[Ee]xpected size|normalized_shape|"
     r"not broadcastable|shape mismatch|to have size|split_with_sizes|exceeds dimension"
 )
-# Words of a loss about logits that are a part, and also about labels that are wrong.
+# A loss raises these texts for logits that are only a part, but also for wrong labels.
 _OF_LABELS = re.compile(r"to match target batch_size|Target -?\d+ is out of bounds")
 _LISTED = 6
 
 
 @contextmanager
 def naming_misfits(module: nn.Module, division: Division) -> Iterator[None]:
-    """Around a forward: an error of shapes inside of a module that is divided names its layers.
+    """Context of a forward in which an error of shapes inside a divided module names the module's layers.
 
     Errors: ConfigError
     """
@@ -52,7 +52,9 @@ def naming_misfits(module: nn.Module, division: Division) -> Iterator[None]:
 def _misfitting_module(
     module: nn.Module, division: Division, text: str, trace: TracebackType | None
 ) -> str | None:
-    """Return the name of the module that an error of this text is about; None if that is none of the plan."""
+    """Return the name of the module that an error with this text is about; None if the plan is
+    not the cause.
+    """
     is_of_shapes = _OF_SHAPES.search(text) is not None
     if not (is_of_shapes or _OF_LABELS.search(text)):
         return None
@@ -69,8 +71,8 @@ def _gives_part(module: nn.Module) -> bool:
 
 
 def _divided_module(module: nn.Module, division: Division, trace: TracebackType | None) -> str | None:
-    """Return the name of the innermost module that was computing and of which something is divided; None if
-    none was.
+    """Return the name of the innermost module in the traceback that has divided parameters; None if there is
+    none.
     """
     names = {id(one): name for name, one in module.named_modules()}
     divided = {id(param) for param, _ in division.cuts}

@@ -36,9 +36,9 @@ def tp_model_init(
 ) -> nn.Module:
     """Return the model, which initialize() will divide over `tp_size` neighbours.
 
-    `config` is for initialize(), which must be given the same. Of keyword arguments there is `tp_group`, the
-    group of these ranks.
-    Errors: ConfigError for a size that is none, another size than in a call before, or another group
+    `config` is for initialize(), which must be given the same. `tp_group` is the process group of these
+    neighbours.
+    Errors: ConfigError for an impossible size, or a size or group that differs from an earlier call
     """
     if isinstance(tp_size, bool) or not isinstance(tp_size, int) or tp_size < 1:
         raise ConfigError(f"tp_model_init(tp_size={tp_size!r}): must be a whole number above 0")
@@ -70,9 +70,9 @@ def set_autotp_mode(training: bool = False) -> None:
 
 
 def requested_size(model: nn.Module, size_of_plan: int) -> int:
-    """Return over how many ranks the program wants a model divided: as it is, or as tp_model_init() was told.
+    """Return over how many ranks the model is to be divided: by its own DTensors, or by tp_model_init().
 
-    Errors: ConfigError if these are two
+    Errors: ConfigError if these give different numbers
     """
     request = _REQUESTS.get(model)
     if request is None or request.tp_size == size_of_plan:

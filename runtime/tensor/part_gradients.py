@@ -1,10 +1,10 @@
 """Gradients of whole parameters that each rank uses for its own part of a layer.
 
 Between a layer that is divided by columns and one that is divided by rows, each rank computes with its part
-alone. A parameter that is whole there, as that of an activation, gets on each rank the gradient of this part;
-the gradient is their sum. A plan may say so by the style replicated_with_grad_allreduce. Where it does not,
-the graph of a forward tells: what leads from the parts of an output to a parameter, and not through a value
-that has entered (see exchange.py), is part of the gradient.
+alone. A whole parameter there, e.g. of an activation, gets on each rank only this part's gradient; its true
+gradient is their sum. A plan may mark it with the style replicated_with_grad_allreduce. Otherwise the graph
+of a forward shows it: the parameter is reached from the parts of an output without passing a value that has
+entered (see exchange.py).
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class _Sum:
 
 
 def _parameters_of(output: Tensor) -> list[nn.Parameter]:
-    """Return the parameters that it comes from as a part. None if a value that is the same on all ranks is
-    used in it without having entered: then more than the parameters is incomplete.
+    """Return the parameters from which the output comes as a part. Return none if it also uses, without
+    entering it, a value that is the same on all ranks: then more gradients than those of parameters are
+    incomplete.
     """
     params = []
     for node in _nodes_of(output):

@@ -35,9 +35,8 @@ class TensorPlan:
 def choose_plan(module: nn.Module, settings: TensorParallelConfig, *, is_stage: bool = False) -> TensorPlan:
     """Return the ds_config's rules for this model, if it has any, else the model's own plan.
 
-    `is_stage`: it is one of several, so what fits nothing here may be for another one.
-    Errors: ConfigError if there is none, it names a style that is not known here, or none of its names is in
-            the model
+    `is_stage`: the module is one of several stages, so rules that fit nothing here may be for another stage.
+    Errors: ConfigError if there is no plan, if it names an unknown style, or if no name of it is in the model
     """
     if settings.partition_config is not None and settings.partition_config.layer_specs:
         plan = _from_rules(module, settings.partition_config.layer_specs, is_stage=is_stage)
@@ -186,7 +185,7 @@ def text_config(module: nn.Module) -> Any:
 
 
 def check_heads(module: nn.Module, size: int, plan: TensorPlan | None = None) -> None:
-    """Check that each rank has whole heads of attention; `plan`: of rules, which may leave attention whole.
+    """Check that each rank gets whole heads of attention; rules in `plan` may leave attention undivided.
 
     Errors: ConfigError naming the number of heads that `size` does not divide
     """
@@ -212,7 +211,9 @@ def _head_dim(config: Any) -> int:
 
 
 def _divides_heads(module: nn.Module, plan: TensorPlan, length: int) -> bool:
-    """Whether a layer gives each rank a part of an output of this length, or of one that contains it."""
+    """Tell whether a layer gives each rank a part of an output of this length, or of an output that contains
+    it.
+    """
     named: dict[str, Any] = dict(module.named_modules())
     return any(
         style.forward is Column and getattr(named[name], "out_features", 0) == length
@@ -221,7 +222,7 @@ def _divides_heads(module: nn.Module, plan: TensorPlan, length: int) -> bool:
 
 
 def rope_size(module: nn.Module, name: str) -> int:
-    """Return how many of the last elements of a module's output are the rotated key.
+    """Return how many elements at the end of a module's output are the rotated key.
 
     Errors: ConfigError if the model's config does not say
     """

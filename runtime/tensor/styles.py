@@ -3,8 +3,8 @@
 The names are those of Hugging Face's plans, in which a style of a parameter says how that is cut, and a style
 of a module how its inputs and outputs are treated.
 
-torch.compile leaves out of its graphs what sends, so a graph ends at each divided layer. It would compile
-that layer's `__call__` by itself, once more for each layer, and give up at the eighth.
+Code that sends is left out of torch.compile's graphs, so a graph ends at each divided layer. torch.compile
+would then compile that layer's `__call__` by itself, anew for each layer, and give up at the eighth.
 
 Source: transformers 5.23 distributed/tensor_parallel.py, the styles of these names
 """
@@ -28,7 +28,8 @@ from .lower import Division
 from .part_gradients import add_over_ranks
 from .views import note_part
 
-Packs = int | tuple[int, ...]  # put together along a dimension: so many equal tensors, or of these sizes
+# tensors that were put together along a dimension: so many of equal size, or of these sizes
+Packs = int | tuple[int, ...]
 # Maps a parameter's shape to the dimension that is cut, and what was put together along it; None: it stays
 # whole.
 CutRule = Callable[[tuple[int, ...]], tuple[int, Packs] | None]
@@ -72,7 +73,7 @@ class Divided:
 
 
 class Column(Divided):
-    """Style in which each rank computes another part of the output."""
+    """Style in which each rank computes a different part of the output."""
 
     @uncompiled
     def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +88,7 @@ class Column(Divided):
 
 
 class GatheredColumn(Column):
-    """Column style whose output is put together."""
+    """Column style in which the parts of the output are joined."""
 
     @uncompiled
     def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -97,8 +98,8 @@ class GatheredColumn(Column):
 
 
 class Row(Divided):
-    """Style in which each rank has another part of the input, and the outputs are added; the bias comes after
-    that.
+    """Style in which each rank has a different part of the input, and the outputs are added; the bias is
+    added afterwards.
     """
 
     @uncompiled
@@ -126,7 +127,7 @@ class SplitRow(Row):
 
 
 class VocabularyRows(Divided):
-    """An embedding of which each rank has other rows."""
+    """Style of an embedding of which each rank has different rows."""
 
     @uncompiled
     def __call__(self, input: Tensor) -> Any:
@@ -136,7 +137,7 @@ class VocabularyRows(Divided):
         is_elsewhere = (local < 0) | (local >= num_rows)
         padding = module.padding_idx
         is_padding_here = padding is not None and 0 <= padding - first < num_rows
-        # A subclass may do more than look up rows: Gemma's scales them. So it is its own forward that runs.
+        # A subclass may do more than look up rows: Gemma's scales them. So its own forward runs.
         module.padding_idx = padding - first if is_padding_here else None
         try:
             rows = self.forward(local.masked_fill(is_elsewhere, 0))
@@ -147,7 +148,7 @@ class VocabularyRows(Divided):
 
 
 class EmbeddingColumns(Divided):
-    """An embedding of which each rank has another part of every row."""
+    """Style of an embedding of which each rank has a different part of every row."""
 
     @uncompiled
     def __call__(self, input: Tensor) -> Any:
@@ -170,7 +171,7 @@ class ExpertParts(Divided):
 
 
 class IdentityExpert(Divided):
-    """Style of an unchanged output, which is added over the ranks with the rest."""
+    """Style of an expert that returns its input; its output is added over the ranks with the others'."""
 
     @partial(uncompiled, recursive=False)
     def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -178,7 +179,7 @@ class IdentityExpert(Divided):
 
 
 class Summed(Divided):
-    """The outputs are added."""
+    """Style in which the ranks' outputs are added."""
 
     @partial(uncompiled, recursive=False)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -187,7 +188,9 @@ class Summed(Divided):
 
 
 class PartlyRotated(Divided):
-    """Multi-head latent attention: the last elements of the output go to each rank's heads as they are."""
+    """Style for multi-head latent attention: all ranks' heads get the last elements of the output
+    unchanged.
+    """
 
     def __init__(
         self, module: nn.Module, axis: TensorAxis, name: str, division: Division, *, rope_size: int
@@ -203,7 +206,7 @@ class PartlyRotated(Divided):
 
 
 class PartialGradients(Divided):
-    """Whole parameters that each rank uses for its own part: their gradients are added."""
+    """Style of whole parameters that each rank uses for its own part; their gradients are added."""
 
     def __init__(self, module: nn.Module, axis: TensorAxis, name: str, division: Division) -> None:
         super().__init__(module, axis, name, division)
@@ -214,11 +217,12 @@ class PartialGradients(Divided):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """`cut` is of a parameter, `forward` of a module."""
+    """A style: `cut` for a parameter, `forward` for a module."""
 
     cut: CutRule = _whole
     forward: type[Divided] | None = None
-    kinds: tuple[type[nn.Module], ...] = (nn.Module,)  # classes of which the module must be one
+    # the module must be an instance of one of these classes
+    kinds: tuple[type[nn.Module], ...] = (nn.Module,)
 
 
 STYLES: Mapping[str, Style] = {

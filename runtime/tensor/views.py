@@ -1,8 +1,8 @@
 """Check that a module takes the parts that a layer gives it for heads and positions as they are.
 
-Attention whose number of heads is an attribute takes this rank's part of the queries, keys and values for all
-heads of fewer positions: `keys.view(batch, -1, self.num_heads, head_dim)` fits, and mixes positions up. So
-views of a column's output are looked at: its positions stay what they are.
+Attention with the number of heads in an attribute would take this rank's part of the queries, keys and values
+for all heads of fewer positions: `keys.view(batch, -1, self.num_heads, head_dim)` fits, but mixes positions
+up. So views of a column's output are checked: they must keep its positions.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ _VIEWS: frozenset[Callable[..., Any]] = frozenset(
 
 
 def note_part(output: Tensor, name: str, size: int) -> Tensor:
-    """Return the output of the column of this name, whose `size` elements the ranks have together."""
+    """Mark and return the output of the column of this name, whose `size` elements the ranks hold
+    together.
+    """
     setattr(output, _PART, (name, size))
     return output
 
 
 class ViewCheck(TorchFunctionMode):
-    """Context of a forward.
+    """Context of a forward that checks views.
 
     Errors: ConfigError that names the layer
     """
@@ -60,8 +62,8 @@ def _check(given: tuple[int, ...], made: tuple[int, ...], name: str, size: int) 
 
 
 def mixes_positions(given: tuple[int, ...], made: tuple[int, ...], *, size: int) -> bool:
-    """Whether a view of parts, `given[-1]` of `size` elements each, cuts them at other places than a part's
-    end, or makes whole ones of several parts.
+    """Tell whether a view mixes positions: whether it cuts parts, which have `given[-1]` of `size` elements
+    each, at other places than their ends, or joins several parts into a whole.
     """
     positions = given[:-1]
     if len(made) < len(given) or made[: len(positions)] == positions or prod(given) == 0:

@@ -1,4 +1,4 @@
-"""The loss from parts of the logits: each rank has those of another part of the vocabulary.
+"""Loss from parts of the logits: each rank has the logits of a different part of the vocabulary.
 
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3; transformers 5.23 `ForCausalLMLoss`
 """
@@ -40,9 +40,7 @@ def check_head(module: nn.Module, plan: TensorPlan) -> None:
 
 
 def use_parts_of_logits(module: nn.Module, axis: TensorAxis) -> None:
-    """Let a Hugging Face causal model, whose head is divided, compute its loss without putting the logits
-    together.
-    """
+    """Let a Hugging Face causal model with a divided head compute its loss without joining the logits."""
     model: Any = module
     head = _head_of(module)
     was = head.forward
@@ -57,7 +55,7 @@ def _head_of(module: Any) -> Any:
 
 
 class PartOfLogits(Column):
-    """A head whose output is not put together."""
+    """Style of a head whose output is not joined."""
 
     loss: CausalLoss
 
@@ -73,7 +71,8 @@ class CausalLoss:
 
     def __init__(self, axis: TensorAxis, division: Division, whole: Any) -> None:
         self._axis, self._division, self._whole = axis, division, whole
-        self._logits: tuple[int, int] | None = None  # number of logits here, and of all; None: no loss yet
+        # number of logits here, and in all, whose loss is not computed yet; None: there are none
+        self._logits: tuple[int, int] | None = None
         self._has_told = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -81,12 +80,14 @@ class CausalLoss:
         return self._whole if self._division.is_whole() else self
 
     def note_logits(self, here: int, size: int) -> None:
-        """Note that the head has given so many logits, of `size`."""
+        """Note that the head has returned `here` of `size` logits."""
         if torch.is_grad_enabled():
             self._logits = here, size
 
     def end_forward(self) -> None:
-        """Check that a forward with trained logits has made its loss of them: others take them for all."""
+        """Check that a forward that trains has computed this loss: another loss would take the logits for
+        all.
+        """
         if self._logits is not None and not self._has_told and dist.get_rank() == 0:
             logger.warning(
                 "the model was given no labels, and its output has %d of %d logits, those of this rank "
