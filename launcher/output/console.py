@@ -24,14 +24,15 @@ from .writer import Writer
 
 PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 2.0
-# part of the time waited so far: a wait of five minutes makes about twenty lines, not 150
+# the next line comes after this part of the time waited so far: a wait of five minutes makes about twenty
+# lines, not 150
 PROGRESS_GROWTH = 0.25
-LIVE_AFTER_S = 0.3  # on a terminal; a start that is faster shows no progress
+LIVE_AFTER_S = 0.3  # on a terminal, a start that is faster than this shows no progress
 LIVE_EVERY_S = 0.1
-LAST_WORDS_S = 2.0  # after an interrupt, for a reader that may not read
-LAST_FILES_S = 10.0  # after an interrupt, for a disk that may be slow
+LAST_WORDS_S = 2.0  # wait after an interrupt for a reader that may not read
+LAST_FILES_S = 10.0  # wait after an interrupt for a disk that may be slow
 URGENT_S = 0.5
-MAX_OTHERS = 5  # lines on further failures
+MAX_OTHERS = 5  # the most lines on further failures
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
@@ -71,7 +72,7 @@ class Console:
 
     @property
     def has_streams(self) -> bool:
-        """Tell whether output of other programs to our stdout and stderr appears beside the console's own."""
+        """Tell whether other programs can write to our stdout and stderr, too, beside the console."""
         return self._display.is_ours
 
     @property
@@ -124,7 +125,9 @@ class Console:
         self._ranks.look()
 
     def abandoned(self, exit_code: int) -> None:
-        """Note that this process ends now, at any point of its work, and its hosts are left to themselves."""
+        """Note that this process ends now, in the middle of its work, and does not stop the job on the
+        hosts.
+        """
         if self._watch is not None:
             self._watch.abandoned(exit_code)
 
@@ -132,15 +135,15 @@ class Console:
         """Give up a reader or a disk that takes no more bytes: after an interrupt it must not hold up the end
         of the job.
 
-        Urgent means after a second one.
+        Urgent means after a second interrupt.
         """
         if self._writer.stuck_s > (URGENT_S if is_urgent else LAST_WORDS_S):
             self._writer.give_up()
         self._ranks.give_up_if_stuck(URGENT_S if is_urgent else LAST_FILES_S)
 
     def finish(self, *, is_patient: bool) -> None:
-        """Write the rest. If not patient, give up after a while: after an interrupt the reader
-        may be gone.
+        """Write the remaining output. Unless `is_patient`, give up after a while: after an interrupt the
+        reader may be gone.
         """
         self._ranks.flush()
         if not self._ranks.finish(LAST_WORDS_S):
@@ -149,7 +152,7 @@ class Console:
         self._writer.drain(float("inf") if is_patient else LAST_WORDS_S)
 
     def drain(self, timeout_s: float = float("inf")) -> bool:
-        """Wait until everything is shown; False if it was not read for so long."""
+        """Wait until everything is shown; False if that took longer than `timeout_s`."""
         self._ranks.flush()
         return self._writer.drain(timeout_s)
 
@@ -181,11 +184,11 @@ class Console:
         self.progress_of(describe_hosts(phase, num_hosts, missing, num_failed), began_at)
 
     def progress_of_workers(self, num_up: int, num_workers: int, began_at: float) -> None:
-        """Show the same, when all hosts are there."""
+        """Show the progress of the workers' start, once all hosts are prepared."""
         self.progress_of(f"{num_up} of {num_workers} workers up", began_at)
 
     def end_progress(self, *, is_up: bool = False, is_stopping: bool = False) -> None:
-        """End the line of the start: either all workers run, or they are told to end."""
+        """End the line that shows the start: all workers run, or they were told to end."""
         self._display.put(Status(""))
         if is_up:
             self.started()
@@ -209,8 +212,8 @@ class Console:
             self._display.put(Status(text))
 
     def report(self, verdict: Verdict, *, took_s: float, written: str = "") -> None:
-        """Write the last message: that all ended well, how far they came and where the files are, in one
-        line; or the first failure, its last lines, the other failures, and the log files.
+        """Write the last message: in one line that all ranks ended well, how far they came and where the
+        files are; or the first failure, its last lines, the other failures, and the log files.
 
         `written`: where the report will be.
         """

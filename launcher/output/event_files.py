@@ -17,8 +17,8 @@ from ..telemetry.thinning import Thinned
 from .job_report import check_place, is_of_system
 from .writer import Writer
 
-MAX_WAITING = 2000  # events that a disk has not taken yet; later ones are lost, and counted
-CLOSE_S = 5.0  # for a slow disk, at the end
+MAX_WAITING = 2000  # events that may wait for the disk; further ones are lost, and counted
+CLOSE_S = 5.0  # wait for a slow disk at the end
 
 EVENTS = "events.jsonl"  # in the folder of a run
 
@@ -67,7 +67,8 @@ def _open_of_others(path: Path) -> int:
     the shell makes it of `>(jq .)`. Errors: OSError
     """
     number = _number_of_descriptor(path)
-    if number is not None:  # a new open file would write at a place of its own
+    # Use the descriptor itself: a newly opened file would have a writing position of its own
+    if number is not None:
         return os.dup(number)
     is_of_others = not is_of_system(path.parent)  # the system's links lead where the user means
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
@@ -104,8 +105,8 @@ class EventFile:
         on_problem: Callable[[str], None],
         is_own: bool = True,
     ) -> None:
-        """`open_file` opens it for appending. `is_own`: half a line can be cut off, for this process alone
-        writes there.
+        """`open_file` opens it for appending. `is_own`: only this process writes to the file, so an
+        unfinished line may be cut off.
 
         Errors: OSError
         """
@@ -130,7 +131,7 @@ class EventFile:
         if not self._writer.drain(CLOSE_S):
             self._writer.give_up()
             self._tell("the disk does not take them")
-            return  # the thread still has the file
+            return  # the writer's thread still uses the file
         os.close(self._fd)
 
     # Methods of the writer's thread.
@@ -161,7 +162,7 @@ class EventFile:
         self._size += len(data)
 
     def _cut(self) -> None:
-        """Cut half a line off, so that the lines after it can be read."""
+        """Cut off an unfinished last line, so that the lines after it can be read."""
         if self._is_own:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._size)

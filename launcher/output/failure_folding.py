@@ -2,9 +2,9 @@
 
 When a rank fails, its peers end in their present collective: one failure would read like many. The traceback
 of an error that gloo, NCCL or torch's store makes of a lost connection is held back until the job has a
-failure; then it is one line. Any other traceback goes on at once, and this one too if no failure follows: the
-program has caught it. A line of the runtime's that another rank has written is shown once. Log files hold
-all.
+failure; then it is one line. Any other traceback is shown at once. A held one is shown, too, if no failure
+follows, because the program has caught the error. A line of the runtime that several ranks write is shown
+once. Log files hold everything.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Trace(NamedTuple):
     is_complete: bool = False
 
     def takes(self, line: str) -> Trace | None:
-        """Return this with one more line; None if the line does not belong to it."""
+        """Return this trace with one more line; None if the line does not belong to it."""
         text = unmarked(line)
         is_indented = text.startswith((" ", "\t"))
         if len(self.lines) >= NUM_KEPT_LINES or not text.strip():
@@ -54,7 +54,7 @@ class Trace(NamedTuple):
 
     @property
     def is_lost_peer(self) -> bool:
-        """Tell whether it says only that the other side of a collective is gone."""
+        """Tell whether the failure says only that the other side of a collective is gone."""
         frames = [one for one in self.lines if unmarked(one).lstrip().startswith('File "')]
         error = self._error
         return bool(lost_peer_words(error)) and bool(_OF_COLLECTIVES.search(error + (frames or [""])[-1]))
@@ -114,7 +114,9 @@ class FailureFolding:
             self._said.clear()
 
     def put(self, rank: int, body: bytes) -> bool:
-        """Tell whether these lines were taken; if not they must be shown, and no line of the rank is held."""
+        """Take lines, and tell whether that was done; if not, the caller must show them, and no line of the
+        rank is held.
+        """
         with self._lock:
             if rank not in self._held and not any(one in body for one in _BEGINS):
                 return False
@@ -138,7 +140,7 @@ class FailureFolding:
             self._release(is_all=False)
 
     def look(self, *, is_end: bool = False) -> None:
-        """Show failures that have waited long enough; at the end all."""
+        """Show the held failures that have waited long enough; at the end all."""
         with self._lock:
             self._release(is_all=is_end)
 

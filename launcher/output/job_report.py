@@ -51,7 +51,7 @@ class BegunAttempt:
         self.hosts = hosts
         self.number = number
         self.began_at = time.time()
-        self._began = time.monotonic()  # a clock that is never set
+        self._began = time.monotonic()  # read from a clock that cannot be set
 
     @property
     def duration_s(self) -> float:
@@ -174,7 +174,7 @@ def _stat_plain(path: Path) -> os.stat_result | None:
 
 
 def _become(fd: int, old: os.stat_result) -> None:
-    """Take the owner and the permissions of the file whose name this one gets."""
+    """Give the new file the owner and the permissions of the old one, whose name it gets."""
     with contextlib.suppress(PermissionError):  # another user's, in a folder where this one may write
         os.fchown(fd, old.st_uid, old.st_gid)
     with contextlib.suppress(PermissionError):
@@ -182,6 +182,6 @@ def _become(fd: int, old: os.stat_result) -> None:
 
 
 def is_of_system(folder: Path) -> bool:
-    """Tell whether only the system makes names there, so that its links lead where the user means."""
+    """Tell whether only the system can create names in the folder, so that its links can be trusted."""
     found = folder.resolve()
     return found == Path("/dev") or found.is_relative_to("/proc")

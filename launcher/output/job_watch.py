@@ -29,11 +29,13 @@ class JobWatch(Protocol):
         ...
 
     def stopping(self) -> None:
-        """Note that they are told to end."""
+        """Note that the workers are told to end."""
         ...
 
     def abandoned(self, exit_code: int) -> None:
-        """Note that its process ends now, by a signal that may have come during another of these calls."""
+        """Note that the job's process ends now, by a signal that may have come during another of these
+        calls.
+        """
         ...
 
     def reported(self, failure: str) -> None:

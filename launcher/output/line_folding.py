@@ -64,7 +64,8 @@ class Fold:
         key = (stream, line)
         places = self._places.setdefault(key, [])
         num_gone = bisect_left(places, self._num_given)
-        if num_gone > len(places) // 2:  # many at once: one by one is slow for a line that comes all the time
+        # Remove many at once: one by one would be slow for a line that is written all the time
+        if num_gone > len(places) // 2:
             del places[:num_gone]
         at = bisect_right(places, max(self._last_of.get(rank, -1), self._num_given - 1))
         if at == len(places):
@@ -111,7 +112,7 @@ class Folding:
         self._thread: threading.Thread | None = None
 
     def begin(self, num_ranks: int) -> None:
-        """Take a line for complete when so many ranks wrote it, from now on. No line may be waiting."""
+        """From now on, a line is complete when so many ranks wrote it. No line may be waiting."""
         with self._changed:
             self._fold = Fold(num_ranks)
             if self._thread is None:
@@ -134,7 +135,7 @@ class Folding:
                 self._changed.notify()
 
     def flush(self) -> None:
-        """Hand everything on now."""
+        """Hand all waiting lines on now."""
         with self._changed:
             self._hand_on(self._fold.take(0.0, is_all=True))
 

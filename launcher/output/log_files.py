@@ -29,7 +29,8 @@ from .writer import Writer
 
 MAX_OPEN_FILES = 256  # a quarter of the 1024 that a process may have open by default; others are opened again
 LATEST = "latest"
-_RUN_NAME = re.compile(r"\d{8}-\d{6}(-\d+)?")  # our names, to which the link may point
+# Names of our run folders, to which the link `latest` may point
+_RUN_NAME = re.compile(r"\d{8}-\d{6}(-\d+)?")
 REPORT = "report.json"
 
 
@@ -96,7 +97,7 @@ class RankFiles:
             self._writer.put(file, b"" if self._writer.failure else data, on_done)
 
     def give_up_if_stuck(self, timeout_s: float) -> None:
-        """Keep nothing more if nothing could be written for so long."""
+        """Stop writing files if nothing could be written for `timeout_s`."""
         if self._writer.stuck_s > timeout_s:
             self._writer.give_up()
 
@@ -108,7 +109,7 @@ class RankFiles:
 
 def after(count: int, call: Callable[[], None]) -> Callable[[], None]:
     """Return a function whose call number `count`, from any thread, calls `call`."""
-    numbers = itertools.count(1)  # one step of it cannot be divided
+    numbers = itertools.count(1)  # two threads cannot get the same number from it
 
     def one() -> None:
         if next(numbers) == count:
@@ -199,8 +200,8 @@ def _make_run_folder(log_dir: Path) -> Path:
 
 
 def _paths_by_time(folder: Path, ranks: Sequence[int]) -> dict[int, Path]:
-    """Return DeepSpeed's names. Where another attempt or job has that second, the next free one: names must
-    not be shared.
+    """Return DeepSpeed's names. If another attempt or job has files of that second, take the next free
+    second: names must not be shared.
     """
     for second in itertools.count(int(time.time())):
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(second))

@@ -1,8 +1,8 @@
 """An endpoint for Prometheus: the present numbers of a job, at http://ADDRESS:PORT/metrics.
 
-One thread with one event loop serves all clients. A slow client loses its connection after a moment, and of
-too many clients the oldest does; a page is made at most once an event, however often it is asked for. The job
-waits for none of it.
+One thread with one event loop serves all clients. A slow client is disconnected after a moment, and if there
+are too many clients, the oldest is; a page is made at most once an event, however often it is asked for. The
+job never waits for a client.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..telemetry.telemetry import Telemetry
 MAX_CLIENTS = 32
 CLIENT_S = 5.0  # for a whole request and its answer
 MAX_REQUEST_BYTES = 16 << 10
-FRESH_S = 0.25  # a page may be so old
-OLD_S = 5.0  # and so old if no event came, except that hosts fell silent
+FRESH_S = 0.25  # a page may be so old before it is made again
+OLD_S = 5.0  # a page may be so old if no event came meanwhile: only the silence of hosts changes then
 CLOSE_S = 2.0
 _TURNS = 20  # turns of the loop, at the end
 _TEXT = "text/plain; charset=utf-8"
@@ -81,7 +81,8 @@ class PrometheusEndpoint:
         address, port = listener.getsockname()[:2]
         self.url = f"http://{f'[{address}]' if ':' in address else address}:{port}/metrics"
         self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(lambda *_: None)  # a client that went away is no news
+        # Errors of a client that went away are not reported
+        self._loop.set_exception_handler(lambda *_: None)
         self._is_closing = asyncio.Event()
         self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # the oldest first
         self._thread = threading.Thread(target=self._serve, name="prometheus", daemon=True)
@@ -96,7 +97,7 @@ class PrometheusEndpoint:
             self._loop.call_soon_threadsafe(self._is_closing.set)
         self._thread.join(CLOSE_S)
 
-    # Methods of its thread.
+    # Methods of the endpoint's thread.
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -152,7 +153,8 @@ class PrometheusEndpoint:
             writer.write(body)
         await writer.drain()
         writer.write_eof()
-        await reader.read(MAX_REQUEST_BYTES)  # until it has read all: a close with unread bytes is a reset
+        # Wait until the client has read all: to close with unread bytes would reset the connection
+        await reader.read(MAX_REQUEST_BYTES)
 
 
 class Pages:

@@ -96,7 +96,7 @@ class RankOutput:
             self._failures.look(is_end=is_end)
 
     def has_shown(self, rank: int, traceback: Sequence[str]) -> bool:
-        """Tell whether this traceback of a rank was shown as the rank wrote it, so that once is enough."""
+        """Tell whether this traceback of a rank was shown as written, and need not be shown again."""
         return self._failures is not None and self._failures.has_shown(rank, traceback)
 
     def has_said(self, last_lines: Sequence[str]) -> bool:
@@ -104,12 +104,12 @@ class RankOutput:
         return self._failures is not None and bool(last_lines) and self._failures.has_said(last_lines[-1])
 
     def flush(self) -> None:
-        """Let no line wait for equal ones."""
+        """Show now the lines that wait for equal ones."""
         if self._folding is not None:
             self._folding.flush()
 
     def give_up_if_stuck(self, timeout_s: float) -> None:
-        """Keep nothing more in files if nothing could be written for so long."""
+        """Stop writing files if nothing could be written for `timeout_s`."""
         if self._files is not None:
             self._files.give_up_if_stuck(timeout_s)
 

@@ -9,7 +9,7 @@ from ..wording import cleaned, wrapped
 
 
 def screen_text(lines: Sequence[str]) -> str:
-    """Return lines as they are printed: none steers the terminal, and none is wider."""
+    """Return the lines without signs that steer the terminal, and broken to its width."""
     columns = terminal_columns()
     return "".join(
         f"{cleaned(line) if columns is None else wrapped(cleaned(line), columns)}\n" for line in lines

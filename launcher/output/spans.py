@@ -19,7 +19,8 @@ CLOSE_S = 3.0
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _INSTALL = "pip install '.[otel]' in a clone of dslaunch"
-_AS_EVENTS = ("straggler", "hang")  # events of an attempt, with those of workers that failed
+# Further events that a span of an attempt gets, besides failures of workers
+_AS_EVENTS = ("straggler", "hang")
 
 
 def send_spans(
@@ -56,7 +57,7 @@ class SpanSink:
     """A sink that makes spans of events."""
 
     def __init__(self, environ: Mapping[str, str], *, warn: Callable[[], None]) -> None:
-        """`warn` is called once if some could not be sent. Errors: ImportError without the packages"""
+        """`warn` is called once if some spans could not be sent. Errors: ImportError without the packages"""
         sdk = import_module("opentelemetry.sdk.trace")
         export = import_module("opentelemetry.sdk.trace.export")
         resources = import_module("opentelemetry.sdk.resources")
@@ -64,7 +65,7 @@ class SpanSink:
         self._trace = import_module("opentelemetry.trace")
         propagation = import_module("opentelemetry.trace.propagation.tracecontext")
         logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
-        logging.getLogger("opentelemetry").propagate = False  # `warn` says it in our words
+        logging.getLogger("opentelemetry").propagate = False  # `warn` reports failures in our words
 
         class Exporter(otlp.OTLPSpanExporter):  # type: ignore[name-defined, misc] # a module without types
             has_told = False
@@ -105,7 +106,7 @@ class SpanSink:
             self._job = None
 
     def close(self) -> None:
-        """Send the rest, if it is taken soon."""
+        """Send the remaining spans; give up soon if the receiver does not take them."""
         thread = threading.Thread(target=self._provider.shutdown, daemon=True)
         thread.start()
         thread.join(CLOSE_S)

@@ -85,7 +85,7 @@ class Writer:
             on_done()
 
     def give_up(self) -> None:
-        """Forget all waiting and later bytes: no caller is held back any more."""
+        """Drop all waiting and later bytes, so that no caller is held back any more."""
         with self._lock:
             self._is_given_up = True
             items, self._in_hand = self._in_hand, []
@@ -100,7 +100,8 @@ class Writer:
         while not self.is_idle:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(_POLL_S / 20)  # a signal handler may run in between, which a lock would not let it
+            # A signal handler can run between two polls; a wait for a lock would not let it
+            time.sleep(_POLL_S / 20)
         return True
 
     def _run(self) -> None:
