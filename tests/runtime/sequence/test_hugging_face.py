@@ -139,7 +139,7 @@ def _unequal(rank: int) -> str:
 
 
 def test_parts_of_other_lengths_are_named_in_every_forward(ranks: Ranks) -> None:
-    said = "parts 0 and 1 of a sequence are [batch, positions] = [2, 4] and [2, 3]; the 2 neighbours"
+    said = "parts 0 and 1 of a sequence are [batch, positions] = [2, 4] and [2, 3]; give all 2 ranks"
     assert all(one.startswith(said) for one in ranks(_unequal, world_size=2, deadline_s=DEADLINE_S))
 
 
