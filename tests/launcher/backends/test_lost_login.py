@@ -68,6 +68,8 @@ def test_a_host_that_is_not_there_ends_the_job_with_its_name(launcher: str, miss
     folder = lab.shared / f"lost-login-{launcher}-{missing}"
     folder.mkdir()
     if missing == "down":
+        # A host that was spoken to a moment ago is asked in silence for the kernel's two minutes
+        (lab.head.home / ".ssh" / "config").write_text("Host node2\n  ConnectTimeout 3\n")
         lab.host("node2").poweroff()
     name = "node2" if missing == "down" else "nowhere"
     (folder / "hosts").write_text(f"node1 slots=2\n{name} slots=2\n")
