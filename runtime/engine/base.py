@@ -392,7 +392,7 @@ class EngineBase(Saving):
         refused = {"schedule": schedule, "compiled_autograd_enabled": compiled_autograd_enabled or None}
         for name, value in refused.items():
             if value is not None:
-                raise ConfigError(f"engine.compile({name}={value!r}): is not available here; leave it out")
+                raise ConfigError(f"engine.compile({name}={value!r}) is not available here; leave it out")
         kwargs = dict(compile_kwargs or {})
         if self.device.type == "cuda" and self._model.has_shards and _records_graphs(kwargs):
             raise ConfigError(

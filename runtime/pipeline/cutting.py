@@ -34,7 +34,7 @@ def cut(
         return cut_balanced(num_trained, num_parts)
     if not wanted.startswith(BY_TYPE):
         raise ConfigError(
-            f"partition_method {method!r}: is not available; there are {UNIFORM!r}, {PARAMETERS!r} and "
+            f"partition_method {method!r} is not available; there are {UNIFORM!r}, {PARAMETERS!r} and "
             "'type:REGEX', which spreads the layers whose class has such a name"
         )
     pattern = method[len(BY_TYPE) :]

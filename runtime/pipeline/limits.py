@@ -39,7 +39,7 @@ def check_fits(module: StagesModule, config: Config, optimizer: FlatOptimizer | 
     if config.zero.offload_param.is_on:
         raise ConfigError(
             f"zero_optimization.offload_param.device {config.zero.offload_param.device!r} with a "
-            "PipelineModule: is not available; leave it out: a rank has the parameters of its stages only"
+            "PipelineModule is not available; leave it out: a rank has the parameters of its stages only"
         )
     for key, size in (
         ("zero_hpz_partition_size", config.zero.hpz_partition_size),
@@ -47,7 +47,7 @@ def check_fits(module: StagesModule, config: Config, optimizer: FlatOptimizer | 
     ):
         if size is not None:
             raise ConfigError(
-                f"zero_optimization.{key} {size} with a PipelineModule: is not available; leave it out"
+                f"zero_optimization.{key} {size} with a PipelineModule is not available; leave it out"
             )
     _check_tied_experts(module)
     tied = tied_over_stages(module)

@@ -126,7 +126,7 @@ def shape_of(schedule: str, *, num_ranks: int, per_rank: int | None) -> Shape:
     """
     kept = _SCHEDULES.get(schedule)
     if kept is None:
-        raise ConfigError(f"pipeline schedule {schedule!r}: is not known; there are {', '.join(NAMES)}")
+        raise ConfigError(f"pipeline schedule {schedule!r} is not known; there are {', '.join(NAMES)}")
     wanted = kept.usual_per_rank if per_rank is None else per_rank
     if wanted < 1 or kept.per_rank not in (None, wanted):
         raise ConfigError(

@@ -290,7 +290,7 @@ def _check_name(name: str, config: Any, model: Any, known: Any) -> None:
         )
     if name not in known:
         raise ConfigError(
-            f"core_attn_implementation={name!r}: is not one of transformers' attention functions here: "
+            f"core_attn_implementation={name!r} is not one of transformers' attention functions here: "
             f"{', '.join(sorted(known.valid_keys()))}"
         )
 
@@ -315,7 +315,7 @@ def _hidden(mask: Any, batch: int, length: int) -> Tensor | None:
         return (mask == 0).expand(batch, length)
     if mask.dim() != 4 or mask.shape[-1] != length:
         raise ConfigError(
-            f"an attention mask of shape {tuple(mask.shape)}: is not made for {length} positions"
+            f"an attention mask of shape {tuple(mask.shape)} is not made for {length} positions"
         )
     seen = mask if mask.dtype is torch.bool else mask == 0
     return (~seen.diagonal(dim1=-2, dim2=-1).any(dim=1)).expand(batch, length)  # a token sees itself

@@ -69,12 +69,12 @@ def vocab_sequence_parallel_cross_entropy(  # noqa: PLR0913  (DeepSpeed's signat
     if gather_sequence_loss and reduction != "none":
         raise ConfigError(f"reduction={reduction!r}: gather_sequence_loss goes with 'none' only")
     if reduction not in ("none", "sum", "mean"):
-        raise ConfigError(f"reduction={reduction!r}: is one of 'none', 'sum', 'mean'")
+        raise ConfigError(f"reduction={reduction!r} is not allowed; write 'none', 'sum' or 'mean'")
     if backend != "torch":
-        raise ConfigError(f"backend={backend!r}: is not available here; leave it out")
+        raise ConfigError(f"backend={backend!r} is not available here; leave it out")
     if tp_group is not None and SequenceRanks.of(tp_group).size > 1:
         raise ConfigError(
-            "tp_group: is not supported here; leave it out, and divide the vocabulary over ranks with "
+            "tp_group is not supported here; leave it out, and divide the vocabulary over ranks with "
             "tensor_parallel.vocab_parallel_lm_head in the ds_config"
         )
     size = vocab_parallel_logits.shape[-1]

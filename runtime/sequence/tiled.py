@@ -132,7 +132,9 @@ def _tile_size(length: int, shards: int) -> int:
 
 def _check_reduction(given: str | None, allowed: tuple[str | None, ...]) -> None:
     if given not in allowed:
-        raise ConfigError(f"output_reduction={given!r}: is one of {', '.join(map(repr, allowed))}")
+        raise ConfigError(
+            f"output_reduction={given!r} is not allowed; write one of {', '.join(map(repr, allowed))}"
+        )
 
 
 def _reduced(value: Tensor, how: str | None) -> Tensor:

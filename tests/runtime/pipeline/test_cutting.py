@@ -48,7 +48,7 @@ def test_methods_are_told_by_name() -> None:
     assert cut("uniform", num_parts=2, names=names) == [0, 3, 6]
     assert cut("Parameters", num_parts=2, names=names, num_trained=[9, 1, 1, 0, 1, 1]) == [0, 1, 6]
     assert cut("type:block", num_parts=3, names=names) == [0, 2, 4, 6]
-    with pytest.raises(ConfigError, match="'best': is not available; there are 'uniform', 'parameters' and"):
+    with pytest.raises(ConfigError, match="'best' is not available; there are 'uniform', 'parameters' and"):
         cut("best", num_parts=2, names=names)
     with pytest.raises(ConfigError, match="no layer's class has such a name; there are Block, Embedding"):
         cut("type:transformer", num_parts=2, names=names)

@@ -78,7 +78,7 @@ def test_the_bubbles_are_those_of_the_formulas(num_ranks: int, num_micro: int) -
 
 
 def test_what_a_schedule_cannot_have_is_named() -> None:
-    with pytest.raises(ConfigError, match="'2f2b': is not known; there are 1f1b, gpipe, interleaved"):
+    with pytest.raises(ConfigError, match="'2f2b' is not known; there are 1f1b, gpipe, interleaved"):
         shape_of("2f2b", num_ranks=2, per_rank=None)
     with pytest.raises(ConfigError, match="stages_per_rank 3 with the schedule zbv: it has 2 on each rank"):
         shape_of("zbv", num_ranks=2, per_rank=3)

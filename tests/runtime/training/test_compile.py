@@ -74,6 +74,6 @@ def _refused(rank: int) -> list[str]:
 
 def test_deepcompile_is_refused_by_name(ranks: Ranks) -> None:
     assert ranks(_refused, world_size=2)[0] == [
-        "engine.compile(schedule=[]): is not available here; leave it out",
-        "engine.compile(compiled_autograd_enabled=True): is not available here; leave it out",
+        "engine.compile(schedule=[]) is not available here; leave it out",
+        "engine.compile(compiled_autograd_enabled=True) is not available here; leave it out",
     ]
