@@ -1,0 +1,229 @@
+"""Which storage is alive when, by kind: the memory of a rank over a run, on its device and in host memory."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from .storages import Record
+
+BLOCK = 512  # bytes: torch's allocator on a GPU gives out multiples of it
+DEVICE, HOST, PINNED = "device", "host", "pinned"
+PARAMETERS, GATHERED = "parameters", "gathered parameters"
+GRADIENTS, STATES, COMMUNICATION = "gradients", "masters and optimizer states", "communication"
+STEP, ACTIVATIONS, PROGRAM = "temporaries of the step", "activations", "of the program"
+KINDS = (PARAMETERS, GATHERED, GRADIENTS, STATES, COMMUNICATION, STEP, ACTIVATIONS, PROGRAM)
+
+_RUNTIME = str(Path(__file__).parents[1]) + "/"
+_TORCH = str(Path(torch.__file__).parent)
+# Part of a file's name below runtime/ -> what it allocates. Those with None do so for their callers.
+_SITES: tuple[tuple[str, str | None], ...] = (
+    ("plan/", None),
+    ("zero/parameters/flat_buffer.py", None),
+    ("offload/", None),
+    ("zero/parameters/param_shard.py:take_over", PARAMETERS),
+    ("zero/parameters/param_shard.py", GATHERED),
+    ("zero/units/optimizer_shard.py", STATES),
+    ("zero/gradients/", GRADIENTS),
+    ("zero/access/", GATHERED),
+    ("zero/units/", PARAMETERS),
+    ("zero/", PARAMETERS),
+    ("optimizers/", STATES),
+    ("step/torch_optimizer_rule.py", STATES),
+    ("comm/", COMMUNICATION),
+    ("step/", STEP),
+    ("engine/optimizer_step.py", STEP),
+    ("engine/components.py", PARAMETERS),
+    ("engine/make_engine.py", PARAMETERS),
+)
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """One storage from its allocation to its end."""
+
+    place: str  # DEVICE, HOST or PINNED
+    kind: str
+    nbytes: int
+    phase: int
+    born: int  # clock of the allocation: operations so far
+    died: int | None = None
+
+
+@dataclass(slots=True)
+class Moment:
+    """The largest amount of memory in a phase, and what it consists of."""
+
+    nbytes: int = 0
+    clock: int = 0
+    module: Any = None  # that ran then
+
+
+@dataclass(slots=True)
+class Phase:
+    """A stretch of the run; its name is what a table says."""
+
+    name: str
+    begin: int
+    peaks: dict[str, Moment] = field(default_factory=dict)
+
+
+class Memory:
+    """All storages of one run."""
+
+    def __init__(self) -> None:
+        self.clock = 0
+        self.lives: list[Life] = []
+        self.now: Counter[str] = Counter()
+        self.phases = [Phase("start", 0)]
+        self._alive: dict[Record, Life] = {}
+        self._gpu_peak = 0
+        self.is_training = False  # an engine has been used
+
+    def begin(self, name: str) -> None:
+        """Begin a phase, or go on with the one that has this name."""
+        if self.phases[-1].name == name:
+            return
+        phase = Phase(name, self.clock)
+        self.phases.append(phase)
+        for place in (DEVICE, HOST, PINNED):
+            phase.peaks[place] = Moment(self.now[place], self.clock)
+
+    def born(self, record: Record) -> None:
+        """Note an allocation."""
+        place = _place_of(record)
+        if place is None or not record.nbytes:
+            return
+        nbytes = -(-record.nbytes // BLOCK) * BLOCK if place == DEVICE else record.nbytes
+        kind = kind_of(sys._getframe(2))
+        if kind == ACTIVATIONS and not self.is_training:
+            kind = PROGRAM
+        life = Life(place, kind, nbytes, len(self.phases) - 1, self.clock)
+        self._alive[record] = life
+        self.lives.append(life)
+        self.now[place] += nbytes
+        self._gpu_peak = max(self._gpu_peak, self.now[DEVICE])
+        moment = self.phases[-1].peaks.setdefault(place, Moment())
+        if self.now[place] > moment.nbytes:
+            moment.nbytes, moment.clock = self.now[place], self.clock
+            moment.module = _running_module(sys._getframe(2))
+
+    def name_modules(self, names: dict[int, str]) -> None:
+        """Replace the modules that ran at the peaks by their names, by id."""
+        for phase in self.phases:
+            for moment in phase.peaks.values():
+                if moment.module is not None and not isinstance(moment.module, str):
+                    moment.module = names.get(id(moment.module), type(moment.module).__name__)
+
+    def died(self, record: Record) -> None:
+        """Note its end."""
+        life = self._alive.pop(record, None)
+        if life is not None:
+            life.died = self.clock
+            self.now[life.place] -= life.nbytes
+
+    def tell(self, record: Record, kind: str) -> None:
+        """Say what a storage that is alive is for."""
+        life = self._alive.get(record)
+        if life is not None:
+            life.kind = kind
+
+    def tick(self) -> None:
+        """Note that an operation was done."""
+        self.clock += 1
+
+    def allocated(self) -> int:
+        """Return the bytes on the device now."""
+        return self.now[DEVICE]
+
+    def peak(self) -> int:
+        """Return the most bytes on the device since the last reset."""
+        return self._gpu_peak
+
+    def reset_peak(self) -> None:
+        """Begin the peak anew."""
+        self._gpu_peak = self.now[DEVICE]
+
+    def at(self, clock: int, place: str) -> Counter[str]:
+        """Return the bytes by kind that are alive just after the operations up to `clock`."""
+        found: Counter[str] = Counter()
+        for life in self.lives:
+            if life.place == place and life.born <= clock and (life.died is None or life.died > clock):
+                found[life.kind] += life.nbytes
+        return found
+
+    def curve(self, place: str, *, num_points: int) -> list[tuple[int, dict[str, int]]]:
+        """Return the bytes by kind over the run, at the largest moment of each of so many stretches."""
+        changes: list[tuple[int, int, str]] = []
+        for life in self.lives:
+            if life.place == place:
+                changes.append((life.born, life.nbytes, life.kind))
+                if life.died is not None:
+                    changes.append((life.died, -life.nbytes, life.kind))
+        changes.sort(key=lambda one: (one[0], -one[1]))
+        now: Counter[str] = Counter()
+        points: list[tuple[int, dict[str, int]]] = []
+        width, total, best = max(1, -(-self.clock // num_points)), 0, -1
+        stretch = 0
+        for clock, nbytes, kind in changes:
+            if clock // width != stretch:
+                stretch, best = clock // width, -1
+            now[kind] += nbytes
+            total += nbytes
+            if total > best:
+                point = (clock, {name: value for name, value in now.items() if value})
+                if best < 0:
+                    points.append(point)
+                points[-1], best = point, total
+        return points
+
+
+def _place_of(record: Record) -> str | None:
+    if record.device.type == "meta":
+        return None
+    if record.device.type == "cpu":
+        return PINNED if record.is_pinned else HOST
+    return DEVICE
+
+
+def kind_of(frame: FrameType | None) -> str:
+    """Return what is allocated, by the innermost file of the runtime that is known to allocate something."""
+    own = 0
+    for file, name in _frames(frame):
+        if not file.startswith(_RUNTIME):
+            if file.startswith(_TORCH) or file.startswith("<"):
+                continue
+            return ACTIVATIONS
+        own += 1
+        below = file[len(_RUNTIME) :]
+        for part, kind in _SITES:
+            path, _, function = part.partition(":")
+            if below.startswith(path) and function in ("", name):
+                if kind is not None:
+                    return kind
+                break
+        else:
+            return ACTIVATIONS
+    return ACTIVATIONS
+
+
+def _frames(frame: FrameType | None) -> Iterator[tuple[str, str]]:
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_code.co_name
+        frame = frame.f_back
+
+
+def _running_module(frame: FrameType | None) -> Any:
+    """Return the innermost module whose forward runs, None outside of all."""
+    while frame is not None:
+        if frame.f_code.co_name == "_call_impl":
+            return frame.f_locals.get("self")
+        frame = frame.f_back
+    return None

@@ -1,0 +1,243 @@
+"""Runs a program without values until its second optimizer step has ended."""
+
+from __future__ import annotations
+
+import functools
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch._dynamo
+
+from ...kernels.compiled import _C
+from ..engine.base import EngineBase
+from ..engine.stages_engine import StagesEngine
+from ..engine.step_engine import StepEngine
+from ..offload.pinned_memory import PinnedMemory
+from . import cuda
+from .attention import choose_attention
+from .census import tell_kinds
+from .disk import PlannedDisk
+from .guesses import Guesses
+from .memory import Memory
+from .ranks import join_alike_ranks
+from .storages import Storages
+from .tensor_answers import answer_for_tensors
+from .without_values import WithoutValues
+from .work import Work, WorkMeter
+
+NUM_STEPS = 2
+BUILD, LOAD, FORWARD, BACKWARD, STEP = (
+    "building the model",
+    "loading",
+    "forward",
+    "backward",
+    "optimizer step",
+)
+
+
+class PlanEnded(BaseException):
+    """The planned steps are done. No `except Exception` of the program stops it."""
+
+
+class Problem(NamedTuple):
+    """What the program cannot do without values."""
+
+    line: str  # file and line of the program
+    why: str
+
+
+class Rehearsal:
+    """One process that runs a program as one rank of a job, without values and without the other ranks."""
+
+    def __init__(self, *, device: torch.device, device_bytes: int, rank: int, world_size: int) -> None:
+        self.device = device
+        self.memory, self.work, self.guesses = Memory(), WorkMeter(), Guesses()
+        self.storages = Storages(born=self.memory.born, died=self.memory.died)
+        self.disk = PlannedDisk(self.work)
+        self.steps: list[Work] = []  # one for each optimizer step
+        self.engines: list[EngineBase] = []
+        self.problem: Problem | None = None
+        self.mode = WithoutValues(self.storages, self.guesses, device=device, computed=self._computed)
+        self._put_stand_ins(device_bytes, rank, world_size)
+
+    def _computed(self, func: Any, args: Any, kwargs: Any, tensors: Any, results: Any) -> None:
+        self.memory.tick()
+        self.work.add(func, tensors, results)
+        self.work.add_flops(func, args, kwargs, results)
+
+    def _put_stand_ins(self, device_bytes: int, rank: int, world_size: int) -> None:
+        """Replace in this process what needs values, a GPU or other ranks."""
+        torch._C._set_only_lift_cpu_tensors(True)
+        memory = self.memory
+        is_on_gpu = self.device.type == "cuda"
+        if is_on_gpu:
+            cuda.make_available(
+                total_bytes=device_bytes,
+                allocated=memory.allocated,
+                peak=memory.peak,
+                reset_peak=memory.reset_peak,
+            )
+        self.work.is_on_gpu = is_on_gpu
+        join_alike_ranks(rank=rank, size=world_size, backend="nccl" if is_on_gpu else "gloo")
+        answer_for_tensors(self.mode)
+        choose_attention(self.mode)
+        self.work.watch_wires()
+        self.disk.put()
+        kernels: Any = _C
+        kernels.step, kernels.squared_norm = self._step, lambda *args, **kwargs: 1.0
+        pinned_memory: Any = PinnedMemory
+        pinned_memory.take = _take
+        self._watch(StepEngine, "forward", FORWARD)
+        self._watch(StepEngine, "backward", BACKWARD)
+        self._watch(StepEngine, "step", STEP)
+        self._watch(StagesEngine, "train_batch", "batch through the stages")
+        self._end_after_steps()
+        _load_in_this_process()
+
+    def _step(self, name: str, shards: Any, **_: Any) -> None:
+        """Count an optimizer's kernel on the host: each array is read and written once."""
+        for shard in shards:
+            arrays = [getattr(shard, one, None) for one in type(shard).__dataclass_fields__]
+            self.work.now.host_bytes += 2 * sum(one.nbytes for one in arrays if isinstance(one, torch.Tensor))
+
+    def _watch(self, kind: type, name: str, phase: str) -> None:
+        """Have the phase of this name begin where the engine's method does."""
+        plain = getattr(kind, name)
+        rehearsal = self
+
+        @functools.wraps(plain)
+        def watched(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            rehearsal._note(engine)
+            rehearsal.memory.is_training = True
+            rehearsal.memory.begin(f"step {len(rehearsal.steps) + 1}: {phase}")
+            result = plain(engine, *args, **kwargs)
+            return result
+
+        setattr(kind, name, watched)
+
+    def _note(self, engine: EngineBase) -> None:
+        if all(engine is not one for one in self.engines):
+            self.engines.append(engine)
+            tell_kinds(engine._model, self.storages, self.memory)
+            self.work.begin()
+
+    def _end_after_steps(self) -> None:
+        plain = EngineBase._end_micro_batch
+        rehearsal = self
+
+        @functools.wraps(plain)
+        def ended(engine: EngineBase, *args: Any, **kwargs: Any) -> None:
+            before = engine._progress.global_steps + engine._progress.skipped_steps
+            plain(engine, *args, **kwargs)
+            if engine._progress.global_steps + engine._progress.skipped_steps > before:
+                tell_kinds(engine._model, rehearsal.storages, rehearsal.memory)
+                if engine is rehearsal.engines[0]:
+                    rehearsal.steps.append(rehearsal.work.begin())
+                    if len(rehearsal.steps) == NUM_STEPS:
+                        raise PlanEnded
+
+        base: Any = EngineBase
+        base._end_micro_batch = ended
+
+    def described(self) -> dict[str, Any]:
+        """Return the sizes of the model that was trained."""
+        if not self.engines:
+            return {}
+        engine = self.engines[0]
+        sub_buffers = [one for unit in engine._model.units for one in unit.sub_buffers]
+        count = {True: 0, False: 0}
+        for one in sub_buffers:
+            count[one.is_trained] += sum(slot.numel for slot in one.layout.slots)
+        return {
+            "num_trained": count[True],
+            "num_frozen": count[False],
+            "stage": engine._policy.stage,
+            "micro_batch_size": engine.settings.micro_batch_size,
+            "num_micro_batches": engine._accumulation.num_micro_batches,
+        }
+
+    def run(self, program: Callable[[], object]) -> None:
+        """Run it to the end of the last planned step; a problem is noted."""
+        try:
+            self._run(program)
+        finally:
+            names = {id(one): name for engine in self.engines for name, one in engine.module.named_modules()}
+            self.memory.name_modules(names)
+
+    def _run(self, program: Callable[[], object]) -> None:
+        self.memory.begin(BUILD)
+        try:
+            with self.mode:
+                program()
+        except PlanEnded:
+            return
+        except SystemExit as ended:
+            if len(self.steps) < NUM_STEPS:
+                self.problem = Problem(
+                    _line_of(ended), f"the program ends with {ended.code!r} before its second step"
+                )
+        except BaseException as error:
+            self.problem = Problem(_line_of(error), f"{type(error).__name__}: {error}")
+            if os.environ.get("DSLAUNCH_PLAN_TRACEBACK"):
+                traceback.print_exc()
+        else:
+            if len(self.steps) < NUM_STEPS:
+                self.problem = Problem(
+                    sys.argv[0], f"the program ends after {len(self.steps)} optimizer steps"
+                )
+
+
+def script(path: str, arguments: Sequence[str], *, is_module: bool) -> Callable[[], object]:
+    """Return the call that runs a script, or a module, as Python does."""
+
+    def run() -> None:
+        sys.argv = [path, *arguments]
+        if is_module:
+            sys.path.insert(0, os.getcwd())
+            runpy.run_module(path, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+            runpy.run_path(path, run_name="__main__")
+
+    return run
+
+
+def _take(memory: PinnedMemory, num_bytes: int) -> torch.Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+
+def _load_in_this_process() -> None:
+    """Have data loaders load here: tensors without values cannot be sent between processes."""
+    from torch.utils.data import DataLoader
+
+    plain = DataLoader.__init__
+
+    @functools.wraps(plain)
+    def without_workers(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in (
+            "num_workers",
+            "prefetch_factor",
+            "persistent_workers",
+            "pin_memory",
+            "multiprocessing_context",
+        ):
+            kwargs.pop(name, None)
+        plain(self, *args, **kwargs)
+
+    DataLoader.__init__ = without_workers  # type: ignore[method-assign]
+
+
+def _line_of(error: BaseException) -> str:
+    """Return the innermost line that is neither torch's nor the runtime's."""
+    own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if not file.startswith((own, os.path.dirname(torch.__file__), "<")) and "/runpy.py" not in file:
+            place = f"{file}:{line}"
+    return place

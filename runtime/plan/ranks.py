@@ -1,0 +1,222 @@
+"""A process group whose other ranks do what this one does: collectives cost bytes and no time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_NAME = "dslaunch_plan"
+
+
+class Done(dist.Work):
+    """A collective that has ended."""
+
+    def __init__(self, result: Any = None) -> None:
+        super().__init__()
+        self._tensors = result
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Return that it has."""
+        return True
+
+    def is_success(self) -> bool:
+        """Return that it has."""
+        return True
+
+    def exception(self) -> None:
+        """Return none."""
+
+    def result(self) -> Any:
+        """Return the tensors that it filled."""
+        return self._tensors
+
+    def get_future(self) -> Any:
+        """Return a future that is done."""
+        future: Any = torch.futures.Future()
+        future.set_result(self._tensors)
+        return future
+
+
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+class AlikeRanks(_ProcessGroup):  # type: ignore[misc]
+    """This rank among others that have the same values."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._own, self._num_ranks = rank, size
+
+    def getBackendName(self) -> str:
+        """Return the name that torch knows it by."""
+        return _NAME
+
+    @property
+    def group_name(self) -> str:
+        """Return the name that torch gave it."""
+        return getattr(self, "_name", "planned")
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> AlikeRanks:
+        return self
+
+    @property
+    def bound_device_id(self) -> None:
+        """Return none: groups are not split."""
+        return None
+
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Done:
+        op = getattr(options, "reduceOp", dist.ReduceOp.SUM)
+        if op == dist.ReduceOp.SUM:
+            for one in tensors:
+                one.mul_(self._num_ranks) if one.dtype is not torch.bool else None
+        return Done(tensors)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], options: Any = None) -> Done:
+        return self.allreduce(tensors, options)
+
+    def broadcast(self, tensors: list[Tensor], options: Any = None) -> Done:
+        return Done(tensors)
+
+    def reduce(self, tensors: list[Tensor], options: Any = None) -> Done:
+        return self.allreduce(tensors, options)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> Done:
+        for filled, own in zip(outputs, inputs, strict=True):
+            for one in filled:
+                one.copy_(own)
+        return Done(outputs)
+
+    def _allgather_base(self, output: Tensor, own: Tensor, options: Any = None) -> Done:
+        for one in output.reshape(-1).chunk(self._num_ranks):
+            one.copy_(own.reshape(-1))
+        return Done([output])
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None
+    ) -> Done:
+        for output, own in zip(outputs, inputs, strict=True):
+            self._allgather_base(output, own)
+        return Done(outputs)
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> Done:
+        return self.allgather(outputs, inputs) if outputs else Done()
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None) -> Done:
+        for output, parts in zip(outputs, inputs, strict=False):
+            output.copy_(parts[self._own])
+        return Done(outputs)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None) -> Done:
+        for output, parts in zip(outputs, inputs, strict=True):
+            output.copy_(parts[self._own])
+        return self.allreduce(outputs, options)
+
+    def _reduce_scatter_base(self, output: Tensor, own: Tensor, options: Any = None) -> Done:
+        output.reshape(-1).copy_(own.reshape(-1).chunk(self._num_ranks)[self._own])
+        return self.allreduce([output], options)
+
+    def alltoall_base(
+        self,
+        output: Tensor,
+        own: Tensor,
+        output_sizes: list[int],
+        input_sizes: list[int],
+        options: Any = None,
+    ) -> Done:
+        parts = torch.split(own, input_sizes) if input_sizes else own.chunk(self._num_ranks)
+        filled = torch.split(output, output_sizes) if output_sizes else output.chunk(self._num_ranks)
+        mine = parts[self._own]
+        for one in filled:
+            if one.shape == mine.shape:
+                one.copy_(mine)
+        return Done([output])
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None) -> Done:
+        for one in outputs:
+            if one.shape == inputs[self._own].shape:
+                one.copy_(inputs[self._own])
+        return Done(outputs)
+
+    # the names that torch 2.13 gave them
+    all_gather_single = _allgather_base
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single = _reduce_scatter_base
+    all_to_all_single = alltoall_base
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None
+    ) -> Done:
+        for output, own in zip(outputs, inputs, strict=True):
+            self._reduce_scatter_base(output, own, options)
+        return Done(outputs)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        pass
+
+    def _end_coalescing(self, device: torch.device) -> Done:
+        return Done()
+
+    def barrier(self, options: Any = None) -> Done:
+        return Done()
+
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Done:
+        return Done(tensors)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Done:
+        return Done(tensors)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Done:
+        return Done(tensors)
+
+    def monitored_barrier(self, *_: Any, **__: Any) -> None:
+        pass
+
+
+def join_alike_ranks(*, rank: int, size: int, backend: str) -> None:
+    """Have every process group of this process be one of alike ranks, which says that it is `backend`."""
+    c10d: Any = dist.distributed_c10d
+
+    def create(*args: Any, **kwargs: Any) -> AlikeRanks:
+        _, number, num_ranks, _ = args
+        return AlikeRanks(number, num_ranks)
+
+    devices = ["cpu", "cuda"]
+    dist.Backend.register_backend(_NAME, create, devices=devices)
+    init, new = dist.init_process_group, dist.new_group
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        init(_NAME, store=dist.HashStore(), rank=rank, world_size=size)  # type: ignore[attr-defined]
+
+    def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return new(ranks, backend=_NAME, group_desc=kwargs.get("group_desc"))
+
+    def config(group: Any = None) -> str:
+        return f"cpu:{backend},cuda:{backend}"
+
+    patched: dict[str, Callable[..., Any]] = {
+        "init_process_group": init_process_group,
+        "new_group": new_group,
+        "get_backend": lambda group=None: backend,
+        "get_backend_config": config,
+        "is_nccl_available": lambda: True,
+    }
+    for name, value in patched.items():
+        setattr(dist, name, value)
+        setattr(c10d, name, value)

@@ -1,0 +1,85 @@
+"""The storages of tensors that have no values: on which device each is said to be, and for how long."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, UntypedStorage
+
+_PAGE = 4096
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """One storage. `known` holds its values where they are known, in host memory."""
+
+    device: torch.device
+    nbytes: int
+    address: int  # made up, so that tensors which share memory can be told
+    known: UntypedStorage | None = None
+    is_pinned: bool = False
+    life: object | None = None  # of whoever counts the bytes
+
+
+class Storages:
+    """All storages without values that are alive, by the address of torch's own object.
+
+    `born` is called with a record when its memory is taken, `died` when it is given back; a storage that is
+    resized dies and is born again.
+    """
+
+    def __init__(self, *, born: Callable[[Record], None], died: Callable[[Record], None]) -> None:
+        self._records: dict[int, Record] = {}
+        self._born, self._died = born, died
+        self._next_address = _PAGE
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(tuple(self._records.values()))
+
+    def of(self, tensor: Tensor) -> Record | None:
+        """Return the record of the tensor's storage; None if it has values, or is a true meta tensor."""
+        return self._records.get(torch._C.TensorBase.untyped_storage(tensor)._cdata)
+
+    def of_storage(self, storage: UntypedStorage) -> Record | None:
+        """Return the record of a storage, as `of`."""
+        return self._records.get(storage._cdata)
+
+    def add(
+        self,
+        tensor: Tensor,
+        device: torch.device,
+        *,
+        known: UntypedStorage | None = None,
+        is_pinned: bool = False,
+        has_memory: bool = True,
+    ) -> Record:
+        """Note the storage of a tensor that has just been made."""
+        storage = torch._C.TensorBase.untyped_storage(tensor)
+        nbytes = storage.nbytes() if has_memory else 0
+        record = Record(device, nbytes, self._next_address, known, is_pinned)
+        self._next_address += -(-max(nbytes, 1) // _PAGE) * _PAGE
+        key = storage._cdata
+        self._records[key] = record
+        weakref.finalize(storage, self._end, key).atexit = False
+        self._born(record)
+        return record
+
+    def resize(self, storage: UntypedStorage, nbytes: int) -> None:
+        """Let the storage have another size, as its resize_() does; what was known of its values is not."""
+        record = self._records[storage._cdata]
+        self._died(record)
+        record.nbytes, record.known = nbytes, None
+        record.address = self._next_address
+        self._next_address += -(-max(nbytes, 1) // _PAGE) * _PAGE
+        self._born(record)
+
+    def _end(self, key: int) -> None:
+        record = self._records.pop(key, None)
+        if record is not None:
+            self._died(record)

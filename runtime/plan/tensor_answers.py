@@ -1,0 +1,254 @@
+"""What a tensor without values answers when a program asks for its device, its address or its values."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage
+
+from .without_values import WithoutValues, indexed, tensor_device
+
+_BASE = torch._C.TensorBase
+_STORAGE: Any = torch._C.StorageBase
+
+
+def answer_for_tensors(mode: WithoutValues) -> None:
+    """Replace what torch's classes answer, in this process."""
+    _Devices(mode).put()
+    _Values(mode).put()
+    _Moves(mode).put()
+    _Storages(mode).put()
+
+
+def _method(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the bound method as a function, which a class binds to its own objects."""
+
+    @functools.wraps(answer)
+    def call(this: Any, *args: Any, **kwargs: Any) -> Any:
+        return answer(this, *args, **kwargs)
+
+    return call
+
+
+class _Devices:
+    """Where a tensor is."""
+
+    def __init__(self, mode: WithoutValues) -> None:
+        self._mode = mode
+
+    def put(self) -> None:
+        cls: Any = Tensor
+        cls.device = property(self.device)
+        cls.is_cuda = property(lambda tensor: self.device(tensor).type == "cuda")
+        cls.is_cpu = property(lambda tensor: self.device(tensor).type == "cpu")
+        cls.is_meta = property(lambda tensor: self.device(tensor).type == "meta")
+        cls.get_device = lambda tensor: -1 if self.device(tensor).type == "cpu" else 0
+        cls.is_pinned = _method(self.is_pinned)
+        cls.data_ptr = _method(self.data_ptr)
+        plain: Any = Tensor._make_wrapper_subclass
+
+        def make(kind: type, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+            if device is None or torch.device(device).type != "cuda":
+                made: Tensor = plain(kind, *args, device=device, **kwargs)
+                return made
+            made = plain(kind, *args, device="meta", **kwargs)
+            self._mode.storages.add(made, indexed(device), has_memory=False)
+            return made
+
+        cls._make_wrapper_subclass = staticmethod(make)
+
+    def device(self, tensor: Tensor) -> torch.device:
+        """Return the device that the tensor is said to be on."""
+        return self._mode.device_of(tensor) or tensor_device(tensor)
+
+    def is_pinned(self, tensor: Tensor, device: Any = None) -> bool:
+        """Whether it is in pinned host memory."""
+        record = self._mode.storages.of(tensor)
+        return record is not None and record.is_pinned
+
+    def data_ptr(self, tensor: Tensor) -> int:
+        """Return an address that tensors over the same memory share."""
+        record = self._mode.storages.of(tensor)
+        if record is None:
+            return _BASE.data_ptr(tensor)
+        return record.address + int(tensor.storage_offset()) * tensor.itemsize if record.nbytes else 0
+
+
+class _Values:
+    """Values in Python: known ones, or a guess."""
+
+    def __init__(self, mode: WithoutValues) -> None:
+        self._mode = mode
+
+    def put(self) -> None:
+        cls: Any = Tensor
+        cls.item = _method(self.item)
+        cls.tolist = _method(self.tolist)
+        cls.numpy = _method(self.numpy)
+        cls.__array__ = lambda tensor, *args, **_: self.numpy(tensor)
+        cls.__bool__ = _method(self.truth)
+        cls.__float__ = lambda tensor: float(self.item(tensor))
+        cls.__int__ = lambda tensor: int(self.item(tensor))
+        cls.__repr__ = self._repr(cls.__repr__)
+
+    def _repr(self, plain: Callable[..., str]) -> Callable[..., str]:
+        def shown(tensor: Tensor, **kwargs: Any) -> str:
+            values = self._mode.values_of(tensor)
+            if values is not None:
+                return plain(values, **kwargs)
+            shape = ", ".join(map(str, tensor.shape))
+            return f"tensor(..., size=({shape}), dtype={tensor.dtype}, device='{tensor.device}')"
+
+        return shown
+
+    def item(self, tensor: Tensor) -> Any:
+        """Return the number."""
+        values = self._mode.values_of(tensor.detach())
+        if values is not None:
+            return _BASE.item(values)
+        if tensor.numel() != 1:
+            return _BASE.item(tensor)  # torch says what is wrong
+        return self._mode.guesses.number(tensor.dtype)
+
+    def tolist(self, tensor: Tensor) -> Any:
+        """Return nested lists of numbers."""
+        values = self._mode.values_of(tensor.detach())
+        if values is not None:
+            return _BASE.tolist(values)
+        guess = self._mode.guesses.scalar(tensor.dtype)
+
+        def filled(shape: tuple[int, ...]) -> Any:
+            return [filled(shape[1:]) for _ in range(shape[0])] if shape else guess
+
+        return filled(tuple(tensor.shape))
+
+    def numpy(self, tensor: Tensor, *, force: bool = False) -> Any:
+        """Return an array; of values that are not known it is full of ones."""
+        values = self._mode.values_of(tensor.detach())
+        if values is None:
+            values = torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu")
+            values = self._mode.values_of(values)
+        if values is None:
+            raise NotImplementedError("an array of a tensor whose values are not known")
+        return _BASE.numpy(values, force=force)
+
+    def truth(self, tensor: Tensor) -> bool:
+        """Return the truth of a tensor's only number."""
+        values = self._mode.values_of(tensor.detach())
+        if values is not None:
+            return _BASE.__bool__(values)
+        return self._mode.guesses.truth("a value of a tensor decides", False)
+
+
+class _Moves:
+    """Copies to another device: torch's compiled half would look for it."""
+
+    def __init__(self, mode: WithoutValues) -> None:
+        self._mode = mode
+        self._to = _BASE.to
+
+    def put(self) -> None:
+        cls: Any = Tensor
+        cls.to = _method(self.to)
+        cls.cuda = lambda tensor, device=None, non_blocking=False, **_: self.to(tensor, "cuda")
+        cls.cpu = lambda tensor, **_: self.to(tensor, "cpu")
+        cls.pin_memory = _method(self.pin_memory)
+        cls.record_stream = lambda tensor, stream: None
+        plain_parse = torch._C._nn._parse_to
+
+        def parse(*args: Any, **kwargs: Any) -> Any:
+            return plain_parse(*(_index_first(one) for one in args), **_indexed_kwargs(kwargs))
+
+        torch._C._nn._parse_to = parse
+
+    def to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the tensor elsewhere, or of another dtype."""
+        args = tuple(_index_first(one) for one in args)
+        kwargs = _indexed_kwargs(kwargs)
+        if args and isinstance(args[0], Tensor):
+            other = args[0]
+            args = (other.device, other.dtype, *args[1:])
+        wanted = kwargs.get("device")
+        place = next((at for at, one in enumerate(args) if isinstance(one, torch.device)), None)
+        wanted = args[place] if place is not None else wanted
+        if wanted is not None and wanted == tensor.device and not kwargs.get("copy"):
+            args = tuple(one for at, one in enumerate(args) if at != place)
+            kwargs.pop("device", None)
+            if not args and not kwargs.keys() - {"non_blocking", "copy"}:
+                return tensor
+            if args and not isinstance(args[0], torch.dtype):
+                return tensor
+        return self._to(tensor, *args, **kwargs)
+
+    def pin_memory(self, tensor: Tensor, device: Any = None) -> Tensor:
+        """Return a copy in pinned memory."""
+        if tensor.is_pinned():
+            return tensor
+        pinned = torch.empty_like(tensor, device="cpu", pin_memory=True)
+        return pinned.copy_(tensor)
+
+
+def _index_first(value: Any) -> Any:
+    if isinstance(value, (torch.device, str)):
+        return indexed(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return torch.device("cuda", value)
+    return value
+
+
+def _indexed_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    if kwargs.get("device") is None:
+        return {key: value for key, value in kwargs.items() if key != "device"}
+    return {**kwargs, "device": _index_first(kwargs["device"])}
+
+
+class _Storages:
+    """Storages, by which programs tell what shares memory."""
+
+    def __init__(self, mode: WithoutValues) -> None:
+        self._mode = mode
+        self._resize: Any = UntypedStorage.resize_
+
+    def put(self) -> None:
+        cls: Any = UntypedStorage
+        cls.data_ptr = _method(self.data_ptr)
+        cls.resize_ = _method(self.resize)
+        cls.device = property(self.device)
+        cls.is_cuda = property(lambda storage: self.device(storage).type == "cuda")
+        cls_tensor: Any = Tensor
+        cls_tensor.set_ = _method(self.set)
+
+    def set(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Let a tensor have a storage; one that has values where the tensor has none gives another tensor."""
+        source = args[0] if args else kwargs.get("source")
+        if isinstance(source, UntypedStorage):
+            kind = _STORAGE_DEVICE(source)
+            if kind != tensor_device(tensor):
+                with torch._C._DisableTorchDispatch():
+                    tensor = torch.empty(0, dtype=tensor.dtype, device=kind)
+        return _BASE.set_(tensor, *args, **kwargs)
+
+    def data_ptr(self, storage: UntypedStorage) -> int:
+        """Return the made-up address of a storage without values."""
+        record = self._mode.storages.of_storage(storage)
+        if record is None:
+            return int(_STORAGE.data_ptr(storage))
+        return record.address if record.nbytes else 0
+
+    def device(self, storage: UntypedStorage) -> torch.device:
+        """Return the device that the storage is said to be on."""
+        record = self._mode.storages.of_storage(storage)
+        return _STORAGE_DEVICE(storage) if record is None else record.device
+
+    def resize(self, storage: UntypedStorage, nbytes: int) -> UntypedStorage:
+        """Give it another size."""
+        self._resize(storage, nbytes)
+        if self._mode.storages.of_storage(storage) is not None:
+            self._mode.storages.resize(storage, int(nbytes))
+        return storage
+
+
+_STORAGE_DEVICE: Any = _STORAGE.device.__get__

@@ -1,0 +1,85 @@
+"""Amounts of work of a run: what is computed, what is read and written, and what ranks send each other."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from ..comm.flight_recorder import Line
+from ..comm.wire import Wire
+
+_VIEWS = (
+    "view", "reshape", "transpose", "permute", "expand", "slice", "select", "t", "detach", "alias",
+    "unsqueeze", "squeeze", "as_strided", "split", "chunk", "unbind", "_unsafe_view", "diagonal", "set_",
+)  # fmt: skip
+
+
+class Work:
+    """What a rank does in one stretch of the run."""
+
+    def __init__(self) -> None:
+        self.flops: Counter[str] = Counter()  # by dtype
+        self.moved_bytes = 0  # read and written in the device's memory
+        self.num_kernels = 0
+        self.host_bytes = 0  # read and written in host memory by the host's own arithmetic
+        self.copied_bytes: Counter[str] = Counter()  # "to device", "to host"
+        self.sent: dict[tuple[str, tuple[int, ...]], Counter[str]] = defaultdict(Counter)
+
+
+class WorkMeter:
+    """Adds the operations up; `begin` starts a new stretch."""
+
+    def __init__(self) -> None:
+        self.now = Work()
+
+    def begin(self) -> Work:
+        """Begin anew; return what was added up."""
+        before, self.now = self.now, Work()
+        return before
+
+    def add(self, func: Any, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+        """Count one operation."""
+        name = func._schema.name.partition("::")[2]
+        if name in _VIEWS or not results:
+            return
+        devices = {one.device.type for one in (*tensors, *results)}
+        if devices == {"cpu", "cuda"} and name in ("copy_", "_to_copy"):
+            way = "to device" if results[0].is_cuda else "to host"
+            self.now.copied_bytes[way] += results[0].nbytes
+            return
+        num_bytes = sum(one.nbytes for one in tensors) + sum(one.nbytes for one in results)
+        if "cuda" not in devices and self.is_on_gpu:
+            self.now.host_bytes += num_bytes
+            return
+        self.now.moved_bytes += num_bytes
+        self.now.num_kernels += 1
+
+    is_on_gpu = True
+
+    def add_flops(self, func: Any, args: Any, kwargs: Any, results: Sequence[Tensor]) -> None:
+        """Count the multiplications and additions of an operation that has a formula."""
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is None or not results:
+            return
+        out = results[0] if len(results) == 1 else tuple(results)
+        dtype = str(results[0].dtype).removeprefix("torch.")
+        self.now.flops[dtype] += int(formula(*args, **kwargs, out_val=out))
+
+    def watch_wires(self) -> None:
+        """Count what every engine's wire sends from now on."""
+        begin = Wire.begin
+        meter = self
+
+        def counted(wire: Wire, op: str, tensor: Tensor | None, what: str, **said: Any) -> Any:
+            line: Line = said.get("line") or Line()
+            if said.get("sent_bytes"):
+                meter.now.sent[line.axis or "dp", line.ranks][said.get("counted_as") or op] += said[
+                    "sent_bytes"
+                ]
+            return begin(wire, op, tensor, what, **said)
+
+        Wire.begin = counted  # type: ignore[method-assign, assignment]
