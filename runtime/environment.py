@@ -143,6 +143,52 @@ def read_trace(environ: Mapping[str, str] | None = None) -> TraceRequest | None:
     return TraceRequest(first=int(first), last=int(last), path=path)
 
 
+CONFIGURED, PLAIN, STAGE_0 = "configured", "plain", "stage0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumericsRun:
+    """One run of a program that `dslaunch numerics` compares with another run of it."""
+
+    part: str  # CONFIGURED: as the program says; PLAIN: by torch alone; STAGE_0: the engine at stage 0
+    steps: int  # optimizer steps after which the run ends
+    folder: str  # all runs of the comparison write there
+
+    @property
+    def is_plain(self) -> bool:
+        """Tell whether every rank computes with the whole model."""
+        return self.part == PLAIN
+
+    @property
+    def is_at_stage_0(self) -> bool:
+        return self.part == STAGE_0
+
+
+def read_numerics(environ: Mapping[str, str] | None = None) -> NumericsRun | None:
+    """Read DSLAUNCH_NUMERICS; None if it is not set.
+
+    Errors: ConfigError for a value that is not allowed
+    """
+    text = (os.environ if environ is None else environ).get(variables.NUMERICS)
+    if not text:
+        return None
+    part, _, rest = text.partition(":")
+    steps, _, folder = rest.partition(":")
+    is_number = steps.isascii() and steps.isdigit() and int(steps) > 0
+    if part not in (CONFIGURED, PLAIN, STAGE_0) or not is_number or not folder:
+        raise ConfigError(
+            f"{variables.NUMERICS}={text!r} in the environment: must be {CONFIGURED}, {PLAIN} or {STAGE_0}, "
+            "the number of steps and a folder, with colons between; dslaunch numerics sets it"
+        )
+    return NumericsRun(part=part, steps=int(steps), folder=folder)
+
+
+def computes_plainly() -> bool:
+    """Tell whether this run is the plain one of `dslaunch numerics`, in which nothing is divided over ranks."""
+    run = read_numerics()
+    return run is not None and run.is_plain
+
+
 def read_accelerator(environ: Mapping[str, str] | None = None) -> str | None:
     """Return the accelerator that DS_ACCELERATOR names, or None."""
     return (os.environ if environ is None else environ).get("DS_ACCELERATOR") or None

@@ -83,15 +83,15 @@ def make_engine(
     model = request.model
     sizes = None if request.mpu is None else read_mpu(request.mpu)
     check_whole(model, tp=1 if sizes is None else sizes.tp)
-    settings = _read_settings(request, worker, sizes)
-    axes = _axes_of(model, settings)
+    settings = read_settings(request, worker, sizes)
+    axes = axes_of_model(model, settings)
     check_mesh_param(axes, request.mesh_param)
     if request.mpu is not None:
         check_mpu(request.mpu, axes)
     check_group(model, axes)
     _check_stages(model, axes, settings)
     if request.is_lenient:
-        settings = _with_precision_of(model, settings)
+        settings = with_precision_of(model, settings)
     device = choose_device(worker, index=request.device_index)
     if device.type == "cpu":
         require_compiled()  # now, and not in the first step
@@ -108,7 +108,7 @@ def make_engine(
             may_be_empty=axes.pp > 1,
         )
         # before the model changes, so that a user's mistake leaves it as it was
-        scheduler = _choose_scheduler(settings, request.lr_scheduler, flat_optimizer)
+        scheduler = choose_scheduler(settings, request.lr_scheduler, flat_optimizer)
         kind: Callable[..., _Steps | _Stages] = stages if isinstance(model, StagesModule) else steps
         engine = kind(
             model,
@@ -132,7 +132,7 @@ def make_engine(
     return engine
 
 
-def _read_settings(request: Request, worker: WorkerEnvironment, sizes: MpuSizes | None) -> Config:
+def read_settings(request: Request, worker: WorkerEnvironment, sizes: MpuSizes | None) -> Config:
     """Read the ds_config, with the axes that the launcher, the model and the program give."""
     model = request.model
     known = earlier_division(model)
@@ -154,7 +154,7 @@ def _read_settings(request: Request, worker: WorkerEnvironment, sizes: MpuSizes 
     return settings
 
 
-def _axes_of(model: nn.Module, settings: Config) -> Axes:
+def axes_of_model(model: nn.Module, settings: Config) -> Axes:
     """Return the axes of the job."""
     built = model.axes if isinstance(model, StagesModule) else Axes()
     order = built.order if settings.mesh is None else settings.mesh.order or built.order
@@ -259,7 +259,7 @@ def _told_of_engines_before(model: nn.Module) -> Iterator[None]:
             end()
 
 
-def _with_precision_of(model: nn.Module, config: Config) -> Config:
+def with_precision_of(model: nn.Module, config: Config) -> Config:
     """Enable fp16 for a model that is in float16, if optimizer states are sharded, as DeepSpeed does."""
     kinds = {param.dtype for param in model.parameters() if param.requires_grad and param.is_floating_point()}
     is_said = config.fp16.enabled or config.bf16.enabled or config.torch_autocast.enabled
@@ -270,7 +270,7 @@ def _with_precision_of(model: nn.Module, config: Config) -> Config:
     return config.model_copy(update={"fp16": config.fp16.model_copy(update={"enabled": True})})
 
 
-def _choose_scheduler(config: Config, given: ClientScheduler | None, optimizer: FlatOptimizer | None) -> Any:
+def choose_scheduler(config: Config, given: ClientScheduler | None, optimizer: FlatOptimizer | None) -> Any:
     if given is None and config.scheduler is None:
         return None
     if optimizer is None:

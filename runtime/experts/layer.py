@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..environment import computes_plainly
 from ..errors import ConfigError
 from ..log import logger
 from .dispatch import ExpertAxis, through_slots
@@ -216,6 +217,8 @@ class MoE(nn.Module):
         for key, value in (("num_experts", num_experts), ("ep_size", ep_size)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"MoE({key}={value!r}): must be a whole number above 0")
+        if computes_plainly():  # the plain run of `dslaunch numerics` has all experts on every rank
+            ep_size = 1
         if num_experts % ep_size:
             raise ConfigError(
                 f"MoE(num_experts={num_experts}, ep_size={ep_size}): every rank holds as many experts; give "

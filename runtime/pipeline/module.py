@@ -22,7 +22,7 @@ from ...shared.axes import ORDER, Axes, axes_of_job
 from ..activation import checkpointing
 from ..comm.agreement import agree
 from ..comm.process_group import choose_device
-from ..environment import read_environment
+from ..environment import computes_plainly, read_environment
 from ..errors import ConfigError
 from ..zero.parameters.early_parameter import early_of
 from .cutting import PARAMETERS, cut
@@ -87,10 +87,16 @@ class StagesModule(nn.Module):
         self.checkpointable_layers = None if checkpointable_layers is None else list(checkpointable_layers)
         self.dynamic_shape = dynamic_shape
         self.num_stages = self.axes.pp
-        self.shape: Shape = shape_of(schedule, num_ranks=self.num_stages, per_rank=stages_per_rank)
+        # the plain run of `dslaunch numerics` has all layers on every rank
+        is_whole = computes_plainly()
+        self.shape: Shape = shape_of(
+            ONE_FORWARD_ONE_BACKWARD if is_whole else schedule,
+            num_ranks=1 if is_whole else self.num_stages,
+            per_rank=None if is_whole else stages_per_rank,
+        )
         self._layer_specs = list(layers)
         self._check_layers()
-        if self.num_stages > 1:
+        if self.num_stages > 1 and not is_whole:
             _check_not_sharded(self._layer_specs)
         self._names = [name_of(layer) for layer in self._layer_specs]
         self._agree(schedule, partition_method)
@@ -102,7 +108,7 @@ class StagesModule(nn.Module):
             num_trained=self._count() if partition_method.lower() == PARAMETERS else None,
         )
         self._check_shared()
-        self.chunks = chunks_of(self.shape, self.stage_id)
+        self.chunks = chunks_of(self.shape, 0 if is_whole else self.stage_id)
         self._local_start, self._local_stop = self.parts[self.chunks[0]], self.parts[self.chunks[0] + 1]
         self.micro_offset = 0
         self._offsets = dict.fromkeys(self.chunks, 0)  # micro batches that have passed, by stage

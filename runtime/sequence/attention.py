@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_gather
 
+from ..environment import computes_plainly
 from ..errors import ConfigError
 from .exchange import DimExchange, SequenceRanks, Sizes, exchange
 
@@ -56,6 +58,8 @@ def attend_over_ranks(
 
     Errors: ConfigError for heads that cannot be divided, or if query, key and value do not fit each other
     """
+    if computes_plainly():
+        return _attend_on_wholes(attend, (query, key, value), ranks, sequence_dim, result_dims[1])
     q_sizes, kv_sizes, times = sizes_of_heads(query.shape[head_dim], key.shape[head_dim], ranks)
     lengths = (query.shape[sequence_dim],) * ranks.size
     if times > 1:
@@ -67,6 +71,21 @@ def attend_over_ranks(
     in_result = tuple(one * (result.shape[heads] // q_sizes[ranks.index]) for one in q_sizes)
     (part,) = exchange([result], ranks, [DimExchange((sequence, lengths), (heads, in_result))], "attention")
     return part
+
+
+def _attend_on_wholes(
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
+    parts: tuple[Tensor, Tensor, Tensor],
+    ranks: SequenceRanks,
+    dim: int,
+    result_dim: int,
+) -> Tensor:
+    """Compute all heads of whole sequences on every rank, as the plain run of `dslaunch numerics` does, and
+    return this rank's part of the result: torch gathers, and adds the gradients of all ranks.
+    """
+    query, key, value = (torch.cat(all_gather(one.contiguous(), ranks.group), dim=dim) for one in parts)
+    length = parts[0].shape[dim]
+    return attend(query, key, value).narrow(result_dim, ranks.index * length, length)
 
 
 class DistributedAttention(nn.Module):

@@ -46,7 +46,7 @@ from ..comm.mesh import make_mesh
 from ..comm.process_group import choose_device, start_process_group
 from ..comm.rank_group import Job
 from ..config.source import read_source
-from ..environment import read_environment
+from ..environment import computes_plainly, read_environment
 from ..errors import ConfigError, show_user_errors_in_one_line
 from ..mesh.mpu import read_mpu
 from ..placement.stage_policy import Placement, policy_for_stage
@@ -112,7 +112,8 @@ class Init:
         the groups may be of all ranks only, and what `mpu` says is compared by initialize().
         """
         section = _zero_section(config_dict_or_path, config)
-        self.is_enabled = enabled and _asks_for_sharding(section)
+        # the plain run of `dslaunch numerics` has the whole model on every rank
+        self.is_enabled = enabled and _asks_for_sharding(section) and not computes_plainly()
         if section is not None and section.get("enable_sanity_checks") is True:
             self.loses_writes = False
         self.has_lost_writes = False  # True once a warning has said so

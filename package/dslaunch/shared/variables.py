@@ -9,6 +9,7 @@ from __future__ import annotations
 MESH = "DSLAUNCH_MESH"  # sizes and order of the axes, as --mesh takes them
 TRACE = "DSLAUNCH_TRACE"  # the steps to trace, as 10-12
 DROP_IN = "DSLAUNCH_DROP_IN"  # says whether `import deepspeed` is ours
+NUMERICS = "DSLAUNCH_NUMERICS"  # part, steps and folder of a run of `dslaunch numerics`, as plain:3:/tmp/a
 
 # Variables that each host sets when it starts a rank.
 DEVICES = "CUDA_VISIBLE_DEVICES"

@@ -13,13 +13,14 @@ from torch import nn
 from ...comm.process_group import start_process_group
 from ...data.loader import Loader
 from ...engine.make_engine import ClientScheduler, ConfigSource, Request, make_engine
-from ...environment import read_environment
+from ...environment import read_environment, read_numerics
 from ...errors import ConfigError, show_user_errors_in_one_line
 from ...log import logger as _log
 from ...step.choose_optimizer import ClientOptimizer, ModelParameters
 from ..init_distributed import require_process_group
 from ..pipeline.module import PipelineModule
 from .engines import Engine, PipelineEngine
+from .numerics import make_compared_engine
 from .optimizer import DeepSpeedOptimizer
 
 
@@ -77,8 +78,11 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     worker = read_environment()
     require_process_group(dist_init_required)
     start_process_group(worker, device_index=request.device_index, port=distributed_port)
-    new_engine = make_engine(
-        request, worker, steps=Engine, stages=PipelineEngine, optimizers=DeepSpeedOptimizer
+    run = read_numerics()
+    new_engine = (
+        make_engine(request, worker, steps=Engine, stages=PipelineEngine, optimizers=DeepSpeedOptimizer)
+        if run is None
+        else make_compared_engine(request, worker, run)
     )
     engine = cast(Engine, new_engine)
     if engine.optimizer is not None:

@@ -1,0 +1,30 @@
+"""`python -m dslaunch.runtime.numerics REQUEST`: compare two recordings, and print the result.
+
+REQUEST is JSON: the folder, and which run is the reference. The exit code is 0 if they are equal within bounds, 1
+if they differ, 2 if a run has recorded nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from .compare import compare
+from .report import lines_of
+
+
+def main() -> int:
+    """Return the exit code."""
+    request = json.loads(sys.argv[1])
+    try:
+        result = compare(request["folder"], request["reference"])
+    except FileNotFoundError as error:
+        print(f"dslaunch: numerics: {error}", file=sys.stderr)
+        return 2
+    for line in lines_of(result, request["reference"]):
+        print(line)
+    return 0 if result.difference is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

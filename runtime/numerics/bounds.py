@@ -1,0 +1,58 @@
+"""How far two runs may differ by rounding, from what they compute in and how work is divided over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_FLOAT32 = torch.finfo(torch.float32).eps
+_WORDS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
+
+# Multiples of the machine epsilon. Where the ranks compute what one process computes, only sums over ranks and
+# micro batches are rounded in another order; where layers or sequences are divided, every layer's sums are.
+_ALIKE, _DIVIDED = 16.0, 512.0
+_DIVIDED_16_BIT = 24.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Each is a part of the right value: of the loss, of the largest element of a gradient, of the norm."""
+
+    loss: float
+    gradient: float
+    norm: float
+    floor: float  # a gradient's smallest bound, as a part of the norm of all gradients
+    parameter: float  # of a parameter's element
+    update: float  # of the largest change of a parameter's elements in the step
+    reason: str
+
+
+def bounds_of(facts: Mapping[str, Any]) -> Bounds:
+    """Return the bounds of a run with these facts; see `facts_of`."""
+    axes = facts["axes"]
+    is_divided = axes["tp"] > 1 or axes["sp"] > 1 or facts.get("divides_experts", False)
+    name = facts["computes_in"] or facts["dtype"]
+    computing = torch.finfo(getattr(torch, name)).eps
+    summing = torch.finfo(getattr(torch, facts["dtype"])).eps
+    num_sums = facts["micro_batches"] + axes["dp"] * axes["sp"]
+    if is_divided:
+        gradient = (_DIVIDED if name == "float32" else _DIVIDED_16_BIT) * computing
+        loss = gradient / 4
+    else:
+        gradient = (_ALIKE if facts["dtype"] == "float32" else 1.0) * summing + num_sums * summing / 2
+        loss = _ALIKE * _FLOAT32
+    if facts["computes_in"] and not is_divided:  # autocast's copies are made anew where parameters are gathered
+        gradient, loss = max(gradient, computing), max(loss, computing / 4)
+    how = "sums over ranks and micro batches" if not is_divided else "sums in every divided layer"
+    return Bounds(
+        loss=loss,
+        gradient=gradient,
+        norm=gradient,
+        floor=min(gradient, _FLOAT32 if not is_divided else computing / 8),
+        parameter=8 * _FLOAT32,
+        update=1e-4,
+        reason=f"{_WORDS.get(name, name)}, {how}",
+    )

@@ -1,0 +1,69 @@
+"""Gradients of a model that every rank has whole: autograd's own, added up in float64."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+class PlainGradients:
+    """The sums over a step's micro batches of each parameter's gradients, on this rank, and their averages.
+
+    A gradient is taken from `p.grad` as soon as autograd has added to it, so that no sum is rounded to 16 bits.
+    """
+
+    def __init__(self, params: Mapping[str, nn.Parameter], *, factor: Callable[[], float]) -> None:
+        """`factor` is that of the gradients of the backward that is under way."""
+        self._params = dict(params)
+        self._sums: dict[str, Tensor] = {}  # float64, the parameter's shape
+        self._factor = factor
+        self._hooks = [self._watch(name, param) for name, param in self._params.items()]
+
+    def _watch(self, name: str, param: nn.Parameter) -> Any:
+        reference = weakref.ref(self)
+
+        def take(param: Tensor) -> None:
+            owner = reference()
+            if owner is not None:
+                owner._take(name, param)
+
+        return param.register_post_accumulate_grad_hook(take)
+
+    @torch.no_grad()
+    def _take(self, name: str, param: Tensor) -> None:
+        if param.grad is None:
+            return
+        grad = (param.grad.to_dense() if param.grad.is_sparse else param.grad).double() * self._factor()
+        param.grad = None
+        self._sums[name] = grad if name not in self._sums else self._sums[name].add_(grad)
+
+    @torch.no_grad()
+    def averages(self, *, is_counted: bool, divisor: float) -> dict[str, Tensor]:
+        """Return the sums over all ranks whose gradients are counted, divided by `divisor`; float64. Parameters
+        that no rank has used have zeros.
+
+        Order: a collective
+        """
+        averages: dict[str, Tensor] = {}
+        for name, param in self._params.items():
+            own = self._sums.pop(name, None)
+            if own is None or not is_counted:
+                own = torch.zeros(param.shape, dtype=torch.float64, device=param.device)
+            dist.all_reduce(own)
+            averages[name] = own / divisor
+        return averages
+
+    def forget(self) -> None:
+        """Drop the sums."""
+        self._sums.clear()
+
+    def release(self) -> None:
+        """Leave the parameters alone from now on."""
+        for hook in self._hooks:
+            hook.remove()
+        self.forget()

@@ -1,0 +1,161 @@
+"""Engines whose steps are recorded: they train as the program says, and note what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..config.source import read_source
+from ..engine.base import EngineBase
+from ..engine.make_engine import Request
+from ..engine.stages_engine import StagesEngine
+from ..engine.step_engine import StepEngine
+from ..environment import CONFIGURED, NumericsRun, read_numerics
+from ..placement.precision import precision_of
+from ..zero.param_access import safe_set_full_fp32_param, safe_set_full_grad
+from .record import GRADIENT, PARAMETER, StepRecord, num_steps
+from .recorder import Recorder
+from .same_numbers import SameNumbers
+from .whole_values import WholeValues
+
+
+class Recorded(EngineBase):
+    """Common part of both kinds."""
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        super().__init__(module, **options)
+        run = read_numerics()
+        if run is None:
+            raise AssertionError("an engine is recorded, and no comparison asked for it")
+        self._run: NumericsRun = run
+        self._recorder: Recorder | None = None
+        self._before: StepRecord | None = None  # the step of the other run, whose gradients are taken
+        axes = self._axes.coordinates(self.global_rank)
+        self._same_numbers = SameNumbers(
+            module, place=axes["dp"] * self._axes.sp + axes["sp"], device=self.device
+        )
+        if self.optimizer is not None:
+            self._recorder = Recorder(run)
+            self._values = WholeValues(self)
+            if run.part != CONFIGURED:
+                self._take_parameters(0)
+            self._recorder.begin(self._values.parameters(), self._values.others(), facts_of(self))
+
+    def _end_micro_batch(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
+        recorder = self._recorder
+        if recorder is None or not self._accumulation.is_step_due:
+            super()._end_micro_batch(lr_kwargs)
+            return
+        self._note_last_loss(recorder)
+        scale = self._scaler.scale
+        lrs = self.get_lr()
+        recorder.before_update(self._values.gradients(), scale=scale)
+        if self._run.part != CONFIGURED:
+            self._take_gradients(recorder.step, scale)
+        super()._end_micro_batch(lr_kwargs)
+        notes = {
+            "norm": self._grad_norm,
+            "is_applied": self._was_step_applied,
+            "lr": lrs,
+            "scale": scale,
+            "stale": self._values.stale(),
+            "dropped": self._same_numbers.dropped,
+            "are_drawn": self._same_numbers.are_drawn,
+        }
+        step = recorder.step
+        recorder.after_update(self._values.parameters(), notes)
+        if self._run.part != CONFIGURED:
+            self._take_parameters(step)
+
+    def _note_last_loss(self, recorder: Recorder) -> None:
+        """Note a loss that is known only at the end of a batch."""
+
+    def _other(self, step: int) -> StepRecord | None:
+        """Return the other run's record of a step; None if it took fewer steps."""
+        recorder = self._recorder
+        if recorder is None or step > num_steps(self._run.folder, CONFIGURED, recorder.number):
+            return None
+        return StepRecord(self._run.folder, CONFIGURED, recorder.number, step)
+
+    @torch.no_grad()
+    def _take_parameters(self, step: int) -> None:
+        """Go on with the parameters that the other run had after this step."""
+        other = self._other(step)
+        for name, param in self._trained() if other is not None else ():
+            if other is not None and other.has(PARAMETER, name):
+                safe_set_full_fp32_param(param, other.read(PARAMETER, name).to(self.device))
+
+    @torch.no_grad()
+    def _take_gradients(self, step: int, scale: float) -> None:
+        """Let the update use the gradients of the other run, which are compared with these anyway: so that
+        rounding does not grow from step to step.
+        """
+        other = self._other(step)
+        for name, param in self._trained() if other is not None else ():
+            if other is not None and other.has(GRADIENT, name):
+                safe_set_full_grad(param, other.read(GRADIENT, name).to(self.device) * scale)
+
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for sub_buffer in self._model.trained:
+            for index, member in enumerate(sub_buffer.members):
+                yield sub_buffer.true_name(index), member.param
+
+
+class RecordedSteps(Recorded, StepEngine):
+    """An engine whose micro batches the program runs."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self._same_numbers.forward():
+            return super().forward(*args, **kwargs)
+
+    def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
+        with self._same_numbers.without_dropout():
+            return super().backward(loss, retain_graph, scale_wrt_gas)
+
+    def _begin_backward(self, loss: Tensor) -> None:
+        super()._begin_backward(loss)
+        if self._recorder is not None:
+            self._recorder.note_loss(float(loss.detach()) * self._accumulation.steps)
+
+
+class RecordedStages(Recorded, StagesEngine):
+    """An engine of a model in stages."""
+
+    def train_batch(self, data_iter: Iterator[Any] | None = None) -> Tensor:
+        with self._same_numbers.without_dropout():
+            return super().train_batch(data_iter)
+
+    def _note_last_loss(self, recorder: Recorder) -> None:
+        if self.agg_train_loss is not None:
+            recorder.note_loss(self.agg_train_loss)
+
+
+def with_stage_0(request: Request) -> Request:
+    """Return the arguments with a ds_config that shards and offloads nothing."""
+    _, content = read_source(request.config)
+    section = dict(content.get("zero_optimization") or {})
+    kept = {name: section[name] for name in ("reduce_bucket_size",) if name in section}
+    return replace(request, config={**content, "zero_optimization": {**kept, "stage": 0}})
+
+
+def facts_of(engine: EngineBase) -> dict[str, Any]:
+    """Return facts of a run that bounds depend on, or that its description names."""
+    settings, axes = engine.settings, engine._axes
+    dtype = precision_of(settings).parameters
+    autocast = settings.torch_autocast
+    sizes = {name: getattr(axes, name) for name in ("pp", "dp", "sp", "tp")}
+    found = sorted({str(param.dtype) for param in engine.module.parameters() if param.is_floating_point()})
+    return {
+        "dtype": str(dtype or (found[0] if found else "torch.float32")).removeprefix("torch."),
+        "computes_in": autocast.dtype if autocast.enabled else "",
+        "axes": sizes,
+        "stage": settings.zero.stage,
+        "micro_batches": settings.gradient_accumulation_steps,
+        "clipping": settings.gradient_clipping,
+        "optimizer": None if engine.optimizer is None else engine.optimizer.rule.name,
+        "num_elements": sum(param.numel() for param in engine.module.parameters()),
+    }

@@ -1,0 +1,101 @@
+"""Whole values of an engine's parameters and gradients, by the names of the whole model: a unit at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..engine.base import EngineBase
+from ..zero.gathered_parameters import GatheredParameters
+from ..zero.units.sub_buffer import SubBuffer
+from ..zero.units.unit import Unit
+
+
+class WholeValues:
+    """The calls are collectives; each value is yielded on the one rank that writes it."""
+
+    def __init__(self, engine: EngineBase) -> None:
+        self._engine = engine
+        self._is_first_of_tp = engine._axes.coordinates(engine.global_rank)["tp"] == 0
+
+    def _sub_buffers(self) -> Iterator[tuple[Unit, SubBuffer]]:
+        for unit in self._engine._model.units:
+            for sub_buffer in unit.sub_buffers:
+                yield unit, sub_buffer
+
+    def _writes(self, sub_buffer: SubBuffer, index: int) -> bool:
+        """Tell whether this rank writes the member: the first of those that have it."""
+        parts = sub_buffer.domain.parts
+        is_divided = parts is not None and sub_buffer.domain.cuts_of(sub_buffer.members[index].param)
+        is_first = parts.group.is_first if parts is not None and is_divided else self._is_first_of_tp
+        return is_first and sub_buffer.comm.sharers.is_first
+
+    @torch.no_grad()
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the averages over all ranks of the gradients so far, float32; times the loss scale."""
+        model = self._engine._model
+        model.check_averaged()
+        model.settle()
+        for sub_buffer in (one for _, one in self._sub_buffers() if one.is_trained):
+            indices = range(len(sub_buffer.members))
+            averages = sub_buffer.gradients.averages(indices, sub_buffer.comm)
+            for index, average in zip(indices, averages, strict=True):
+                whole = sub_buffer.gather_parts(index, average)
+                if self._writes(sub_buffer, index):
+                    yield sub_buffer.true_name(index), whole
+
+    @torch.no_grad()
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the values that the optimizer updates, float32."""
+        for sub_buffer in (one for _, one in self._sub_buffers() if one.is_trained):
+            for index, part in enumerate(self._masters(sub_buffer)):
+                whole = sub_buffer.gather_parts(index, part)
+                if self._writes(sub_buffer, index):
+                    yield sub_buffer.true_name(index), whole
+
+    def _masters(self, sub_buffer: SubBuffer) -> list[Tensor]:
+        with sub_buffer.here():
+            own = sub_buffer.on_device(sub_buffer.optimizer_shard.master)
+            flat = sub_buffer.comm.gather_states(own, what=sub_buffer.label)
+        slots = sub_buffer.layout.slots
+        return [flat[slot.offset : slot.offset + slot.numel].view(slot.shape) for slot in slots]
+
+    @torch.no_grad()
+    def others(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the values of frozen parameters, and of buffers that a checkpoint keeps."""
+        for _, sub_buffer in self._sub_buffers():
+            if sub_buffer.is_trained:
+                continue
+            with GatheredParameters([member.param for member in sub_buffer.members]):
+                for index, member in enumerate(sub_buffer.members):
+                    if self._writes(sub_buffer, index):
+                        yield sub_buffer.true_name(index), member.param.detach()
+        domains, module = self._engine._domains, self._engine.module
+        known = {id(param) for param in module.parameters()}
+        for name, value in module.state_dict(keep_vars=True).items():
+            if isinstance(value, Tensor) and id(value) not in known:
+                if domains.of(value).comm.sharers.is_first and self._is_first_of_tp:
+                    yield name, value
+
+    @torch.no_grad()
+    def stale(self) -> list[tuple[str, float, float]]:
+        """Return the parameters whose values on this rank are not those that the optimizer has updated: the
+        name, a value here that is wrong, and the right one.
+        """
+        found: list[tuple[str, float, float]] = []
+        for _, sub_buffer in self._sub_buffers():
+            if not sub_buffer.is_trained:
+                continue
+            masters = self._masters(sub_buffer)
+            with GatheredParameters([member.param for member in sub_buffer.members]):
+                for index, master in enumerate(masters):
+                    param = sub_buffer.members[index].param.detach()
+                    own = param if param.shape == master.shape else sub_buffer.part_of(index, param)
+                    right = master.to(own.dtype)
+                    if not torch.equal(own, right):
+                        place = int((own.float() - right.float()).abs().nan_to_num(nan=torch.inf).argmax())
+                        values = (float(one.reshape(-1)[place]) for one in (own, right))
+                        found.append((sub_buffer.true_name(index), *values))
+        return found
