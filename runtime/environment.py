@@ -161,6 +161,7 @@ class NumericsRun:
 
     @property
     def is_at_stage_0(self) -> bool:
+        """Tell whether the engine is to shard nothing."""
         return self.part == STAGE_0
 
 
@@ -184,7 +185,7 @@ def read_numerics(environ: Mapping[str, str] | None = None) -> NumericsRun | Non
 
 
 def computes_plainly() -> bool:
-    """Tell whether this run is the plain one of `dslaunch numerics`, in which nothing is divided over ranks."""
+    """Tell whether this run is the plain one of `dslaunch numerics`, in which ranks divide nothing."""
     run = read_numerics()
     return run is not None and run.is_plain
 

@@ -94,6 +94,7 @@ COMMANDS: dict[str, str] = {
     "stacks": ".stacks",
     "top": ".top",
     "trace": ".trace",
+    "numerics": ".numerics",
     "report": ".report",
     "checkpoint": ".checkpoint",
     "report-env": ".report_env",

@@ -147,6 +147,7 @@ COMMANDS = {
     "stacks": "what each rank of a job that runs does, as seen by Python",
     "top": "watch a job: steps, losses, and what each rank waits for",
     "trace": "print again where the time of traced steps went",
+    "numerics": "is a training right? compare its first steps with torch alone",
     "report": "a page on a run for a browser: curves, times, failures",
     "checkpoint": "look at checkpoints, verify, compare, prune, export weights",
     "report-env": "what works on this machine: kernels, CUDA, direct I/O",

@@ -14,6 +14,16 @@ from ..errors import LaunchError
 NEEDED = ("torch", "numpy", "pydantic", "hjson", "fsspec", "xxhash")  # packages of pyproject's [train]
 
 
+def require_runtime(what: str) -> None:
+    """Errors: LaunchError if a package that the runtime needs is not installed"""
+    missing = next((name for name in NEEDED if find_spec(name) is None), None)
+    if missing is not None:
+        raise LaunchError(
+            f"{what} needs {missing}, which {sys.executable} does not find; install it with: pip "
+            "install '.[train]' in a clone of dslaunch"
+        )
+
+
 def run_program(module: str, request: dict[str, Any], *, what: str) -> int:
     """Run `dslaunch.runtime.<module>` with the request as JSON, on this terminal; return its exit code,
     128 + n for signal n.
@@ -22,12 +32,7 @@ def run_program(module: str, request: dict[str, Any], *, what: str) -> int:
     """
     import subprocess
 
-    missing = next((name for name in NEEDED if find_spec(name) is None), None)
-    if missing is not None:
-        raise LaunchError(
-            f"{what} needs {missing}, which {sys.executable} does not find; install it with: pip "
-            "install '.[train]' in a clone of dslaunch"
-        )
+    require_runtime(what)
     package = __package__.partition(".")[0]
     command = [sys.executable, "-m", f"{package}.runtime.{module}", json.dumps(request)]
     # Start in /, because `-m` looks for modules in the working folder: a user's file torch.py must not be

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from ..inputs.env_file import EnvEntry
 from ..inputs.host import MAX_SLOTS
 from .backend import WAY_OPTION, BackendOptions
 from .binding import BindingOptions
@@ -173,6 +174,7 @@ class Options(NamedTuple):
     rendezvous: RendezvousOptions = RendezvousOptions()
     dry_run: bool = flag("--dry_run", topic="information", help="Print what would run where, and stop.")
     arguments: tuple[str, ...] = ()
+    variables: tuple[EnvEntry, ...] = ()  # those that a command of dslaunch sets for every rank
 
     @property
     def moves_files(self) -> bool:

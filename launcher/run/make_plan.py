@@ -10,6 +10,7 @@ from pathlib import Path
 from ...shared import variables
 from ..errors import LaunchError
 from ..inputs import env_file
+from ..inputs.env_file import EnvEntry
 from ..job.mesh import HostSlots, JobMesh, check_hosts, make_mesh
 from ..job.mesh_estimate import estimate_of
 from ..job.plan import Endpoint, Plan, plan_nodes, plan_program
@@ -89,14 +90,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         program=program,
         cwd=exact(cwd),
         venv_script=options.venv_script and exact(options.venv_script),
-        environment=options.drop_in.add_to(
-            env_file.exported(
-                {exact(name): exact(value) for name, value in os.environ.items()},
-                cwd=cwd,
-                home=home_folder(),
-                file_name=os.environ.get("DS_ENV_FILE"),
-            )
-        ),
+        environment=_environment(options, cwd),
         kill_grace_s=options.kill_grace_s,
         heartbeat_s=options.heartbeat_s,
         stack_on_hang_s=options.process.stack_on_hang_s,
@@ -111,6 +105,18 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         elastic=options.elastic,
         metrics_interval_s=options.metrics.interval_s,
     )
+
+
+def _environment(options: Options, cwd: str) -> tuple[EnvEntry, ...]:
+    """Return the variables of every rank, those that win last."""
+    exported = env_file.exported(
+        {exact(name): exact(value) for name, value in os.environ.items()},
+        cwd=cwd,
+        home=home_folder(),
+        file_name=os.environ.get("DS_ENV_FILE"),
+    )
+    added = (one._replace(value=tuple(map(exact, one.value))) for one in options.variables)
+    return (*options.drop_in.add_to(exported), *added)
 
 
 def _mesh_of(options: Options, attempt: Attempt) -> JobMesh | None:

@@ -1,7 +1,7 @@
 """`python -m dslaunch.runtime.numerics REQUEST`: compare two recordings, and print the result.
 
-REQUEST is JSON: the folder, and which run is the reference. The exit code is 0 if they are equal within bounds, 1
-if they differ, 2 if a run has recorded nothing.
+REQUEST is JSON: the folder, and which run is the reference. The exit code is 0 if they are equal within
+bounds, 1 if they differ, 2 if a run has recorded nothing.
 """
 
 from __future__ import annotations

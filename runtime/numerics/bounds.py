@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 _FLOAT32 = torch.finfo(torch.float32).eps
-_WORDS = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
-
-# Multiples of the machine epsilon. Where the ranks compute what one process computes, only sums over ranks and
-# micro batches are rounded in another order; where layers or sequences are divided, every layer's sums are.
+# Multiples of the machine epsilon. Where the ranks compute what one process computes, only sums over ranks
+# and micro batches are rounded in another order; where layers or sequences are divided, every layer's sums.
 _ALIKE, _DIVIDED = 16.0, 512.0
 _DIVIDED_16_BIT = 24.0
 
@@ -44,7 +42,9 @@ def bounds_of(facts: Mapping[str, Any]) -> Bounds:
     else:
         gradient = (_ALIKE if facts["dtype"] == "float32" else 1.0) * summing + num_sums * summing / 2
         loss = _ALIKE * _FLOAT32
-    if facts["computes_in"] and not is_divided:  # autocast's copies are made anew where parameters are gathered
+    if (
+        facts["computes_in"] and not is_divided
+    ):  # autocast's copies are made anew where parameters are gathered
         gradient, loss = max(gradient, computing), max(loss, computing / 4)
     how = "sums over ranks and micro batches" if not is_divided else "sums in every divided layer"
     return Bounds(
@@ -54,5 +54,5 @@ def bounds_of(facts: Mapping[str, Any]) -> Bounds:
         floor=min(gradient, _FLOAT32 if not is_divided else computing / 8),
         parameter=8 * _FLOAT32,
         update=1e-4,
-        reason=f"{_WORDS.get(name, name)}, {how}",
+        reason=f"{name}, {how}",
     )

@@ -30,8 +30,8 @@ def make_plain_engine(
     stages: type[_Stages],
     optimizers: type[FlatOptimizer],
 ) -> _Steps | _Stages:
-    """Return an engine that trains the whole model on every rank: of the class `stages` for a model in stages,
-    else of the class `steps`.
+    """Return an engine that trains the whole model on every rank: of the class `stages` for a model in
+    stages, else of the class `steps`.
 
     Order:  every rank must call this, once there is a process group
     Errors: ConfigError for a model that the program itself has divided

@@ -1,7 +1,7 @@
 """Engines of the plain run: every rank has the whole model, whose gradients and update are torch's own.
 
-They have the calls of the engines that they stand for, so that a program does not notice; of the engine's parts
-they have none but the groups of ranks, for programs that ask for these.
+They have the calls of the engines that they stand for, so that a program does not notice; of the engine's
+parts they have none but the groups of ranks, for programs that ask for these.
 """
 
 from __future__ import annotations
@@ -387,7 +387,7 @@ class PlainStages(Plain, StagesEngine):
             losses.append(loss.detach().float().reshape(()))
             if trains:
                 with self._own_backward():
-                    (loss.float().reshape(()) * (self._scale.value / number)).backward()  # type: ignore[no-untyped-call]
+                    (loss.float().reshape(()) * (self._scale.value / number)).backward()
         return losses
 
     def _mean_loss(self, losses: list[Tensor]) -> Tensor:

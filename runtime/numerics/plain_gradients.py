@@ -14,7 +14,8 @@ from torch import Tensor, nn
 class PlainGradients:
     """The sums over a step's micro batches of each parameter's gradients, on this rank, and their averages.
 
-    A gradient is taken from `p.grad` as soon as autograd has added to it, so that no sum is rounded to 16 bits.
+    A gradient is taken from `p.grad` as soon as autograd has added to it, so that no sum is rounded to 16
+    bits.
     """
 
     def __init__(self, params: Mapping[str, nn.Parameter], *, factor: Callable[[], float]) -> None:
@@ -32,7 +33,7 @@ class PlainGradients:
             if owner is not None:
                 owner._take(name, param)
 
-        return param.register_post_accumulate_grad_hook(take)
+        return param.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def _take(self, name: str, param: Tensor) -> None:
@@ -44,8 +45,8 @@ class PlainGradients:
 
     @torch.no_grad()
     def averages(self, *, is_counted: bool, divisor: float) -> dict[str, Tensor]:
-        """Return the sums over all ranks whose gradients are counted, divided by `divisor`; float64. Parameters
-        that no rank has used have zeros.
+        """Return the sums over all ranks whose gradients are counted, divided by `divisor`; float64.
+        Parameters that no rank has used have zeros.
 
         Order: a collective
         """

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ..config.precision import Fp16Config
 from ..optimizers.registry import OPTIMIZERS
-from ..step.fused_rule import FusedRule
 from ..step.flat_optimizer import FlatOptimizer
+from ..step.fused_rule import FusedRule
 
 _TORCHS: Mapping[str, type[torch.optim.Optimizer]] = {
     "Adam": torch.optim.Adam,

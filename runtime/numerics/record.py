@@ -1,7 +1,7 @@
-"""Places of a run's recordings, and what all ranks have noted of one step.
+"""Places of a run's recordings, and the notes of all ranks on one step.
 
-A recording is FOLDER/PART/engineE/stepK.rankR: PART is the run's part in the comparison, E counts the engines of
-the program, K the optimizer steps. Step 0 is the state before the first step.
+A recording is FOLDER/PART/engineE/stepK.rankR: PART is the run's part in the comparison, E counts the engines
+of the program, K the optimizer steps. Step 0 is the state before the first step.
 """
 
 from __future__ import annotations
@@ -35,20 +35,16 @@ def num_steps(folder: str | Path, part: str, engine: int) -> int:
 
 
 class StepRecord:
-    """What all ranks have noted of one step."""
+    """Notes of all ranks on one step."""
 
     def __init__(self, folder: str | Path, part: str, engine: int, step: int) -> None:
         """Errors: OSError if nothing was recorded, or cannot be read"""
         names = (one.name for one in (Path(folder) / part / f"engine{engine}").glob(f"step{step}.rank*.json"))
         ranks = sorted(int(found[2]) for name in names if (found := _INDEX.fullmatch(name)))
-        self._readers = {
-            rank: TensorReader(place_of(folder, part, engine, step, rank)) for rank in ranks
-        }
+        self._readers = {rank: TensorReader(place_of(folder, part, engine, step, rank)) for rank in ranks}
         if not ranks:
             raise FileNotFoundError(f"step {step} of engine {engine} is not in {folder}/{part}")
-        self._rank_of = {
-            key: rank for rank, reader in reversed(self._readers.items()) for key in reader.keys
-        }
+        self._rank_of = {key: rank for rank, reader in reversed(self._readers.items()) for key in reader.keys}
 
     @property
     def notes(self) -> dict[int, dict[str, Any]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -14,13 +16,16 @@ from ..engine.base import EngineBase
 from ..engine.make_engine import Request
 from ..engine.stages_engine import StagesEngine
 from ..engine.step_engine import StepEngine
-from ..environment import CONFIGURED, NumericsRun, read_numerics
+from ..environment import CONFIGURED, NumericsRun, read_environment, read_numerics
 from ..placement.precision import precision_of
 from ..zero.param_access import safe_set_full_fp32_param, safe_set_full_grad
 from .record import GRADIENT, PARAMETER, StepRecord, num_steps
 from .recorder import Recorder
 from .same_numbers import SameNumbers
 from .whole_values import WholeValues
+
+# Bytes of one element in a plain run: value, float32 master, float64 sum and average, two states, gradient.
+_PLAIN_BYTES, _FROZEN_BYTES = 4 + 4 + 8 + 8 + 8 + 4, 4
 
 
 class Recorded(EngineBase):
@@ -31,7 +36,7 @@ class Recorded(EngineBase):
         run = read_numerics()
         if run is None:
             raise AssertionError("an engine is recorded, and no comparison asked for it")
-        self._run: NumericsRun = run
+        self._compared: NumericsRun = run
         self._recorder: Recorder | None = None
         self._before: StepRecord | None = None  # the step of the other run, whose gradients are taken
         axes = self._axes.coordinates(self.global_rank)
@@ -43,7 +48,8 @@ class Recorded(EngineBase):
             self._values = WholeValues(self)
             if run.part != CONFIGURED:
                 self._take_parameters(0)
-            self._recorder.begin(self._values.parameters(), self._values.others(), facts_of(self))
+            facts = facts_of(self) | memory_facts(self)
+            self._recorder.begin(self._values.parameters(), self._values.others(), facts)
 
     def _end_micro_batch(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         recorder = self._recorder
@@ -54,7 +60,7 @@ class Recorded(EngineBase):
         scale = self._scaler.scale
         lrs = self.get_lr()
         recorder.before_update(self._values.gradients(), scale=scale)
-        if self._run.part != CONFIGURED:
+        if self._compared.part != CONFIGURED:
             self._take_gradients(recorder.step, scale)
         super()._end_micro_batch(lr_kwargs)
         notes = {
@@ -68,7 +74,7 @@ class Recorded(EngineBase):
         }
         step = recorder.step
         recorder.after_update(self._values.parameters(), notes)
-        if self._run.part != CONFIGURED:
+        if self._compared.part != CONFIGURED:
             self._take_parameters(step)
 
     def _note_last_loss(self, recorder: Recorder) -> None:
@@ -77,9 +83,9 @@ class Recorded(EngineBase):
     def _other(self, step: int) -> StepRecord | None:
         """Return the other run's record of a step; None if it took fewer steps."""
         recorder = self._recorder
-        if recorder is None or step > num_steps(self._run.folder, CONFIGURED, recorder.number):
+        if recorder is None or step > num_steps(self._compared.folder, CONFIGURED, recorder.number):
             return None
-        return StepRecord(self._run.folder, CONFIGURED, recorder.number, step)
+        return StepRecord(self._compared.folder, CONFIGURED, recorder.number, step)
 
     @torch.no_grad()
     def _take_parameters(self, step: int) -> None:
@@ -157,5 +163,24 @@ def facts_of(engine: EngineBase) -> dict[str, Any]:
         "micro_batches": settings.gradient_accumulation_steps,
         "clipping": settings.gradient_clipping,
         "optimizer": None if engine.optimizer is None else engine.optimizer.rule.name,
-        "num_elements": sum(param.numel() for param in engine.module.parameters()),
     }
+
+
+def memory_facts(engine: EngineBase) -> dict[str, int]:
+    """Return the bytes that a rank of the plain run needs, and those that are free for it.
+
+    Order: a collective
+    """
+    own = torch.tensor([0, 0], dtype=torch.int64)
+    for sub_buffer in (one for unit in engine._model.units for one in unit.sub_buffers):
+        numel = sum(prod(sub_buffer.whole_shape(index)) for index in range(len(sub_buffer.members)))
+        num_names = len(sub_buffer.true_names(0))
+        own[0] += numel * num_names * (_PLAIN_BYTES if sub_buffer.is_trained else _FROZEN_BYTES)
+    if engine.device.type == "cuda":
+        own[1] = torch.cuda.get_device_properties(engine.device).total_memory
+    else:
+        workers = read_environment().local_world_size
+        own[1] = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // max(workers, 1)
+    everywhere = engine._domains.job.all_gather_objects(own.tolist(), what="memory of a plain run")
+    stages = [everywhere[rank][0] for rank in engine._domains.stage_leaders]
+    return {"plain_bytes": sum(stages), "free_bytes": min(free for _, free in everywhere)}

@@ -1,4 +1,4 @@
-"""What one rank notes of an engine's steps, and the end of the run."""
+"""Notes of one rank on an engine's steps, and the end of the run."""
 
 from __future__ import annotations
 

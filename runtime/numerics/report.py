@@ -1,11 +1,11 @@
-"""What a comparison says."""
+"""The text of a comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ..environment import PLAIN
-from .compare import Comparison, Difference
+from .compare import Comparison, FoundDifference
 
 _OTHER = {PLAIN: "in plain torch", "stage0": "at stage 0"}
 
@@ -58,7 +58,7 @@ def _what_must_differ(result: Comparison, other: str) -> Iterator[str]:
         yield f"optimizer: torch has no {facts['optimizer']}, so that both runs use dslaunch's formula of it"
 
 
-def _told(found: Difference, result: Comparison, other: str) -> Iterator[str]:
+def _told(found: FoundDifference, result: Comparison, other: str) -> Iterator[str]:
     engine = f", engine {found.engine + 1}" if result.num_engines > 1 else ""
     of = f" of '{found.name}'" if found.quantity == "gradient" else f" '{found.name}'" if found.name else ""
     if found.configured is not None and found.reference is not None:

@@ -1,7 +1,7 @@
-"""Files of what a rank has noted of a step: tensors by name, and numbers beside them.
+"""Files of a rank's notes on a step: tensors by name, and numbers beside them.
 
-A file of bytes holds one tensor after the other, and a file of JSON, written last, says where each begins. So a
-tensor at a time is in memory, in a writer as in a reader.
+A file of bytes holds one tensor after the other, and a file of JSON, written last, says where each begins. So
+a tensor at a time is in memory, in a writer as in a reader.
 """
 
 from __future__ import annotations

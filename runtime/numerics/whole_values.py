@@ -75,9 +75,9 @@ class WholeValues:
         domains, module = self._engine._domains, self._engine.module
         known = {id(param) for param in module.parameters()}
         for name, value in module.state_dict(keep_vars=True).items():
-            if isinstance(value, Tensor) and id(value) not in known:
-                if domains.of(value).comm.sharers.is_first and self._is_first_of_tp:
-                    yield name, value
+            is_buffer = isinstance(value, Tensor) and id(value) not in known
+            if is_buffer and self._is_first_of_tp and domains.of(value).comm.sharers.is_first:
+                yield name, value
 
     @torch.no_grad()
     def stale(self) -> list[tuple[str, float, float]]:
@@ -96,6 +96,6 @@ class WholeValues:
                     right = master.to(own.dtype)
                     if not torch.equal(own, right):
                         place = int((own.float() - right.float()).abs().nan_to_num(nan=torch.inf).argmax())
-                        values = (float(one.reshape(-1)[place]) for one in (own, right))
-                        found.append((sub_buffer.true_name(index), *values))
+                        here, there = (float(one.reshape(-1)[place]) for one in (own, right))
+                        found.append((sub_buffer.true_name(index), here, there))
         return found

@@ -10,11 +10,12 @@ Source: Jacobs et al. 2023 (DeepSpeed-Ulysses); DeepSpeed 0.19.8 sequence/layer.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed.nn.functional as with_gradients
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_gather
 
 from ..environment import computes_plainly
 from ..errors import ConfigError
@@ -83,7 +84,8 @@ def _attend_on_wholes(
     """Compute all heads of whole sequences on every rank, as the plain run of `dslaunch numerics` does, and
     return this rank's part of the result: torch gathers, and adds the gradients of all ranks.
     """
-    query, key, value = (torch.cat(all_gather(one.contiguous(), ranks.group), dim=dim) for one in parts)
+    gather = partial(with_gradients.all_gather, group=ranks.group)
+    query, key, value = (torch.cat(gather(one.contiguous()), dim=dim) for one in parts)
     length = parts[0].shape[dim]
     return attend(query, key, value).narrow(result_dim, ranks.index * length, length)
 

@@ -13,14 +13,13 @@ from torch import nn
 from ...comm.process_group import start_process_group
 from ...data.loader import Loader
 from ...engine.make_engine import ClientScheduler, ConfigSource, Request, make_engine
-from ...environment import read_environment, read_numerics
+from ...environment import WorkerEnvironment, read_environment, read_numerics
 from ...errors import ConfigError, show_user_errors_in_one_line
 from ...log import logger as _log
 from ...step.choose_optimizer import ClientOptimizer, ModelParameters
 from ..init_distributed import require_process_group
 from ..pipeline.module import PipelineModule
 from .engines import Engine, PipelineEngine
-from .numerics import make_compared_engine
 from .optimizer import DeepSpeedOptimizer
 
 
@@ -78,17 +77,23 @@ def initialize(  # noqa: PLR0913  (DeepSpeed's signature)
     worker = read_environment()
     require_process_group(dist_init_required)
     start_process_group(worker, device_index=request.device_index, port=distributed_port)
-    run = read_numerics()
-    new_engine = (
-        make_engine(request, worker, steps=Engine, stages=PipelineEngine, optimizers=DeepSpeedOptimizer)
-        if run is None
-        else make_compared_engine(request, worker, run)
-    )
+    new_engine = _make(request, worker)
     engine = cast(Engine, new_engine)
     if engine.optimizer is not None:
         engine.optimizer._mover = weakref.ref(engine)
     engine.mpu = model.mpu() if mpu is None and isinstance(model, PipelineModule) else mpu
     return engine, engine.optimizer, engine.training_dataloader, engine.lr_scheduler
+
+
+def _make(request: Request, worker: WorkerEnvironment) -> Engine | PipelineEngine:
+    run = read_numerics()
+    if run is None:
+        return make_engine(
+            request, worker, steps=Engine, stages=PipelineEngine, optimizers=DeepSpeedOptimizer
+        )
+    from .numerics import make_compared_engine  # what a comparison needs costs every other job a start
+
+    return make_compared_engine(request, worker, run)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -1,0 +1,78 @@
+"""`dslaunch numerics`: a job that is run twice, and what differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.local_job import Job, assert_short
+
+pytestmark = pytest.mark.slow
+
+TWO_RUNS_S = 150.0  # torch is imported in both, on a machine that may be busy
+
+# With the argument `wrong` the gradients of one layer count twice.
+TRAIN = """
+import sys
+import torch
+import deepspeed
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 4))
+config = {'train_micro_batch_size_per_gpu': 4, 'gradient_accumulation_steps': 2, 'gradient_clipping': 1.0}
+config['zero_optimization'] = {'stage': 2}
+config['optimizer'] = {'type': 'SGD', 'params': {'lr': 0.1}}
+data = [(torch.randn(8), torch.randn(4)) for _ in range(256)]
+engine, _, loader, _ = deepspeed.initialize(model=model, config=config, training_data=data)
+if 'wrong' in sys.argv and type(engine).__name__ == 'RecordedEngine':
+    model[3].weight.register_hook(lambda grad: 2 * grad)
+for number, (x, y) in enumerate(loader):
+    engine.backward((engine(x) - y).square().mean())
+    engine.step()
+    print('micro batch', number, flush=True)
+"""
+
+
+def _run(tmp_path: Path, *arguments: str) -> Job:
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = ["numerics", "--num_gpus=2", "--steps=2", "--preload=torch", "--drop_in=always", "train.py"]
+    return Job(tmp_path, [*words, *arguments])
+
+
+def test_a_program_is_run_twice_and_found_equal(tmp_path: Path) -> None:
+    job = _run(tmp_path)
+    assert job.wait(TWO_RUNS_S) == 0, job.err
+    said = [line.removeprefix("dslaunch: ") for line in job.err.splitlines()]
+    assert "numerics: run 1 of 2, as configured" in said
+    assert "numerics: run 2 of 2, by torch alone" in said
+    assert job.out.count("micro batch 2") == 4  # each of two ranks ends in the last of four micro batches
+    assert "micro batch 3" not in job.out
+    *_, dropout, _, verdict = job.out.splitlines()
+    assert dropout == "dropout: it is off in both runs (p was 0.1), since no two runs drop the same elements"
+    assert verdict == "equal: 2 steps of 4 parameters at stage 2, as configured and in plain torch"
+    assert {one.name for one in tmp_path.iterdir()} == {"train.py", "home", "stdout", "stderr"}
+    assert_short(job)
+    job.assert_nothing_is_left()
+
+
+def test_a_difference_is_the_exit_code_and_named(tmp_path: Path) -> None:
+    job = _run(tmp_path, "wrong")
+    assert job.wait(TWO_RUNS_S) == 1, job.err
+    *_, hint, verdict = job.out.splitlines()
+    assert hint == "the whole gradient is 2 times that of the other"
+    assert verdict == "differs: step 1: gradient of '3.weight'"
+
+
+def test_a_run_that_fails_gives_its_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; sys.exit(7)")
+    job = Job(tmp_path, ["numerics", "--num_gpus=1", "train.py"])
+    assert job.wait() == 7
+    assert "run 2 of 2" not in job.err
+
+
+def test_a_program_without_an_engine_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('hello')")
+    job = Job(tmp_path, ["numerics", "--num_gpus=1", "train.py"])
+    assert job.wait() == 2
+    assert "this machine sees no step of its engine" in job.err

@@ -1,0 +1,69 @@
+"""What `dslaunch numerics` finds of a training, and what it does not: rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import dslaunch
+from dslaunch.runtime.engine.optimizer_step import OptimizerStep
+from dslaunch.runtime.numerics.report import lines_of
+from tests.runtime.models import make_config, make_model, train_engine
+from tests.runtime.numerics.runs import compared
+from tests.runtime.ranks import Ranks
+
+pytestmark = [pytest.mark.slow, pytest.mark.ranks]
+
+SGD = {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}
+
+
+def training(rank: int, changes: dict[str, Any], dtype: str = "float32") -> None:
+    engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(**changes))
+    train_engine(engine, steps=3, dtype=getattr(torch, dtype))
+
+
+def doubled(rank: int, changes: dict[str, Any]) -> None:
+    """The updates take twice the gradients."""
+    update = OptimizerStep._update
+    with patch.object(OptimizerStep, "_update", lambda self, scale: update(self, 2 * scale)):
+        training(rank, changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stage": 3},
+        {
+            "stage": 2,
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_clipping": 0.1,
+            "bf16": {"enabled": True},
+        },
+    ],
+)
+def test_a_sound_training_equals_plain_torch(ranks: Ranks, tmp_path: Path, changes: dict[str, Any]) -> None:
+    dtype = "bfloat16" if "bf16" in changes else "float32"
+    result = compared(ranks, training, changes, dtype, folder=tmp_path)
+    assert result.difference is None
+    assert (result.num_steps, result.num_parameters) == (3, 18)
+    assert max(result.largest.values()) < 0.5  # of the bounds
+
+
+def test_a_fault_is_named_by_step_quantity_and_parameter(ranks: Ranks, tmp_path: Path) -> None:
+    result = compared(ranks, doubled, {"stage": 1, "optimizer": SGD}, folder=tmp_path)
+    found = result.difference
+    assert found is not None
+    assert (found.step, found.quantity, found.name) == (1, "parameter", "first.weight")
+    *_, hint, verdict = lines_of(result, "plain")
+    assert hint == "the whole change is 2 times that of the other"
+    assert verdict == "differs: step 1: parameter 'first.weight'"
+
+
+def test_stage_0_is_a_reference_where_the_model_fits_no_rank(ranks: Ranks, tmp_path: Path) -> None:
+    result = compared(ranks, training, {"stage": 3}, folder=tmp_path, reference="stage0")
+    assert result.difference is None
+    assert set(result.largest.values()) == {0.0}  # stages have the same bits
