@@ -38,7 +38,7 @@ def make_plain_engine(
     """
     model = request.model
     sizes = None if request.mpu is None else read_mpu(request.mpu)
-    if size_of_plan(model) > 1 or (sizes is not None and sizes.tp > 1):
+    if size_of_plan(model) > 1:
         raise ConfigError(
             "dslaunch numerics: the program has divided the model's layers over ranks by itself, so that no "
             "rank can have the whole; compare with stage 0: dslaunch numerics --reference stage0"

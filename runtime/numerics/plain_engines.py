@@ -71,7 +71,9 @@ class Plain(EngineBase):
         self._instruments = Instruments(module, config, device, job=self, progress=self._progress)
         self.monitor, self.tput_timer = self._instruments.monitor, self._instruments.tput_timer
         self.flops_profiler = None
-        self._domains = Domains(axes, shard_size=1)
+        sequence = config.sequence
+        self._sums_over_sequence = sequence is not None and sequence.gradient == "sum"
+        self._domains = Domains(axes, shard_size=1, divisor=axes.dp if self._sums_over_sequence else 0)
         self._wire = self._domains.wire
         note(self._domains)
         self._scaler = LossScaler(config.loss_scaling)  # what programs read; PlainScale is what counts
@@ -202,10 +204,8 @@ class Plain(EngineBase):
     @property
     def _divisor(self) -> float:
         """Return the number by which the sum of all ranks' gradients is divided."""
-        sequence = self.settings.sequence
-        is_sum = sequence is not None and sequence.gradient == "sum"
         over_data = 1 if self.settings.gradient_allreduce_op == "sum" else self._axes.dp
-        return float(over_data * (1 if is_sum else self._axes.sp))
+        return float(over_data * (1 if self._sums_over_sequence else self._axes.sp))
 
     def _given(self, recorder: Recorder, step: int) -> dict[str, Tensor] | None:
         """Return the gradients of the other run's step, which are compared with the own ones: the update
