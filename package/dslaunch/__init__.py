@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .runtime.metrics import profiler
     from .runtime.metrics.report import report as report
     from .runtime.pipeline.layers import LayerSpec as LayerSpec, TiedLayerSpec as TiedLayerSpec
+    from .runtime.plan.api import plan as plan
     from .runtime.sequence import api as sequence_api
     from .runtime.tensor import api as tensor_api
     from .runtime.tensor.model_init import tp_model_init as tp_model_init
@@ -63,6 +64,7 @@ _HOME_OF = {
     "init_distributed": ".runtime.compat.init_distributed",
     "initialize": ".runtime.compat.engine.initialize",
     "pipeline": ".runtime.compat.pipeline.module",
+    "plan": ".runtime.plan.api",
     "report": ".runtime.metrics.report",
     "tp_model_init": ".runtime.tensor.model_init",
 }

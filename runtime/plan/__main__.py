@@ -1,8 +1,8 @@
 """`python -m dslaunch.runtime.plan REQUEST`: rehearse a program as one rank; the launcher starts it.
 
-REQUEST is JSON: `program` (its words: a script and arguments), `is_module`, `device` ("cuda" or "cpu"),
-`device_bytes`, `rank`, `world_size` and `answer` (the file that the answer is written to). The environment is
-that of the rank.
+REQUEST is JSON: `program` (its words: a script and arguments) and `is_module`, or `model`, the fields of a
+`ModelRequest`; `device` ("cuda" or "cpu"), `device_bytes`, `rank`, `world_size` and `answer` (the file that
+the answer is written to). The environment is that of the rank.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .answer import answer_of
+from .made_program import ModelRequest, made_program
 from .program import Rehearsal, script
 
 
@@ -28,8 +29,12 @@ def main(request: dict[str, Any]) -> None:
         rank=request["rank"],
         world_size=request["world_size"],
     )
-    path, *arguments = request["program"]
-    rehearsal.run(script(path, arguments, is_module=request["is_module"]))
+    if request.get("model"):
+        program = made_program(ModelRequest(**request["model"]))
+    else:
+        path, *arguments = request["program"]
+        program = script(path, arguments, is_module=request["is_module"])
+    rehearsal.run(program)
     answer = json.dumps(answer_of(rehearsal))
     Path(request["answer"]).write_text(answer)
     sys.stdout.flush()

@@ -27,7 +27,7 @@ def answer_of(rehearsal: Rehearsal) -> dict[str, Any]:
             {"clock": clock, "bytes": kinds} for clock, kinds in memory.curve(DEVICE, num_points=NUM_POINTS)
         ],
         "steps": [_work(one) for one in rehearsal.steps],
-        "file_bytes": {"offloaded": rehearsal.disk.nbytes},
+        "file_bytes": {"offloaded": rehearsal.disk.nbytes, "checkpoint": rehearsal.saved_bytes},
         "model": rehearsal.described(),
     }
 
@@ -48,9 +48,7 @@ def _phase(memory: Memory, number: int) -> dict[str, Any]:
 
 def _work(work: Work) -> dict[str, Any]:
     return {
-        "flops": dict(work.flops),
-        "moved_bytes": work.moved_bytes,
-        "num_kernels": work.num_kernels,
+        "on_device": [group._asdict() | amounts._asdict() for group, amounts in work.on_device.items()],
         "host_bytes": work.host_bytes,
         "copied_bytes": dict(work.copied_bytes),
         "sent": [

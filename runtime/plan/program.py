@@ -6,8 +6,9 @@ import functools
 import os
 import runpy
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from ..engine.stages_engine import StagesEngine
 from ..engine.step_engine import StepEngine
 from ..offload.pinned_memory import PinnedMemory
 from . import cuda
+from .after_steps import rehearse_evaluation, rehearse_save
 from .attention import choose_attention
 from .census import tell_kinds
 from .disk import PlannedDisk
@@ -62,13 +64,14 @@ class Rehearsal:
         self.steps: list[Work] = []  # one for each optimizer step
         self.engines: list[EngineBase] = []
         self.problem: Problem | None = None
+        self.last_forward: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None  # arguments
+        self.saved_bytes = 0  # this rank's part of a checkpoint
         self.mode = WithoutValues(self.storages, self.guesses, device=device, computed=self._computed)
         self._put_stand_ins(device_bytes, rank, world_size)
 
     def _computed(self, func: Any, args: Any, kwargs: Any, tensors: Any, results: Any) -> None:
         self.memory.tick()
-        self.work.add(func, tensors, results)
-        self.work.add_flops(func, args, kwargs, results)
+        self.work.add(func, args, kwargs, tensors, results)
 
     def _put_stand_ins(self, device_bytes: int, rank: int, world_size: int) -> None:
         """Replace in this process what needs values, a GPU or other ranks."""
@@ -90,6 +93,7 @@ class Rehearsal:
         self.disk.put()
         kernels: Any = _C
         kernels.step, kernels.squared_norm = self._step, lambda *args, **kwargs: 1.0
+        kernels.lamb_directions, kernels.lamb_apply = self._lamb_directions, lambda *args, **kwargs: None
         pinned_memory: Any = PinnedMemory
         pinned_memory.take = _take
         self._watch(StepEngine, "forward", FORWARD)
@@ -98,12 +102,30 @@ class Rehearsal:
         self._watch(StagesEngine, "train_batch", "batch through the stages")
         self._end_after_steps()
         _load_in_this_process()
+        self._enter_in_threads()
+
+    def _enter_in_threads(self) -> None:
+        """Have the program's threads and the engine's run without values, too."""
+        plain, mode = threading.Thread.run, self.mode
+
+        @functools.wraps(plain)
+        def run(thread: threading.Thread) -> None:
+            with mode:
+                plain(thread)
+
+        kind: Any = threading.Thread
+        kind.run = run
 
     def _step(self, name: str, shards: Any, **_: Any) -> None:
         """Count an optimizer's kernel on the host: each array is read and written once."""
         for shard in shards:
             arrays = [getattr(shard, one, None) for one in type(shard).__dataclass_fields__]
             self.work.now.host_bytes += 2 * sum(one.nbytes for one in arrays if isinstance(one, torch.Tensor))
+
+    def _lamb_directions(self, shards: Any, **_: Any) -> list[tuple[float, float]]:
+        shards = list(shards)
+        self._step("Lamb", shards)
+        return [(1.0, 1.0) for shard in shards for _ in shard.segments]
 
     def _watch(self, kind: type, name: str, phase: str) -> None:
         """Have the phase of this name begin where the engine's method does."""
@@ -115,6 +137,8 @@ class Rehearsal:
             rehearsal._note(engine)
             rehearsal.memory.is_training = True
             rehearsal.memory.begin(f"step {len(rehearsal.steps) + 1}: {phase}")
+            if phase == FORWARD and len(rehearsal.steps) == NUM_STEPS - 1 and engine.training:
+                rehearsal.last_forward = args, kwargs
             result = plain(engine, *args, **kwargs)
             return result
 
@@ -165,9 +189,20 @@ class Rehearsal:
         """Run it to the end of the last planned step; a problem is noted."""
         try:
             self._run(program)
+            if self.problem is None:
+                with self.mode:
+                    self._go_on()
         finally:
             names = {id(one): name for engine in self.engines for name, one in engine.module.named_modules()}
             self.memory.name_modules(names)
+
+    def _go_on(self) -> None:
+        """Do what runs do between steps."""
+        engine = self.engines[0]
+        if self.last_forward is not None:
+            rehearse_evaluation(engine, self.last_forward, self.memory)
+            self.last_forward = None
+        self.saved_bytes = rehearse_save(engine, self.memory)
 
     def _run(self, program: Callable[[], object]) -> None:
         self.memory.begin(BUILD)
@@ -175,7 +210,7 @@ class Rehearsal:
             with self.mode:
                 program()
         except PlanEnded:
-            return
+            pass
         except SystemExit as ended:
             if len(self.steps) < NUM_STEPS:
                 self.problem = Problem(

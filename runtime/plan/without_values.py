@@ -10,6 +10,7 @@ guessed, and the guess is noted with the line of the program that asks (guesses.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,12 @@ _CPU = torch.device("cpu")
 _COVERING = (aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default)
 _EMPTY = (aten.empty.memory_format, aten.empty_strided.default)
 _RANDOM = torch.Tag.nondeterministic_seeded
+
+
+class _Inside(threading.local):
+    """Whether torch's own shape functions, some of which are in Python, run in this thread."""
+
+    is_on = False
 
 
 def indexed(device: torch.device | str) -> torch.device:
@@ -54,14 +61,14 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages, self.guesses, self.device = storages, guesses, device
         self._computed = computed
-        self.is_inside = False  # torch's own shape functions, some of which are in Python, run
+        self._inside = _Inside()
         self._shadows: dict[int, tuple[Tensor, object]] = {}  # real storage -> meta tensor over one like it
 
     # ---- what others ask of a tensor
 
     def device_of(self, tensor: Tensor) -> torch.device | None:
         """Return the device that the tensor is said to be on; None: that which torch says."""
-        record = None if self.is_inside else self.storages.of(tensor)
+        record = None if self._inside.is_on else self.storages.of(tensor)
         return None if record is None else record.device
 
     def values_of(self, tensor: Tensor) -> Tensor | None:
@@ -113,7 +120,7 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         records = [self.storages.of(one) for one in tensors]
         wanted = kwargs.get("device")
         if not any(records):
-            if tensors and (wanted is None or wanted.type == "cpu"):
+            if tensors and (wanted is None or wanted.type == "cpu") and not _is_much(func, tensors):
                 return func(*args, **kwargs)  # true values, or true meta tensors
             if wanted is not None and wanted.type == "meta" and not self._is_backward():
                 return func(*args, **kwargs)
@@ -179,11 +186,11 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kwargs.get("generator") is not None:
             on_shapes["generator"] = None
         meta_args, meta_kwargs = _replaced((args, on_shapes), meta_of)
-        self.is_inside = True
+        self._inside.is_on = True
         try:
             out = func(*meta_args, **meta_kwargs)
         finally:
-            self.is_inside = False
+            self._inside.is_on = False
         results = self._own_results(out, written, meta_of)
         made = list(_tensors(results))
         is_pinned = bool(kwargs.get("pin_memory"))
@@ -277,6 +284,14 @@ def tensor_device(tensor: Tensor) -> torch.device:
 
 
 _DEVICE = torch._C.TensorBase.device.__get__
+
+
+def _is_much(func: Any, tensors: Sequence[Tensor]) -> bool:
+    """Whether it would compute with large values that come from a file."""
+    return not func.is_view and any(
+        one.numel() > KNOWN_NUMEL and one.dtype.is_floating_point and tensor_device(one).type == "cpu"
+        for one in tensors
+    )
 
 
 def _is_plain(kind: type) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
@@ -18,13 +18,26 @@ _VIEWS = (
 )  # fmt: skip
 
 
+class Group(NamedTuple):
+    """Operations of one dtype that do about as much arithmetic for each byte that they move."""
+
+    dtype: str
+    intensity: int  # power of two: flops for each byte; -1 without flops
+
+
+class Amounts(NamedTuple):
+    """Sums over the operations of a group."""
+
+    flops: int = 0
+    moved_bytes: int = 0
+    number: int = 0
+
+
 class Work:
     """What a rank does in one stretch of the run."""
 
     def __init__(self) -> None:
-        self.flops: Counter[str] = Counter()  # by dtype
-        self.moved_bytes = 0  # read and written in the device's memory
-        self.num_kernels = 0
+        self.on_device: dict[Group, Amounts] = defaultdict(Amounts)
         self.host_bytes = 0  # read and written in host memory by the host's own arithmetic
         self.copied_bytes: Counter[str] = Counter()  # "to device", "to host"
         self.sent: dict[tuple[str, tuple[int, ...]], Counter[str]] = defaultdict(Counter)
@@ -41,7 +54,9 @@ class WorkMeter:
         before, self.now = self.now, Work()
         return before
 
-    def add(self, func: Any, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    def add(
+        self, func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor], results: Sequence[Tensor]
+    ) -> None:
         """Count one operation."""
         name = func._schema.name.partition("::")[2]
         if name in _VIEWS or not results:
@@ -55,19 +70,15 @@ class WorkMeter:
         if "cuda" not in devices and self.is_on_gpu:
             self.now.host_bytes += num_bytes
             return
-        self.now.moved_bytes += num_bytes
-        self.now.num_kernels += 1
+        flops = _flops(func, args, kwargs, results)
+        intensity = (flops // max(num_bytes, 1)).bit_length() if flops else -1
+        group = Group(str(results[0].dtype).removeprefix("torch."), intensity)
+        before = self.now.on_device[group]
+        self.now.on_device[group] = Amounts(
+            before.flops + flops, before.moved_bytes + num_bytes, before.number + 1
+        )
 
     is_on_gpu = True
-
-    def add_flops(self, func: Any, args: Any, kwargs: Any, results: Sequence[Tensor]) -> None:
-        """Count the multiplications and additions of an operation that has a formula."""
-        formula = flop_registry.get(func.overloadpacket)
-        if formula is None or not results:
-            return
-        out = results[0] if len(results) == 1 else tuple(results)
-        dtype = str(results[0].dtype).removeprefix("torch.")
-        self.now.flops[dtype] += int(formula(*args, **kwargs, out_val=out))
 
     def watch_wires(self) -> None:
         """Count what every engine's wire sends from now on."""
@@ -83,3 +94,11 @@ class WorkMeter:
             return begin(wire, op, tensor, what, **said)
 
         Wire.begin = counted  # type: ignore[method-assign, assignment]
+
+
+def _flops(func: Any, args: Any, kwargs: Any, results: Sequence[Tensor]) -> int:
+    """Return the multiplications and additions of an operation that has a formula, else 0."""
+    formula = flop_registry.get(func.overloadpacket)
+    if formula is None:
+        return 0
+    return int(formula(*args, **kwargs, out_val=results[0] if len(results) == 1 else tuple(results)))

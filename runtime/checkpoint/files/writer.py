@@ -69,7 +69,7 @@ def write_runs(store: Store, folder: str, all_runs: Sequence[TensorRuns], *, ran
                 continue
             with tensor_runs.here(False):
                 flats = tensor_runs.flats()
-                for run, box, values in _on_host(tensor_runs, flats):
+                for run, box, values in boxes_on_host(tensor_runs, flats):
                     sink = _Sink(stream)
                     _save_box(values, sink)
                     dtype = str(tensor_runs.dtypes[run.flat]).removeprefix("torch.")
@@ -132,7 +132,7 @@ class _Coming(NamedTuple):
     arrival: Arrival | None
 
 
-def _on_host(
+def boxes_on_host(
     tensor_runs: TensorRuns, flats: Mapping[str, Tensor]
 ) -> Iterator[tuple[TensorRun, PlacedBox, Tensor]]:
     """Yield each box with its elements in host memory, which is reused when the next one is asked for.

@@ -1,0 +1,43 @@
+"""An evaluation and a save, as runs do them between their steps; both have peaks of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..checkpoint.files.tensor_runs import SubBufferRuns
+from ..checkpoint.files.writer import boxes_on_host
+from ..engine.base import EngineBase
+from ..engine.step_engine import StepEngine
+from .memory import Memory
+
+EVALUATE, SAVE = "evaluation", "saving a checkpoint"
+
+
+def rehearse_evaluation(
+    engine: EngineBase, arguments: tuple[tuple[Any, ...], Mapping[str, Any]], memory: Memory
+) -> None:
+    """Run the last step's forward once more, without gradients; a model in stages is left out."""
+    if not isinstance(engine, StepEngine):
+        return
+    memory.begin(EVALUATE)
+    args, kwargs = arguments
+    engine.eval()
+    with torch.no_grad():
+        engine(*args, **kwargs)
+    engine.train()
+
+
+def rehearse_save(engine: EngineBase, memory: Memory) -> int:
+    """Bring this rank's part of a checkpoint to host memory, as a save does; return its bytes."""
+    memory.begin(SAVE)
+    num_bytes = 0
+    for unit in engine._model.units:
+        for sub_buffer in unit.sub_buffers:
+            runs = SubBufferRuns(sub_buffer).to_write(left_out=frozenset())
+            with runs.here(False):
+                for _, box, values in boxes_on_host(runs, runs.flats()):
+                    num_bytes += box.numel * values.itemsize
+    return num_bytes

@@ -1,0 +1,132 @@
+"""`dslaunch.plan()` says what the tensors of a model need, by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dslaunch
+from dslaunch.runtime.errors import ConfigError
+
+WIDTH, SAMPLES = 512, 64
+NUM_BYTES = WIDTH * WIDTH * 4  # of one layer in float32
+PLAIN = {"train_micro_batch_size_per_gpu": SAMPLES, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+
+
+class Stack(nn.Module):
+    """Layers one after another."""
+
+    def __init__(self, depth: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.mean()
+
+
+def batch() -> Tensor:
+    return torch.ones(SAMPLES, WIDTH)
+
+
+def test_the_kinds_of_a_plain_model_are_those_of_its_tensors() -> None:
+    planned = dslaunch.plan(Stack, batch, PLAIN, hosts=2)
+    assert planned.kinds["parameters"] == planned.kinds["gradients"] == 4 * NUM_BYTES
+    assert "masters and optimizer states" not in planned.kinds
+    # what the layers keep of their inputs, and one gradient that is still autograd's
+    assert NUM_BYTES < planned.kinds["activations"] <= NUM_BYTES + 6 * SAMPLES * WIDTH * 4
+    assert sum(planned.kinds.values()) == planned.peak_bytes
+
+
+def test_adam_in_16_bits_at_stage_1_has_a_part_of_its_states() -> None:
+    config = PLAIN | {
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 1},
+    }
+    planned = dslaunch.plan(Stack, lambda: batch().bfloat16(), config, hosts="2x4")
+    (kinds,) = (
+        one["peaks"]["device"]["kinds"]
+        for one in planned.answer["phases"]
+        if one["name"] == "step 2: backward"
+    )
+    assert kinds["parameters"] == 4 * NUM_BYTES / 2
+    assert kinds["masters and optimizer states"] == 3 * 4 * NUM_BYTES / 8
+    assert planned.peak_phase == "building the model"  # whose values are in float32 then
+
+
+def test_a_model_that_fits_no_memory_here_is_planned() -> None:
+    """Its parameters alone are 40 GB; nothing of them is allocated."""
+
+    def large() -> nn.Module:
+        with dslaunch.zero.Init(config_dict_or_path=config):
+            return nn.Sequential(*(nn.Linear(50_000, 50_000, bias=False) for _ in range(4)))
+
+    def mean() -> nn.Module:
+        return Mean(large())
+
+    config = PLAIN | {"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1}
+    planned = dslaunch.plan(mean, lambda: torch.ones(1, 50_000), config, hosts="64x8")
+    assert planned.kinds["parameters"] == pytest.approx(4 * 50_000**2 * 4 / 512, rel=0.01)
+    assert planned.kinds["gathered parameters"] >= 50_000**2 * 4
+
+
+class Mean(nn.Module):
+    """The mean of what a module returns."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean: Tensor = self.module(x).mean()
+        return mean
+
+
+def test_states_on_the_host_are_host_memory() -> None:
+    config = PLAIN | {
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+    }
+    planned = dslaunch.plan(Stack, batch, config, hosts=2)
+    assert "masters and optimizer states" not in planned.kinds
+    assert planned.host_bytes >= 3 * 4 * NUM_BYTES / 2
+
+
+class Deciding(Stack):
+    """A program whose steps depend on values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss = super().forward(x)
+        if loss.item() < 0:
+            raise RuntimeError("not here")
+        return loss
+
+
+def test_a_guess_is_told_with_the_line_that_asks() -> None:
+    planned = dslaunch.plan(Deciding, batch, PLAIN)
+    (guess,) = planned.answer["guesses"]
+    assert guess["line"].startswith(__file__ + ":")
+    assert "decides" in guess["what"]
+
+
+class Broken(Stack):
+    """A model with a mistake in its forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.view(SAMPLES, WIDTH + 1))
+
+
+def test_a_mistake_of_the_program_is_told_with_its_line() -> None:
+    with pytest.raises(ConfigError, match=r"test_api\.py:\d+: RuntimeError: shape"):
+        dslaunch.plan(Broken, batch, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"), [({"hosts": "4y8"}, "'4x8'"), ({"device_memory": "much"}, "'24GB'")]
+)
+def test_arguments_that_cannot_be_read_are_named(given: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        dslaunch.plan(Stack, batch, PLAIN, **given)  # type: ignore[arg-type]
