@@ -10,16 +10,15 @@ Source: Jacobs et al. 2023 (DeepSpeed-Ulysses); DeepSpeed 0.19.8 sequence/layer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed.nn.functional as with_gradients
 from torch import Tensor, nn
 
 from ..environment import computes_plainly
 from ..errors import ConfigError
 from .exchange import DimExchange, SequenceRanks, Sizes, exchange
+from .plain_attention import attend_on_wholes
 
 
 def sizes_of_heads(num_heads: int, num_kv_heads: int, ranks: SequenceRanks) -> tuple[Sizes, Sizes, int]:
@@ -60,7 +59,9 @@ def attend_over_ranks(
     Errors: ConfigError for heads that cannot be divided, or if query, key and value do not fit each other
     """
     if computes_plainly():
-        return _attend_on_wholes(attend, (query, key, value), ranks, sequence_dim, result_dims[1])
+        return attend_on_wholes(
+            attend, (query, key, value), ranks.group, dim=sequence_dim, result_dim=result_dims[1]
+        )
     q_sizes, kv_sizes, times = sizes_of_heads(query.shape[head_dim], key.shape[head_dim], ranks)
     lengths = (query.shape[sequence_dim],) * ranks.size
     if times > 1:
@@ -72,22 +73,6 @@ def attend_over_ranks(
     in_result = tuple(one * (result.shape[heads] // q_sizes[ranks.index]) for one in q_sizes)
     (part,) = exchange([result], ranks, [DimExchange((sequence, lengths), (heads, in_result))], "attention")
     return part
-
-
-def _attend_on_wholes(
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
-    parts: tuple[Tensor, Tensor, Tensor],
-    ranks: SequenceRanks,
-    dim: int,
-    result_dim: int,
-) -> Tensor:
-    """Compute all heads of whole sequences on every rank, as the plain run of `dslaunch numerics` does, and
-    return this rank's part of the result: torch gathers, and adds the gradients of all ranks.
-    """
-    gather = partial(with_gradients.all_gather, group=ranks.group)
-    query, key, value = (torch.cat(gather(one.contiguous()), dim=dim) for one in parts)
-    length = parts[0].shape[dim]
-    return attend(query, key, value).narrow(result_dim, ranks.index * length, length)
 
 
 class DistributedAttention(nn.Module):

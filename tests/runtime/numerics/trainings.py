@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import dslaunch
 from dslaunch.runtime.environment import computes_plainly
@@ -92,11 +93,23 @@ def made_in_shards(rank: int, stage: int) -> None:
             assert all(param.isfinite().all() for param in model.parameters())
 
 
+class Checkpointed(nn.Module):
+    """A layer that is computed again in the backward."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.__dict__["attention_type"] = getattr(layer, "attention_type", None)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(self.layer, *args, use_reentrant=False, **kwargs)
+
+
 def of_hugging_face(rank: int, kind: str, stage: int, tp: int, changes: dict[str, Any]) -> None:
     """A small causal model of transformers, tied, with checkpointed activations."""
     model = tensor_models.make_hugging_face(kind, is_tied=True, **changes.pop("model", {}))
     if changes.pop("is_checkpointed", False):
-        model.gradient_checkpointing_enable()
+        model.model.layers = nn.ModuleList(map(Checkpointed, model.model.layers))
     config = tensor_models.make_config(stage, tp=tp, **changes)
     engine, *_ = dslaunch.initialize(model=model, config=config)
     tensor_models.train(engine, tensor_models.loss_of_tokens, tensor_models.token_batches(), tp=tp)
