@@ -159,6 +159,8 @@ def facts_of(engine: EngineBase) -> dict[str, Any]:
         "dtype": str(dtype or (found[0] if found else "torch.float32")).removeprefix("torch."),
         "computes_in": autocast.dtype if autocast.enabled else "",
         "axes": sizes,
+        "divides_experts": bool(engine._domains.of_experts),
+        "device": engine.device.type,
         "stage": settings.zero.stage,
         "micro_batches": settings.gradient_accumulation_steps,
         "clipping": settings.gradient_clipping,

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dslaunch
+from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.runtime.environment import computes_plainly
 from tests.runtime.models import Uneven, batch, make_config, make_model, train_engine
+from tests.runtime.pipeline.models import data, loss_fn, specs
 from tests.runtime.tensor import models as tensor_models
 from tests.runtime.training import axes
 from tests.runtime.training.axes import Layout
@@ -37,6 +39,17 @@ def of_layout(rank: int, layout: Layout, changes: dict[str, Any] | None = None) 
     else:
         engine = axes.make_engine(layout, **(changes or {}))
     axes.train(engine, layout)
+
+
+def of_pipeline(rank: int) -> None:
+    """Two stages, of which the first and the last share a layer; two micro batches."""
+    torch.manual_seed(0)
+    module = PipelineModule(specs(4, is_tied=True), 2, loss_fn=loss_fn, partition_method="uniform")
+    config = make_config(optimizer=SGD, gradient_accumulation_steps=2, train_batch_size=8)
+    engine, *_ = dslaunch.initialize(model=module, config=config)
+    for step in range(2):
+        inputs, labels = data(step, size=8)
+        engine.train_batch(iter(list(zip(inputs.chunk(2), labels.chunk(2), strict=True))))
 
 
 def of_client(rank: int, stage: int, make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> None:
@@ -148,6 +161,7 @@ SOUND: dict[str, tuple[int, Callable[..., None], tuple[Any, ...]]] = {
     "GPT-NeoX in bf16": (2, of_hugging_face, ("GPTNeoX", 2, 1, {"bf16": {"enabled": True}})),
     "Llama, tp": (2, of_hugging_face, ("Llama", 0, 2, {})),
     "Llama, tp, dp, in bf16": (4, of_hugging_face, ("Llama", 2, 2, {"bf16": {"enabled": True}})),
+    "tied stages": (2, of_pipeline, ()),
     "pp": (2, of_layout, (Layout(pp=2, dp=1, stage=0),)),
     "pp, dp, zero bubble": (4, of_layout, (Layout(pp=2, dp=2, stage=1, schedule="zero_bubble"),)),
     "sp": (2, of_layout, (Layout(sp=2, dp=1, stage=3),)),
