@@ -87,6 +87,7 @@ COMMANDS: dict[str, str] = {
     "check": ".check",
     "exec": ".exec",
     "env": ".env",
+    "plan": ".plan",
     "jobs": ".jobs",
     "logs": ".logs",
     "attach": ".attach",

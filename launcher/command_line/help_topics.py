@@ -140,6 +140,7 @@ COMMANDS = {
     "check": "what is missing or differs on the hosts, and who reaches whom",
     "exec": "a command once on every host, equal output shown once",
     "env": "the variables that each rank would get, and where they come from",
+    "plan": "will this job fit? memory of GPUs and hosts, without any of them",
     "jobs": "your jobs on this machine, how far each is, and its last line",
     "logs": "what a detached job has shown so far, of some ranks or all",
     "attach": "the console of a detached job; Ctrl-C asks what to do",

@@ -50,7 +50,7 @@ def test_the_first_page_fits_on_a_screen(
     text = shown(words, capsys)
     assert text == (GOLDEN / "help.txt").read_text(), f"\n{text}"
     lines = text.splitlines()
-    assert len(lines) <= 45
+    assert len(lines) <= 46
     assert all(line.isascii() and len(line) <= 80 for line in lines)
 
 

@@ -1,0 +1,88 @@
+"""`dslaunch plan`: the options of a job, and whether the job fits on its hosts."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import click
+
+from ...shared.table import terminal_columns
+from ..options.number import Seconds, Size
+from .cli import dslaunch, job_options
+from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
+
+NOT_OURS = ("dry_run", "version")
+DEFAULT_LIMIT_S = 600.0
+EPILOG = """
+\b
+Examples:
+  dslaunch plan -H hosts --gpu A10 train.py --deepspeed --deepspeed_config ds.json
+      does this job fit, and where is its memory at the peak?
+  dslaunch plan -H node[1-2]:8 --gpu_memory 80GB --host_memory 1TB --json train.py
+      the same for GPUs and hosts that are named by their sizes, with all numbers as JSON
+
+All options of a job are allowed: its command needs only the word `plan`. `dslaunch help all` shows them.
+
+The program runs here until the end of its second optimizer step, once for each kind of rank, without values,
+GPUs and other ranks. No host is contacted.
+
+\b
+The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program that cannot be rehearsed.
+"""
+
+
+@click.command(
+    cls=PrefixCommand,
+    groups={
+        "Options": ("gpu", "gpu_memory", "host_memory", "as_json", "verbose", "time_limit", "help"),
+    },
+    epilog=EPILOG,
+    context_settings=PROGRAM_SETTINGS,
+)
+@click.option(
+    "--gpu", metavar="NAME", help="Model of the hosts' GPUs, such as A10 or H100; none: they have no GPUs."
+)
+@click.option(
+    "--gpu_memory", type=Size(), metavar="SIZE", help="Memory of each GPU, such as 24GB or 22.5GiB."
+)
+@click.option(
+    "--host_memory",
+    type=Size(),
+    metavar="SIZE",
+    help="Memory of each host.  [default: this machine's, and not judged elsewhere]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print everything that was found as JSON.")
+@click.option("--verbose", is_flag=True, help="Show the program's own output, on stderr.")
+@click.option(
+    "--time_limit",
+    type=Seconds(1),
+    default=DEFAULT_LIMIT_S,
+    metavar="S",
+    help=f"Seconds that all rehearsals may take.  [default: {DEFAULT_LIMIT_S:.0f}]",
+)
+def command(**given: Any) -> int:
+    """Tell whether the job of SCRIPT fits on its hosts: memory of GPUs and hosts, by kind, at every peak."""
+    if not given["script"]:
+        raise click.UsageError("which script? Write: dslaunch plan [options] script.py [its arguments]")
+    from ..run.plan_job import FitRequest, plan_job
+    from .runtime_program import require_runtime
+
+    require_runtime("dslaunch plan")
+    options = job_options({**given, "dry_run": True})
+    request = FitRequest(
+        gpu=given["gpu"],
+        gpu_memory_bytes=given["gpu_memory"],
+        host_memory_bytes=given["host_memory"],
+        limit_s=given["time_limit"],
+        is_verbose=given["verbose"],
+    )
+    found = plan_job(options, request)
+    click.echo((found.as_json() if given["as_json"] else "\n".join(found.lines(terminal_columns()))).encode())
+    return found.verdict.exit_code
+
+
+command.params[:0] = [one for one in dslaunch.params[:-2] if one.name not in NOT_OURS]
+_script = copy(dslaunch.params[-2])
+_script.metavar = "SCRIPT"  # the script is required here; the usage of a job shows it as optional
+command.params += [_script, dslaunch.params[-1]]

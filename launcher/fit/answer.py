@@ -1,0 +1,146 @@
+"""The answer of a rehearsal: what a rank holds, computes and sends, read from the JSON of runtime/plan.
+
+Units: bytes; `clock` counts operations of the run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+DEVICE, HOST, PINNED = "device", "host", "pinned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The most memory of one place in one phase, by kind."""
+
+    num_bytes: int = 0
+    kinds: tuple[tuple[str, int], ...] = ()
+    module: str = ""  # the module that ran then; empty outside of all
+
+
+NO_PEAK = Peak()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """A phase of the run, such as "step 1: backward"."""
+
+    name: str
+    clock: int
+    peaks: tuple[tuple[str, Peak], ...]  # by place
+
+    def peak(self, place: str) -> Peak:
+        """Return the peak in one place: DEVICE, HOST or PINNED."""
+        return dict(self.peaks).get(place, NO_PEAK)
+
+    @property
+    def host_bytes(self) -> int:
+        """Return the bytes of host memory, pinned and not, as if the two had their peaks together."""
+        return self.peak(HOST).num_bytes + self.peak(PINNED).num_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Bytes that a rank sends in one step along one axis."""
+
+    axis: str
+    ranks: tuple[int, ...]  # those of the group; empty for all ranks of the job
+    kinds: tuple[tuple[str, int], ...]  # by collective
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all collectives."""
+        return sum(num_bytes for _, num_bytes in self.kinds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What a rank does from one optimizer step to the next."""
+
+    flops: tuple[tuple[str, int], ...]  # multiplications and additions, by dtype
+    moved_bytes: int
+    host_bytes: int
+    copied_bytes: tuple[tuple[str, int], ...]
+    sent: tuple[Sent, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the rehearsal of one rank has found."""
+
+    problem: tuple[str, str] | None  # the program's line, and why it cannot be rehearsed
+    guesses: tuple[tuple[str, str], ...]  # the program's line, and what was guessed there
+    num_steps: int
+    stretches: tuple[Stretch, ...]
+    curve: tuple[tuple[int, tuple[tuple[str, int], ...]], ...]  # clock, and bytes on the device by kind
+    steps: tuple[StepWork, ...]
+    file_bytes: int
+    model: tuple[tuple[str, int], ...]
+
+    def worst(self, place: str) -> Stretch | None:
+        """Return the phase with the highest peak in one place, None if nothing was ever there."""
+        found = max(self.stretches, key=lambda one: one.peak(place).num_bytes, default=None)
+        return found if found is not None and found.peak(place).num_bytes else None
+
+    @property
+    def host_bytes(self) -> int:
+        """Return the most host memory of the rank's tensors, pinned and not."""
+        return max((one.host_bytes for one in self.stretches), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """A kind of rank with its answer."""
+
+    rank: int  # the one that was rehearsed
+    place: str  # along --mesh; empty where all ranks are alike
+    alike: tuple[int, ...]  # the ranks that it stands for, itself among them
+    answer: Answer
+
+    @property
+    def name(self) -> str:
+        """Return the rank for messages: "rank 2 (stage 1 of 2)"."""
+        return f"rank {self.rank}" + (f" ({self.place})" if self.place else "")
+
+
+def read_answer(given: Mapping[str, Any]) -> Answer:
+    """Return the answer as records."""
+    problem = given["problem"]
+    return Answer(
+        problem=None if problem is None else (problem["line"], problem["why"]),
+        guesses=tuple((one["line"], one["what"]) for one in given["guesses"]),
+        num_steps=given["num_steps"],
+        stretches=tuple(_stretch(one) for one in given["phases"]),
+        curve=tuple((one["clock"], _pairs(one["bytes"])) for one in given["curve"]),
+        steps=tuple(_work(one) for one in given["steps"]),
+        file_bytes=sum(given["file_bytes"].values()),
+        model=_pairs(given["model"]),
+    )
+
+
+def _stretch(given: Mapping[str, Any]) -> Stretch:
+    peaks = tuple(
+        (place, Peak(num_bytes=one["bytes"], kinds=_pairs(one["kinds"]), module=one["module"]))
+        for place, one in given["peaks"].items()
+    )
+    return Stretch(name=given["name"], clock=given["clock"], peaks=peaks)
+
+
+def _work(given: Mapping[str, Any]) -> StepWork:
+    return StepWork(
+        flops=_pairs(given["flops"]),
+        moved_bytes=given["moved_bytes"],
+        host_bytes=given["host_bytes"],
+        copied_bytes=_pairs(given["copied_bytes"]),
+        sent=tuple(
+            Sent(axis=one["axis"], ranks=tuple(one["ranks"]), kinds=_pairs(one["bytes"]))
+            for one in given["sent"]
+        ),
+    )
+
+
+def _pairs(given: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(given.items())

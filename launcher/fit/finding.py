@@ -1,0 +1,127 @@
+"""What `dslaunch plan` prints: the verdict, its notes and the tables, or all of it as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .answer import DEVICE, HOST, PINNED, Peak, Rehearsed, StepWork, Stretch
+from .tables import crosses, describe
+from .verdict import OUTSIDE_BYTES, FitVerdict, HostUse, Memory, gib, hosts_used, judge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Everything that was found of a job."""
+
+    device: str  # the GPU's name, or "CPU"
+    device_from: str  # the source of its memory
+    rehearsed: tuple[Rehearsed, ...]
+    memory: Memory
+    verdict: FitVerdict
+    uses: tuple[HostUse, ...]
+
+    def lines(self, columns: int | None = None) -> list[str]:
+        """Return the verdict, the device, the notes and the tables, for a terminal of so many columns."""
+        total = self.memory.device_bytes
+        device = [] if total is None else [f"each GPU: {self.device}, {gib(total)} ({self.device_from})"]
+        return [
+            self.verdict.line,
+            *device,
+            *self.verdict.notes,
+            *describe(
+                self.rehearsed, self.uses, self.memory.hosts, has_gpus=total is not None, columns=columns
+            ),
+        ]
+
+    def as_json(self) -> str:
+        """Return all numbers; docs/train/will-it-fit.md names the keys."""
+        hosts = self.memory.hosts
+        given = {
+            "fits": self.verdict.fits,
+            "verdict": self.verdict.line,
+            "notes": list(self.verdict.notes),
+            "device": {
+                "name": self.device,
+                "memory_bytes": self.memory.device_bytes,
+                "memory_from": self.device_from,
+                "outside_of_torch_bytes": None if self.memory.device_bytes is None else OUTSIDE_BYTES,
+            },
+            "process_bytes": self.memory.process_bytes,
+            "hosts": [
+                {
+                    "name": one.name,
+                    "ranks": one.num_ranks,
+                    "needed_bytes": one.needed_bytes,
+                    "memory_bytes": one.total_bytes,
+                    "kinds": dict(one.kinds),
+                }
+                for one in self.uses
+            ],
+            "ranks": [
+                _rank(one, [_step(work, hosts) for work in one.answer.steps]) for one in self.rehearsed
+            ],
+        }
+        return json.dumps(given, indent=2)
+
+
+def finding_of(rehearsed: Iterable[Rehearsed], memory: Memory, *, device: str, device_from: str) -> Finding:
+    """Judge what was rehearsed."""
+    found = tuple(rehearsed)
+    return Finding(
+        device=device,
+        device_from=device_from,
+        rehearsed=found,
+        memory=memory,
+        verdict=judge(found, memory),
+        uses=hosts_used(found, memory),
+    )
+
+
+def _rank(one: Rehearsed, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "rank": one.rank,
+        "place": one.place,
+        "alike": list(one.alike),
+        "model": dict(one.answer.model),
+        "phases": [_phase(stretch) for stretch in one.answer.stretches],
+        "curve": [{"clock": clock, "bytes": dict(kinds)} for clock, kinds in one.answer.curve],
+        "steps": list(steps),
+        "file_bytes": one.answer.file_bytes,
+        "guesses": [{"line": line, "what": what} for line, what in one.answer.guesses],
+    }
+
+
+def _phase(stretch: Stretch) -> dict[str, Any]:
+    peaks = {place: _peak(stretch.peak(place)) for place in (DEVICE, HOST, PINNED)}
+    return {
+        "name": stretch.name,
+        "clock": stretch.clock,
+        "peaks": {key: one for key, one in peaks.items() if one},
+    }
+
+
+def _peak(peak: Peak) -> dict[str, Any]:
+    if not peak.num_bytes:
+        return {}
+    return {"bytes": peak.num_bytes, "kinds": dict(peak.kinds), "module": peak.module}
+
+
+def _step(work: StepWork, hosts: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "flops": dict(work.flops),
+        "moved_bytes": work.moved_bytes,
+        "host_bytes": work.host_bytes,
+        "copied_bytes": dict(work.copied_bytes),
+        "sent": [
+            {
+                "axis": one.axis,
+                "ranks": list(one.ranks),
+                "bytes": dict(one.kinds),
+                "is_between_hosts": crosses(one.ranks, hosts),
+            }
+            for one in work.sent
+        ],
+    }

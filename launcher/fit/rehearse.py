@@ -1,0 +1,169 @@
+"""Rehearsals: one process for each kind of rank, with the environment and the command of such a rank."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...shared import variables
+from ..errors import LaunchError
+from ..job.master_address import LOOPBACK
+from ..job.plan import Plan, environment_of
+from ..node.workers.preparation import apply_environment
+from ..wire.frames import bytes_of
+from ..wording import cleaned, count, shown_time
+from .answer import Answer, read_answer
+from .rank_kinds import RankKind
+
+NUM_AT_ONCE = 2
+TOLD_AFTER_S = 2.0
+_POLL_S = 0.05
+_MODULE = f"{__package__.partition('.')[0]}.runtime.plan"
+_NUM_LAST_LINES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """How the rehearsals run: on which device, for how long, and what is told meanwhile."""
+
+    device: str  # "cuda" or "cpu"
+    device_bytes: int
+    limit_s: float
+    is_verbose: bool  # the program's own output goes to stderr
+    say: Callable[[str], object]
+
+
+def rehearse(plan: Plan, kinds: Sequence[RankKind], stage: Stage) -> tuple[Answer, ...]:
+    """Return the answer of each kind of rank, in their order.
+
+    Errors: LaunchError if a rehearsal takes too long, or ends without an answer
+    """
+    with tempfile.TemporaryDirectory(prefix="dslaunch-plan-") as folder, contextlib.ExitStack() as running:
+        waiting = [_Rehearsal(plan, kind, stage, Path(folder)) for kind in kinds]
+        _run_all(waiting, stage, running)
+        return tuple(one.answer() for one in waiting)
+
+
+def _run_all(rehearsals: Sequence[_Rehearsal], stage: Stage, running: contextlib.ExitStack) -> None:
+    began = time.monotonic()
+    is_told = False
+    waiting, active = list(rehearsals), list[_Rehearsal]()
+    while waiting or active:
+        while waiting and len(active) < NUM_AT_ONCE:
+            active.append(waiting.pop(0))
+            running.callback(active[-1].end)
+            active[-1].begin()
+        if active[0].ends_within(_POLL_S):
+            active.pop(0)
+        active = [one for one in active if not one.ends_within(0)]
+        past_s = time.monotonic() - began
+        if not is_told and past_s > TOLD_AFTER_S and active:
+            is_told = True
+            kinds = count(len(rehearsals), "kind") + " of rank"
+            stage.say(f"rehearsing {kinds} here, without values; the first is {rehearsals[0].name}")
+        if active and past_s > stage.limit_s:
+            raise LaunchError(
+                f"the rehearsal of {active[0].name} has not reached the end of its second step in "
+                f"{shown_time(stage.limit_s)}; give it more time with --time_limit, or less to load"
+            )
+
+
+class _Rehearsal:
+    """One process, and the file of its answer."""
+
+    def __init__(self, plan: Plan, kind: RankKind, stage: Stage, folder: Path) -> None:
+        self.name = f"rank {kind.rank.rank}" + (f" ({kind.place})" if kind.place else "")
+        self._kind = kind
+        self._plan, self._stage = plan, stage
+        self._answer = folder / f"rank{kind.rank.rank}.json"
+        self._output = folder / f"rank{kind.rank.rank}.txt"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self) -> None:
+        """Start the process in a group of its own."""
+        request = request_of(self._plan, self._kind, self._stage, answer=str(self._answer))
+        safe = ["-P"] if sys.version_info >= (3, 11) else []  # the folder of the job may have a torch.py
+        with open(self._output, "wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, *safe, "-u", "-m", _MODULE, json.dumps(request)],
+                cwd=bytes_of(self._plan.cwd),
+                env=environment_of_rank(self._plan, self._kind),
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr if self._stage.is_verbose else output,
+                stderr=None if self._stage.is_verbose else output,
+                start_new_session=True,
+            )
+
+    def ends_within(self, timeout_s: float) -> bool:
+        """Wait so long for the end; tell whether it has come."""
+        if self._process is None:
+            return True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s)
+        return self._process.returncode is not None
+
+    def end(self) -> None:
+        """Kill what is left of the process and its children."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def answer(self) -> Answer:
+        """Return what the rehearsal has found.
+
+        Errors: LaunchError if it has written no answer
+        """
+        try:
+            return read_answer(json.loads(self._answer.read_text()))
+        except FileNotFoundError:
+            code = None if self._process is None else self._process.returncode
+            raise LaunchError(
+                f"the rehearsal of {self.name} has ended with exit code {code} and without an answer"
+                f"{self._last_words()}; --verbose shows the program's output"
+            ) from None
+
+    def _last_words(self) -> str:
+        lines = self._output.read_bytes().decode("utf-8", "replace").strip().splitlines()
+        return f": {cleaned(' | '.join(lines[-_NUM_LAST_LINES:]), 400)}" if lines else ""
+
+
+def request_of(plan: Plan, kind: RankKind, stage: Stage, *, answer: str) -> dict[str, Any]:
+    """Return what `python -m dslaunch.runtime.plan` is asked."""
+    program = plan.program
+    words = kind.rank.arguments[len(program.head) - 1 :]
+    return {
+        "program": list(words),
+        "is_module": program.script is None,
+        "device": stage.device,
+        "device_bytes": stage.device_bytes,
+        "rank": kind.rank.rank,
+        "world_size": plan.world_size,
+        "answer": answer,
+    }
+
+
+def environment_of_rank(
+    plan: Plan, kind: RankKind, environ: Mapping[bytes, bytes] | None = None
+) -> dict[bytes, bytes]:
+    """Return the environment that such a rank gets, as far as this machine can know it."""
+    env = dict(os.environb if environ is None else environ)
+    apply_environment(env, [[one.name, *one.value] for one in environment_of(plan, kind.node.host)])
+    env.setdefault(variables.THREADS.encode(), b"1")
+    env[variables.DEVICES.encode()] = bytes_of(",".join(kind.node.devices))
+    env[variables.MASTER_ADDR.encode()] = bytes_of(plan.master.address or LOOPBACK)
+    env[variables.MASTER_PORT.encode()] = str(plan.master.port).encode()
+    for name, value in kind.rank.env:
+        env[bytes_of(name)] = bytes_of(value)
+    return env

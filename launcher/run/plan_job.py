@@ -1,0 +1,101 @@
+"""From a job's options to whether it fits: its plan, its devices, and the rehearsal of each kind of rank."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..errors import LaunchError
+from ..fit.devices import CPU, find_gpu
+from ..fit.finding import Finding, finding_of
+from ..fit.host_memory import memory_here, process_bytes
+from ..fit.rank_kinds import kinds_of
+from ..fit.rehearse import Stage, rehearse
+from ..fit.verdict import Memory, check_rehearsed
+from ..job.plan import Plan
+from ..node.observe.devices import count_accelerators
+from ..options import Options
+from ..output.console import LAST_WORDS_S, Console
+from .make_plan import choose_attempt, make_plan
+from .show_plan import warn_of_plan
+
+
+class FitRequest(NamedTuple):
+    """The options of `dslaunch plan` beside those of the job."""
+
+    gpu: str | None
+    gpu_memory_bytes: int | None
+    host_memory_bytes: int | None
+    limit_s: float
+    is_verbose: bool
+
+
+class _Device(NamedTuple):
+    """What each rank computes on. `num_bytes` None: a CPU, whose memory is the host's."""
+
+    name: str
+    num_bytes: int | None
+    source: str
+
+
+def plan_job(options: Options, request: FitRequest) -> Finding:
+    """Rehearse each kind of rank of the job, and judge what was found. No other host is contacted.
+
+    Errors: LaunchError as for a job that starts; for GPUs that are not known; for a program that cannot be
+    rehearsed
+    """
+    console = Console(log_level=options.log_level)
+    plan = make_plan(options, choose_attempt(options, console, may_look=False))
+    if plan.program.python is None:
+        raise LaunchError(
+            "--no_python: only a Python program can be rehearsed; leave the option out, and give the script"
+        )
+    device = _device(plan, request)
+    if plan.venv_script:
+        console.warn(
+            f"--venv_script={plan.venv_script} is not sourced: the program is rehearsed as things are here"
+        )
+    warn_of_plan(plan, console)
+    kinds = kinds_of(plan)
+    stage = Stage(
+        device="cpu" if device.num_bytes is None else "cuda",
+        device_bytes=device.num_bytes or 0,
+        limit_s=request.limit_s,
+        is_verbose=request.is_verbose,
+        say=console.say,
+    )
+    answers = rehearse(plan, kinds, stage)
+    rehearsed = [kind.with_answer(answer) for kind, answer in zip(kinds, answers, strict=True)]
+    console.drain(LAST_WORDS_S)
+    check_rehearsed(rehearsed)
+    here = request.host_memory_bytes or memory_here()
+    memory = Memory(
+        device_bytes=device.num_bytes,
+        hosts=plan.host_slots,
+        host_bytes=tuple(here if node.is_local else request.host_memory_bytes for node in plan.nodes),
+        process_bytes=process_bytes(has_gpus=device.num_bytes is not None),
+    )
+    return finding_of(rehearsed, memory, device=device.name, device_from=device.source)
+
+
+def _device(plan: Plan, request: FitRequest) -> _Device:
+    """Return what the hosts compute on, as it was named, or as this machine shows it.
+
+    Errors: LaunchError if neither says it
+    """
+    if request.gpu is not None and request.gpu.lower() == CPU:
+        if request.gpu_memory_bytes is not None:
+            raise LaunchError(
+                "--gpu=none says that there are no GPUs, and --gpu_memory how large they are; give one"
+            )
+        return _Device("CPU", None, "")
+    if request.gpu_memory_bytes is not None:
+        return _Device(request.gpu or "GPU", request.gpu_memory_bytes, "--gpu_memory")
+    if request.gpu is not None:
+        gpu = find_gpu(request.gpu)
+        return _Device(gpu.name, gpu.memory_bytes, "as torch reports it")
+    if all(node.is_local for node in plan.nodes) and not count_accelerators():
+        return _Device("CPU", None, "")
+    raise LaunchError(
+        "which GPUs do the hosts have? They are not looked at; give --gpu=A10, or another name, "
+        "--gpu_memory=24GB, or --gpu=none for hosts without GPUs"
+    )

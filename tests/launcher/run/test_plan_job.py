@@ -1,0 +1,78 @@
+"""`dslaunch plan` from the command line: an example whole, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dslaunch.launcher.command_line import cli
+from dslaunch.launcher.run import plan_job
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+EXAMPLES = CHECKOUT / "docs" / "examples"
+PAGE = CHECKOUT / "docs" / "train" / "will-it-fit.md"
+HOSTS = "node[1-2]:2"
+PROGRAM = ("train_chars.py", "--deepspeed", "--deepspeed_config", "ds_config_chars.json")
+
+
+def planned(*words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", *words])
+    printed = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, printed.out, printed.err
+
+
+@pytest.mark.slow
+def test_an_example_is_planned_for_two_hosts_that_are_not_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    code, out, err = planned("-H", HOSTS, "--gpu", "A10", "--json", *PROGRAM, capsys=capsys)
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["verdict"].startswith("fits: 1.0 of 22.1 GiB on rank 0 in step 1 (backward")
+    assert [host["name"] for host in found["hosts"]] == ["node1", "node2"]
+    (rank,) = found["ranks"]
+    assert rank["alike"] == [0, 1, 2, 3]
+    assert rank["model"] == {**rank["model"], "num_trained": 366_432, "stage": 1, "micro_batch_size": 16}
+    (peak,) = (phase["peaks"]["device"] for phase in rank["phases"] if phase["name"] == "step 2: backward")
+    assert peak["kinds"]["parameters"] == pytest.approx(366_432 * 4, rel=0.01)
+    assert peak["bytes"] == sum(peak["kinds"].values())
+    assert list(found) == re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+
+
+def test_a_program_that_fails_is_named_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import os\nos._exit(7)\n")
+    code, _, err = planned("-H", HOSTS, "--gpu", "A10", "train.py", capsys=capsys)
+    assert code == 2
+    assert "the rehearsal of rank 0 has ended with exit code 7 and without an answer" in err
+    (tmp_path / "train.py").write_text("import torch\n\nraise ValueError('no data')\n")
+    code, _, err = planned("-H", HOSTS, "--gpu", "A10", "train.py", capsys=capsys)
+    assert code == 2
+    assert "train.py:3: cannot be rehearsed as rank 0, where no tensor has values: ValueError: no data" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train.py", "which GPUs do the hosts have? They are not looked at; give --gpu=A10"),
+        ("--gpu H10 train.py", "--gpu=H10: no GPU of this name is known; did you mean H100? There are A10,"),
+        ("--gpu_memory 24 train.py", "'24' is not allowed; give a number with a unit, e.g. 24GB or 22.5GiB"),
+        ("--gpu none --gpu_memory 24GB train.py", "--gpu=none says that there are no GPUs, and --gpu_memory"),
+        ("--gpu A10 --no_python train.sh", "--no_python: only a Python program can be rehearsed"),
+        ("--gpu A10", "which script? Write: dslaunch plan [options] script.py [its arguments]"),
+    ],
+)
+def test_mistakes_say_what_to_give(
+    words: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_job, "rehearse", None)
+    code, _, err = planned("-H", HOSTS, *words.split(), capsys=capsys)
+    assert (code, message in " ".join(err.split())) == (2, True), err
