@@ -1,4 +1,5 @@
-"""Does a job fit on its hosts: each kind of rank is rehearsed here, and its bytes are held against memory.
+"""Judgement of whether a job fits on its hosts: each kind of rank is rehearsed here, and its bytes are compared
+with memory.
 
-The rehearsal is the runtime's `python -m dslaunch.runtime.plan`, in processes of their own.
+A rehearsal is the runtime's `python -m dslaunch.runtime.plan`, in a process of its own.
 """

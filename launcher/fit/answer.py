@@ -25,7 +25,7 @@ NO_PEAK = Peak()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class RunPhase:
     """A phase of the run, such as "step 1: backward"."""
 
     name: str
@@ -43,7 +43,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class SentBytes:
     """Bytes that a rank sends in one step along one axis."""
 
     axis: str
@@ -58,29 +58,29 @@ class Sent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """What a rank does from one optimizer step to the next."""
+    """Work of a rank from one optimizer step to the next."""
 
     flops: tuple[tuple[str, int], ...]  # multiplications and additions, by dtype
     moved_bytes: int
     host_bytes: int
     copied_bytes: tuple[tuple[str, int], ...]
-    sent: tuple[Sent, ...]
+    sent: tuple[SentBytes, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the rehearsal of one rank has found."""
+    """The result of the rehearsal of one rank."""
 
     problem: tuple[str, str] | None  # the program's line, and why it cannot be rehearsed
     guesses: tuple[tuple[str, str], ...]  # the program's line, and what was guessed there
     num_steps: int
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[RunPhase, ...]
     curve: tuple[tuple[int, tuple[tuple[str, int], ...]], ...]  # clock, and bytes on the device by kind
     steps: tuple[StepWork, ...]
     file_bytes: int
     model: tuple[tuple[str, int], ...]
 
-    def worst(self, place: str) -> Stretch | None:
+    def worst(self, place: str) -> RunPhase | None:
         """Return the phase with the highest peak in one place, None if nothing was ever there."""
         found = max(self.stretches, key=lambda one: one.peak(place).num_bytes, default=None)
         return found if found is not None and found.peak(place).num_bytes else None
@@ -121,12 +121,12 @@ def read_answer(given: Mapping[str, Any]) -> Answer:
     )
 
 
-def _stretch(given: Mapping[str, Any]) -> Stretch:
+def _stretch(given: Mapping[str, Any]) -> RunPhase:
     peaks = tuple(
         (place, Peak(num_bytes=one["bytes"], kinds=_pairs(one["kinds"]), module=one["module"]))
         for place, one in given["peaks"].items()
     )
-    return Stretch(name=given["name"], clock=given["clock"], peaks=peaks)
+    return RunPhase(name=given["name"], clock=given["clock"], peaks=peaks)
 
 
 def _work(given: Mapping[str, Any]) -> StepWork:
@@ -136,7 +136,7 @@ def _work(given: Mapping[str, Any]) -> StepWork:
         host_bytes=given["host_bytes"],
         copied_bytes=_pairs(given["copied_bytes"]),
         sent=tuple(
-            Sent(axis=one["axis"], ranks=tuple(one["ranks"]), kinds=_pairs(one["bytes"]))
+            SentBytes(axis=one["axis"], ranks=tuple(one["ranks"]), kinds=_pairs(one["bytes"]))
             for one in given["sent"]
         ),
     )

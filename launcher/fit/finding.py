@@ -1,4 +1,4 @@
-"""What `dslaunch plan` prints: the verdict, its notes and the tables, or all of it as JSON."""
+"""The output of `dslaunch plan`: the verdict, its notes and the tables, or all of it as JSON."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .answer import DEVICE, HOST, PINNED, Peak, Rehearsed, StepWork, Stretch
+from .answer import DEVICE, HOST, PINNED, Peak, Rehearsed, RunPhase, StepWork
 from .tables import crosses, describe
-from .verdict import OUTSIDE_BYTES, FitVerdict, HostUse, Memory, gib, hosts_used, judge
+from .verdict import OUTSIDE_BYTES, FitVerdict, HostUse, JobMemory, gib, hosts_used, judge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class FitFinding:
     """Everything that was found of a job."""
 
     device: str  # the GPU's name, or "CPU"
     device_from: str  # the source of its memory
     rehearsed: tuple[Rehearsed, ...]
-    memory: Memory
+    memory: JobMemory
     verdict: FitVerdict
     uses: tuple[HostUse, ...]
 
@@ -67,10 +67,12 @@ class Finding:
         return json.dumps(given, indent=2)
 
 
-def finding_of(rehearsed: Iterable[Rehearsed], memory: Memory, *, device: str, device_from: str) -> Finding:
+def finding_of(
+    rehearsed: Iterable[Rehearsed], memory: JobMemory, *, device: str, device_from: str
+) -> FitFinding:
     """Judge what was rehearsed."""
     found = tuple(rehearsed)
-    return Finding(
+    return FitFinding(
         device=device,
         device_from=device_from,
         rehearsed=found,
@@ -94,7 +96,7 @@ def _rank(one: Rehearsed, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _phase(stretch: Stretch) -> dict[str, Any]:
+def _phase(stretch: RunPhase) -> dict[str, Any]:
     peaks = {place: _peak(stretch.peak(place)) for place in (DEVICE, HOST, PINNED)}
     return {
         "name": stretch.name,

@@ -33,7 +33,7 @@ _NUM_LAST_LINES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class RehearsalOptions:
     """How the rehearsals run: on which device, for how long, and what is told meanwhile."""
 
     device: str  # "cuda" or "cpu"
@@ -43,7 +43,7 @@ class Stage:
     say: Callable[[str], object]
 
 
-def rehearse(plan: Plan, kinds: Sequence[RankKind], stage: Stage) -> tuple[Answer, ...]:
+def rehearse(plan: Plan, kinds: Sequence[RankKind], stage: RehearsalOptions) -> tuple[Answer, ...]:
     """Return the answer of each kind of rank, in their order.
 
     Errors: LaunchError if a rehearsal takes too long, or ends without an answer
@@ -54,7 +54,9 @@ def rehearse(plan: Plan, kinds: Sequence[RankKind], stage: Stage) -> tuple[Answe
         return tuple(one.answer() for one in waiting)
 
 
-def _run_all(rehearsals: Sequence[_Rehearsal], stage: Stage, running: contextlib.ExitStack) -> None:
+def _run_all(
+    rehearsals: Sequence[_Rehearsal], stage: RehearsalOptions, running: contextlib.ExitStack
+) -> None:
     began = time.monotonic()
     is_told = False
     waiting, active = list(rehearsals), list[_Rehearsal]()
@@ -81,7 +83,7 @@ def _run_all(rehearsals: Sequence[_Rehearsal], stage: Stage, running: contextlib
 class _Rehearsal:
     """One process, and the file of its answer."""
 
-    def __init__(self, plan: Plan, kind: RankKind, stage: Stage, folder: Path) -> None:
+    def __init__(self, plan: Plan, kind: RankKind, stage: RehearsalOptions, folder: Path) -> None:
         self.name = f"rank {kind.rank.rank}" + (f" ({kind.place})" if kind.place else "")
         self._kind = kind
         self._plan, self._stage = plan, stage
@@ -139,7 +141,7 @@ class _Rehearsal:
         return f": {cleaned(' | '.join(lines[-_NUM_LAST_LINES:]), 400)}" if lines else ""
 
 
-def request_of(plan: Plan, kind: RankKind, stage: Stage, *, answer: str) -> dict[str, Any]:
+def request_of(plan: Plan, kind: RankKind, stage: RehearsalOptions, *, answer: str) -> dict[str, Any]:
     """Return what `python -m dslaunch.runtime.plan` is asked."""
     program = plan.program
     words = kind.rank.arguments[len(program.head) - 1 :]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..errors import LaunchError
 from ..job.mesh import HostSlots
 from ..wording import shown_size
-from .answer import DEVICE, HOST, PINNED, Answer, Rehearsed, Stretch
+from .answer import DEVICE, HOST, PINNED, Answer, Rehearsed, RunPhase
 
 EXIT_FITS, EXIT_TOO_LARGE = 0, 1
 GIB = 2**30
@@ -21,7 +21,7 @@ MAX_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class JobMemory:
     """The memory that a job may use. None: not known, and not judged."""
 
     device_bytes: int | None  # of each GPU; None on hosts without
@@ -71,7 +71,7 @@ def check_rehearsed(rehearsed: Sequence[Rehearsed]) -> None:
             )
 
 
-def hosts_used(rehearsed: Sequence[Rehearsed], memory: Memory) -> tuple[HostUse, ...]:
+def hosts_used(rehearsed: Sequence[Rehearsed], memory: JobMemory) -> tuple[HostUse, ...]:
     """Return each host's use, in the order of the job; each rank needs what its kind does."""
     of_rank = {rank: one.answer for one in rehearsed for rank in one.alike}
     uses: list[HostUse] = []
@@ -102,7 +102,7 @@ def _host_kinds(answer: Answer) -> dict[str, int]:
     return kinds
 
 
-def judge(rehearsed: Sequence[Rehearsed], memory: Memory) -> FitVerdict:
+def judge(rehearsed: Sequence[Rehearsed], memory: JobMemory) -> FitVerdict:
     """Return whether the job fits into the GPUs and, where their memory is known, into the hosts."""
     uses = hosts_used(rehearsed, memory)
     too_small = next((one for one in uses if one.is_too_small), None)
@@ -140,7 +140,7 @@ class _Device:
     """The highest moment of all ranks on their GPUs."""
 
     rehearsed: Rehearsed
-    stretch: Stretch
+    stretch: RunPhase
     total_bytes: int
 
     @classmethod
@@ -186,7 +186,7 @@ class _Device:
 
 
 def _notes(
-    rehearsed: Sequence[Rehearsed], memory: Memory, uses: Sequence[HostUse], on_device: _Device | None
+    rehearsed: Sequence[Rehearsed], memory: JobMemory, uses: Sequence[HostUse], on_device: _Device | None
 ) -> Iterator[str]:
     if on_device is not None:
         yield (

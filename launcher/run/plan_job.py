@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from ..errors import LaunchError
 from ..fit.devices import CPU, find_gpu
-from ..fit.finding import Finding, finding_of
+from ..fit.finding import FitFinding, finding_of
 from ..fit.host_memory import memory_here, process_bytes
 from ..fit.rank_kinds import kinds_of
-from ..fit.rehearse import Stage, rehearse
-from ..fit.verdict import Memory, check_rehearsed
+from ..fit.rehearse import RehearsalOptions, rehearse
+from ..fit.verdict import JobMemory, check_rehearsed
 from ..job.plan import Plan
 from ..node.observe.devices import count_accelerators
 from ..options import Options
@@ -30,14 +30,14 @@ class FitRequest(NamedTuple):
 
 
 class _Device(NamedTuple):
-    """What each rank computes on. `num_bytes` None: a CPU, whose memory is the host's."""
+    """The device of each rank. `num_bytes` None: a CPU, whose memory is the host's."""
 
     name: str
     num_bytes: int | None
     source: str
 
 
-def plan_job(options: Options, request: FitRequest) -> Finding:
+def plan_job(options: Options, request: FitRequest) -> FitFinding:
     """Rehearse each kind of rank of the job, and judge what was found. No other host is contacted.
 
     Errors: LaunchError as for a job that starts; for GPUs that are not known; for a program that cannot be
@@ -56,7 +56,7 @@ def plan_job(options: Options, request: FitRequest) -> Finding:
         )
     warn_of_plan(plan, console)
     kinds = kinds_of(plan)
-    stage = Stage(
+    stage = RehearsalOptions(
         device="cpu" if device.num_bytes is None else "cuda",
         device_bytes=device.num_bytes or 0,
         limit_s=request.limit_s,
@@ -68,7 +68,7 @@ def plan_job(options: Options, request: FitRequest) -> Finding:
     console.drain(LAST_WORDS_S)
     check_rehearsed(rehearsed)
     here = request.host_memory_bytes or memory_here()
-    memory = Memory(
+    memory = JobMemory(
         device_bytes=device.num_bytes,
         hosts=plan.host_slots,
         host_bytes=tuple(here if node.is_local else request.host_memory_bytes for node in plan.nodes),

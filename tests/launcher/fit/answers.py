@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dslaunch.launcher.fit.answer import Answer, Rehearsed, read_answer
-from dslaunch.launcher.fit.verdict import Memory
+from dslaunch.launcher.fit.verdict import JobMemory
 from dslaunch.launcher.job.mesh import HostSlots
 
 GIB = 2**30
@@ -64,8 +64,8 @@ def rehearsed(
 
 def memory(
     *, device: float | None = 22.5, hosts: tuple[float | None, ...] = (None, None), num_ranks: int = 2
-) -> Memory:
-    return Memory(
+) -> JobMemory:
+    return JobMemory(
         device_bytes=None if device is None else int(device * GIB),
         hosts=tuple(HostSlots(f"node{number}", num_ranks) for number in range(1, len(hosts) + 1)),
         host_bytes=tuple(None if one is None else int(one * GIB) for one in hosts),

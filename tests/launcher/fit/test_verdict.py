@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.fit.verdict import Memory, check_rehearsed, judge
+from dslaunch.launcher.fit.verdict import JobMemory, check_rehearsed, judge
 
 from .answers import answer, memory, rehearsed
 
@@ -45,7 +45,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("found", "there", "code", "line"), ROWS)
 def test_the_verdict_is_one_line_and_an_exit_code(
-    found: list[object], there: Memory, code: int, line: str
+    found: list[object], there: JobMemory, code: int, line: str
 ) -> None:
     verdict = judge(found, there)  # type: ignore[arg-type]
     assert (verdict.line, verdict.exit_code) == (line, code)
