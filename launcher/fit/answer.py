@@ -57,11 +57,20 @@ class SentBytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWork:
+    """Operations of one dtype with about as many flops for each byte that they move."""
+
+    dtype: str
+    flops: int  # multiplications and additions
+    moved_bytes: int
+    num_kernels: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
     """Work of a rank from one optimizer step to the next."""
 
-    flops: tuple[tuple[str, int], ...]  # multiplications and additions, by dtype
-    moved_bytes: int
+    on_device: tuple[DeviceWork, ...]
     host_bytes: int
     copied_bytes: tuple[tuple[str, int], ...]
     sent: tuple[SentBytes, ...]
@@ -77,7 +86,7 @@ class Answer:
     stretches: tuple[RunPhase, ...]
     curve: tuple[tuple[int, tuple[tuple[str, int], ...]], ...]  # clock, and bytes on the device by kind
     steps: tuple[StepWork, ...]
-    file_bytes: int
+    file_bytes: tuple[tuple[str, int], ...]  # "offloaded", and "checkpoint": of one save
     model: tuple[tuple[str, int], ...]
 
     def worst(self, place: str) -> RunPhase | None:
@@ -116,7 +125,7 @@ def read_answer(given: Mapping[str, Any]) -> Answer:
         stretches=tuple(_stretch(one) for one in given["phases"]),
         curve=tuple((one["clock"], _pairs(one["bytes"])) for one in given["curve"]),
         steps=tuple(_work(one) for one in given["steps"]),
-        file_bytes=sum(given["file_bytes"].values()),
+        file_bytes=_pairs(given["file_bytes"]),
         model=_pairs(given["model"]),
     )
 
@@ -131,8 +140,15 @@ def _stretch(given: Mapping[str, Any]) -> RunPhase:
 
 def _work(given: Mapping[str, Any]) -> StepWork:
     return StepWork(
-        flops=_pairs(given["flops"]),
-        moved_bytes=given["moved_bytes"],
+        on_device=tuple(
+            DeviceWork(
+                dtype=one["dtype"],
+                flops=one["flops"],
+                moved_bytes=one["moved_bytes"],
+                num_kernels=one["number"],
+            )
+            for one in given["on_device"]
+        ),
         host_bytes=given["host_bytes"],
         copied_bytes=_pairs(given["copied_bytes"]),
         sent=tuple(

@@ -91,7 +91,7 @@ def _rank(one: Rehearsed, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "phases": [_phase(stretch) for stretch in one.answer.stretches],
         "curve": [{"clock": clock, "bytes": dict(kinds)} for clock, kinds in one.answer.curve],
         "steps": list(steps),
-        "file_bytes": one.answer.file_bytes,
+        "file_bytes": dict(one.answer.file_bytes),
         "guesses": [{"line": line, "what": what} for line, what in one.answer.guesses],
     }
 
@@ -113,8 +113,15 @@ def _peak(peak: Peak) -> dict[str, Any]:
 
 def _step(work: StepWork, hosts: Sequence[Any]) -> dict[str, Any]:
     return {
-        "flops": dict(work.flops),
-        "moved_bytes": work.moved_bytes,
+        "on_device": [
+            {
+                "dtype": one.dtype,
+                "flops": one.flops,
+                "moved_bytes": one.moved_bytes,
+                "num_kernels": one.num_kernels,
+            }
+            for one in work.on_device
+        ],
         "host_bytes": work.host_bytes,
         "copied_bytes": dict(work.copied_bytes),
         "sent": [

@@ -86,8 +86,10 @@ def _ranks_table(shown: Sequence[Rehearsed], *, has_gpus: bool) -> _Table:
         found = [one.answer.worst(place) for one in shown]
         if any(found):
             rows.append([label, *(_cell(one.peak(place).num_bytes if one else 0) for one in found)])
-    if any(one.answer.file_bytes for one in shown):
-        rows.append(["in files", *(_cell(one.answer.file_bytes) for one in shown)])
+    for kind, label in (("offloaded", "in files"), ("checkpoint", "of a checkpoint, in files")):
+        found_bytes = [dict(one.answer.file_bytes).get(kind, 0) for one in shown]
+        if any(found_bytes):
+            rows.append([label, *map(_cell, found_bytes)])
     return "Each kind of rank at its peak:", rows, ["", *map(_column, shown)]
 
 

@@ -37,8 +37,9 @@ def answer(*, activations: float = 8, host: float = 2, pinned: float = 0, **more
         "curve": [{"clock": 0, "bytes": {"parameters": 3 * GIB}}],
         "steps": [
             {
-                "flops": {"bfloat16": 10**12},
-                "moved_bytes": GIB,
+                "on_device": [
+                    {"dtype": "bfloat16", "intensity": 8, "flops": 10**12, "moved_bytes": GIB, "number": 9}
+                ],
                 "host_bytes": 0,
                 "copied_bytes": {},
                 "sent": [
@@ -47,7 +48,7 @@ def answer(*, activations: float = 8, host: float = 2, pinned: float = 0, **more
                 ],
             }
         ],
-        "file_bytes": {"offloaded": 0},
+        "file_bytes": {"offloaded": 0, "checkpoint": GIB},
         "model": {"num_trained": 10},
         **more,
     }
