@@ -88,6 +88,7 @@ class Answer:
     steps: tuple[StepWork, ...]
     file_bytes: tuple[tuple[str, int], ...]  # "offloaded", and "checkpoint": of one save
     model: tuple[tuple[str, int], ...]
+    writes_files: str = ""  # why the program's files were written; empty if they were not
 
     def worst(self, place: str) -> RunPhase | None:
         """Return the phase with the highest peak in one place, None if nothing was ever there."""
@@ -127,6 +128,7 @@ def read_answer(given: Mapping[str, Any]) -> Answer:
         steps=tuple(_work(one) for one in given["steps"]),
         file_bytes=_pairs(given["file_bytes"]),
         model=_pairs(given["model"]),
+        writes_files=given.get("writes_files", ""),
     )
 
 

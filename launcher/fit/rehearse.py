@@ -88,12 +88,16 @@ class _Rehearsal:
         self._kind = kind
         self._plan, self._stage = plan, stage
         self._answer = folder / f"rank{kind.rank.rank}.json"
+        self._layers = folder / f"layers{kind.rank.rank}"
         self._output = folder / f"rank{kind.rank.rank}.txt"
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
         """Start the process in a group of its own."""
-        request = request_of(self._plan, self._kind, self._stage, answer=str(self._answer))
+        request = request_of(self._plan, self._kind, self._stage) | {
+            "answer": str(self._answer),
+            "layers": str(self._layers),
+        }
         safe = ["-P"] if sys.version_info >= (3, 11) else []  # the folder of the job may have a torch.py
         with open(self._output, "wb") as output:
             self._process = subprocess.Popen(
@@ -129,7 +133,7 @@ class _Rehearsal:
         """
         try:
             return read_answer(json.loads(self._answer.read_text()))
-        except FileNotFoundError:
+        except (FileNotFoundError, json.JSONDecodeError):  # it is empty until the end
             code = None if self._process is None else self._process.returncode
             raise LaunchError(
                 f"the rehearsal of {self.name} has ended with exit code {code} and without an answer"
@@ -141,8 +145,8 @@ class _Rehearsal:
         return f": {cleaned(' | '.join(lines[-_NUM_LAST_LINES:]), 400)}" if lines else ""
 
 
-def request_of(plan: Plan, kind: RankKind, stage: RehearsalOptions, *, answer: str) -> dict[str, Any]:
-    """Return what `python -m dslaunch.runtime.plan` is asked."""
+def request_of(plan: Plan, kind: RankKind, stage: RehearsalOptions) -> dict[str, Any]:
+    """Return what `python -m dslaunch.runtime.plan` is asked, without the files of the process."""
     program = plan.program
     words = kind.rank.arguments[len(program.head) - 1 :]
     return {
@@ -152,7 +156,6 @@ def request_of(plan: Plan, kind: RankKind, stage: RehearsalOptions, *, answer: s
         "device_bytes": stage.device_bytes,
         "rank": kind.rank.rank,
         "world_size": plan.world_size,
-        "answer": answer,
     }
 
 

@@ -204,6 +204,9 @@ def _notes(
             f"not judged: host memory, which is not known of {', '.join(unknown[:MAX_NAMED])}{more}; give "
             "--host_memory"
         )
+    why = next((one.answer.writes_files for one in rehearsed if one.answer.writes_files), "")
+    if why:
+        yield f"not held back: files that the program writes in its first steps are written, because {why}"
     guesses = {line: what for one in rehearsed for line, what in one.answer.guesses}
     for line, what in guesses.items():
         yield f"guessed at {line}: {what}"

@@ -1,42 +1,34 @@
 """`python -m dslaunch.runtime.plan REQUEST`: rehearse a program as one rank; the launcher starts it.
 
 REQUEST is JSON: `program` (its words: a script and arguments) and `is_module`, or `model`, the fields of a
-`ModelRequest`; `device` ("cuda" or "cpu"), `device_bytes`, `rank`, `world_size` and `answer` (the file that
-the answer is written to). The environment is that of the rank.
+`ModelRequest`; `device` ("cuda" or "cpu"), `device_bytes`, `rank`, `world_size`, `answer` (the file that the
+answer is written to) and `layers` (see scratch_files.py). The environment is that of the rank.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
-from pathlib import Path
 from typing import Any
 
-import torch
+from .scratch_files import enter
 
-from .answer import answer_of
-from .made_program import ModelRequest, made_program
-from .program import Rehearsal, script
+_PR_SET_PDEATHSIG = 1
 
 
 def main(request: dict[str, Any]) -> None:
     """Rehearse, and write the answer."""
-    device = torch.device("cuda", 0) if request["device"] == "cuda" else torch.device("cpu")
-    rehearsal = Rehearsal(
-        device=device,
-        device_bytes=request["device_bytes"],
-        rank=request["rank"],
-        world_size=request["world_size"],
-    )
-    if request.get("model"):
-        program = made_program(ModelRequest(**request["model"]))
-    else:
-        path, *arguments = request["program"]
-        program = script(path, arguments, is_module=request["is_module"])
-    rehearsal.run(program)
-    answer = json.dumps(answer_of(rehearsal))
-    Path(request["answer"]).write_text(answer)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a launcher that is killed leaves nothing
+    with open(request["answer"], "w") as file:  # the launcher's file, not one of the view
+        writes_files = enter(request["layers"])
+        # With torch come threads, and the kernel gives a view of files to processes with one thread.
+        from .answer import answer_of
+        from .requested import rehearsed
+
+        json.dump({**answer_of(rehearsed(request)), "writes_files": writes_files}, file)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # what the program would do at its end belongs to a run

@@ -53,10 +53,13 @@ def test_a_program_that_fails_is_named_with_its_line(
     code, _, err = planned("-H", HOSTS, "--gpu", "A10", "train.py", capsys=capsys)
     assert code == 2
     assert "the rehearsal of rank 0 has ended with exit code 7 and without an answer" in err
-    (tmp_path / "train.py").write_text("import torch\n\nraise ValueError('no data')\n")
+    (tmp_path / "train.py").write_text(
+        "import os\nopen('left', 'w').write('x'); os.remove('train.py')\nraise ValueError('no data')\n"
+    )
     code, _, err = planned("-H", HOSTS, "--gpu", "A10", "train.py", capsys=capsys)
     assert code == 2
     assert "train.py:3: cannot be rehearsed as rank 0, where no tensor has values: ValueError: no data" in err
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]  # it was held back from the files
 
 
 @pytest.mark.parametrize(
