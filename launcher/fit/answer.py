@@ -5,9 +5,11 @@ Units: bytes; `clock` counts operations of the run
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from ..job.mesh import HostSlots
 
 DEVICE, HOST, PINNED = "device", "host", "pinned"
 
@@ -114,6 +116,14 @@ class Rehearsed:
     def name(self) -> str:
         """Return the rank for messages: "rank 2 (stage 1 of 2)"."""
         return f"rank {self.rank}" + (f" ({self.place})" if self.place else "")
+
+
+def crosses(ranks: Sequence[int], hosts: Sequence[HostSlots]) -> bool:
+    """Tell whether ranks of a group, or with no ranks named all of the job, are on several hosts."""
+    if not ranks:
+        return len(hosts) > 1
+    host_of = [place for place, host in enumerate(hosts) for _ in range(host.num_ranks)]
+    return len({host_of[rank] for rank in ranks}) > 1
 
 
 def read_answer(given: Mapping[str, Any]) -> Answer:

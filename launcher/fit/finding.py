@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .answer import DEVICE, HOST, PINNED, Peak, Rehearsed, RunPhase, StepWork
-from .tables import crosses, describe
+from .answer import DEVICE, HOST, PINNED, Peak, Rehearsed, RunPhase, StepWork, crosses
+from .step_time import TimeRange
+from .tables import describe
 from .verdict import OUTSIDE_BYTES, FitVerdict, HostUse, JobMemory, gib, hosts_used, judge
 
 
@@ -22,6 +23,7 @@ class FitFinding:
     memory: JobMemory
     verdict: FitVerdict
     uses: tuple[HostUse, ...]
+    times: tuple[Mapping[str, TimeRange], ...] = ()  # of each kind of rank; empty: speeds are not known
 
     def lines(self, columns: int | None = None) -> list[str]:
         """Return the verdict, the device, the notes and the tables, for a terminal of so many columns."""
@@ -32,7 +34,12 @@ class FitFinding:
             *device,
             *self.verdict.notes,
             *describe(
-                self.rehearsed, self.uses, self.memory.hosts, has_gpus=total is not None, columns=columns
+                self.rehearsed,
+                self.uses,
+                self.memory.hosts,
+                has_gpus=total is not None,
+                times=self.times,
+                columns=columns,
             ),
         ]
 
@@ -63,14 +70,23 @@ class FitFinding:
             "ranks": [
                 _rank(one, [_step(work, hosts) for work in one.answer.steps]) for one in self.rehearsed
             ],
+            "step_seconds": [
+                {part: {"low": one.low, "high": one.high} for part, one in parts.items()}
+                for parts in self.times
+            ],
         }
         return json.dumps(given, indent=2)
 
 
 def finding_of(
-    rehearsed: Iterable[Rehearsed], memory: JobMemory, *, device: str, device_from: str
+    rehearsed: Iterable[Rehearsed],
+    memory: JobMemory,
+    *,
+    device: str,
+    device_from: str,
+    times: Sequence[Mapping[str, TimeRange]] = (),
 ) -> FitFinding:
-    """Judge what was rehearsed."""
+    """Judge what was rehearsed; `times`: the parts of a step's time, of each kind of rank."""
     found = tuple(rehearsed)
     return FitFinding(
         device=device,
@@ -79,6 +95,7 @@ def finding_of(
         memory=memory,
         verdict=judge(found, memory),
         uses=hosts_used(found, memory),
+        times=tuple(times),
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...shared.table import table
 from ..job.mesh import HostSlots
 from ..wording import shown_size
-from .answer import DEVICE, HOST, NO_PEAK, PINNED, Rehearsed
+from .answer import DEVICE, HOST, NO_PEAK, PINNED, Rehearsed, crosses
+from .step_time import TimeRange, whole_step
 from .verdict import OUTSIDE, OUTSIDE_BYTES, HostUse, gib
 
 MAX_COLUMNS = 6  # kinds of rank that are shown beside each other
@@ -25,6 +26,7 @@ def describe(
     hosts: Sequence[HostSlots],
     *,
     has_gpus: bool,
+    times: Sequence[Mapping[str, TimeRange]] = (),
     columns: int | None = None,
 ) -> list[str]:
     """Return all tables, with an empty line before each."""
@@ -35,6 +37,7 @@ def describe(
         _phases_table(shown, has_gpus=has_gpus),
         _hosts_table(uses),
         _wire_table(shown, hosts),
+        _time_table(rehearsed, shown, times),
     ):
         if rows:
             numbers = range(1, len(head))
@@ -157,12 +160,28 @@ def _wire_table(shown: Sequence[Rehearsed], hosts: Sequence[HostSlots]) -> _Tabl
     return "Sent by a rank in one step:", rows, ["", *map(_column, shown)]
 
 
-def crosses(ranks: Sequence[int], hosts: Sequence[HostSlots]) -> bool:
-    """Tell whether ranks of a group, or with no ranks named all of the job, are on several hosts."""
-    if not ranks:
-        return len(hosts) > 1
-    host_of = [place for place, host in enumerate(hosts) for _ in range(host.num_ranks)]
-    return len({host_of[rank] for rank in ranks}) > 1
+def _time_table(
+    rehearsed: Sequence[Rehearsed], shown: Sequence[Rehearsed], times: Sequence[Mapping[str, TimeRange]]
+) -> _Table:
+    """Return the second step's time, from what training gets of data sheets' speeds at best to the worst."""
+    of_rank = {one.rank: parts for one, parts in zip(rehearsed, times, strict=False)}
+    columns = [of_rank[one.rank] for one in shown if one.rank in of_rank]
+    rows = [
+        [part, *(_seconds(parts[part]) for parts in columns)]
+        for part in (columns[0] if columns else ())
+        if any(parts[part].high for parts in columns)
+    ]
+    if rows:
+        rows.append(["all together", *(_seconds(whole_step(parts)) for parts in columns)])
+    return "Time of a step, by data sheets, not measured:", rows, ["", *map(_column, shown)]
+
+
+def _seconds(found: TimeRange) -> str:
+    if not found.high:
+        return _NONE
+    factor, unit = (1e3, "ms") if found.high < 1 else (1, "s")
+    low, high = (f"{one * factor:.3g}" for one in found)
+    return f"{low} to {high} {unit}"
 
 
 def _cell(num_bytes: int) -> str:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import LaunchError
-from ..fit.devices import CPU, find_gpu
+from ..fit.devices import CPU, Gpu, find_gpu
 from ..fit.finding import FitFinding, finding_of
 from ..fit.host_memory import memory_here, process_bytes
 from ..fit.rank_kinds import kinds_of
 from ..fit.rehearse import RehearsalOptions, rehearse
+from ..fit.step_time import times_of
 from ..fit.verdict import JobMemory, check_rehearsed
 from ..job.plan import Plan
 from ..node.observe.devices import count_accelerators
@@ -35,6 +36,7 @@ class _Device(NamedTuple):
     name: str
     num_bytes: int | None
     source: str
+    gpu: Gpu | None = None  # its speeds, if they are known
 
 
 def plan_job(options: Options, request: FitRequest) -> FitFinding:
@@ -74,7 +76,12 @@ def plan_job(options: Options, request: FitRequest) -> FitFinding:
         host_bytes=tuple(here if node.is_local else request.host_memory_bytes for node in plan.nodes),
         process_bytes=process_bytes(has_gpus=device.num_bytes is not None),
     )
-    return finding_of(rehearsed, memory, device=device.name, device_from=device.source)
+    times = (
+        times_of(rehearsed, device.gpu, plan.host_slots, num_stages=1 if plan.mesh is None else plan.mesh.pp)
+        if device.gpu is not None
+        else ()
+    )
+    return finding_of(rehearsed, memory, device=device.name, device_from=device.source, times=times)
 
 
 def _device(plan: Plan, request: FitRequest) -> _Device:
@@ -89,10 +96,11 @@ def _device(plan: Plan, request: FitRequest) -> _Device:
             )
         return _Device("CPU", None, "")
     if request.gpu_memory_bytes is not None:
-        return _Device(request.gpu or "GPU", request.gpu_memory_bytes, "--gpu_memory")
+        gpu = None if request.gpu is None else find_gpu(request.gpu)
+        return _Device(request.gpu or "GPU", request.gpu_memory_bytes, "--gpu_memory", gpu)
     if request.gpu is not None:
         gpu = find_gpu(request.gpu)
-        return _Device(gpu.name, gpu.memory_bytes, "as torch reports it")
+        return _Device(gpu.name, gpu.memory_bytes, "as torch reports it", gpu)
     if all(node.is_local for node in plan.nodes) and not count_accelerators():
         return _Device("CPU", None, "")
     raise LaunchError(

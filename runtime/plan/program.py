@@ -136,7 +136,8 @@ class Rehearsal:
         def watched(engine: Any, *args: Any, **kwargs: Any) -> Any:
             rehearsal._note(engine)
             rehearsal.memory.is_training = True
-            rehearsal.memory.begin(f"step {len(rehearsal.steps) + 1}: {phase}")
+            if len(rehearsal.steps) < NUM_STEPS:
+                rehearsal.memory.begin(f"step {len(rehearsal.steps) + 1}: {phase}")
             if phase == FORWARD and len(rehearsal.steps) == NUM_STEPS - 1 and engine.training:
                 rehearsal.last_forward = args, kwargs
             result = plain(engine, *args, **kwargs)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dslaunch.launcher.fit.answer import crosses
 from dslaunch.launcher.fit.finding import finding_of
-from dslaunch.launcher.fit.tables import crosses
 from dslaunch.launcher.job.mesh import HostSlots
 
 from .answers import answer, memory, rehearsed
