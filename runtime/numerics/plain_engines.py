@@ -232,8 +232,7 @@ class Plain(EngineBase):
     def _own_backward(self) -> Iterator[None]:
         self._is_in_engine_backward = True
         try:
-            with self._same_numbers.without_dropout():
-                yield
+            yield
         finally:
             self._is_in_engine_backward = False
 

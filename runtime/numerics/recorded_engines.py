@@ -118,10 +118,6 @@ class RecordedSteps(Recorded, StepEngine):
         with self._same_numbers.forward():
             return super().forward(*args, **kwargs)
 
-    def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
-        with self._same_numbers.without_dropout():
-            return super().backward(loss, retain_graph, scale_wrt_gas)
-
     def _begin_backward(self, loss: Tensor) -> None:
         super()._begin_backward(loss)
         if self._recorder is not None:
@@ -130,10 +126,6 @@ class RecordedSteps(Recorded, StepEngine):
 
 class RecordedStages(Recorded, StagesEngine):
     """An engine of a model in stages."""
-
-    def train_batch(self, data_iter: Iterator[Any] | None = None) -> Tensor:
-        with self._same_numbers.without_dropout():
-            return super().train_batch(data_iter)
 
     def _note_last_loss(self, recorder: Recorder) -> None:
         if self.agg_train_loss is not None:

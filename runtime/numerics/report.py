@@ -51,8 +51,9 @@ def _what_must_differ(result: Comparison, other: str) -> Iterator[str]:
     differing = result.reference_facts.get("differing")
     if differing:
         yield (
-            f"first weights: the program makes other ones in each run, {differing[0]} for example, so that "
-            f"the run {other} began with those of the other; give it a seed to have them compared, too"
+            f"first weights: the run {other} has made others, '{differing[0]}' for example, and began with "
+            "those of the other run; a program without a seed makes others each time, and so do layers, "
+            "stages or experts that a rank makes alone"
         )
     if not result.reference_facts.get("is_torchs", True):
         yield f"optimizer: torch has no {facts['optimizer']}, so that both runs use dslaunch's formula of it"

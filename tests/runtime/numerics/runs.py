@@ -10,6 +10,7 @@ from typing import Any
 
 from dslaunch.runtime.environment import CONFIGURED, PLAIN
 from dslaunch.runtime.numerics.compare import Comparison, compare
+from dslaunch.runtime.numerics.dropout import turn_on
 from dslaunch.runtime.numerics.report import lines_of
 from tests.runtime.ranks import Ranks
 
@@ -30,7 +31,10 @@ def compared(
 
 def in_part(rank: int, training: Training, part: str, folder: str, args: tuple[Any, ...]) -> None:
     with _variable("DSLAUNCH_NUMERICS", f"{part}:{MANY_STEPS}:{folder}"):
-        training(rank, *args)
+        try:
+            training(rank, *args)
+        finally:
+            turn_on()
 
 
 @contextmanager
