@@ -35,7 +35,9 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
 @click.command(
     cls=PrefixCommand,
     groups={
-        "Options": ("gpu", "gpu_memory", "host_memory", "as_json", "verbose", "time_limit", "help"),
+        "Devices": ("gpu", "gpu_memory", "host_memory"),
+        "In place of the program": ("model", "batch", "gradient_checkpointing"),
+        "Options": ("as_json", "verbose", "time_limit", "help"),
     },
     epilog=EPILOG,
     context_settings=PROGRAM_SETTINGS,
@@ -51,6 +53,19 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
     type=Size(),
     metavar="SIZE",
     help="Memory of each host.  [default: this machine's, and not judged elsewhere]",
+)
+@click.option(
+    "--model",
+    metavar="FOLDER",
+    help="Plan this model of transformers, a folder or its config.json, with the ds_config that SCRIPT gets.",
+)
+@click.option(
+    "--batch", metavar="SIZES", help="With --model: samples and tokens of a micro batch, as 4x2048."
+)
+@click.option(
+    "--gradient_checkpointing",
+    is_flag=True,
+    help="With --model: its blocks are computed again in the backward.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything that was found as JSON.")
 @click.option("--verbose", is_flag=True, help="Show the program's own output, on stderr.")
@@ -74,6 +89,9 @@ def command(**given: Any) -> int:
         gpu=given["gpu"],
         gpu_memory_bytes=given["gpu_memory"],
         host_memory_bytes=given["host_memory"],
+        model=given["model"],
+        batch=given["batch"],
+        is_checkpointed=given["gradient_checkpointing"],
         limit_s=given["time_limit"],
         is_verbose=given["verbose"],
     )

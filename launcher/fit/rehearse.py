@@ -38,6 +38,7 @@ class RehearsalOptions:
 
     device: str  # "cuda" or "cpu"
     device_bytes: int
+    model: Mapping[str, Any] | None  # planned in place of the program; see model.py
     limit_s: float
     is_verbose: bool  # the program's own output goes to stderr
     say: Callable[[str], object]
@@ -152,6 +153,7 @@ def request_of(plan: Plan, kind: RankKind, stage: RehearsalOptions) -> dict[str,
     return {
         "program": list(words),
         "is_module": program.script is None,
+        "model": stage.model,
         "device": stage.device,
         "device_bytes": stage.device_bytes,
         "rank": kind.rank.rank,

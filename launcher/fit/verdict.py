@@ -67,7 +67,8 @@ def check_rehearsed(rehearsed: Sequence[Rehearsed]) -> None:
             line, why = one.answer.problem
             raise LaunchError(
                 f"{line or 'the program'}: cannot be rehearsed as {one.name}, where no tensor has values: "
-                f"{why}; have the program take two optimizer steps without what fails here"
+                f"{why}; plan its model with --model=FOLDER --batch=4x2048, or in Python with "
+                "dslaunch.plan(make_model, make_batch, config, hosts=...)"
             )
 
 

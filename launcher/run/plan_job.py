@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+from typing import Any, NamedTuple
 
 from ..errors import LaunchError
 from ..fit.devices import CPU, Gpu, find_gpu
 from ..fit.finding import FitFinding, finding_of
 from ..fit.host_memory import memory_here, process_bytes
+from ..fit.model import model_request
 from ..fit.rank_kinds import kinds_of
 from ..fit.rehearse import RehearsalOptions, rehearse
 from ..fit.step_time import times_of
@@ -26,6 +28,9 @@ class FitRequest(NamedTuple):
     gpu: str | None
     gpu_memory_bytes: int | None
     host_memory_bytes: int | None
+    model: str | None
+    batch: str | None
+    is_checkpointed: bool
     limit_s: float
     is_verbose: bool
 
@@ -61,6 +66,7 @@ def plan_job(options: Options, request: FitRequest) -> FitFinding:
     stage = RehearsalOptions(
         device="cpu" if device.num_bytes is None else "cuda",
         device_bytes=device.num_bytes or 0,
+        model=_model(plan, request),
         limit_s=request.limit_s,
         is_verbose=request.is_verbose,
         say=console.say,
@@ -106,4 +112,24 @@ def _device(plan: Plan, request: FitRequest) -> _Device:
     raise LaunchError(
         "which GPUs do the hosts have? They are not looked at; give --gpu=A10, or another name, "
         "--gpu_memory=24GB, or --gpu=none for hosts without GPUs"
+    )
+
+
+def _model(plan: Plan, request: FitRequest) -> dict[str, Any] | None:
+    """Return the model that is planned in place of the program, None for the program itself.
+
+    Errors: LaunchError for one of the options without the others, and as model_request()
+    """
+    if request.model is None:
+        if request.batch is not None or request.is_checkpointed:
+            raise LaunchError("--batch and --gradient_checkpointing have no effect without --model; add it")
+        return None
+    if request.batch is None:
+        raise LaunchError("--model has no batch; add --batch=4x2048, samples and tokens of a micro batch")
+    return model_request(
+        os.path.join(plan.cwd, request.model),
+        request.batch,
+        is_checkpointed=request.is_checkpointed,
+        arguments=plan.program.arguments,
+        cwd=plan.cwd,
     )

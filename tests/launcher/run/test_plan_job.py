@@ -70,6 +70,11 @@ def test_a_program_that_fails_is_named_with_its_line(
         ("--gpu_memory 24 train.py", "'24' is not allowed; give a number with a unit, e.g. 24GB or 22.5GiB"),
         ("--gpu none --gpu_memory 24GB train.py", "--gpu=none says that there are no GPUs, and --gpu_memory"),
         ("--gpu A10 --no_python train.sh", "--no_python: only a Python program can be rehearsed"),
+        ("--gpu A10 --model . train.py", "--model has no batch; add --batch=4x2048, samples and tokens"),
+        (
+            "--gpu A10 --batch 4x8 train.py",
+            "--batch and --gradient_checkpointing have no effect without --model",
+        ),
         ("--gpu A10", "which script? Write: dslaunch plan [options] script.py [its arguments]"),
     ],
 )

@@ -1,0 +1,70 @@
+"""A model that is named by its configuration, to be planned in place of the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import LaunchError
+
+CONFIG = "--deepspeed_config"
+_BATCH = re.compile("[1-9][0-9]{0,6}x[1-9][0-9]{0,8}")
+
+
+def model_request(
+    model: str, batch: str, *, is_checkpointed: bool, arguments: Sequence[str], cwd: str
+) -> dict[str, Any]:
+    """Return the fields of the runtime's ModelRequest; `arguments` are those of the program.
+
+    Errors: LaunchError if the model, the batch or the ds_config is not there, or cannot be read
+    """
+    if not os.path.exists(model):
+        raise LaunchError(
+            f"--model={model}: there is no such file; give a folder with a config.json, or that file"
+        )
+    if _BATCH.fullmatch(batch) is None:
+        raise LaunchError(
+            f"--batch={batch[:40]}: it must be samples and tokens of a micro batch; write e.g. --batch=4x2048"
+        )
+    return {
+        "model": model,
+        "batch": batch,
+        "config": read_ds_config(Path(cwd, ds_config_of(arguments))),
+        "is_checkpointed": is_checkpointed,
+    }
+
+
+def ds_config_of(arguments: Sequence[str]) -> str:
+    """Return the ds_config that a program's arguments name.
+
+    Errors: LaunchError if they name none
+    """
+    for place, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name == CONFIG and (equals or arguments[place + 1 :]):
+            return value if equals else arguments[place + 1]
+    raise LaunchError(
+        f"the arguments of the script name no ds_config; write {CONFIG} ds_config.json behind the script"
+    )
+
+
+def read_ds_config(path: Path) -> dict[str, Any]:
+    """Return the ds_config of a file.
+
+    Errors: LaunchError if it cannot be read, or is not a JSON object
+    """
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LaunchError(
+            f"--deepspeed_config {path}: it cannot be read ({error.strerror}); give a file that can"
+        ) from None
+    except ValueError as error:
+        raise LaunchError(f"--deepspeed_config {path}: it is not JSON ({error}); correct it") from None
+    if not isinstance(config, dict):
+        raise LaunchError(f"--deepspeed_config {path}: it is not an object of JSON; write its keys in braces")
+    return config

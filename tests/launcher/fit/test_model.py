@@ -1,0 +1,56 @@
+"""A model in place of the program: its ds_config is the program's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.fit.model import ds_config_of, model_request
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 8}')
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "comma.json").write_text("{,}")
+    return tmp_path
+
+
+def test_a_model_is_planned_with_the_ds_config_that_the_script_gets(folder: Path) -> None:
+    made = model_request(
+        str(folder),
+        "4x2048",
+        is_checkpointed=True,
+        arguments=("--deepspeed", "--deepspeed_config", "ds.json"),
+        cwd=str(folder),
+    )
+    config = {"train_batch_size": 8}
+    assert made == {"model": str(folder), "batch": "4x2048", "config": config, "is_checkpointed": True}
+    assert ds_config_of(("--deepspeed_config=ds.json",)) == "ds.json"
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "arguments", "message"),
+    [
+        (
+            "nosuch",
+            "4x2048",
+            ("--deepspeed_config", "ds.json"),
+            "there is no such file; give a folder with a",
+        ),
+        (".", "4", ("--deepspeed_config", "ds.json"), "--batch=4: it must be samples and tokens of a micro"),
+        (".", "4x2048", ("--deepspeed_config",), "the arguments of the script name no ds_config; write"),
+        (".", "4x2048", ("--deepspeed_config=x.json",), "it cannot be read (No such file or directory)"),
+        (".", "4x2048", ("--deepspeed_config=comma.json",), "it is not JSON ("),
+        (".", "4x2048", ("--deepspeed_config=list.json",), "it is not an object of JSON; write its keys in"),
+    ],
+)
+def test_mistakes_say_what_to_give(
+    model: str, batch: str, arguments: tuple[str, ...], message: str, folder: Path
+) -> None:
+    with pytest.raises(LaunchError) as caught:
+        model_request(str(folder / model), batch, is_checkpointed=False, arguments=arguments, cwd=str(folder))
+    assert message in str(caught.value)
