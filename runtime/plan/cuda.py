@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,84 +101,107 @@ class Graph:
         raise NotImplementedError("CUDA graphs are not planned; leave them out of the planned program")
 
 
-def make_available(*, total_bytes: int, allocated: Any, peak: Any, reset_peak: Any) -> None:
-    """Put a GPU of that size into torch.cuda, in this process.
+class PlannedGpu:
+    """The GPU of a rank: its size, and the memory that is in use on it."""
 
-    `allocated` and `peak` return bytes; `reset_peak` begins the peak anew.
-    """
-    cuda: Any = torch.cuda
-    properties = SimpleNamespace(
-        name="planned", major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=total_bytes,
-        multi_processor_count=100, is_integrated=False, is_multi_gpu_board=False, gcnArchName="", uuid="none",
-    )  # fmt: skip
+    def __init__(
+        self,
+        *,
+        total_bytes: int,
+        allocated: Callable[[], int],
+        peak: Callable[[], int],
+        reset_peak: Callable[[], None],
+    ) -> None:
+        """`allocated` and `peak` return bytes; `reset_peak` begins the peak anew."""
+        self._total_bytes = total_bytes
+        self._allocated, self._peak, self._reset_peak = allocated, peak, reset_peak
+
+    def put(self) -> None:
+        """Have torch.cuda show it, in this process."""
+        for name, value in {**_OF_DEVICES, **self._of_memory()}.items():
+            setattr(torch.cuda, name, value)
+        for name in _NO_OPERATIONS:
+            setattr(torch.cuda, name, _no_operation())
+        modules: Any = torch
+        modules.cuda.nccl.version = lambda: (2, 27, 0)
+        modules.backends.cuda.is_built = lambda: True
+        modules.version.cuda = torch.version.cuda or "planned"
+        plain = torch.Generator
+
+        class Generator(plain):  # type: ignore[misc, valid-type]
+            def __new__(cls, device: Any = "cpu") -> Any:
+                return plain(device="cpu")
+
+        modules.Generator = Generator
+
+    def _of_memory(self) -> dict[str, Any]:
+        total = self._total_bytes
+        properties = SimpleNamespace(
+            name="planned", major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=total,
+            multi_processor_count=100, is_integrated=False, is_multi_gpu_board=False, gcnArchName="", uuid="none",
+        )  # fmt: skip
+        return {
+            "get_device_properties": lambda device=None: properties,
+            "mem_get_info": lambda device=None: (total - self._allocated(), total),
+            "memory_allocated": lambda device=None: self._allocated(),
+            "memory_reserved": lambda device=None: self._allocated(),
+            "max_memory_allocated": lambda device=None: self._peak(),
+            "max_memory_reserved": lambda device=None: self._peak(),
+            "reset_peak_memory_stats": lambda device=None: self._reset_peak(),
+            "reset_max_memory_allocated": lambda device=None: self._reset_peak(),
+            "memory_stats": lambda device=None: {},
+            "memory_stats_as_nested_dict": lambda device=None: {},
+            "cudart": lambda: SimpleNamespace(
+                cudaHostRegister=lambda *_: 0,
+                cudaHostUnregister=lambda *_: 0,
+                cudaMemGetInfo=lambda device=0: (total, total),
+                cudaError=SimpleNamespace(success=0),
+            ),
+        }
+
+
+def _no_operation() -> Callable[..., None]:
+    """Return a function of its own each time: torch's compiler tells functions by what they are."""
 
     def nothing(*_: Any, **__: Any) -> None:
         return None
 
-    def state(*_: Any) -> torch.Tensor:
-        return torch.zeros(16, dtype=torch.uint8, device="cpu")
+    return nothing
 
-    names: dict[str, Any] = {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "device": _OnDevice,
-        "device_of": _OnDevice,
-        "Stream": Stream,
-        "ExternalStream": Stream,
-        "Event": Event,
-        "stream": _InStream,
-        "StreamContext": _InStream,
-        "set_stream": nothing,
-        "current_stream": lambda device=None: _CURRENT[-1],
-        "default_stream": lambda device=None: _DEFAULT,
-        "CUDAGraph": Graph,
-        "graph": Graph,
-        "get_device_name": lambda device=None: "planned",
-        "get_device_capability": lambda device=None: _CAPABILITY,
-        "get_device_properties": lambda device=None: properties,
-        "mem_get_info": lambda device=None: (total_bytes - allocated(), total_bytes),
-        "memory_allocated": lambda device=None: allocated(),
-        "memory_reserved": lambda device=None: allocated(),
-        "max_memory_allocated": lambda device=None: peak(),
-        "max_memory_reserved": lambda device=None: peak(),
-        "reset_peak_memory_stats": lambda device=None: reset_peak(),
-        "reset_max_memory_allocated": lambda device=None: reset_peak(),
-        "memory_stats": lambda device=None: {},
-        "memory_stats_as_nested_dict": lambda device=None: {},
-        "get_rng_state": state,
-        "get_rng_state_all": lambda: [state()],
-        "initial_seed": lambda: 0,
-        "is_bf16_supported": lambda *_, **__: True,
-        "is_current_stream_capturing": lambda: False,
-        "get_arch_list": lambda: ["sm_90"],
-        "can_device_access_peer": lambda *_: True,
-        "default_generators": (torch.default_generator,),
-        "cudart": lambda: SimpleNamespace(
-            cudaHostRegister=lambda *_: 0,
-            cudaHostUnregister=lambda *_: 0,
-            cudaMemGetInfo=lambda device=0: (total_bytes, total_bytes),
-            cudaError=SimpleNamespace(success=0),
-        ),
-        **dict.fromkeys(
-            (
-                "init", "set_device", "synchronize", "empty_cache", "ipc_collect", "manual_seed",
-                "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all", "_lazy_init",
-                "set_per_process_memory_fraction", "_lazy_call",
-            ),
-            nothing,
-        ),
-    }  # fmt: skip
-    for name, value in names.items():
-        setattr(cuda, name, value)
-    generator = torch.Generator
 
-    class Generator(generator):  # type: ignore[misc, valid-type]
-        def __new__(cls, device: Any = "cpu") -> Any:
-            return generator(device="cpu")
+def _random_state(*_: Any) -> torch.Tensor:
+    return torch.zeros(16, dtype=torch.uint8, device="cpu")
 
-    torch.Generator = Generator  # type: ignore[misc]
-    torch.cuda.nccl.version = lambda: (2, 27, 0)
-    torch.backends.cuda.is_built = lambda: True
-    torch.version.cuda = torch.version.cuda or "planned"
+
+_NO_OPERATIONS = (
+    "init", "set_device", "synchronize", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all", "seed",
+    "seed_all", "set_rng_state", "set_rng_state_all", "_lazy_init", "set_per_process_memory_fraction",
+    "_lazy_call", "set_stream",
+)  # fmt: skip
+_OF_DEVICES: dict[str, Any] = {
+    "is_available": lambda: True,
+    "is_initialized": lambda: True,
+    "device_count": lambda: 1,
+    "current_device": lambda: 0,
+    "device": _OnDevice,
+    "device_of": _OnDevice,
+    "Stream": Stream,
+    "ExternalStream": Stream,
+    "Event": Event,
+    "stream": _InStream,
+    "StreamContext": _InStream,
+    "current_stream": lambda device=None: _CURRENT[-1],
+    "default_stream": lambda device=None: _DEFAULT,
+    "CUDAGraph": Graph,
+    "graph": Graph,
+    "get_device_name": lambda device=None: "planned",
+    "get_device_capability": lambda device=None: _CAPABILITY,
+    "get_rng_state": _random_state,
+    "get_rng_state_all": lambda: [_random_state()],
+    "initial_seed": lambda: 0,
+    "is_bf16_supported": lambda *_, **__: True,
+    "is_current_stream_capturing": lambda: False,
+    "get_arch_list": lambda: ["sm_90"],
+    "can_device_access_peer": lambda *_: True,
+    "default_generators": (torch.default_generator,),
+}

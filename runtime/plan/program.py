@@ -19,10 +19,10 @@ from ..engine.base import EngineBase
 from ..engine.stages_engine import StagesEngine
 from ..engine.step_engine import StepEngine
 from ..offload.pinned_memory import PinnedMemory
-from . import cuda
 from .after_steps import rehearse_evaluation, rehearse_save
 from .attention import choose_attention
 from .census import tell_kinds
+from .cuda import PlannedGpu
 from .disk import PlannedDisk
 from .guesses import Guesses
 from .memory import Memory
@@ -79,12 +79,12 @@ class Rehearsal:
         memory = self.memory
         is_on_gpu = self.device.type == "cuda"
         if is_on_gpu:
-            cuda.make_available(
+            PlannedGpu(
                 total_bytes=device_bytes,
                 allocated=memory.allocated,
                 peak=memory.peak,
                 reset_peak=memory.reset_peak,
-            )
+            ).put()
         self.work.is_on_gpu = is_on_gpu
         join_alike_ranks(rank=rank, size=world_size, backend="nccl" if is_on_gpu else "gloo")
         answer_for_tensors(self.mode)
