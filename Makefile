@@ -6,6 +6,7 @@
 #   make test-all   the tests, then every combination of what they test (tests marked `exhaustive`)
 #   make test-deepspeed TESTS=folder   DeepSpeed's own tests against the drop-in package; the folder is tests/ of a clone of DeepSpeed
 #   make bench   measurements       make lab     hosts to play with: make lab HOSTS=4
+#   make field   public reports of faults as programs, with dslaunch and DeepSpeed, into docs/reference/faults-of-the-field.md (half an hour)
 #   make docs    check the documents and build their site in build/site;   make docs-serve shows it at http://127.0.0.1:8000
 #   make bench-zero     a training step at each ZeRO stage beside DDP, fully_shard and DeepSpeed (twenty minutes)
 #   make bench-parallel  steps of models divided in each direction beside DeepSpeed and torch, into docs/reference/benchmarks.md (ten minutes)
@@ -30,7 +31,7 @@ MKDOCS  = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 unexport PYTHONDONTWRITEBYTECODE
 KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-parallel bench-checkpoint bench-kernels bench-offload bench-drop-in lab docs docs-serve gpu gpu-bundle setup clean
+.PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-parallel bench-checkpoint bench-kernels bench-offload bench-drop-in field lab docs docs-serve gpu gpu-bundle setup clean
 
 setup: $(VENV)/ready
 
@@ -108,6 +109,10 @@ bench-kernels: setup
 
 bench-offload: setup
 	$(BIN)/python benchmarks/bench_offload.py --publish
+
+field: setup
+	$(BIN)/python -m compileall -q package launcher runtime kernels
+	$(BIN)/python -m tests.field
 
 check-sanitizers: setup
 	$(BIN)/python tests/kernels/sanitizers.py

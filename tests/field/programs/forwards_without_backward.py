@@ -1,0 +1,60 @@
+"""Run a model at ZeRO-3 with gradients more often than backward passes follow, as PPO does, and train it."""
+
+import json
+
+import deepspeed
+import torch
+from torch import nn
+
+STEPS, RANKS = 4, 2
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+
+
+def loss_of(model, step: int, rank: int) -> torch.Tensor:
+    inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + rank))
+    return (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+
+
+def plain() -> list[list[float]]:
+    """Return for each step the loss of each rank."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    seen = []
+    for step in range(STEPS):
+        losses = torch.stack([loss_of(model, step, rank) for rank in range(RANKS)])
+        losses.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(losses.tolist())
+    return seen
+
+
+model = make_model()
+config = {
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_clipping": 0.0,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.0}},
+    "zero_optimization": {
+        "stage": 3,
+        "stage3_param_persistence_threshold": 0,
+    },
+}
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+losses = []
+for step in range(STEPS):
+    for extra in range(1 + step % 3):  # experience, of which no gradient is asked
+        loss_of(engine, 100 + extra, engine.global_rank)
+    engine.eval()
+    with torch.no_grad():
+        loss_of(engine, step, engine.global_rank)
+    engine.train()
+    loss = loss_of(engine, step, engine.global_rank)
+    engine.backward(loss)
+    engine.step()
+    losses.append(loss.item())
+wanted = [step[engine.global_rank] for step in plain()]
+print(json.dumps({"rank": engine.global_rank, "losses": losses, "plain": wanted}), flush=True)

@@ -1,0 +1,82 @@
+"""Train a model whose first and last layers share weights at every stage, and in plain torch."""
+
+import json
+
+import deepspeed
+import torch
+from torch import nn
+
+STEPS, RANKS, MICRO = 4, 2, 1
+
+
+class Tied(nn.Module):
+    """An embedding whose weights are those of the head, and a layer that no loss needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(16, 8)
+        self.middle = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 8))
+        self.unused = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        hidden = self.embedding(tokens)
+        return self.head(hidden + self.middle(hidden))
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return Tied()
+
+
+def samples(step: int, rank: int) -> torch.Tensor:
+    return torch.randint(16, (MICRO, 6), generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def loss_of(model, tokens: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def plain() -> list[list[float]]:
+    """Return for each step the loss of each rank."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    seen = []
+    for step in range(STEPS):
+        losses = torch.stack([loss_of(model, samples(step, rank)) for rank in range(RANKS)])
+        losses.mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(losses.tolist())
+    return seen
+
+
+def train(stage: int) -> list[float]:
+    """Return the losses of this rank."""
+    model = make_model()
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": MICRO,
+        "gradient_clipping": 0.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.0}},
+        "zero_optimization": {"stage": stage},
+    }
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    losses = []
+    for step in range(STEPS):
+        micro_losses = []
+        for sample in samples(step, deepspeed.comm.get_rank()).split(1):
+            loss = loss_of(engine, sample)
+            engine.backward(loss)
+            engine.step()
+            micro_losses.append(loss.item())
+        losses.append(sum(micro_losses) / MICRO)
+    return losses
+
+
+deepspeed.init_distributed()
+losses = [train(stage) for stage in range(4)]
+rank = deepspeed.comm.get_rank()
+wanted = [[step[rank] for step in plain()]] * 4
+print(json.dumps({"rank": rank, "losses": losses, "plain": wanted}), flush=True)

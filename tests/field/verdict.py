@@ -1,0 +1,18 @@
+"""Put a run into one of three words: right, says so, wrong."""
+
+from __future__ import annotations
+
+import re
+
+from tests.field.reports import RIGHT, SAID, WRONG, Report
+from tests.field.run import Run, without_paths
+
+
+def verdict(report: Report, run: Run) -> tuple[str, str]:
+    """Return the word, and in words what is not right."""
+    fault = report.judge(run)
+    if not fault:
+        return RIGHT, ""
+    if report.said and run.code and (message := re.search(report.said, run.output)):
+        return SAID, without_paths(message[0])
+    return WRONG, fault
