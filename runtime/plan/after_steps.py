@@ -11,13 +11,13 @@ from ..checkpoint.files.tensor_runs import SubBufferRuns
 from ..checkpoint.files.writer import boxes_on_host
 from ..engine.base import EngineBase
 from ..engine.step_engine import StepEngine
-from .memory import Memory
+from .memory import RunMemory
 
 EVALUATE, SAVE = "evaluation", "saving a checkpoint"
 
 
 def rehearse_evaluation(
-    engine: EngineBase, arguments: tuple[tuple[Any, ...], Mapping[str, Any]], memory: Memory
+    engine: EngineBase, arguments: tuple[tuple[Any, ...], Mapping[str, Any]], memory: RunMemory
 ) -> None:
     """Run the last step's forward once more, without gradients; a model in stages is left out."""
     if not isinstance(engine, StepEngine):
@@ -30,7 +30,7 @@ def rehearse_evaluation(
     engine.train()
 
 
-def rehearse_save(engine: EngineBase, memory: Memory) -> int:
+def rehearse_save(engine: EngineBase, memory: RunMemory) -> int:
     """Bring this rank's part of a checkpoint to host memory, as a save does; return its bytes."""
     memory.begin(SAVE)
     num_bytes = 0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .memory import DEVICE, HOST, PINNED, Memory
+from .memory import DEVICE, HOST, PINNED, RunMemory
 from .program import Rehearsal
-from .work import Work
+from .work import RankWork
 
 NUM_POINTS = 300  # of the curve over the run
 
@@ -32,7 +32,7 @@ def answer_of(rehearsal: Rehearsal) -> dict[str, Any]:
     }
 
 
-def _phase(memory: Memory, number: int) -> dict[str, Any]:
+def _phase(memory: RunMemory, number: int) -> dict[str, Any]:
     phase = memory.phases[number]
     peaks = {}
     for place in (DEVICE, HOST, PINNED):
@@ -46,7 +46,7 @@ def _phase(memory: Memory, number: int) -> dict[str, Any]:
     return {"name": phase.name, "clock": phase.begin, "peaks": peaks}
 
 
-def _work(work: Work) -> dict[str, Any]:
+def _work(work: RankWork) -> dict[str, Any]:
     return {
         "on_device": [group._asdict() | amounts._asdict() for group, amounts in work.on_device.items()],
         "host_bytes": work.host_bytes,

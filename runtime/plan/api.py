@@ -20,7 +20,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 
 
 class PlannedRank(NamedTuple):
-    """What one rank of a job needs; `answer` has all of it, as `dslaunch plan --json` prints it.
+    """Needs of one rank of a job; `answer` has all of it, as `dslaunch plan --json` prints it.
 
     Units: bytes
     """

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from ..zero.model.sharded_model import ShardedModel
-from .memory import GATHERED, GRADIENTS, PARAMETERS, STATES, Memory
+from .memory import GATHERED, GRADIENTS, PARAMETERS, STATES, RunMemory
 from .storages import Storages
 
 
-def tell_kinds(model: ShardedModel, storages: Storages, memory: Memory) -> None:
+def tell_kinds(model: ShardedModel, storages: Storages, memory: RunMemory) -> None:
     """Give each storage that the model holds now its kind."""
     for kind, tensors in _held(model):
         for tensor in tensors:

@@ -11,7 +11,7 @@ import torch
 _CAPABILITY = (9, 0)
 
 
-class Stream:
+class PlannedStream:
     """A stream in which everything is done at once."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
@@ -27,7 +27,7 @@ class Stream:
 
     def record_event(self, event: Any = None) -> Any:
         """Return an event that has happened."""
-        return Event() if event is None else event
+        return PlannedEvent() if event is None else event
 
     def query(self) -> bool:
         """Return that all is done."""
@@ -36,7 +36,7 @@ class Stream:
     def synchronize(self) -> None:
         """Do nothing."""
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> PlannedStream:
         _CURRENT.append(self)
         return self
 
@@ -44,7 +44,7 @@ class Stream:
         _CURRENT.pop()
 
 
-class Event:
+class PlannedEvent:
     """An event that has happened."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -68,7 +68,7 @@ class Event:
         return 0.0
 
 
-_DEFAULT = Stream()
+_DEFAULT = PlannedStream()
 _CURRENT = [_DEFAULT]
 
 
@@ -138,7 +138,8 @@ class PlannedGpu:
         total = self._total_bytes
         properties = SimpleNamespace(
             name="planned", major=_CAPABILITY[0], minor=_CAPABILITY[1], total_memory=total,
-            multi_processor_count=100, is_integrated=False, is_multi_gpu_board=False, gcnArchName="", uuid="none",
+            multi_processor_count=100, is_integrated=False, is_multi_gpu_board=False, gcnArchName="",
+            uuid="none",
         )  # fmt: skip
         return {
             "get_device_properties": lambda device=None: properties,
@@ -174,8 +175,8 @@ def _random_state(*_: Any) -> torch.Tensor:
 
 
 _NO_OPERATIONS = (
-    "init", "set_device", "synchronize", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all", "seed",
-    "seed_all", "set_rng_state", "set_rng_state_all", "_lazy_init", "set_per_process_memory_fraction",
+    "init", "set_device", "synchronize", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all",
+    "seed", "seed_all", "set_rng_state", "set_rng_state_all", "_lazy_init", "set_per_process_memory_fraction",
     "_lazy_call", "set_stream",
 )  # fmt: skip
 _OF_DEVICES: dict[str, Any] = {
@@ -185,9 +186,9 @@ _OF_DEVICES: dict[str, Any] = {
     "current_device": lambda: 0,
     "device": _OnDevice,
     "device_of": _OnDevice,
-    "Stream": Stream,
-    "ExternalStream": Stream,
-    "Event": Event,
+    "Stream": PlannedStream,
+    "ExternalStream": PlannedStream,
+    "Event": PlannedEvent,
     "stream": _InStream,
     "StreamContext": _InStream,
     "current_stream": lambda device=None: _CURRENT[-1],

@@ -1,4 +1,4 @@
-"""Which storage is alive when, by kind: the memory of a rank over a run, on its device and in host memory."""
+"""The memory of a rank over a run, on its device and in host memory: which storage is alive when, by kind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .storages import Record
+from .storages import StorageRecord
 
 BLOCK = 512  # bytes: torch's allocator on a GPU gives out multiples of it
 DEVICE, HOST, PINNED = "device", "host", "pinned"
@@ -67,7 +67,7 @@ class Moment:
 
 
 @dataclass(slots=True)
-class Phase:
+class Stretch:
     """A stretch of the run; its name is what a table says."""
 
     name: str
@@ -75,15 +75,15 @@ class Phase:
     peaks: dict[str, Moment] = field(default_factory=dict)
 
 
-class Memory:
+class RunMemory:
     """All storages of one run."""
 
     def __init__(self) -> None:
         self.clock = 0
         self.lives: list[Life] = []
         self.now: Counter[str] = Counter()
-        self.phases = [Phase("start", 0)]
-        self._alive: dict[Record, Life] = {}
+        self.phases = [Stretch("start", 0)]
+        self._alive: dict[StorageRecord, Life] = {}
         self._gpu_peak = 0
         self.is_training = False  # an engine has been used
 
@@ -91,12 +91,12 @@ class Memory:
         """Begin a phase, or go on with the one that has this name."""
         if self.phases[-1].name == name:
             return
-        phase = Phase(name, self.clock)
+        phase = Stretch(name, self.clock)
         self.phases.append(phase)
         for place in (DEVICE, HOST, PINNED):
             phase.peaks[place] = Moment(self.now[place], self.clock)
 
-    def born(self, record: Record) -> None:
+    def born(self, record: StorageRecord) -> None:
         """Note an allocation."""
         place = _place_of(record)
         if place is None or not record.nbytes:
@@ -122,14 +122,14 @@ class Memory:
                 if moment.module is not None and not isinstance(moment.module, str):
                     moment.module = names.get(id(moment.module), type(moment.module).__name__)
 
-    def died(self, record: Record) -> None:
+    def died(self, record: StorageRecord) -> None:
         """Note its end."""
         life = self._alive.pop(record, None)
         if life is not None:
             life.died = self.clock
             self.now[life.place] -= life.nbytes
 
-    def tell(self, record: Record, kind: str) -> None:
+    def tell(self, record: StorageRecord, kind: str) -> None:
         """Say what a storage that is alive is for."""
         life = self._alive.get(record)
         if life is not None:
@@ -185,7 +185,7 @@ class Memory:
         return points
 
 
-def _place_of(record: Record) -> str | None:
+def _place_of(record: StorageRecord) -> str | None:
     if record.device.type == "meta":
         return None
     if record.device.type == "cpu":

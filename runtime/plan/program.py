@@ -25,12 +25,12 @@ from .census import tell_kinds
 from .cuda import PlannedGpu
 from .disk import PlannedDisk
 from .guesses import Guesses
-from .memory import Memory
+from .memory import RunMemory
 from .ranks import join_alike_ranks
 from .storages import Storages
 from .tensor_answers import answer_for_tensors
 from .without_values import WithoutValues
-from .work import Work, WorkMeter
+from .work import RankWork, WorkMeter
 
 NUM_STEPS = 2
 BUILD, LOAD, FORWARD, BACKWARD, STEP = (
@@ -46,8 +46,8 @@ class PlanEnded(BaseException):
     """The planned steps are done. No `except Exception` of the program stops it."""
 
 
-class Problem(NamedTuple):
-    """What the program cannot do without values."""
+class Obstacle(NamedTuple):
+    """A line of the program that cannot be rehearsed."""
 
     line: str  # file and line of the program
     why: str
@@ -58,12 +58,12 @@ class Rehearsal:
 
     def __init__(self, *, device: torch.device, device_bytes: int, rank: int, world_size: int) -> None:
         self.device = device
-        self.memory, self.work, self.guesses = Memory(), WorkMeter(), Guesses()
+        self.memory, self.work, self.guesses = RunMemory(), WorkMeter(), Guesses()
         self.storages = Storages(born=self.memory.born, died=self.memory.died)
         self.disk = PlannedDisk(self.work)
-        self.steps: list[Work] = []  # one for each optimizer step
+        self.steps: list[RankWork] = []  # one for each optimizer step
         self.engines: list[EngineBase] = []
-        self.problem: Problem | None = None
+        self.problem: Obstacle | None = None
         self.last_forward: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None  # arguments
         self.saved_bytes = 0  # this rank's part of a checkpoint
         self.mode = WithoutValues(self.storages, self.guesses, device=device, computed=self._computed)
@@ -214,16 +214,16 @@ class Rehearsal:
             pass
         except SystemExit as ended:
             if len(self.steps) < NUM_STEPS:
-                self.problem = Problem(
+                self.problem = Obstacle(
                     _line_of(ended), f"the program ends with {ended.code!r} before its second step"
                 )
         except BaseException as error:
-            self.problem = Problem(_line_of(error), f"{type(error).__name__}: {error}")
+            self.problem = Obstacle(_line_of(error), f"{type(error).__name__}: {error}")
             if os.environ.get("DSLAUNCH_PLAN_TRACEBACK"):
                 traceback.print_exc()
         else:
             if len(self.steps) < NUM_STEPS:
-                self.problem = Problem(
+                self.problem = Obstacle(
                     sys.argv[0], f"the program ends after {len(self.steps)} optimizer steps"
                 )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 _NAME = "dslaunch_plan"
 
 
-class Done(dist.Work):
+class EndedWork(dist.Work):
     """A collective that has ended."""
 
     def __init__(self, result: Any = None) -> None:
@@ -79,54 +79,56 @@ class AlikeRanks(_ProcessGroup):  # type: ignore[misc]
         """Return none: groups are not split."""
         return None
 
-    def allreduce(self, tensors: list[Tensor], options: Any = None) -> Done:
+    def allreduce(self, tensors: list[Tensor], options: Any = None) -> EndedWork:
         op = getattr(options, "reduceOp", dist.ReduceOp.SUM)
         if op == dist.ReduceOp.SUM:
             for one in tensors:
                 one.mul_(self._num_ranks) if one.dtype is not torch.bool else None
-        return Done(tensors)
+        return EndedWork(tensors)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], options: Any = None) -> Done:
+    def allreduce_coalesced(self, tensors: list[Tensor], options: Any = None) -> EndedWork:
         return self.allreduce(tensors, options)
 
-    def broadcast(self, tensors: list[Tensor], options: Any = None) -> Done:
-        return Done(tensors)
+    def broadcast(self, tensors: list[Tensor], options: Any = None) -> EndedWork:
+        return EndedWork(tensors)
 
-    def reduce(self, tensors: list[Tensor], options: Any = None) -> Done:
+    def reduce(self, tensors: list[Tensor], options: Any = None) -> EndedWork:
         return self.allreduce(tensors, options)
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> Done:
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> EndedWork:
         for filled, own in zip(outputs, inputs, strict=True):
             for one in filled:
                 one.copy_(own)
-        return Done(outputs)
+        return EndedWork(outputs)
 
-    def _allgather_base(self, output: Tensor, own: Tensor, options: Any = None) -> Done:
+    def _allgather_base(self, output: Tensor, own: Tensor, options: Any = None) -> EndedWork:
         for one in output.reshape(-1).chunk(self._num_ranks):
             one.copy_(own.reshape(-1))
-        return Done([output])
+        return EndedWork([output])
 
     def allgather_into_tensor_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None
-    ) -> Done:
+    ) -> EndedWork:
         for output, own in zip(outputs, inputs, strict=True):
             self._allgather_base(output, own)
-        return Done(outputs)
+        return EndedWork(outputs)
 
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> Done:
-        return self.allgather(outputs, inputs) if outputs else Done()
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> EndedWork:
+        return self.allgather(outputs, inputs) if outputs else EndedWork()
 
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None) -> Done:
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None) -> EndedWork:
         for output, parts in zip(outputs, inputs, strict=False):
             output.copy_(parts[self._own])
-        return Done(outputs)
+        return EndedWork(outputs)
 
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None) -> Done:
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None
+    ) -> EndedWork:
         for output, parts in zip(outputs, inputs, strict=True):
             output.copy_(parts[self._own])
         return self.allreduce(outputs, options)
 
-    def _reduce_scatter_base(self, output: Tensor, own: Tensor, options: Any = None) -> Done:
+    def _reduce_scatter_base(self, output: Tensor, own: Tensor, options: Any = None) -> EndedWork:
         output.reshape(-1).copy_(own.reshape(-1).chunk(self._num_ranks)[self._own])
         return self.allreduce([output], options)
 
@@ -137,20 +139,20 @@ class AlikeRanks(_ProcessGroup):  # type: ignore[misc]
         output_sizes: list[int],
         input_sizes: list[int],
         options: Any = None,
-    ) -> Done:
+    ) -> EndedWork:
         parts = torch.split(own, input_sizes) if input_sizes else own.chunk(self._num_ranks)
         filled = torch.split(output, output_sizes) if output_sizes else output.chunk(self._num_ranks)
         mine = parts[self._own]
         for one in filled:
             if one.shape == mine.shape:
                 one.copy_(mine)
-        return Done([output])
+        return EndedWork([output])
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None) -> Done:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None) -> EndedWork:
         for one in outputs:
             if one.shape == inputs[self._own].shape:
                 one.copy_(inputs[self._own])
-        return Done(outputs)
+        return EndedWork(outputs)
 
     # the names that torch 2.13 gave them
     all_gather_single = _allgather_base
@@ -160,30 +162,30 @@ class AlikeRanks(_ProcessGroup):  # type: ignore[misc]
 
     def reduce_scatter_tensor_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None
-    ) -> Done:
+    ) -> EndedWork:
         for output, own in zip(outputs, inputs, strict=True):
             self._reduce_scatter_base(output, own, options)
-        return Done(outputs)
+        return EndedWork(outputs)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _start_coalescing(self, device: torch.device) -> None:
         pass
 
-    def _end_coalescing(self, device: torch.device) -> Done:
-        return Done()
+    def _end_coalescing(self, device: torch.device) -> EndedWork:
+        return EndedWork()
 
-    def barrier(self, options: Any = None) -> Done:
-        return Done()
+    def barrier(self, options: Any = None) -> EndedWork:
+        return EndedWork()
 
-    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> Done:
-        return Done(tensors)
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> EndedWork:
+        return EndedWork(tensors)
 
-    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Done:
-        return Done(tensors)
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> EndedWork:
+        return EndedWork(tensors)
 
-    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> Done:
-        return Done(tensors)
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> EndedWork:
+        return EndedWork(tensors)
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
         pass

@@ -13,7 +13,7 @@ _PAGE = 4096
 
 
 @dataclass(slots=True, eq=False)
-class Record:
+class StorageRecord:
     """One storage. `known` holds its values where they are known, in host memory."""
 
     device: torch.device
@@ -31,22 +31,24 @@ class Storages:
     resized dies and is born again.
     """
 
-    def __init__(self, *, born: Callable[[Record], None], died: Callable[[Record], None]) -> None:
-        self._records: dict[int, Record] = {}
+    def __init__(
+        self, *, born: Callable[[StorageRecord], None], died: Callable[[StorageRecord], None]
+    ) -> None:
+        self._records: dict[int, StorageRecord] = {}
         self._born, self._died = born, died
         self._next_address = _PAGE
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[StorageRecord]:
         return iter(tuple(self._records.values()))
 
-    def of(self, tensor: Tensor) -> Record | None:
+    def of(self, tensor: Tensor) -> StorageRecord | None:
         """Return the record of the tensor's storage; None if it has values, or is a true meta tensor."""
         return self._records.get(torch._C.TensorBase.untyped_storage(tensor)._cdata)
 
-    def of_storage(self, storage: UntypedStorage) -> Record | None:
+    def of_storage(self, storage: UntypedStorage) -> StorageRecord | None:
         """Return the record of a storage, as `of`."""
         return self._records.get(storage._cdata)
 
@@ -58,11 +60,11 @@ class Storages:
         known: UntypedStorage | None = None,
         is_pinned: bool = False,
         has_memory: bool = True,
-    ) -> Record:
+    ) -> StorageRecord:
         """Note the storage of a tensor that has just been made."""
         storage = torch._C.TensorBase.untyped_storage(tensor)
         nbytes = storage.nbytes() if has_memory else 0
-        record = Record(device, nbytes, self._next_address, known, is_pinned)
+        record = StorageRecord(device, nbytes, self._next_address, known, is_pinned)
         self._next_address += -(-max(nbytes, 1) // _PAGE) * _PAGE
         key = storage._cdata
         self._records[key] = record

@@ -1,4 +1,4 @@
-"""What a tensor without values answers when a program asks for its device, its address or its values."""
+"""Answers of tensors without values, when a program asks for device, address or values."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 [Note: a tensor without values]
 It is a plain meta tensor to torch's compiled half, so that parameters stay what they are to programs and to
-the engine. Its storage has a `Record` with the device that it is said to be on. Small values that follow
+the engine. Its storage has a record with the device that it is said to be on. Small values that follow
 from the program alone (a rate, a mask, the lengths of a batch) are computed beside it in host memory, and are
 its `known` ones. Integers in host memory are real tensors. What depends on values that nobody computes is
 guessed, and the guess is noted with the line of the program that asks (guesses.py).
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .guesses import Guesses
-from .storages import Record, Storages
+from .storages import StorageRecord, Storages
 
 aten = torch.ops.aten
 KNOWN_NUMEL = 2**20  # values beyond are not computed
@@ -137,7 +137,7 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return torch._C._current_graph_task_id() != -1
 
     def _device_of_results(
-        self, wanted: torch.device | None, tensors: list[Tensor], records: Sequence[Record | None]
+        self, wanted: torch.device | None, tensors: list[Tensor], records: Sequence[StorageRecord | None]
     ) -> torch.device:
         if wanted is not None and wanted.type != "meta":
             return indexed(wanted)
@@ -172,7 +172,7 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
-        records: Sequence[Record | None],
+        records: Sequence[StorageRecord | None],
         device: torch.device,
     ) -> Any:
         values = self._known_of(func, tensors, records)
@@ -215,7 +215,7 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return _replaced(out, own)
 
     def _known_of(
-        self, func: Any, tensors: list[Tensor], records: Sequence[Record | None]
+        self, func: Any, tensors: list[Tensor], records: Sequence[StorageRecord | None]
     ) -> dict[int, Tensor] | None:
         """Return the values of all tensors by id; None unless all are known."""
         known: dict[int, Tensor] = {}
@@ -358,7 +358,7 @@ def _room(nbytes: int) -> torch.UntypedStorage:
         return torch.zeros(nbytes, dtype=torch.uint8, device=_CPU).untyped_storage()
 
 
-def _covers(tensor: Tensor, record: Record) -> bool:
+def _covers(tensor: Tensor, record: StorageRecord) -> bool:
     return tensor.numel() * tensor.itemsize == record.nbytes
 
 

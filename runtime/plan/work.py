@@ -18,7 +18,7 @@ _VIEWS = (
 )  # fmt: skip
 
 
-class Group(NamedTuple):
+class OperationGroup(NamedTuple):
     """Operations of one dtype that do about as much arithmetic for each byte that they move."""
 
     dtype: str
@@ -33,11 +33,11 @@ class Amounts(NamedTuple):
     number: int = 0
 
 
-class Work:
-    """What a rank does in one stretch of the run."""
+class RankWork:
+    """Amounts of work of a rank in one stretch of the run."""
 
     def __init__(self) -> None:
-        self.on_device: dict[Group, Amounts] = defaultdict(Amounts)
+        self.on_device: dict[OperationGroup, Amounts] = defaultdict(Amounts)
         self.host_bytes = 0  # read and written in host memory by the host's own arithmetic
         self.copied_bytes: Counter[str] = Counter()  # "to device", "to host"
         self.sent: dict[tuple[str, tuple[int, ...]], Counter[str]] = defaultdict(Counter)
@@ -47,11 +47,11 @@ class WorkMeter:
     """Adds the operations up; `begin` starts a new stretch."""
 
     def __init__(self) -> None:
-        self.now = Work()
+        self.now = RankWork()
 
-    def begin(self) -> Work:
+    def begin(self) -> RankWork:
         """Begin anew; return what was added up."""
-        before, self.now = self.now, Work()
+        before, self.now = self.now, RankWork()
         return before
 
     def add(
@@ -72,7 +72,7 @@ class WorkMeter:
             return
         flops = _flops(func, args, kwargs, results)
         intensity = (flops // max(num_bytes, 1)).bit_length() if flops else -1
-        group = Group(str(results[0].dtype).removeprefix("torch."), intensity)
+        group = OperationGroup(str(results[0].dtype).removeprefix("torch."), intensity)
         before = self.now.on_device[group]
         self.now.on_device[group] = Amounts(
             before.flops + flops, before.moved_bytes + num_bytes, before.number + 1
