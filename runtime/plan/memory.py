@@ -67,7 +67,7 @@ class Moment:
 
 
 @dataclass(slots=True)
-class Stretch:
+class RehearsedPhase:
     """A stretch of the run; its name is what a table says."""
 
     name: str
@@ -82,7 +82,7 @@ class RunMemory:
         self.clock = 0
         self.lives: list[Life] = []
         self.now: Counter[str] = Counter()
-        self.phases = [Stretch("start", 0)]
+        self.phases = [RehearsedPhase("start", 0)]
         self._alive: dict[StorageRecord, Life] = {}
         self._gpu_peak = 0
         self.is_training = False  # an engine has been used
@@ -91,7 +91,7 @@ class RunMemory:
         """Begin a phase, or go on with the one that has this name."""
         if self.phases[-1].name == name:
             return
-        phase = Stretch(name, self.clock)
+        phase = RehearsedPhase(name, self.clock)
         self.phases.append(phase)
         for place in (DEVICE, HOST, PINNED):
             phase.peaks[place] = Moment(self.now[place], self.clock)
