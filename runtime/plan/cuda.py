@@ -8,79 +8,9 @@ from typing import Any
 
 import torch
 
+from .streams import DEFAULT, InStream, PlannedEvent, PlannedStream, current_stream, synchronize
+
 _CAPABILITY = (9, 0)
-
-
-class PlannedStream:
-    """A stream in which everything is done at once."""
-
-    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-        self.device = torch.device("cuda", 0)
-        self.stream_id = self.cuda_stream = id(self)
-        self.priority = priority
-
-    def wait_event(self, event: Any) -> None:
-        """Do nothing."""
-
-    def wait_stream(self, stream: Any) -> None:
-        """Do nothing."""
-
-    def record_event(self, event: Any = None) -> Any:
-        """Return an event that has happened."""
-        return PlannedEvent() if event is None else event
-
-    def query(self) -> bool:
-        """Return that all is done."""
-        return True
-
-    def synchronize(self) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> PlannedStream:
-        _CURRENT.append(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _CURRENT.pop()
-
-
-class PlannedEvent:
-    """An event that has happened."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.event_id = self.cuda_event = id(self)
-
-    def record(self, stream: Any = None) -> None:
-        """Do nothing."""
-
-    def wait(self, stream: Any = None) -> None:
-        """Do nothing."""
-
-    def query(self) -> bool:
-        """Return that it has happened."""
-        return True
-
-    def synchronize(self) -> None:
-        """Do nothing."""
-
-    def elapsed_time(self, other: Any) -> float:
-        """Return that nothing took time."""
-        return 0.0
-
-
-_DEFAULT = PlannedStream()
-_CURRENT = [_DEFAULT]
-
-
-class _InStream:
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __enter__(self) -> None:
-        _CURRENT.append(_CURRENT[-1] if self._stream is None else self._stream)
-
-    def __exit__(self, *_: object) -> None:
-        _CURRENT.pop()
 
 
 class _OnDevice:
@@ -175,8 +105,8 @@ def _random_state(*_: Any) -> torch.Tensor:
 
 
 _NO_OPERATIONS = (
-    "init", "set_device", "synchronize", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all",
-    "seed", "seed_all", "set_rng_state", "set_rng_state_all", "_lazy_init", "set_per_process_memory_fraction",
+    "init", "set_device", "empty_cache", "ipc_collect", "manual_seed", "manual_seed_all", "seed",
+    "seed_all", "set_rng_state", "set_rng_state_all", "_lazy_init", "set_per_process_memory_fraction",
     "_lazy_call", "set_stream",
 )  # fmt: skip
 _OF_DEVICES: dict[str, Any] = {
@@ -189,10 +119,11 @@ _OF_DEVICES: dict[str, Any] = {
     "Stream": PlannedStream,
     "ExternalStream": PlannedStream,
     "Event": PlannedEvent,
-    "stream": _InStream,
-    "StreamContext": _InStream,
-    "current_stream": lambda device=None: _CURRENT[-1],
-    "default_stream": lambda device=None: _DEFAULT,
+    "stream": InStream,
+    "StreamContext": InStream,
+    "current_stream": current_stream,
+    "synchronize": synchronize,
+    "default_stream": lambda device=None: DEFAULT,
     "CUDAGraph": Graph,
     "graph": Graph,
     "get_device_name": lambda device=None: "planned",

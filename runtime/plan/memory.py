@@ -19,7 +19,8 @@ DEVICE, HOST, PINNED = "device", "host", "pinned"
 PARAMETERS, GATHERED = "parameters", "gathered parameters"
 GRADIENTS, STATES, COMMUNICATION = "gradients", "masters and optimizer states", "communication"
 STEP, ACTIVATIONS, PROGRAM = "temporaries of the step", "activations", "of the program"
-KINDS = (PARAMETERS, GATHERED, GRADIENTS, STATES, COMMUNICATION, STEP, ACTIVATIONS, PROGRAM)
+KEPT = "kept for the next use"  # pinned pages
+KINDS = (PARAMETERS, GATHERED, GRADIENTS, STATES, COMMUNICATION, STEP, ACTIVATIONS, PROGRAM, KEPT)
 
 _RUNTIME = str(Path(__file__).parents[1]) + "/"
 _TORCH = str(Path(torch.__file__).parent)
@@ -101,7 +102,7 @@ class RunMemory:
         place = _place_of(record)
         if place is None or not record.nbytes:
             return
-        nbytes = -(-record.nbytes // BLOCK) * BLOCK if place == DEVICE else record.nbytes
+        nbytes = _taken(record, place)
         kind = kind_of(sys._getframe(2))
         if kind == ACTIVATIONS and not self.is_training:
             kind = PROGRAM
@@ -183,6 +184,15 @@ class RunMemory:
                     points.append(point)
                 points[-1], best = point, total
         return points
+
+
+def _taken(record: StorageRecord, place: str) -> int:
+    """Return what the allocator takes: on a GPU whole blocks, of pinned memory a power of two."""
+    if record.taken_bytes is not None:
+        return record.taken_bytes
+    if place == DEVICE:
+        return -(-record.nbytes // BLOCK) * BLOCK
+    return 1 << (record.nbytes - 1).bit_length() if place == PINNED else record.nbytes
 
 
 def _place_of(record: StorageRecord) -> str | None:

@@ -18,16 +18,19 @@ from ...kernels.compiled import _C
 from ..engine.base import EngineBase
 from ..engine.stages_engine import StagesEngine
 from ..engine.step_engine import StepEngine
-from ..offload.pinned_memory import PinnedMemory
+from ..step import grad_norm
 from .after_steps import rehearse_evaluation, rehearse_save
 from .attention import choose_attention
+from .autocast import cast_as_autocast
 from .census import tell_kinds
 from .cuda import PlannedGpu
 from .disk import PlannedDisk
 from .guesses import Guesses
 from .memory import RunMemory
+from .pinned import PlannedPages
 from .ranks import join_alike_ranks
 from .storages import Storages
+from .streams import host_waits
 from .tensor_answers import answer_for_tensors
 from .without_values import WithoutValues
 from .work import RankWork, WorkMeter
@@ -56,7 +59,16 @@ class Obstacle(NamedTuple):
 class Rehearsal:
     """One process that runs a program as one rank of a job, without values and without the other ranks."""
 
-    def __init__(self, *, device: torch.device, device_bytes: int, rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        device_bytes: int,
+        rank: int,
+        world_size: int,
+        has_fused_attention: bool = True,
+    ) -> None:
+        """`has_fused_attention`: whether the device has the kernels that torch has for GPUs."""
         self.device = device
         self.memory, self.work, self.guesses = RunMemory(), WorkMeter(), Guesses()
         self.storages = Storages(born=self.memory.born, died=self.memory.died)
@@ -68,9 +80,13 @@ class Rehearsal:
         self.saved_bytes = 0  # this rank's part of a checkpoint
         self.mode = WithoutValues(self.storages, self.guesses, device=device, computed=self._computed)
         self._put_stand_ins(device_bytes, rank, world_size)
+        if has_fused_attention:
+            choose_attention(self.mode)
 
     def _computed(self, func: Any, args: Any, kwargs: Any, tensors: Any, results: Any) -> None:
         self.memory.tick()
+        if _waits_for_copy(func, args, kwargs, tensors, results):
+            host_waits()
         self.work.add(func, args, kwargs, tensors, results)
 
     def _put_stand_ins(self, device_bytes: int, rank: int, world_size: int) -> None:
@@ -88,14 +104,14 @@ class Rehearsal:
         self.work.is_on_gpu = is_on_gpu
         join_alike_ranks(rank=rank, size=world_size, backend="nccl" if is_on_gpu else "gloo")
         answer_for_tensors(self.mode)
-        choose_attention(self.mode)
+        cast_as_autocast()
         self.work.watch_wires()
         self.disk.put()
         kernels: Any = _C
         kernels.step, kernels.squared_norm = self._step, lambda *args, **kwargs: 1.0
         kernels.lamb_directions, kernels.lamb_apply = self._lamb_directions, lambda *args, **kwargs: None
-        pinned_memory: Any = PinnedMemory
-        pinned_memory.take = _take
+        PlannedPages(self.storages, memory).put()
+        self._guess_norm()
         self._watch(StepEngine, "forward", FORWARD)
         self._watch(StepEngine, "backward", BACKWARD)
         self._watch(StepEngine, "step", STEP)
@@ -115,6 +131,16 @@ class Rehearsal:
 
         kind: Any = threading.Thread
         kind.run = run
+
+    def _guess_norm(self) -> None:
+        """Let a sum of squares on the device be 1: what ranks tell each other beside it stays known."""
+        plain = grad_norm._sum_on_gpu
+        replaced: Any = grad_norm
+
+        def summed(*args: Any, **kwargs: Any) -> torch.Tensor:
+            return self.mode.put_number(plain(*args, **kwargs), 1.0)
+
+        replaced._sum_on_gpu = summed
 
     def _step(self, name: str, shards: Any, **_: Any) -> None:
         """Count an optimizer's kernel on the host: each array is read and written once."""
@@ -243,8 +269,16 @@ def script(path: str, arguments: Sequence[str], *, is_module: bool) -> Callable[
     return run
 
 
-def _take(memory: PinnedMemory, num_bytes: int) -> torch.Tensor:
-    return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+def _waits_for_copy(func: Any, args: Any, kwargs: Any, tensors: Any, results: Any) -> bool:
+    """Whether the host waits in an operation: it copies between devices, and not beside the host's work."""
+    name = func._schema.name
+    if name not in ("aten::copy_", "aten::_to_copy"):
+        return False
+    devices = {one.device.type for one in (*tensors, *results)}
+    if devices != {"cpu", "cuda"}:
+        return False
+    is_beside = kwargs.get("non_blocking") or (name == "aten::copy_" and len(args) > 2 and args[2])
+    return not (is_beside and any(one.is_pinned() for one in (*tensors, *results)))
 
 
 def _load_in_this_process() -> None:

@@ -14,14 +14,16 @@ _PAGE = 4096
 
 @dataclass(slots=True, eq=False)
 class StorageRecord:
-    """One storage. `known` holds its values where they are known, in host memory."""
+    """One storage. `known` holds its values where they are known, in host memory. `taken_bytes` is what it
+    takes where another allocator than torch's gives it memory.
+    """
 
     device: torch.device
     nbytes: int
     address: int  # made up, so that tensors which share memory can be told
     known: UntypedStorage | None = None
     is_pinned: bool = False
-    life: object | None = None  # of whoever counts the bytes
+    taken_bytes: int | None = None
 
 
 class Storages:
@@ -60,25 +62,30 @@ class Storages:
         known: UntypedStorage | None = None,
         is_pinned: bool = False,
         has_memory: bool = True,
+        taken_bytes: int | None = None,
     ) -> StorageRecord:
         """Note the storage of a tensor that has just been made."""
         storage = torch._C.TensorBase.untyped_storage(tensor)
         nbytes = storage.nbytes() if has_memory else 0
-        record = StorageRecord(device, nbytes, self._next_address, known, is_pinned)
-        self._next_address += -(-max(nbytes, 1) // _PAGE) * _PAGE
+        record = StorageRecord(device, nbytes, self.new_address(nbytes), known, is_pinned, taken_bytes)
         key = storage._cdata
         self._records[key] = record
         weakref.finalize(storage, self._end, key).atexit = False
         self._born(record)
         return record
 
+    def new_address(self, nbytes: int) -> int:
+        """Return where so many bytes of memory are that nothing else has."""
+        address = self._next_address
+        self._next_address += -(-max(nbytes, 1) // _PAGE) * _PAGE
+        return address
+
     def resize(self, storage: UntypedStorage, nbytes: int) -> None:
         """Let the storage have another size, as its resize_() does; what was known of its values is not."""
         record = self._records[storage._cdata]
         self._died(record)
         record.nbytes, record.known = nbytes, None
-        record.address = self._next_address
-        self._next_address += -(-max(nbytes, 1) // _PAGE) * _PAGE
+        record.address = self.new_address(nbytes)
         self._born(record)
 
     def _end(self, key: int) -> None:

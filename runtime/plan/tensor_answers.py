@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
+from .streams import host_waits
 from .without_values import WithoutValues, indexed, tensor_device
 
 _BASE = torch._C.TensorBase
@@ -94,6 +95,10 @@ class _Values:
         cls.__int__ = lambda tensor: int(self.item(tensor))
         cls.__repr__ = self._repr(cls.__repr__)
 
+    def _wait(self, tensor: Tensor) -> None:
+        if tensor.is_cuda:
+            host_waits()
+
     def _repr(self, plain: Callable[..., str]) -> Callable[..., str]:
         def shown(tensor: Tensor, **kwargs: Any) -> str:
             values = self._mode.values_of(tensor)
@@ -106,6 +111,7 @@ class _Values:
 
     def item(self, tensor: Tensor) -> Any:
         """Return the number."""
+        self._wait(tensor)
         values = self._mode.values_of(tensor.detach())
         if values is not None:
             return _BASE.item(values)
@@ -115,6 +121,7 @@ class _Values:
 
     def tolist(self, tensor: Tensor) -> Any:
         """Return nested lists of numbers."""
+        self._wait(tensor)
         values = self._mode.values_of(tensor.detach())
         if values is not None:
             return _BASE.tolist(values)
@@ -137,6 +144,7 @@ class _Values:
 
     def truth(self, tensor: Tensor) -> bool:
         """Return the truth of a tensor's only number."""
+        self._wait(tensor)
         values = self._mode.values_of(tensor.detach())
         if values is not None:
             return _BASE.__bool__(values)

@@ -89,6 +89,12 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 _over(record.known, tensor).copy_(values)
         return tensor
 
+    def put_number(self, tensor: Tensor, number: float) -> Tensor:
+        """Let all values of a tensor be this number."""
+        with torch._C._DisableTorchDispatch():
+            values = torch.full(tensor.shape, number, dtype=tensor.dtype, device=_CPU)
+        return self.put_known(tensor, values)
+
     def make(self, values: Tensor, device: torch.device) -> Tensor:
         """Return a tensor with known values on a device."""
         if device.type == "cpu" and not values.dtype.is_floating_point:

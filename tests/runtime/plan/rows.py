@@ -1,0 +1,47 @@
+"""The rows that are compared."""
+
+from __future__ import annotations
+
+from tests.runtime.plan.beside import Row
+from tests.runtime.plan.layouts import layout
+
+
+def _rows(program: str, *layouts: tuple[str, ...], world_size: int = 2) -> list[Row]:
+    rows = []
+    for words in layouts:
+        name, config = layout(*words)
+        rows.append(Row(program=program, layout=name, config=config, world_size=world_size))
+    return rows
+
+
+_ZEROS = (
+    "stage 0", "stage 1", "stage 2", "stage 3", "stage 3, small parameters kept",
+    "stage 1, optimizer on cpu", "stage 2, optimizer on cpu", "stage 2, optimizer on nvme",
+    "stage 3, optimizer on cpu",
+    "stage 3, optimizer on nvme", "stage 3, parameters on cpu", "stage 3, both on cpu",
+    "stage 3, both on nvme", "stage 2, large buckets",
+)  # fmt: skip
+_MODELS = (
+    "blocks, tied", "blocks, dropout", "blocks, half frozen", "blocks, zero.Init",
+    "blocks, torch.optim.AdamW", "blocks, torch.optim.SGD", "blocks, torch.optim.Adafactor",
+    "blocks, autocast", "blocks, checkpointed",
+    "lstm", "convolutions", "Llama", "GPT2", "Mixtral", "Qwen3Moe", "Llama, eager attention",
+    "Llama, checkpointed", "Llama, LoRA", "Llama, Trainer", "Bert", "T5", "ViT", "train_chars.py",
+)  # fmt: skip
+ROWS = [
+    *_rows("blocks", *((zero,) for zero in _ZEROS)),
+    *_rows("blocks", ("stage 3, hpZ",), ("stage 3",), world_size=4),
+    *(
+        row
+        for rest in ("fp32", "fp16", "torch_autocast", "bf16, 2 micro batches", "fp32, 2 micro batches")
+        for row in _rows("blocks", ("stage 1", rest), ("stage 3", rest), ("stage 2, optimizer on cpu", rest))
+    ),
+    *(row for model in _MODELS for row in _rows(model, ("stage 2",), ("stage 3",))),
+    *_rows("Llama", ("stage 3, both on cpu",), ("stage 1", "fp32"), ("stage 0", "torch_autocast")),
+]
+FEW = (
+    "blocks, stage 1, bf16",
+    "blocks, stage 3, bf16",
+    "blocks, stage 2, optimizer on cpu, bf16",
+    "blocks, stage 3, both on cpu, bf16",
+)  # in every run of the tests
