@@ -25,6 +25,7 @@ class Bounds:
     floor: float  # a gradient's smallest bound, as a part of the norm of all gradients
     parameter: float  # of a parameter's element
     update: float  # of the largest change of a parameter's elements in the step
+    state: float  # of the largest element of an optimizer's state
     reason: str
 
 
@@ -55,5 +56,6 @@ def bounds_of(facts: Mapping[str, Any]) -> Bounds:
         floor=min(gradient, _FLOAT32 if not is_divided else computing / 8),
         parameter=8 * _FLOAT32,
         update=1e-4,
+        state=1e-5,
         reason=f"{name}, {how}",
     )

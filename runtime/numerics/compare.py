@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..environment import CONFIGURED
 from .bounds import Bounds, bounds_of
-from .record import GRADIENT, PARAMETER, StepRecord, num_engines, num_steps
+from .record import GRADIENT, PARAMETER, STATE, StepRecord, num_engines, num_steps
 
 _SMALL = 1e-9  # bounds of numbers are not smaller than those of this one
 
@@ -106,6 +106,7 @@ class _Step:
         yield from self._gradients(other["norm"] or 0.0)
         yield from self._norm(own["norm"], other["norm"])
         yield from self._parameters()
+        yield from self._states()
 
     def _losses(self) -> Iterator[FoundDifference]:
         theirs = self.other.notes
@@ -160,6 +161,16 @@ class _Step:
                 where = f"rank {rank} computes with another value than the optimizer has updated"
                 yield self._found("parameter", name=name, configured=here, reference=right, where=where)
 
+    def _states(self) -> Iterator[FoundDifference]:
+        """Compare the states that both runs have: an update by Adam hides a wrong scale of its gradients."""
+        for name in self.other.names(STATE):
+            if not self.own.has(STATE, name):
+                continue
+            own, other = self.own.read(STATE, name), self.other.read(STATE, name)
+            part = max(self._result.bounds.state, 4 * torch.finfo(own.dtype).eps)
+            largest = float(other.abs().max()) if other.numel() else 0.0
+            yield from self._tensors("state", name, own, other, torch.full_like(other, part * largest))
+
     def _tensors(
         self,
         quantity: str,
@@ -189,19 +200,19 @@ class _Step:
             reference=float(other.reshape(-1)[worst]),
             bound=float(bound.reshape(-1)[worst]),
             where=f"element {place} of {list(other.shape)}, the farthest beyond its bound",
-            hint=_hint(own, other, before),
+            hint=_hint(quantity, own, other, before),
         )
 
     def _found(self, quantity: str, **more: Any) -> FoundDifference:
         return FoundDifference(engine=self._engine, step=self._step, quantity=quantity, **more)
 
 
-def _hint(own: Tensor, other: Tensor, before: Tensor | None) -> str:
+def _hint(quantity: str, own: Tensor, other: Tensor, before: Tensor | None) -> str:
     """Return in words how the whole tensor differs; empty if no simple rule describes it."""
     own, other = own.double().reshape(-1), other.double().reshape(-1)
     if before is not None:
         own, other = own - before.double().reshape(-1), other - before.double().reshape(-1)
-    what = "gradient" if before is None else "change"
+    what = "change" if before is not None else quantity
     if not bool(own.isfinite().all()):
         return "it is not finite as configured"
     size, right = float(own.norm()), float(other.norm())

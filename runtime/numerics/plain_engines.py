@@ -197,7 +197,10 @@ class Plain(EngineBase):
             "dropped": self._same_numbers.dropped,
             "are_drawn": self._same_numbers.are_drawn,
         }
-        recorder.after_update(update.masters.items() if self.global_rank == 0 else (), notes)
+        is_writer = self.global_rank == 0
+        recorder.after_update(
+            update.masters.items() if is_writer else (), update.states() if is_writer else (), notes
+        )
         if step <= num_steps(recorder.run.folder, CONFIGURED, recorder.number):
             self._go_on_from(StepRecord(recorder.run.folder, CONFIGURED, recorder.number, step), update)
 

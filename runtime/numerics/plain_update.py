@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import isfinite
 from typing import Any
 
@@ -104,6 +104,14 @@ class PlainUpdate:
         for name, master in self.masters.items():
             master.grad = None
             self._show(name)
+
+    def states(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the states that have a number for each element, as STATE/NAME."""
+        for stepper, _ in self._steppers:
+            for name, master in self.masters.items():
+                for state, value in stepper.state.get(master, {}).items():
+                    if isinstance(value, Tensor) and value.shape == master.shape and value.dim():
+                        yield f"{state}/{name}", value
 
     def _show(self, name: str) -> None:
         self.params[name].data.copy_(self.masters[name])

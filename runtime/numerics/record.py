@@ -14,7 +14,8 @@ from torch import Tensor
 
 from .tensor_file import TensorReader
 
-GRADIENT, PARAMETER, OTHER = "gradient/", "parameter/", "other/"  # beginnings of the tensors' names
+# Beginnings of the tensors' names. The name of a state is that of the state, a slash, and the parameter's.
+GRADIENT, PARAMETER, STATE, OTHER = "gradient/", "parameter/", "state/", "other/"
 _INDEX = re.compile(r"step(\d+)\.rank(\d+)\.json")
 
 

@@ -73,7 +73,7 @@ class Recorded(EngineBase):
             "are_drawn": self._same_numbers.are_drawn,
         }
         step = recorder.step
-        recorder.after_update(self._values.parameters(), notes)
+        recorder.after_update(self._values.parameters(), self._values.states(), notes)
         if self._compared.part != CONFIGURED:
             self._take_parameters(step)
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..environment import NumericsRun
-from .record import GRADIENT, OTHER, PARAMETER, place_of
+from .record import GRADIENT, OTHER, PARAMETER, STATE, place_of
 from .tensor_file import TensorWriter
 
 MOST_SKIPPED = 20  # steps without an update that are allowed beyond those asked for
@@ -70,12 +70,20 @@ class Recorder:
         for name, value in gradients:
             self._writer.add(GRADIENT + name, value if scale == 1.0 else value / scale)
 
-    def after_update(self, parameters: Iterable[tuple[str, Tensor]], notes: dict[str, Any]) -> None:
-        """Write the parameters after the step; then end the run if it was the last one."""
+    def after_update(
+        self,
+        parameters: Iterable[tuple[str, Tensor]],
+        states: Iterable[tuple[str, Tensor]],
+        notes: dict[str, Any],
+    ) -> None:
+        """Write the parameters and the optimizer's states after the step; then end the run if it was the last
+        one.
+        """
         if self._writer is None:
             raise AssertionError("a step ends that has not begun")
-        for name, value in parameters:
-            self._writer.add(PARAMETER + name, value)
+        for kind, values in ((PARAMETER, parameters), (STATE, states)):
+            for name, value in values:
+                self._writer.add(kind + name, value)
         norm = notes["norm"]
         notes["norm"] = norm if norm is not None and isfinite(norm) else None
         losses = [one if isfinite(one) else None for one in self._losses]

@@ -17,7 +17,7 @@ def lines_of(result: Comparison, reference: str) -> Iterator[str]:
     yield (
         f"bounds ({bounds.reason}): loss {bounds.loss:.1e}, gradient {bounds.gradient:.1e} of its largest "
         f"element, norm {bounds.norm:.1e}, parameter {bounds.parameter:.1e} of itself and "
-        f"{bounds.update:.0e} of its largest change"
+        f"{bounds.update:.0e} of its largest change, state {bounds.state:.0e} of its largest element"
     )
     yield from _what_must_differ(result, other)
     if result.difference is None:
@@ -61,7 +61,9 @@ def _what_must_differ(result: Comparison, other: str) -> Iterator[str]:
 
 def _told(found: FoundDifference, result: Comparison, other: str) -> Iterator[str]:
     engine = f", engine {found.engine + 1}" if result.num_engines > 1 else ""
-    of = f" of '{found.name}'" if found.quantity == "gradient" else f" '{found.name}'" if found.name else ""
+    state, _, name = found.name.partition("/") if found.quantity == "state" else ("", "", found.name)
+    of = f" {state} of '{name}'" if state else f" of '{name}'" if found.quantity == "gradient" else ""
+    of = f" '{name}'" if found.quantity == "parameter" else of
     if found.configured is not None and found.reference is not None:
         yield f"{found.where}: {found.configured:.9g} as configured, {found.reference:.9g} {other}"
         yield f"they differ by {abs(found.configured - found.reference):.3g}, and may by {found.bound:.3g}"

@@ -50,15 +50,30 @@ class WholeValues:
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the values that the optimizer updates, float32."""
         for sub_buffer in (one for _, one in self._sub_buffers() if one.is_trained):
-            for index, part in enumerate(self._masters(sub_buffer)):
-                whole = sub_buffer.gather_parts(index, part)
-                if self._writes(sub_buffer, index):
-                    yield sub_buffer.true_name(index), whole
+            yield from self._wholes(sub_buffer, self._masters(sub_buffer))
+
+    @torch.no_grad()
+    def states(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the optimizer's states that have a number for each element, as STATE/NAME."""
+        for sub_buffer in (one for _, one in self._sub_buffers() if one.is_trained):
+            for state in sorted(sub_buffer.optimizer_shard.states):
+                with sub_buffer.here():
+                    parts = self._parts(sub_buffer, sub_buffer.optimizer_shard.states[state])
+                for name, whole in self._wholes(sub_buffer, parts):
+                    yield f"{state}/{name}", whole
+
+    def _wholes(self, sub_buffer: SubBuffer, parts: list[Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for index, part in enumerate(parts):
+            whole = sub_buffer.gather_parts(index, part)
+            if self._writes(sub_buffer, index):
+                yield sub_buffer.true_name(index), whole
 
     def _masters(self, sub_buffer: SubBuffer) -> list[Tensor]:
         with sub_buffer.here():
-            own = sub_buffer.on_device(sub_buffer.optimizer_shard.master)
-            flat = sub_buffer.comm.gather_states(own, what=sub_buffer.label)
+            return self._parts(sub_buffer, sub_buffer.optimizer_shard.master)
+
+    def _parts(self, sub_buffer: SubBuffer, own: Tensor) -> list[Tensor]:
+        flat = sub_buffer.comm.gather_states(sub_buffer.on_device(own), what=sub_buffer.label)
         slots = sub_buffer.layout.slots
         return [flat[slot.offset : slot.offset + slot.numel].view(slot.shape) for slot in slots]
 

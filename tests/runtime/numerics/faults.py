@@ -162,6 +162,23 @@ def wrong_step_of_adam() -> Iterator[None]:
 
 
 @contextmanager
+def lost_moment() -> Iterator[None]:
+    """Adam forgets a moment of one parameter after each step."""
+    step = FusedRule.step
+
+    def broken(self: FusedRule, groups: Any, **options: Any) -> None:
+        step(self, groups, **options)
+        for sub_buffer in self._sub_buffers:
+            for index, member in enumerate(sub_buffer.members):
+                if member.name == BROKEN:
+                    nothing = torch.zeros(sub_buffer.whole_shape(index))
+                    sub_buffer.copy_fragment(index, nothing, sub_buffer.optimizer_shard.states["exp_avg"])
+
+    with patch.object(FusedRule, "step", broken):
+        yield
+
+
+@contextmanager
 def other_weights_in_forward() -> Iterator[None]:
     """In every forward after the first step rank 1 computes with a weight that is a little off."""
     forward = StepEngine.forward
@@ -243,6 +260,7 @@ FAULTS = {
         (1, "parameter", "first.bias"),
         "",
     ),
+    "lost moment": Fault(lost_moment, 2, by_config, ({"stage": 2},), (1, "state", f"exp_avg/{BROKEN}")),
     "stale parameter": Fault(stale_parameter, 2, by_config, ({"stage": 1},), (1, "parameter", BROKEN)),
     "norm without a stage": Fault(
         norm_without_a_stage, 2, of_layout, (Layout(pp=2, dp=1, stage=0),), (1, "norm", "")
