@@ -32,8 +32,10 @@ from ..placement.precision import precision_of
 from ..placement.stage_policy import Placement, policy_for_stage
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.loss_scale import LossScaler
+from ..zero.stand_ins import note_stand_in
 from .plain_gradients import PlainGradients
 from .plain_model import place_whole
+from .plain_param import PlainParam
 from .plain_update import PlainScale, PlainUpdate, norm_of
 from .plain_weights import PlainWeights
 from .record import GRADIENT, OTHER, PARAMETER, StepRecord, num_steps
@@ -106,6 +108,15 @@ class Plain(EngineBase):
             name: param for name, param in self.module.named_parameters() if name in self._update_of.masters
         }
         self._gradients = PlainGradients(trained, factor=self._factor)
+        for name, param in trained.items():
+            stand_in = PlainParam(
+                name,
+                self._update_of,
+                self._gradients,
+                is_counted=self._is_counted,
+                divisor=lambda: self._divisor * self._scale.value,
+            )
+            note_stand_in(param, stand_in)
         self._recorder = recorder
         self._differing = self._take_state(recorder, self._update_of)
         facts = {

@@ -50,14 +50,30 @@ class PlainGradients:
 
         Order: a collective
         """
-        averages: dict[str, Tensor] = {}
-        for name, param in self._params.items():
-            own = self._sums.pop(name, None)
-            if own is None or not is_counted:
-                own = torch.zeros(param.shape, dtype=torch.float64, device=param.device)
-            dist.all_reduce(own)
-            averages[name] = own / divisor
+        averages = {name: self.average(name, is_counted=is_counted, divisor=divisor) for name in self._params}
+        self.forget()
         return averages
+
+    def average(self, name: str, *, is_counted: bool, divisor: float) -> Tensor:
+        """Return the average of one parameter's gradients so far; float64.
+
+        Order: a collective
+        """
+        own, param = self._sums.get(name), self._params[name]
+        if own is None or not is_counted:
+            own = torch.zeros(param.shape, dtype=torch.float64, device=param.device)
+        total = own.clone()
+        dist.all_reduce(total)
+        return total / divisor
+
+    def set(self, name: str, average: Tensor, *, is_counted: bool, divisor: float) -> None:
+        """Let the sums be such that this is their average.
+
+        Order: a collective
+        """
+        num_counted = torch.tensor(float(is_counted), device=average.device)
+        dist.all_reduce(num_counted)
+        self._sums[name] = average.double() * (divisor / float(num_counted))
 
     def forget(self) -> None:
         """Drop the sums."""

@@ -105,6 +105,11 @@ class PlainUpdate:
             master.grad = None
             self._show(name)
 
+    def state_of(self, name: str) -> dict[str, Any]:
+        """Return the optimizer's states of a parameter."""
+        master = self.masters[name]
+        return next((one.state[master] for one, _ in self._steppers if master in one.state), {})
+
     def states(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the states that have a number for each element, as STATE/NAME."""
         for stepper, _ in self._steppers:

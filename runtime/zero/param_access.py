@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..placement.stage_policy import Placement
 from .param_location import ParamLocation, location_of
+from .stand_ins import stand_in_of
 
 # ---- float32 values
 
@@ -27,6 +28,8 @@ from .param_location import ParamLocation, location_of
 @torch.no_grad()
 def safe_get_full_fp32_param(param: nn.Parameter) -> Tensor | None:
     """A copy of the value that the optimizer updates, of the parameter's shape."""
+    if (stand_in := stand_in_of(param)) is not None:
+        return stand_in.value()
     location = _trained(param)
     if location is None:
         return None
@@ -40,6 +43,9 @@ def safe_set_full_fp32_param(param: nn.Parameter, value: Tensor) -> None:
 
     Errors: ConfigError if no engine trains it, or the shape is another
     """
+    if (stand_in := stand_in_of(param)) is not None:
+        stand_in.set_value(value)
+        return
     location = _to_write(param, value)
     with location.sub_buffer.here(is_written=True):
         _copy_part(location, value, location.sub_buffer.optimizer_shard.master)
@@ -101,6 +107,8 @@ def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> 
 
     Errors: ConfigError for a state that the optimizer does not have
     """
+    if (stand_in := stand_in_of(param)) is not None:
+        return stand_in.state(optim_state_key)
     location = _trained(param)
     if location is None:
         return None
@@ -113,6 +121,9 @@ def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> 
 @torch.no_grad()
 def safe_set_full_optimizer_state(param: nn.Parameter, value: Tensor, optim_state_key: str) -> None:
     """Set the optimizer state; every rank gives the same value. Not a collective."""
+    if (stand_in := stand_in_of(param)) is not None:
+        stand_in.set_state(optim_state_key, value)
+        return
     location = _to_write(param, value)
     if location.member_index in location.sub_buffer.optimizer_shard.states_of_whole:
         state = location.sub_buffer.optimizer_shard.states_of_whole[location.member_index]().get(
@@ -151,6 +162,8 @@ def safe_get_full_grad(param: nn.Parameter) -> Tensor | None:
     """A float32 copy of the average over all ranks of the gradients so far, of the
     parameter's shape.
     """
+    if (stand_in := stand_in_of(param)) is not None:
+        return stand_in.gradient()
     location = _trained(param)
     return None if location is None else _averages(location, [location.member_index])[0]
 
@@ -158,6 +171,9 @@ def safe_get_full_grad(param: nn.Parameter) -> Tensor | None:
 @torch.no_grad()
 def safe_set_full_grad(param: nn.Parameter, value: Tensor) -> None:
     """Set the gradient; every rank gives the same value. Not a collective."""
+    if (stand_in := stand_in_of(param)) is not None:
+        stand_in.set_gradient(value)
+        return
     location = _to_write(param, value)
     location.model.check_averaged()
     part = location.sub_buffer.part_of(location.member_index, value)
@@ -173,6 +189,9 @@ def safe_update_full_grad_vectorized(
     Parameters that share a sub-buffer travel together, so one call for many costs less than a getter and a
     setter for each. Parameters that no engine trains are left alone. Order: every rank gives the same list
     """
+    for param in param_list:
+        if (stand_in := stand_in_of(param)) is not None:
+            stand_in.set_gradient(update_func(stand_in.gradient(), param))
     locations = [location for location in map(_trained, param_list) if location is not None]
     for sub_buffer in dict.fromkeys(location.sub_buffer for location in locations):
         own = [location for location in locations if location.sub_buffer is sub_buffer]

@@ -14,6 +14,13 @@ from torch.utils.checkpoint import checkpoint
 import dslaunch
 from dslaunch.runtime.compat.pipeline.module import PipelineModule
 from dslaunch.runtime.environment import computes_plainly
+from dslaunch.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_grad,
+)
 from tests.runtime.models import Uneven, batch, make_config, make_model, train_engine
 from tests.runtime.pipeline.models import data, loss_fn, specs
 from tests.runtime.tensor import models as tensor_models
@@ -118,6 +125,26 @@ class Checkpointed(nn.Module):
         return checkpoint(self.layer, *args, use_reentrant=False, **kwargs)
 
 
+def with_reads(rank: int, stage: int) -> None:
+    """Reads and writes by the functions that know shards: every gradient is halved before the step."""
+    model = make_model()
+    config = make_config(stage=stage, train_micro_batch_size_per_gpu=2, optimizer=SGD)
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    for step in range(3):
+        for micro in batch(step).chunk(engine.gradient_accumulation_steps()):
+            engine.backward(engine(micro.chunk(2)[rank]).square().mean())
+            if engine.is_gradient_accumulation_boundary():
+                for param in model.parameters():
+                    grad = safe_get_full_grad(param)
+                    assert grad is not None
+                    safe_set_full_grad(param, grad / 2)
+            engine.step()
+        value = safe_get_full_fp32_param(model.last.bias)
+        assert value is not None
+        safe_set_full_fp32_param(model.last.bias, value + 0.1)
+        assert safe_get_full_optimizer_state(model.last.bias, "momentum_buffer") is not None
+
+
 def of_hugging_face(rank: int, kind: str, stage: int, tp: int, changes: dict[str, Any]) -> None:
     """A small causal model of transformers, tied, with checkpointed activations."""
     model = tensor_models.make_hugging_face(kind, is_tied=True, **changes.pop("model", {}))
@@ -156,6 +183,7 @@ SOUND: dict[str, tuple[int, Callable[..., None], tuple[Any, ...]]] = {
     "client's AdamW": (2, of_client, (2, partial(torch.optim.AdamW, lr=0.01))),
     "client's Adafactor": (2, of_client, (3, _adafactor)),
     "adapters": (2, of_adapters, (3,)),
+    "reads and writes": (2, with_reads, (3,)),
     "zero.Init": (2, made_in_shards, (3,)),
     "Llama": (2, of_hugging_face, ("Llama", 3, 1, {"is_checkpointed": True})),
     "GPT-NeoX in bf16": (2, of_hugging_face, ("GPTNeoX", 2, 1, {"bf16": {"enabled": True}})),
