@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ...shared.table import terminal_columns
+from ..fit.finding import FitFinding
 from ..options.number import Seconds, Size
+from ..wording import shown_size
 from .cli import dslaunch, job_options
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
+from .runtime_program import require_pages, require_runtime
 
 NOT_OURS = ("dry_run", "version")
 DEFAULT_LIMIT_S = 600.0
@@ -37,7 +41,7 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
     groups={
         "Devices": ("gpu", "gpu_memory", "host_memory"),
         "In place of the program": ("model", "batch", "gradient_checkpointing"),
-        "Options": ("as_json", "verbose", "time_limit", "help"),
+        "Options": ("page", "as_json", "verbose", "time_limit", "help"),
     },
     epilog=EPILOG,
     context_settings=PROGRAM_SETTINGS,
@@ -67,6 +71,9 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
     is_flag=True,
     help="With --model: its blocks are computed again in the backward.",
 )
+@click.option(
+    "--page", metavar="FILE", help="Write a page for a browser that draws the memory of each kind of rank."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything that was found as JSON.")
 @click.option("--verbose", is_flag=True, help="Show the program's own output, on stderr.")
 @click.option(
@@ -81,7 +88,6 @@ def command(**given: Any) -> int:
     if not given["script"]:
         raise click.UsageError("which script? Write: dslaunch plan [options] script.py [its arguments]")
     from ..run.plan_job import FitRequest, plan_job
-    from .runtime_program import require_runtime
 
     require_runtime("dslaunch plan")
     options = job_options({**given, "dry_run": True})
@@ -95,9 +101,42 @@ def command(**given: Any) -> int:
         limit_s=given["time_limit"],
         is_verbose=given["verbose"],
     )
+    place = None if given["page"] is None else _place(given["page"])
     found = plan_job(options, request)
     click.echo((found.as_json() if given["as_json"] else "\n".join(found.lines(terminal_columns()))).encode())
+    if place is not None:
+        _write(place, found, title=f"plan of {given['script']}")
     return found.verdict.exit_code
+
+
+def _place(word: str) -> Path:
+    """Return where the page is written.
+
+    Errors: LaunchError if it cannot be made or written
+    """
+    require_pages("dslaunch plan --page")
+    from ..page.page_file import check_page_place
+
+    place = Path(word).expanduser()
+    check_page_place(place, option="--page")
+    return place
+
+
+def _write(place: Path, found: FitFinding, *, title: str) -> None:
+    from ..page.page_file import write_page
+    from ..page.plan_page import PlannedMemory, plan_page
+
+    ranks = [
+        PlannedMemory(
+            name=one.name,
+            points=one.answer.curve,
+            phases=tuple(phase.clock for phase in one.answer.stretches),
+        )
+        for one in found.rehearsed
+    ]
+    page = plan_page(title=title, fits=found.verdict.fits, lines=found.lines(), ranks=ranks)
+    size = write_page(place, page, option="--page")
+    click.echo(f"dslaunch: wrote {place} ({shown_size(size)})", err=True)
 
 
 command.params[:0] = [one for one in dslaunch.params[:-2] if one.name not in NOT_OURS]

@@ -24,6 +24,15 @@ def require_runtime(what: str) -> None:
         )
 
 
+def require_pages(what: str) -> None:
+    """Errors: LaunchError if a package that draws pages is not installed"""
+    missing = next((name for name in ("bokeh", "numpy") if find_spec(name) is None), None)
+    if missing is not None:
+        raise LaunchError(
+            f'{what} needs the package {missing}; install it: pip install ".[report]" in a clone of dslaunch'
+        )
+
+
 def run_program(module: str, request: dict[str, Any], *, what: str) -> int:
     """Run `dslaunch.runtime.<module>` with the request as JSON, on this terminal; return its exit code,
     128 + n for signal n.

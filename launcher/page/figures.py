@@ -34,9 +34,13 @@ HEIGHT = 230  # CSS pixels
 class ChartAxis:
     """The horizontal axis of charts: they are zoomed together, and a line marks the pointer in all."""
 
-    def __init__(self, label: str, *, scale: float = 1.0, starts: Sequence[float] = ()) -> None:
-        """`scale` divides the drawn values. `starts` are the begins of attempts, before that."""
-        self.label, self.scale = label, scale
+    def __init__(
+        self, label: str, *, scale: float = 1.0, starts: Sequence[float] = (), noun: str = "time"
+    ) -> None:
+        """`scale` divides the drawn values. `starts` are the begins of attempts, before that. `noun` stands
+        at the pointer.
+        """
+        self.label, self.scale, self.noun = label, scale, noun
         self.range: Any = DataRange1d(range_padding=0.01)
         self.line = Span(dimension="height", line_color=GREY, line_width=1)
         self.starts = [one / scale for one in starts]

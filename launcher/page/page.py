@@ -62,7 +62,7 @@ def page_of(run: Run) -> str:
         )
         sections[1:1] = [PageSection(key="no-numbers", title="Training", text=element("p", escaped(hint)))]
     head = element("h1", escaped(run.name)) + element("span", escaped(words), class_=f"state {kind}")
-    return _document(f"{run.name}: {words}", head, sections)
+    return document(f"{run.name}: {words}", head, sections)
 
 
 def comparison_page(a: Run, b: Run) -> str:
@@ -86,7 +86,7 @@ def comparison_page(a: Run, b: Run) -> str:
         ),
     ]
     title = f"{both.names[0]} and {both.names[1]}"
-    return _document(title, element("h1", escaped(title)), sections)
+    return document(title, element("h1", escaped(title)), sections)
 
 
 def _differences(both: RunComparison) -> str:
@@ -105,7 +105,7 @@ def _at_equal_steps(both: RunComparison) -> str:
     return made
 
 
-def _document(title: str, head: str, sections: Sequence[PageSection]) -> str:
+def document(title: str, head: str, sections: Sequence[PageSection]) -> str:
     """Return everything in one file: no address in it is loaded, and no program runs but our own."""
     shown = [one for one in sections if one.text or one.charts]
     charts = [chart for one in shown for chart in one.charts]

@@ -20,26 +20,26 @@ def default_place(label: str) -> Path:
     return Path(f"{name or 'run'}.html")
 
 
-def check_page_place(path: Path) -> None:
-    """Check, before it is made, that the page can be written there.
+def check_page_place(path: Path, *, option: str = "--output") -> None:
+    """Check, before it is made, that the page can be written there; `option` names the place.
 
     Errors: LaunchError if not, or if the file there is no page of ours
     """
-    check_place(path, option="--output")
+    check_place(path, option=option)
     if is_of_system(path.parent) or not path.exists():
         return
     try:
         is_ours = _MARK in read_plain(str(path), max_bytes=_START_BYTES)
     except OSError as error:
-        raise LaunchError(f"--output={path}: cannot be read: {error.strerror}; give another name") from None
+        raise LaunchError(f"{option}={path}: cannot be read: {error.strerror}; give another name") from None
     if not is_ours and path.stat().st_size:
         raise LaunchError(
-            f"--output={path} is there already, and is no page of dslaunch report; give another name with "
-            "-o, or move it away"
+            f"{option}={path} is there already, and is no page of dslaunch report; give another name, or "
+            "move it away"
         )
 
 
-def write_page(path: Path, page: str) -> int:
+def write_page(path: Path, page: str, *, option: str = "--output") -> int:
     """Write the page; return its size in bytes.
 
     Errors: LaunchError if it cannot be written
@@ -51,5 +51,5 @@ def write_page(path: Path, page: str) -> int:
         else:
             put_file(path, data)
     except OSError as error:
-        raise LaunchError(f"--output={path}: cannot be written: {error.strerror}") from None
+        raise LaunchError(f"{option}={path}: cannot be written: {error.strerror}") from None
     return len(data)

@@ -77,7 +77,7 @@ def stack_chart(points: Sequence[tuple[float, int, Parts]], names: PartNames, *,
         place_legend(made)
     top = made.line("x", "whole", source=source, color=GREY, line_width=1)
     mark_starts(made, axis)
-    add_hover(made, [("time", "@x{%.5g}"), *_tips(parts, names)], renderers=[top], mode="vline")
+    add_hover(made, [(axis.noun, "@x{%.5g}"), *_tips(parts, names)], renderers=[top], mode="vline")
     return Chart(
         key=names.key,
         title=names.title,

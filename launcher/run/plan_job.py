@@ -122,7 +122,8 @@ def _model(plan: Plan, request: FitRequest) -> dict[str, Any] | None:
     """
     if request.model is None:
         if request.batch is not None or request.is_checkpointed:
-            raise LaunchError("--batch and --gradient_checkpointing have no effect without --model; add it")
+            name = "--batch" if request.batch is not None else "--gradient_checkpointing"
+            raise LaunchError(f"{name} has no effect without --model; add --model=FOLDER, or leave it out")
         return None
     if request.batch is None:
         raise LaunchError("--model has no batch; add --batch=4x2048, samples and tokens of a micro batch")

@@ -73,7 +73,7 @@ def test_a_program_that_fails_is_named_with_its_line(
         ("--gpu A10 --model . train.py", "--model has no batch; add --batch=4x2048, samples and tokens"),
         (
             "--gpu A10 --batch 4x8 train.py",
-            "--batch and --gradient_checkpointing have no effect without --model",
+            "--batch has no effect without --model; add --model=FOLDER, or leave",
         ),
         ("--gpu A10", "which script? Write: dslaunch plan [options] script.py [its arguments]"),
     ],
