@@ -33,6 +33,7 @@ from ..placement.stage_policy import Placement, policy_for_stage
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.loss_scale import LossScaler
 from ..zero.stand_ins import note_stand_in
+from .loaded import read_loaded, take_loaded
 from .plain_gradients import PlainGradients
 from .plain_model import place_whole
 from .plain_param import PlainParam
@@ -124,9 +125,7 @@ class Plain(EngineBase):
             "differing": self._differing,
             "is_torchs": self._update_of.is_torchs,
         }
-        is_writer = self.global_rank == 0
-        parameters = self._update_of.masters.items() if is_writer else ()
-        recorder.begin(parameters, (), facts)
+        recorder.begin({PARAMETER: self._update_of.masters.items() if self.global_rank == 0 else ()}, facts)
 
     @torch.no_grad()
     def _take_state(self, recorder: Recorder, update: PlainUpdate) -> list[str]:
@@ -290,11 +289,26 @@ class Plain(EngineBase):
         return True
 
     def load_checkpoint(self, *args: Any, **kwargs: Any) -> tuple[str | None, dict[str, Any] | None]:
-        """Errors: ConfigError"""
-        raise ConfigError(
-            "dslaunch numerics compares the first steps from the weights that initialize() is given, and the "
-            "program calls load_checkpoint(); leave the call out for the comparison"
-        )
+        """Take what the run as configured has loaded.
+
+        Errors: ConfigError after the first step
+        """
+        recorder, update = self._recorder, self._update_of
+        if recorder is None or update is None or recorder.step > 1:
+            raise ConfigError(
+                "dslaunch numerics compares steps that follow each other, and the program calls "
+                "load_checkpoint() between them; leave the call out for the comparison"
+            )
+        loaded = read_loaded(recorder)
+        result: tuple[str | None, dict[str, Any] | None] = loaded["result"]
+        if result[0] is not None:
+            self._take_state(recorder, update)
+            take_loaded(self, loaded)
+            self._scale.value = self._scaler.scale = loaded["scale"]
+            update.take_states(
+                StepRecord(recorder.run.folder, CONFIGURED, recorder.number, 0), loaded["num_steps"]
+            )
+        return result
 
     def _close(self) -> None:
         self._instruments.close()

@@ -17,6 +17,7 @@ from ..config.precision import Fp16Config
 from ..optimizers.registry import OPTIMIZERS
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.fused_rule import FusedRule
+from .record import STATE, StepRecord
 
 _TORCHS: Mapping[str, type[torch.optim.Optimizer]] = {
     "Adam": torch.optim.Adam,
@@ -109,6 +110,19 @@ class PlainUpdate:
         """Return the optimizer's states of a parameter."""
         master = self.masters[name]
         return next((one.state[master] for one, _ in self._steppers if master in one.state), {})
+
+    @torch.no_grad()
+    def take_states(self, record: StepRecord, num_steps: int) -> None:
+        """Go on with states that were recorded, after so many steps."""
+        for stepper, _ in self._steppers:
+            for group in stepper.param_groups:
+                for master in group["params"]:
+                    stepper.state[master] = {"step": torch.tensor(float(num_steps))} if num_steps else {}
+        for key in record.names(STATE):
+            state, _, name = key.partition("/")
+            if name in self.masters:
+                value = record.read(STATE, key).to(self.masters[name])
+                self.state_of(name)[state] = value
 
     def states(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the states that have a number for each element, as STATE/NAME."""

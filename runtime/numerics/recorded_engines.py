@@ -19,7 +19,8 @@ from ..engine.step_engine import StepEngine
 from ..environment import CONFIGURED, NumericsRun, read_environment, read_numerics
 from ..placement.precision import precision_of
 from ..zero.param_access import safe_set_full_fp32_param, safe_set_full_grad
-from .record import GRADIENT, PARAMETER, StepRecord, num_steps
+from .loaded import write_loaded
+from .record import GRADIENT, OTHER, PARAMETER, STATE, StepRecord, num_steps
 from .recorder import Recorder
 from .same_numbers import SameNumbers
 from .whole_values import WholeValues
@@ -48,8 +49,24 @@ class Recorded(EngineBase):
             self._values = WholeValues(self)
             if run.part != CONFIGURED:
                 self._take_parameters(0)
-            facts = facts_of(self) | memory_facts(self)
-            self._recorder.begin(self._values.parameters(), self._values.others(), facts)
+            self._begin(self._recorder)
+
+    def _begin(self, recorder: Recorder) -> None:
+        values = {
+            PARAMETER: self._values.parameters(),
+            STATE: self._values.states(),
+            OTHER: self._values.others(),
+        }
+        recorder.begin(values, facts_of(self) | memory_facts(self))
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> tuple[str | None, dict[str, Any] | None]:
+        """Load it; before the first step the comparison then begins with what was loaded."""
+        result = super().load_checkpoint(*args, **kwargs)
+        if self._recorder is not None and self._recorder.step == 1:
+            if result[0] is not None:
+                self._begin(self._recorder)
+            write_loaded(self, self._recorder, result)
+        return result
 
     def _end_micro_batch(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         recorder = self._recorder

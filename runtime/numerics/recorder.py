@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..environment import NumericsRun
-from .record import GRADIENT, OTHER, PARAMETER, STATE, place_of
+from .record import GRADIENT, PARAMETER, STATE, place_of
 from .tensor_file import TensorWriter
 
 MOST_SKIPPED = 20  # steps without an update that are allowed beyond those asked for
@@ -47,16 +47,13 @@ class Recorder:
         """Return the number of the step that is under way, from 1."""
         return self._step + 1
 
-    def begin(
-        self,
-        parameters: Iterable[tuple[str, Tensor]],
-        others: Iterable[tuple[str, Tensor]],
-        notes: dict[str, Any],
-    ) -> None:
-        """Write the state before the first step."""
+    def begin(self, values: Mapping[str, Iterable[tuple[str, Tensor]]], notes: dict[str, Any]) -> None:
+        """Write the state before the first step, which replaces one that was written before; `values` are by
+        kind.
+        """
         writer = TensorWriter(self.path_of(self.run.part, 0))
-        for kind, values in ((PARAMETER, parameters), (OTHER, others)):
-            for name, value in values:
+        for kind, named in values.items():
+            for name, value in named:
                 writer.add(kind + name, value)
         writer.close(notes)
 

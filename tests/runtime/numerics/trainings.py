@@ -145,6 +145,23 @@ def with_reads(rank: int, stage: int) -> None:
         assert safe_get_full_optimizer_state(model.last.bias, "momentum_buffer") is not None
 
 
+def resumed(rank: int, folder: str, changes: dict[str, Any]) -> None:
+    """What another training has saved is loaded, and trained on."""
+    config = make_config(**{"scheduler": {"type": "WarmupLR"}, **changes})
+    engine, *_ = dslaunch.initialize(model=make_model(seed=7), config=config)
+    path, state = engine.load_checkpoint(folder)
+    assert path is not None
+    assert state is not None
+    train_engine(engine, steps=3, first=state["step"])
+
+
+def saved(rank: int, folder: str, changes: dict[str, Any]) -> None:
+    config = make_config(**{"scheduler": {"type": "WarmupLR"}, **changes})
+    engine, *_ = dslaunch.initialize(model=make_model(), config=config)
+    train_engine(engine, steps=2)
+    engine.save_checkpoint(folder, client_state={"step": 2})
+
+
 def of_hugging_face(rank: int, kind: str, stage: int, tp: int, changes: dict[str, Any]) -> None:
     """A small causal model of transformers, tied, with checkpointed activations."""
     model = tensor_models.make_hugging_face(kind, is_tied=True, **changes.pop("model", {}))
