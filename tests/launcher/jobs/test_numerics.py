@@ -56,6 +56,7 @@ def test_a_program_is_run_twice_and_found_equal(tmp_path: Path) -> None:
     job.assert_nothing_is_left()
 
 
+@pytest.mark.exhaustive
 def test_a_difference_is_the_exit_code_and_named(tmp_path: Path) -> None:
     job = _run(tmp_path, "wrong")
     assert job.wait(TWO_RUNS_S) == 1, job.err
