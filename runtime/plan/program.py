@@ -22,6 +22,7 @@ from ..step import grad_norm
 from .after_steps import rehearse_evaluation, rehearse_save
 from .attention import choose_attention
 from .autocast import cast_as_autocast
+from .by_device import choose_by_device
 from .census import tell_kinds
 from .cuda import PlannedGpu
 from .disk import PlannedDisk
@@ -83,11 +84,11 @@ class Rehearsal:
         if has_fused_attention:
             choose_attention(self.mode)
 
-    def _computed(self, func: Any, args: Any, kwargs: Any, tensors: Any, results: Any) -> None:
+    def _computed(self, func: Any, args: Any, kwargs: Any, tensors: Any, results: Any, out: Any) -> None:
         self.memory.tick()
         if _waits_for_copy(func, args, kwargs, tensors, results):
             host_waits()
-        self.work.add(func, args, kwargs, tensors, results)
+        self.work.add(func, args, kwargs, tensors, results, out)
 
     def _put_stand_ins(self, device_bytes: int, rank: int, world_size: int) -> None:
         """Replace in this process what needs values, a GPU or other ranks."""
@@ -105,6 +106,7 @@ class Rehearsal:
         join_alike_ranks(rank=rank, size=world_size, backend="nccl" if is_on_gpu else "gloo")
         answer_for_tensors(self.mode)
         cast_as_autocast()
+        choose_by_device()
         self.work.watch_wires()
         self.disk.put()
         kernels: Any = _C

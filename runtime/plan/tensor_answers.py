@@ -13,6 +13,7 @@ from .streams import host_waits
 from .without_values import WithoutValues, indexed, tensor_device
 
 _BASE = torch._C.TensorBase
+_DATA: Any = _BASE.data
 _STORAGE: Any = torch._C.StorageBase
 
 
@@ -47,6 +48,7 @@ class _Devices:
         cls.is_cpu = property(lambda tensor: self.device(tensor).type == "cpu")
         cls.is_meta = property(lambda tensor: self.device(tensor).type == "meta")
         cls.get_device = lambda tensor: -1 if self.device(tensor).type == "cpu" else 0
+        cls.data = property(_DATA.__get__, self.set_data)
         cls.is_pinned = _method(self.is_pinned)
         cls.data_ptr = _method(self.data_ptr)
         plain: Any = Tensor._make_wrapper_subclass
@@ -64,6 +66,13 @@ class _Devices:
     def device(self, tensor: Tensor) -> torch.device:
         """Return the device that the tensor is said to be on."""
         return self._mode.device_of(tensor) or tensor_device(tensor)
+
+    def set_data(self, tensor: Tensor, values: Tensor) -> None:
+        """Let the tensor be over other memory, which may have no values where the tensor's own has."""
+        if tensor_device(tensor) == tensor_device(values):
+            _DATA.__set__(tensor, values)
+        else:  # torch refuses to change the kind of device
+            torch._C._swap_tensor_impl(tensor, values.detach())  # type: ignore[attr-defined]
 
     def is_pinned(self, tensor: Tensor, device: Any = None) -> bool:
         """Whether it is in pinned host memory."""

@@ -46,7 +46,8 @@ def indexed(device: torch.device | str) -> torch.device:
 class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside the `with` block operations give tensors without values; see [Note: a tensor without values].
 
-    `computed` is called with each operation, its arguments, the tensors among them, and its results.
+    `computed` is called with each operation, its arguments, the tensors among them, those that it gives, and
+    all that its kernel has returned.
     """
 
     def __init__(
@@ -210,7 +211,7 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             for one in written:
                 self._forget(one)
-        self._computed(func, args, kwargs, tensors, made)
+        self._computed(func, args, kwargs, tensors, made, out)
         return results
 
     def _own_results(self, out: Any, written: list[Tensor], meta_of: Mapping[int, Tensor]) -> Any:

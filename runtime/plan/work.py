@@ -55,9 +55,15 @@ class WorkMeter:
         return before
 
     def add(
-        self, func: Any, args: Any, kwargs: Any, tensors: Sequence[Tensor], results: Sequence[Tensor]
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        tensors: Sequence[Tensor],
+        results: Sequence[Tensor],
+        out: Any,
     ) -> None:
-        """Count one operation."""
+        """Count one operation, which gives `results`; `out` is all that its kernel has returned."""
         name = func._schema.name.partition("::")[2]
         if name in _VIEWS or not results:
             return
@@ -70,7 +76,7 @@ class WorkMeter:
         if "cuda" not in devices and self.is_on_gpu:
             self.now.host_bytes += num_bytes
             return
-        flops = _flops(func, args, kwargs, results)
+        flops = _flops(func, args, kwargs, out)
         intensity = (flops // max(num_bytes, 1)).bit_length() if flops else -1
         group = OperationGroup(str(results[0].dtype).removeprefix("torch."), intensity)
         before = self.now.on_device[group]
@@ -96,9 +102,9 @@ class WorkMeter:
         Wire.begin = counted  # type: ignore[method-assign, assignment]
 
 
-def _flops(func: Any, args: Any, kwargs: Any, results: Sequence[Tensor]) -> int:
+def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     """Return the multiplications and additions of an operation that has a formula, else 0."""
     formula = flop_registry.get(func.overloadpacket)
     if formula is None:
         return 0
-    return int(formula(*args, **kwargs, out_val=results[0] if len(results) == 1 else tuple(results)))
+    return int(formula(*args, **kwargs, out_val=out))

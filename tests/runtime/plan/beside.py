@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from dslaunch.drop_in import FOLDER
 from tests.runtime.plan.programs import PROGRAMS, Config
 
 PLANNED_STEPS = 2
@@ -95,6 +97,7 @@ def _rehearsed(row: Row, rank: int) -> dict[str, Any]:
     from dslaunch.runtime.plan.program import Rehearsal
 
     os.environ.update(_environment(rank, row.world_size))
+    sys.path.insert(0, FOLDER)  # where programs find `deepspeed`
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     rehearsal = Rehearsal(
@@ -125,6 +128,7 @@ def measure(rank: int, row: Row) -> Seen:
     import torch
 
     os.environ.update(_environment(rank, row.world_size), LOCAL_RANK=str(rank))
+    sys.path.insert(0, FOLDER)
     watch = _Watch(rank)
     torch.manual_seed(0)
     with warnings.catch_warnings():

@@ -71,14 +71,22 @@ class Blocks(nn.Module):
 class Checkpointed(Blocks):
     """Blocks whose activations are computed again in the backward."""
 
+    is_reentrant = False
+
     def forward(self, tokens: Tensor) -> Tensor:
         from torch.utils.checkpoint import checkpoint
 
         x = self.embedding(tokens)
         for block in self.blocks:
-            x = x + checkpoint(block, x, use_reentrant=False)
+            x = x + checkpoint(block, x, use_reentrant=self.is_reentrant)
         scores: Tensor = self.head(x)
         return scores
+
+
+class CheckpointedAgain(Checkpointed):
+    """The same by torch's older way."""
+
+    is_reentrant = True
 
 
 class Recurrent(nn.Module):
@@ -264,7 +272,11 @@ def lora(config: Config) -> None:
 
 def trainer(config: Config) -> None:
     """Train a model of transformers with its own loop."""
+    import importlib
+
     import transformers
+
+    importlib.reload(transformers.integrations.deepspeed)  # which has looked for deepspeed too early
 
     class Tokens(torch.utils.data.Dataset[dict[str, Tensor]]):
         def __len__(self) -> int:
@@ -308,6 +320,7 @@ PROGRAMS: dict[str, Program] = {
     "blocks, torch.optim.Adafactor": partial(client_optimizer, kind="Adafactor"),
     "blocks, autocast": in_autocast,
     "blocks, checkpointed": lambda config: train(Checkpointed(), config, loss_of_scores),
+    "blocks, checkpointed, reentrant": lambda config: train(CheckpointedAgain(), config, loss_of_scores),
     "lstm": lambda config: train(Recurrent(), config, loss_of_scores),
     "convolutions": lambda config: train(Convolutions(), config, loss_of_images),
     **{kind: partial(hugging_face, kind=kind) for kind in ("Llama", "GPT2", "Mixtral", "Qwen3Moe")},

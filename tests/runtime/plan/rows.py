@@ -25,7 +25,8 @@ _MODELS = (
     "blocks, tied", "blocks, dropout", "blocks, half frozen", "blocks, zero.Init",
     "blocks, torch.optim.AdamW", "blocks, torch.optim.SGD", "blocks, torch.optim.Adafactor",
     "blocks, autocast", "blocks, checkpointed",
-    "lstm", "convolutions", "Llama", "GPT2", "Mixtral", "Qwen3Moe", "Llama, eager attention",
+    "blocks, checkpointed, reentrant",
+    "Llama", "GPT2", "Mixtral", "Qwen3Moe", "Llama, eager attention",
     "Llama, checkpointed", "Llama, LoRA", "Llama, Trainer", "Bert", "T5", "ViT", "train_chars.py",
 )  # fmt: skip
 ROWS = [
@@ -37,6 +38,7 @@ ROWS = [
         for row in _rows("blocks", ("stage 1", rest), ("stage 3", rest), ("stage 2, optimizer on cpu", rest))
     ),
     *(row for model in _MODELS for row in _rows(model, ("stage 2",), ("stage 3",))),
+    *_rows("convolutions", ("stage 2", "fp32"), ("stage 3", "fp32")),
     *_rows("Llama", ("stage 3, both on cpu",), ("stage 1", "fp32"), ("stage 0", "torch_autocast")),
 ]
 FEW = (
