@@ -79,58 +79,58 @@ class AlikeRanks(_ProcessGroup):  # type: ignore[misc]
         """Return none: groups are not split."""
         return None
 
-    def allreduce(self, tensors: list[Tensor], options: Any = None) -> EndedWork:
-        op = getattr(options, "reduceOp", dist.ReduceOp.SUM)
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> EndedWork:
+        op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
         if op == dist.ReduceOp.SUM:
             for one in tensors:
                 one.mul_(self._num_ranks) if one.dtype is not torch.bool else None
         return EndedWork(tensors)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], options: Any = None) -> EndedWork:
-        return self.allreduce(tensors, options)
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> EndedWork:
+        return self.allreduce(tensors, opts)
 
-    def broadcast(self, tensors: list[Tensor], options: Any = None) -> EndedWork:
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> EndedWork:
         return EndedWork(tensors)
 
-    def reduce(self, tensors: list[Tensor], options: Any = None) -> EndedWork:
-        return self.allreduce(tensors, options)
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> EndedWork:
+        return self.allreduce(tensors, opts)
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> EndedWork:
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> EndedWork:
         for filled, own in zip(outputs, inputs, strict=True):
             for one in filled:
                 one.copy_(own)
         return EndedWork(outputs)
 
-    def _allgather_base(self, output: Tensor, own: Tensor, options: Any = None) -> EndedWork:
+    def _allgather_base(self, output: Tensor, own: Tensor, opts: Any = None) -> EndedWork:
         for one in output.reshape(-1).chunk(self._num_ranks):
             one.copy_(own.reshape(-1))
         return EndedWork([output])
 
     def allgather_into_tensor_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> EndedWork:
         for output, own in zip(outputs, inputs, strict=True):
             self._allgather_base(output, own)
         return EndedWork(outputs)
 
-    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], options: Any = None) -> EndedWork:
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> EndedWork:
         return self.allgather(outputs, inputs) if outputs else EndedWork()
 
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None) -> EndedWork:
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> EndedWork:
         for output, parts in zip(outputs, inputs, strict=False):
             output.copy_(parts[self._own])
         return EndedWork(outputs)
 
     def reduce_scatter(
-        self, outputs: list[Tensor], inputs: list[list[Tensor]], options: Any = None
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> EndedWork:
         for output, parts in zip(outputs, inputs, strict=True):
             output.copy_(parts[self._own])
-        return self.allreduce(outputs, options)
+        return self.allreduce(outputs, opts)
 
-    def _reduce_scatter_base(self, output: Tensor, own: Tensor, options: Any = None) -> EndedWork:
+    def _reduce_scatter_base(self, output: Tensor, own: Tensor, opts: Any = None) -> EndedWork:
         output.reshape(-1).copy_(own.reshape(-1).chunk(self._num_ranks)[self._own])
-        return self.allreduce([output], options)
+        return self.allreduce([output], opts)
 
     def alltoall_base(
         self,
@@ -138,7 +138,7 @@ class AlikeRanks(_ProcessGroup):  # type: ignore[misc]
         own: Tensor,
         output_sizes: list[int],
         input_sizes: list[int],
-        options: Any = None,
+        opts: Any = None,
     ) -> EndedWork:
         parts = torch.split(own, input_sizes) if input_sizes else own.chunk(self._num_ranks)
         filled = torch.split(output, output_sizes) if output_sizes else output.chunk(self._num_ranks)
@@ -148,7 +148,7 @@ class AlikeRanks(_ProcessGroup):  # type: ignore[misc]
                 one.copy_(mine)
         return EndedWork([output])
 
-    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None) -> EndedWork:
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> EndedWork:
         for one in outputs:
             if one.shape == inputs[self._own].shape:
                 one.copy_(inputs[self._own])
@@ -161,10 +161,10 @@ class AlikeRanks(_ProcessGroup):  # type: ignore[misc]
     all_to_all_single = alltoall_base
 
     def reduce_scatter_tensor_coalesced(
-        self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
     ) -> EndedWork:
         for output, own in zip(outputs, inputs, strict=True):
-            self._reduce_scatter_base(output, own, options)
+            self._reduce_scatter_base(output, own, opts)
         return EndedWork(outputs)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
@@ -175,7 +175,7 @@ class AlikeRanks(_ProcessGroup):  # type: ignore[misc]
     def _end_coalescing(self, device: torch.device) -> EndedWork:
         return EndedWork()
 
-    def barrier(self, options: Any = None) -> EndedWork:
+    def barrier(self, opts: Any = None) -> EndedWork:
         return EndedWork()
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> EndedWork:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor, UntypedStorage, nn
 
 from .streams import host_waits
 from .without_values import WithoutValues, indexed, tensor_device
@@ -15,6 +15,7 @@ from .without_values import WithoutValues, indexed, tensor_device
 _BASE = torch._C.TensorBase
 _DATA: Any = _BASE.data
 _STORAGE: Any = torch._C.StorageBase
+_DATA: Any = _BASE.data
 
 
 def answer_for_tensors(mode: WithoutValues) -> None:
@@ -23,6 +24,19 @@ def answer_for_tensors(mode: WithoutValues) -> None:
     _Values(mode).put()
     _Moves(mode).put()
     _Storages(mode).put()
+    _take_parameters_in(mode)
+
+
+def _take_parameters_in(mode: WithoutValues) -> None:
+    """Have parameters that are made of real values be without: their gradients are."""
+    plain = nn.Parameter.__new__
+
+    @functools.wraps(plain)
+    def make(kind: type, data: Tensor | None = None, requires_grad: bool = True) -> Any:
+        return plain(kind, data if data is None else mode.take_in(data), requires_grad)  # type: ignore[arg-type]
+
+    kind: Any = nn.Parameter
+    kind.__new__ = make
 
 
 def _method(answer: Callable[..., Any]) -> Callable[..., Any]:
@@ -244,6 +258,17 @@ class _Storages:
         cls.is_cuda = property(lambda storage: self.device(storage).type == "cuda")
         cls_tensor: Any = Tensor
         cls_tensor.set_ = _method(self.set)
+        cls_tensor.data = property(_DATA.__get__, self.set_data, _DATA.__delete__)
+
+    def set_data(self, tensor: Tensor, value: Tensor) -> None:
+        """Let a tensor have other values; one with values may become one without, and the other way round."""
+        if tensor_device(tensor) == tensor_device(value):
+            _DATA.__set__(tensor, value)
+            return
+        other = value.detach()
+        if isinstance(tensor, nn.Parameter):
+            other = nn.Parameter(other, tensor.requires_grad)
+        torch.utils.swap_tensors(tensor, other)
 
     def set(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Let a tensor have a storage; one that has values where the tensor has none gives another tensor."""

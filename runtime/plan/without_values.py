@@ -105,6 +105,18 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.storages.add(made, device)
         return self.put_known(made, values)
 
+    def take_in(self, tensor: Tensor) -> Tensor:
+        """Return a tensor without values in place of large values in host memory, such as those of a file."""
+        is_real = self.storages.of(tensor) is None and tensor_device(tensor).type == "cpu"
+        if not is_real or not (tensor.dtype.is_floating_point and tensor.layout is torch.strided):
+            return tensor
+        if tensor.numel() <= KNOWN_NUMEL:
+            return self.make(tensor.detach(), _CPU)
+        with torch._C._DisableTorchDispatch():
+            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
+        self.storages.add(made, _CPU)
+        return made
+
     # ---- operations
 
     def __torch_dispatch__(
