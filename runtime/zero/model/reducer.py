@@ -27,6 +27,8 @@ from ..gradients.gradients import FlatGradients
 from ..gradients.replicated_gradients import ReplicatedGradients
 from ..gradients.sharded_gradients import ShardedGradients
 from ..units.sub_buffer import SubBuffer
+from ..units.unit import Unit
+from .guessed_order import GuessedOrder, GuessedUnit
 from .reduce_schedule import Schedule
 from .reductions import Reductions
 
@@ -38,13 +40,19 @@ IN_FLIGHT = 2  # collectives under way at once: one on the wire while the other 
 class Reducer(ABC, Generic[G]):
     """Order: a collective, one way or the other"""
 
-    def __init__(self, sub_buffers: Sequence[SubBuffer], kind: type[G], domains: Domains) -> None:
+    def __init__(
+        self,
+        sub_buffers: Sequence[SubBuffer],
+        kind: type[G],
+        domains: Domains,
+        guess: GuessedOrder | None = None,
+    ) -> None:
         """The gradients of all `sub_buffers` are of this kind."""
         self._sub_buffers = tuple(sub_buffers)
         self._gradients = tuple(_gradients(sub_buffer, kind) for sub_buffer in sub_buffers)
         self._domains, self._job = domains, domains.job
         self._reductions = Reductions[G](IN_FLIGHT)
-        self._schedule = Schedule(len(self._sub_buffers))
+        self._schedule = Schedule(len(self._sub_buffers), guess)
         self._is_engines = False  # the engine runs this backward, and calls end_backward
         self._is_under_way = False  # a backward whose gradients are averaged in it has given one
         self.is_coalescing = False  # inside `coalesced`: gradients are this rank's own
@@ -203,8 +211,11 @@ class Reducer(ABC, Generic[G]):
     def _teach(self, rest: Iterable[int]) -> None:
         """Learn from a backward whose gradients are all averaged; those in `rest`, at its end."""
         if self._schedule.is_to_learn:
-            seen = self._peers.all_gather_objects(self._schedule.seen, what="the order of gradients")
-            self._schedule.learn(seen, rest)
+            own = self._schedule.seen, self._schedule.late_guesses(self._late)
+            told = self._peers.all_gather_objects(own, what="the order of gradients")
+            late = sorted({index for _, indices in told for index in indices})
+            self._schedule.learn([seen for seen, _ in told], rest, late)
+            self._ask_again(late)
         else:
             self._schedule.note_missed(rest)
 
@@ -342,8 +353,8 @@ class BackwardReducer(Reducer[ShardedGradients]):
     ranks].
     """
 
-    def __init__(self, sub_buffers: Sequence[SubBuffer], domains: Domains) -> None:
-        super().__init__(sub_buffers, ShardedGradients, domains)
+    def __init__(self, sub_buffers: Sequence[SubBuffer], domains: Domains, guess: GuessedOrder) -> None:
+        super().__init__(sub_buffers, ShardedGradients, domains, guess)
         self._wire = domains.wire
         self._has_failed = False  # True after a backward that failed, whose gradients may be here
         self._foreign_task = -1  # a backward of autograd's that ends in none of the parameters
@@ -452,10 +463,12 @@ class BackwardReducer(Reducer[ShardedGradients]):
             param.grad = grad
         if not self._is_under_way:
             self._begin()
+        self._schedule.hand_in(index)
+        if self._schedule.is_guess:  # that is over which came before; before this one takes memory
+            self._ask_finished()
         if self._schedule.was_asked(index):
             self._reductions.finish(self._gradients[index])  # its memory is in use until then
         self._gradients[index].hand_in(index_in_sub_buffer)
-        self._schedule.hand_in(index)
         if self._gradients[index].is_complete:
             self._ask_finished()
 
@@ -498,19 +511,33 @@ def is_reached(param: nn.Parameter) -> bool:
         return False
 
 
-def make_reducer(
-    sub_buffers: Sequence[SubBuffer], domains: Domains, *, ends_step: Callable[[], bool]
-) -> Reducer[Any]:
+def make_reducer(units: Sequence[Unit], domains: Domains, *, ends_step: Callable[[], bool]) -> Reducer[Any]:
     """Return the reducer for the gradients' placement: shards can only be filled in every backward, and a
     rank without peers has nothing to do.
 
     `ends_step` returns True if a backward that begins now is the last one of a step.
     """
+    sub_buffers = [sub_buffer for unit in units for sub_buffer in unit.sub_buffers if sub_buffer.is_trained]
     in_backward = [sub_buffer for sub_buffer in sub_buffers if sub_buffer.gradients.is_reduced_in_backward]
     if in_backward:  # some may be a rank's own, without peers
-        return BackwardReducer(in_backward, domains)
+        guess = _guess(units, in_backward, only_at_gathers=domains.exchanges_tokens)
+        return BackwardReducer(in_backward, domains, guess)
     averaged = [sub_buffer for sub_buffer in sub_buffers if sub_buffer.mesh.has_average]
     return StepReducer(averaged, domains, ends_step=ends_step)
+
+
+def _guess(units: Sequence[Unit], sub_buffers: Sequence[SubBuffer], *, only_at_gathers: bool) -> GuessedOrder:
+    place_of = {sub_buffer: place for place, sub_buffer in enumerate(sub_buffers)}
+    return GuessedOrder(
+        [
+            GuessedUnit(
+                places=tuple(place_of[one] for one in unit.sub_buffers if one in place_of),
+                gathers=tuple(one.label for one in unit.sub_buffers if one.is_sharded),
+            )
+            for unit in units
+        ],
+        only_at_gathers=only_at_gathers,
+    )
 
 
 def _check_dropped(is_dropped: Mapping[int, bool]) -> None:

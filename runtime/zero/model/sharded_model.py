@@ -112,7 +112,7 @@ class ShardedModel:
                 params = sub_buffer.param_shard
                 params.owner = weakref.ref(self)
                 params.on_taken = partial(_call, weakref.WeakMethod(self._let_go))
-        self._reducer = make_reducer(self.trained, domains, ends_step=self._trainer.ends_step)
+        self._reducer = make_reducer(self.units, domains, ends_step=self._trainer.ends_step)
         self._copied = tuple(sub_buffer for sub_buffer in sub_buffers if sub_buffer.has_copies)
         self._turns = ComparisonTurns([sub_buffer.param_shard.writes for sub_buffer in self._copied])
         self.parked_states = ParkedStates(sub_buffers)
