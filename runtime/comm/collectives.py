@@ -88,7 +88,6 @@ class Collectives:
 
     def all_gather_from(self, shard: Tensor, flat: Tensor, *, what: str) -> Pending:
         """Fill `flat` [n] with the `shard` [n/N] of every rank of the shard axis, in order."""
-        self.wire.before_gather(what)
         return Pending(self._all_gather_from_steps(shard, flat, what))
 
     def gather_states(self, own: Tensor, *, what: str) -> Tensor:

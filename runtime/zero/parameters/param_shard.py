@@ -210,6 +210,8 @@ class ParamShard:
                 f"parameter '{self._plan.names[0]}' is needed, but engine.offload_states() has moved this "
                 "rank's shard to host memory; call engine.reload_states() first"
             )
+        if not self._plan.mesh.shard.is_alone:  # and not in the stream in which an offloaded shard comes
+            self._comm.wire.before_gather(self._plan.label)
         self.values.allocate()
         if not self.residence.parameters.is_away:
             return self._comm.all_gather_from(self.kept, self.values.flat, what=self._plan.label)
