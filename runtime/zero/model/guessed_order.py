@@ -45,7 +45,7 @@ class GuessedOrder:
         self._gathered = {self._root}
         self._left: list[int] = []
         if not (self._of_gather or self.only_at_gathers):
-            self._left = [*self._places_from(0), *self._places[self._root]]
+            self._left = [*self._reversed(0, self._root), *self._places[self._root]]
 
     def pass_gather(self, what: str) -> None:
         """This is about to be gathered."""
@@ -72,4 +72,7 @@ class GuessedOrder:
         stop = unit + 1
         while stop not in self._gathered:
             stop += 1
-        return [index for places in reversed(self._places[unit:stop]) for index in places]
+        return self._reversed(unit, stop)
+
+    def _reversed(self, start: int, stop: int) -> list[int]:
+        return [index for places in reversed(self._places[start:stop]) for index in places]

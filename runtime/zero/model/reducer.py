@@ -532,12 +532,16 @@ def _guess(units: Sequence[Unit], sub_buffers: Sequence[SubBuffer], *, only_at_g
         [
             GuessedUnit(
                 places=tuple(place_of[one] for one in unit.sub_buffers if one in place_of),
-                gathers=tuple(one.label for one in unit.sub_buffers if one.is_sharded),
+                gathers=tuple(one.label for one in unit.sub_buffers if _is_gathered(one)),
             )
             for unit in units
         ],
         only_at_gathers=only_at_gathers,
     )
+
+
+def _is_gathered(sub_buffer: SubBuffer) -> bool:
+    return sub_buffer.is_sharded and not sub_buffer.mesh.shard.is_alone
 
 
 def _check_dropped(is_dropped: Mapping[int, bool]) -> None:

@@ -40,5 +40,4 @@ def test_a_first_backward_holds_a_few_units_whole_gradients_as_later_ones_do(
     cuda_ranks: Ranks, stage: int
 ) -> None:
     for peaks in cuda_ranks(_peaks, stage, world_size=2):
-        print(stage, [round(one / UNIT_BYTES, 2) for one in peaks])
         assert max(peaks) - peaks[-1] <= 3 * UNIT_BYTES
