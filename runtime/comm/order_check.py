@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import CollectiveError
-from .flight_recorder import DATA_LANE, NUM_LANES, Collective, Line, Stream
+from .flight_recorder import DATA_LANE, NUM_LANES, PARAMETER_LANE, Collective, Line, Stream
 from .mesh import Lines
 from .rank_group import Job, RankGroup
 from .rank_names import RankNames
@@ -269,7 +269,9 @@ def _first_difference(
 def _streams(
     orders: Mapping[int, list[Collective] | None], leaders: Sequence[int]
 ) -> dict[Stream, dict[int, list[Collective]]]:
-    """Return each rank's collectives, by stream, those of data last."""
+    """Return each rank's collectives, by stream: those of parameters first, since the order of gradients
+    follows from theirs, and those of data last.
+    """
     peers: dict[int, list[int]] = {}
     for rank, leader in enumerate(leaders):
         peers.setdefault(leader, []).append(rank)
@@ -278,7 +280,7 @@ def _streams(
         for collective in order or ():
             of_ranks = streams.setdefault(collective.stream(peers[leaders[rank]]), {})
             of_ranks.setdefault(rank, []).append(collective)
-    return dict(sorted(streams.items()))
+    return dict(sorted(streams.items(), key=lambda item: (item[0].lane != PARAMETER_LANE, item[0])))
 
 
 def _at(done: Sequence[Collective], place: int) -> Collective | None:
