@@ -33,7 +33,13 @@ def bounds_of(facts: Mapping[str, Any]) -> Bounds:
     """Return the bounds of a run with these facts; see `facts_of`."""
     axes = facts["axes"]
     # kernels of GPUs may add in another order each time, as those of an embedding's gradient do
-    is_divided = axes["tp"] > 1 or axes["sp"] > 1 or facts["divides_experts"] or facts["device"] != "cpu"
+    is_divided = (
+        axes["tp"] > 1
+        or axes["sp"] > 1
+        or facts["divides_experts"]
+        or facts["device"] != "cpu"
+        or facts.get("is_compiled", False)
+    )
     name = facts["computes_in"] or facts["dtype"]
     computing = torch.finfo(getattr(torch, name)).eps
     summing = torch.finfo(getattr(torch, facts["dtype"])).eps

@@ -59,6 +59,8 @@ def compare(folder: str, reference: str) -> Comparison:
     """
     first = StepRecord(folder, CONFIGURED, 0, 0)
     facts = first.notes[0]
+    if num_steps(folder, CONFIGURED, 0):  # a program compiles after initialize()
+        facts["is_compiled"] = StepRecord(folder, CONFIGURED, 0, 1).notes[0]["is_compiled"]
     result = Comparison(facts=facts, bounds=bounds_of(facts), num_engines=num_engines(folder, CONFIGURED))
     result.reference_facts = StepRecord(folder, reference, 0, 0).notes[0]
     last = [

@@ -206,6 +206,7 @@ class Plain(EngineBase):
             "stale": [],
             "dropped": self._same_numbers.dropped,
             "are_drawn": self._same_numbers.are_drawn,
+            "is_compiled": False,
         }
         is_writer = self.global_rank == 0
         recorder.after_update(

@@ -88,6 +88,7 @@ class Recorded(EngineBase):
             "stale": self._values.stale(),
             "dropped": self._same_numbers.dropped,
             "are_drawn": self._same_numbers.are_drawn,
+            "is_compiled": self.is_compiled,
         }
         step = recorder.step
         recorder.after_update(self._values.parameters(), self._values.states(), notes)

@@ -162,6 +162,23 @@ def saved(rank: int, folder: str, changes: dict[str, Any]) -> None:
     engine.save_checkpoint(folder, client_state={"step": 2})
 
 
+def of_two_engines(rank: int) -> None:
+    """Two models in turn, beside one that is only evaluated; the first one is compiled."""
+    first, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=2))
+    first.compile(backend="aot_eager")
+    second, *_ = dslaunch.initialize(model=make_model(seed=3), config=make_config(stage=3, optimizer=SGD))
+    config = make_config(stage=3)
+    del config["optimizer"]
+    judge, *_ = dslaunch.initialize(model=make_model(seed=4), config=config)
+    for step in range(3):
+        own = batch(step).chunk(2)[rank]
+        with torch.no_grad():
+            wanted = judge(own)
+        for engine in (first, second):
+            engine.backward((engine(own) - wanted).square().mean())
+            engine.step()
+
+
 def of_hugging_face(rank: int, kind: str, stage: int, tp: int, changes: dict[str, Any]) -> None:
     """A small causal model of transformers, tied, with checkpointed activations."""
     model = tensor_models.make_hugging_face(kind, is_tied=True, **changes.pop("model", {}))
@@ -179,6 +196,12 @@ def _adafactor(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
 CPU = {"device": "cpu"}
 ADAM = {"type": "Adam", "params": {"lr": 0.01, "weight_decay": 0.1, "adam_w_mode": False}}
 OFFLOADED = {"zero_optimization": {"stage": 3, "offload_optimizer": CPU, "offload_param": CPU}}
+HYBRID = {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}}
+IN_GROUPS = {"zero_optimization": {"stage": 3, "mics_shard_size": 2}}
+EARLY = {"zero_optimization": {"stage": 3, "offload_optimizer": {**CPU, "super_offload": True}}}
+LATE = {"zero_optimization": {"stage": 2, "offload_optimizer": {**CPU, "delayed_update": {"enabled": True}}}}
+UNMANAGED = {"stage": 2, "managed_gradient_accumulation": False, "train_micro_batch_size_per_gpu": 6}
+EXPERTS = {"expert_parallel": {"enabled": True, "autoep_size": 2}}
 ACCUMULATED = {"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 0.1}
 
 # Name -> the number of ranks, the training, and its arguments.
@@ -189,6 +212,14 @@ SOUND: dict[str, tuple[int, Callable[..., None], tuple[Any, ...]]] = {
     "fp16": (2, by_config, ({"stage": 2, "fp16": {"enabled": True, "initial_scale_power": 8}},)),
     "autocast": (2, by_config, ({"stage": 3, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}},)),
     "offload": (2, by_config, (OFFLOADED,)),
+    "offload, early steps": (2, by_config, (EARLY,)),
+    "offload, late steps": (2, by_config, (LATE,)),
+    "hybrid shards": (4, by_config, (HYBRID,)),
+    "shards in groups": (4, by_config, (IN_GROUPS,)),
+    "sums": (2, by_config, ({"stage": 1, "gradient_allreduce_op": "sum"},)),
+    "each step() an update": (2, by_config, (UNMANAGED,)),
+    "two engines": (2, of_two_engines, ()),
+    "Lion": (2, by_config, ({"stage": 1, "optimizer": {"type": "Lion", "params": {"lr": 0.001}}},)),
     "Adam": (2, by_config, ({"stage": 1, "optimizer": ADAM},)),
     "Lamb": (2, by_config, ({"stage": 2, "optimizer": {"type": "Lamb", "params": {"lr": 0.02}}},)),
     "Muon": (2, by_config, ({"stage": 2, "optimizer": {"type": "Muon"}},)),
@@ -207,6 +238,9 @@ SOUND: dict[str, tuple[int, Callable[..., None], tuple[Any, ...]]] = {
     "Llama, tp": (2, of_hugging_face, ("Llama", 0, 2, {})),
     "Llama, tp, dp, in bf16": (4, of_hugging_face, ("Llama", 2, 2, {"bf16": {"enabled": True}})),
     "tied stages": (2, of_pipeline, ()),
+    "Mixtral, stacks of experts": (2, of_hugging_face, ("Mixtral", 1, 1, EXPERTS)),
+    "GPT-NeoX, tp, dp": (4, of_hugging_face, ("GPTNeoX", 3, 2, {})),
+    "pp in fp16": (2, of_layout, (Layout(pp=2, dp=1, stage=1, precision="fp16"),)),
     "pp": (2, of_layout, (Layout(pp=2, dp=1, stage=0),)),
     "pp, dp, zero bubble": (4, of_layout, (Layout(pp=2, dp=2, stage=1, schedule="zero_bubble"),)),
     "sp": (2, of_layout, (Layout(sp=2, dp=1, stage=3),)),
