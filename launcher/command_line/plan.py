@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import click
 
 from ...shared.table import terminal_columns
+from ..errors import LaunchError
 from ..fit.finding import FitFinding
+from ..fit.verdict import EXIT_FITS, EXIT_TOO_LARGE
 from ..options.number import Seconds, Size
 from ..wording import shown_size
 from .cli import dslaunch, job_options
@@ -41,6 +44,7 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
     groups={
         "Devices": ("gpu", "gpu_memory", "host_memory"),
         "In place of the program": ("model", "batch", "gradient_checkpointing"),
+        "Suggestions": ("suggest", "out"),
         "Options": ("page", "as_json", "verbose", "time_limit", "help"),
     },
     epilog=EPILOG,
@@ -74,6 +78,12 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
 @click.option(
     "--page", metavar="FILE", help="Write a page for a browser that draws the memory of each kind of rank."
 )
+@click.option(
+    "--suggest",
+    is_flag=True,
+    help="Rehearse other stages, offload and micro batches, too, and tell the fastest that fits.",
+)
+@click.option("--out", metavar="FILE", help="With --suggest: write the ds_config of the first into FILE.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything that was found as JSON.")
 @click.option("--verbose", is_flag=True, help="Show the program's own output, on stderr.")
 @click.option(
@@ -102,11 +112,44 @@ def command(**given: Any) -> int:
         is_verbose=given["verbose"],
     )
     place = None if given["page"] is None else _place(given["page"])
-    found = plan_job(options, request)
-    click.echo((found.as_json() if given["as_json"] else "\n".join(found.lines(terminal_columns()))).encode())
+    out = None if given["out"] is None else _config_place(given)
+    job, found = plan_job(options, request)
+    suggested = None
+    if given["suggest"]:
+        from ..run.suggest_job import suggest
+
+        suggested = suggest(job, found)
+    columns = terminal_columns()
+    if given["as_json"]:
+        data = found.as_data() | ({} if suggested is None else {"suggestions": suggested.as_data()})
+        click.echo(json.dumps(data, indent=2).encode())
+    else:
+        lines = [*found.lines(columns), *([] if suggested is None else suggested.lines(columns))]
+        click.echo("\n".join(lines).encode())
     if place is not None:
         _write(place, found, title=f"plan of {given['script']}")
-    return found.verdict.exit_code
+    if suggested is None:
+        return found.verdict.exit_code
+    if out is not None and suggested.best is not None:
+        from ..run.suggest_job import write_config
+
+        write_config(out, suggested)
+        click.echo(f"dslaunch: wrote {out}", err=True)
+    return EXIT_FITS if suggested.best is not None else EXIT_TOO_LARGE
+
+
+def _config_place(given: dict[str, Any]) -> Path:
+    """Return where the suggested ds_config is written.
+
+    Errors: LaunchError if nothing is suggested, or it cannot be written there
+    """
+    if not given["suggest"]:
+        raise LaunchError("--out has no effect without --suggest; add --suggest, or leave it out")
+    from ..run.suggest_job import check_config_place
+
+    out = Path(given["out"]).expanduser()
+    check_config_place(out)
+    return out
 
 
 def _place(word: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,12 @@ class FitFinding:
     uses: tuple[HostUse, ...]
     times: tuple[Mapping[str, TimeRange], ...] = ()  # of each kind of rank; empty: speeds are not known
 
+    @property
+    def peak_bytes(self) -> int:
+        """Return the most bytes of tensors on a GPU, of all ranks."""
+        worst = (one.answer.worst(DEVICE) for one in self.rehearsed)
+        return max((one.peak(DEVICE).num_bytes for one in worst if one is not None), default=0)
+
     def lines(self, columns: int | None = None) -> list[str]:
         """Return the verdict, the device, the notes and the tables, for a terminal of so many columns."""
         total = self.memory.device_bytes
@@ -43,10 +48,10 @@ class FitFinding:
             ),
         ]
 
-    def as_json(self) -> str:
-        """Return all numbers; docs/train/will-it-fit.md names the keys."""
+    def as_data(self) -> dict[str, Any]:
+        """Return all numbers for JSON; docs/train/will-it-fit.md names the keys."""
         hosts = self.memory.hosts
-        given = {
+        return {
             "fits": self.verdict.fits,
             "verdict": self.verdict.line,
             "notes": list(self.verdict.notes),
@@ -75,7 +80,6 @@ class FitFinding:
                 for parts in self.times
             ],
         }
-        return json.dumps(given, indent=2)
 
 
 def finding_of(

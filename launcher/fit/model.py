@@ -30,10 +30,14 @@ def model_request(
         raise LaunchError(
             f"--batch={batch[:40]}: it must be samples and tokens of a micro batch; write e.g. --batch=4x2048"
         )
+    config = read_ds_config(Path(cwd, ds_config_of(arguments)))
+    size = int(batch.partition("x")[0])
+    if config.get("train_micro_batch_size_per_gpu", size) != size:  # the batch is what is planned
+        config.pop("train_batch_size", None)
     return {
         "model": model,
         "batch": batch,
-        "config": read_ds_config(Path(cwd, ds_config_of(arguments))),
+        "config": {**config, "train_micro_batch_size_per_gpu": size},
         "is_checkpointed": is_checkpointed,
     }
 
@@ -50,6 +54,18 @@ def ds_config_of(arguments: Sequence[str]) -> str:
     raise LaunchError(
         f"the arguments of the script name no ds_config; write {CONFIG} ds_config.json behind the script"
     )
+
+
+def with_ds_config(arguments: Sequence[str], path: str) -> tuple[str, ...]:
+    """Return the arguments with another file as the ds_config that they name."""
+    made = list(arguments)
+    for place, word in enumerate(arguments):
+        name, equals, _ = word.partition("=")
+        if name == CONFIG and equals:
+            made[place] = f"{CONFIG}={path}"
+        elif name == CONFIG and arguments[place + 1 :]:
+            made[place + 1] = path
+    return tuple(made)
 
 
 def read_ds_config(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..node.workers.preparation import apply_environment
 from ..wire.frames import bytes_of
 from ..wording import cleaned, count, shown_time
 from .answer import Answer, read_answer
+from .model import with_ds_config
 from .rank_kinds import RankKind
 
 NUM_AT_ONCE = 2
@@ -44,15 +45,54 @@ class RehearsalOptions:
     say: Callable[[str], object]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """A job with a ds_config in place of its own: its name, and the ds_config. None: as the job is.
+
+    `micro_batch_size` is that of the ds_config, for a model in place of the program.
+    """
+
+    name: str = ""
+    config: Mapping[str, Any] | None = None
+    micro_batch_size: int = 1
+
+
+AS_GIVEN = Variant()
+
+
 def rehearse(plan: Plan, kinds: Sequence[RankKind], stage: RehearsalOptions) -> tuple[Answer, ...]:
     """Return the answer of each kind of rank, in their order.
 
     Errors: LaunchError if a rehearsal takes too long, or ends without an answer
     """
+    (answers,) = rehearse_variants(plan, kinds, stage, (AS_GIVEN,))
+    if isinstance(answers, LaunchError):
+        raise answers
+    return answers
+
+
+def rehearse_variants(
+    plan: Plan, kinds: Sequence[RankKind], stage: RehearsalOptions, variants: Sequence[Variant]
+) -> list[tuple[Answer, ...] | LaunchError]:
+    """Return for each variant of the job the answers of its kinds of rank, or why there are none.
+
+    Errors: LaunchError if all together take too long
+    """
     with tempfile.TemporaryDirectory(prefix="dslaunch-plan-") as folder, contextlib.ExitStack() as running:
-        waiting = [_Rehearsal(plan, kind, stage, Path(folder)) for kind in kinds]
-        _run_all(waiting, stage, running)
-        return tuple(one.answer() for one in waiting)
+        rehearsals: list[list[_Rehearsal]] = []
+        for number, variant in enumerate(variants):
+            own = Path(folder, str(number))
+            own.mkdir()
+            rehearsals.append([_Rehearsal(plan, kind, stage, own, variant) for kind in kinds])
+        _run_all([one for of_variant in rehearsals for one in of_variant], stage, running)
+        return [_answers(of_variant) for of_variant in rehearsals]
+
+
+def _answers(rehearsals: Sequence[_Rehearsal]) -> tuple[Answer, ...] | LaunchError:
+    try:
+        return tuple(one.answer() for one in rehearsals)
+    except LaunchError as error:
+        return error
 
 
 def _run_all(
@@ -72,8 +112,8 @@ def _run_all(
         past_s = time.monotonic() - began
         if not is_told and past_s > TOLD_AFTER_S and active:
             is_told = True
-            kinds = count(len(rehearsals), "kind") + " of rank"
-            stage.say(f"rehearsing {kinds} here, without values; the first is {rehearsals[0].name}")
+            number = count(len(rehearsals), "rehearsal")
+            stage.say(f"{number} here, without values, {NUM_AT_ONCE} at a time; first {rehearsals[0].name}")
         if active and past_s > stage.limit_s:
             raise LaunchError(
                 f"the rehearsal of {active[0].name} has not reached the end of its second step in "
@@ -84,8 +124,21 @@ def _run_all(
 class _Rehearsal:
     """One process, and the file of its answer."""
 
-    def __init__(self, plan: Plan, kind: RankKind, stage: RehearsalOptions, folder: Path) -> None:
+    def __init__(
+        self, plan: Plan, kind: RankKind, stage: RehearsalOptions, folder: Path, variant: Variant
+    ) -> None:
         self.name = f"rank {kind.rank.rank}" + (f" ({kind.place})" if kind.place else "")
+        if variant.name:
+            self.name += f" with {variant.name}"
+        if variant.config is not None and stage.model is not None:
+            _, _, length = stage.model["batch"].partition("x")
+            batch = f"{variant.micro_batch_size}x{length}"
+            stage = replace(stage, model={**stage.model, "config": variant.config, "batch": batch})
+        elif variant.config is not None:
+            path = folder / "ds_config.json"
+            path.write_text(json.dumps(variant.config))
+            arguments = with_ds_config(kind.rank.arguments, str(path))
+            kind = replace(kind, rank=kind.rank._replace(arguments=arguments))
         self._kind = kind
         self._plan, self._stage = plan, stage
         self._answer = folder / f"rank{kind.rank.rank}.json"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import LaunchError
+from ..fit.answer import Answer
 from ..fit.devices import CPU, Gpu, find_gpu
 from ..fit.finding import FitFinding, finding_of
 from ..fit.host_memory import memory_here, process_bytes
 from ..fit.model import model_request
-from ..fit.rank_kinds import kinds_of
+from ..fit.rank_kinds import RankKind, kinds_of
 from ..fit.rehearse import RehearsalOptions, rehearse
 from ..fit.step_time import times_of
 from ..fit.verdict import JobMemory, check_rehearsed
@@ -44,7 +47,36 @@ class _Device(NamedTuple):
     gpu: Gpu | None = None  # its speeds, if they are known
 
 
-def plan_job(options: Options, request: FitRequest) -> FitFinding:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedJob:
+    """A job that is rehearsed, and what its ranks compute on."""
+
+    plan: Plan
+    kinds: tuple[RankKind, ...]
+    rehearsal: RehearsalOptions
+    device: _Device
+    memory: JobMemory
+
+    @property
+    def num_stages(self) -> int:
+        """Return the stages of its pipeline, as far as --mesh says it."""
+        return 1 if self.plan.mesh is None else self.plan.mesh.pp
+
+    def find(self, answers: Sequence[Answer]) -> FitFinding:
+        """Judge the answers of its kinds of rank.
+
+        Errors: LaunchError for a program that cannot be rehearsed
+        """
+        rehearsed = [kind.with_answer(answer) for kind, answer in zip(self.kinds, answers, strict=True)]
+        check_rehearsed(rehearsed)
+        gpu, hosts = self.device.gpu, self.plan.host_slots
+        times = () if gpu is None else times_of(rehearsed, gpu, hosts, num_stages=self.num_stages)
+        return finding_of(
+            rehearsed, self.memory, device=self.device.name, device_from=self.device.source, times=times
+        )
+
+
+def plan_job(options: Options, request: FitRequest) -> tuple[PlannedJob, FitFinding]:
     """Rehearse each kind of rank of the job, and judge what was found. No other host is contacted.
 
     Errors: LaunchError as for a job that starts; for GPUs that are not known; for a program that cannot be
@@ -62,32 +94,29 @@ def plan_job(options: Options, request: FitRequest) -> FitFinding:
             f"--venv_script={plan.venv_script} is not sourced: the program is rehearsed as things are here"
         )
     warn_of_plan(plan, console)
-    kinds = kinds_of(plan)
-    stage = RehearsalOptions(
-        device="cpu" if device.num_bytes is None else "cuda",
-        device_bytes=device.num_bytes or 0,
-        model=_model(plan, request),
-        limit_s=request.limit_s,
-        is_verbose=request.is_verbose,
-        say=console.say,
-    )
-    answers = rehearse(plan, kinds, stage)
-    rehearsed = [kind.with_answer(answer) for kind, answer in zip(kinds, answers, strict=True)]
-    console.drain(LAST_WORDS_S)
-    check_rehearsed(rehearsed)
     here = request.host_memory_bytes or memory_here()
-    memory = JobMemory(
-        device_bytes=device.num_bytes,
-        hosts=plan.host_slots,
-        host_bytes=tuple(here if node.is_local else request.host_memory_bytes for node in plan.nodes),
-        process_bytes=process_bytes(has_gpus=device.num_bytes is not None),
+    job = PlannedJob(
+        plan=plan,
+        kinds=kinds_of(plan),
+        rehearsal=RehearsalOptions(
+            device="cpu" if device.num_bytes is None else "cuda",
+            device_bytes=device.num_bytes or 0,
+            model=_model(plan, request),
+            limit_s=request.limit_s,
+            is_verbose=request.is_verbose,
+            say=console.say,
+        ),
+        device=device,
+        memory=JobMemory(
+            device_bytes=device.num_bytes,
+            hosts=plan.host_slots,
+            host_bytes=tuple(here if node.is_local else request.host_memory_bytes for node in plan.nodes),
+            process_bytes=process_bytes(has_gpus=device.num_bytes is not None),
+        ),
     )
-    times = (
-        times_of(rehearsed, device.gpu, plan.host_slots, num_stages=1 if plan.mesh is None else plan.mesh.pp)
-        if device.gpu is not None
-        else ()
-    )
-    return finding_of(rehearsed, memory, device=device.name, device_from=device.source, times=times)
+    answers = rehearse(plan, job.kinds, job.rehearsal)
+    console.drain(LAST_WORDS_S)
+    return job, job.find(answers)
 
 
 def _device(plan: Plan, request: FitRequest) -> _Device:

@@ -27,7 +27,7 @@ def test_a_model_is_planned_with_the_ds_config_that_the_script_gets(folder: Path
         arguments=("--deepspeed", "--deepspeed_config", "ds.json"),
         cwd=str(folder),
     )
-    config = {"train_batch_size": 8}
+    config = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4}
     assert made == {"model": str(folder), "batch": "4x2048", "config": config, "is_checkpointed": True}
     assert ds_config_of(("--deepspeed_config=ds.json",)) == "ds.json"
 

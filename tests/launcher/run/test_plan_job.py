@@ -75,6 +75,7 @@ def test_a_program_that_fails_is_named_with_its_line(
             "--gpu A10 --batch 4x8 train.py",
             "--batch has no effect without --model; add --model=FOLDER, or leave",
         ),
+        ("--gpu A10 --out x.json train.py", "--out has no effect without --suggest; add --suggest, or leave"),
         ("--gpu A10", "which script? Write: dslaunch plan [options] script.py [its arguments]"),
     ],
 )

@@ -1,0 +1,150 @@
+"""The rows of `dslaunch plan --suggest`: configurations, what each needs, and why it stands in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+from ...shared.table import table
+from ..wording import shown_time
+from .candidates import Candidate, Placing
+from .finding import FitFinding
+from .step_time import TimeRange, whole_step
+from .verdict import OUTSIDE_BYTES, gib
+
+MAX_ROWS = 5
+_EQUAL = 1.05  # factor of two times that are not told apart
+MARGIN = 0.1  # share of a GPU that a suggested configuration leaves free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """A configuration that was rehearsed. `finding` None: it could not be, and `why_not` says why."""
+
+    candidate: Candidate
+    finding: FitFinding | None
+    why_not: str = ""
+
+    @property
+    def device_bytes(self) -> int:
+        """Return the bytes of the fullest GPU."""
+        found = self.finding
+        return 0 if found is None else found.peak_bytes + OUTSIDE_BYTES
+
+    def fits(self) -> bool:
+        """Tell whether it fits, with the margin."""
+        found = self.finding
+        if found is None or not found.verdict.fits or found.memory.device_bytes is None:
+            return False
+        return self.device_bytes <= found.memory.device_bytes * (1 - MARGIN)
+
+    @property
+    def time(self) -> TimeRange | None:
+        """Return the time of a step of the slowest kind of rank; None if speeds are not known."""
+        if self.finding is None or not self.finding.times:
+            return None
+        return max((whole_step(parts) for parts in self.finding.times), key=_middle)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestions:
+    """All that were tried, the best first, and the placings whose bound is above the memory."""
+
+    tried: tuple[Tried, ...]
+    too_large: tuple[tuple[Placing, int], ...]  # with the bytes that are needed at least
+    hosts_needed: int | None  # at least, by bounds; looked for only where nothing fits
+    config: Mapping[str, Any]  # the ds_config that was given
+
+    @property
+    def best(self) -> Tried | None:
+        """Return the fastest that fits."""
+        first = next(iter(self.tried), None)
+        return first if first is not None and first.fits() else None
+
+    def lines(self, columns: int | None = None) -> list[str]:
+        """Return what is printed below the job's own answer."""
+        rows = [self._row(one) for one in self.tried][:MAX_ROWS]
+        rows += [
+            [placing.text, f"{gib(num_bytes)} at least", "-", "-", "too large by its parts alone"]
+            for placing, num_bytes in self.too_large
+        ][: MAX_ROWS - len(rows)]
+        head = ["", "each GPU", "fullest host", "a step", "why"]
+        return ["", self._first(), *(f"  {line}" for line in table(rows, head=head, columns=columns))]
+
+    def _first(self) -> str:
+        if self.best is not None:
+            text = self.best.candidate.text
+            return f"suggested: {text}, the fastest of those that were tried and leave a tenth free"
+        nothing = "suggested: nothing that was tried fits with a tenth to spare"
+        if self.hosts_needed is not None:
+            return (
+                f"{nothing}; by the parts of stage 3 alone it takes {self.hosts_needed} such hosts at least"
+            )
+        return f"{nothing}, and more hosts do not change that"
+
+    def _row(self, one: Tried) -> list[str]:
+        found = one.finding
+        if found is None:
+            return [one.candidate.text, "-", "-", "-", f"cannot be rehearsed: {one.why_not}"]
+        time = one.time
+        step = "-" if time is None else f"{shown_time(time.low)} to {shown_time(time.high)}"
+        host = max(use.needed_bytes for use in found.uses)
+        return [one.candidate.text, gib(one.device_bytes), gib(host), step, self._why(one)]
+
+    def _why(self, one: Tried) -> str:
+        found = one.finding
+        if found is None or found.memory.device_bytes is None:
+            return ""
+        over = one.device_bytes - found.memory.device_bytes
+        if over > 0:
+            return f"too large by {gib(over)}"
+        small = next((use for use in found.uses if use.is_too_small), None)
+        if small is not None:
+            return f"too large for the memory of {small.name}"
+        if not one.fits():
+            return "fits, with less than a tenth to spare"
+        best = self.best
+        if best is one or best is None:
+            return "the fastest that fits"
+        if one.time is None or best.time is None:
+            return "fits, and sends or copies more"
+        ratio = _middle(one.time) / (_middle(best.time) or 1.0)
+        return f"fits; {ratio:.1f} times as long" if ratio > _EQUAL else "fits, and is about as fast"
+
+    def as_data(self) -> list[dict[str, Any]]:
+        """Return the rows for JSON."""
+        return [
+            {
+                "stage": one.candidate.placing.stage,
+                "offload_optimizer": one.candidate.placing.has_optimizer_on_host,
+                "offload_param": one.candidate.placing.has_parameters_on_host,
+                "micro_batch_size": one.candidate.micro_batch_size,
+                "num_micro_batches": one.candidate.num_micro_batches,
+                "fits": one.fits(),
+                "device_bytes": one.device_bytes,
+                "step_seconds": None if one.time is None else one.time._asdict(),
+                "why": one.why_not or self._why(one),
+            }
+            for one in self.tried
+        ]
+
+
+def in_order(tried: Sequence[Tried]) -> tuple[Tried, ...]:
+    """Return those that fit, the fastest first, then the others by what they need.
+
+    Without known speeds the order in which they were tried stands.
+    """
+    return tuple(sorted(tried, key=_place))
+
+
+def _place(one: Tried) -> tuple[bool, float]:
+    if not one.fits():
+        return True, float(one.device_bytes or 1 << 62)
+    return False, 0.0 if one.time is None else _middle(one.time)
+
+
+def _middle(time: TimeRange) -> float:
+    """Return the middle of a range whose ends are factors away."""
+    return sqrt(max(time.low, 1e-9) * max(time.high, 1e-9))
