@@ -15,7 +15,6 @@ from .without_values import WithoutValues, indexed, tensor_device
 _BASE = torch._C.TensorBase
 _DATA: Any = _BASE.data
 _STORAGE: Any = torch._C.StorageBase
-_DATA: Any = _BASE.data
 
 
 def answer_for_tensors(mode: WithoutValues) -> None:
@@ -33,7 +32,7 @@ def _take_parameters_in(mode: WithoutValues) -> None:
 
     @functools.wraps(plain)
     def make(kind: type, data: Tensor | None = None, requires_grad: bool = True) -> Any:
-        return plain(kind, data if data is None else mode.take_in(data), requires_grad)  # type: ignore[arg-type]
+        return plain(kind, data if data is None else mode.take_in(data), requires_grad)
 
     kind: Any = nn.Parameter
     kind.__new__ = make
@@ -86,7 +85,7 @@ class _Devices:
         if tensor_device(tensor) == tensor_device(values):
             _DATA.__set__(tensor, values)
         else:  # torch refuses to change the kind of device
-            torch._C._swap_tensor_impl(tensor, values.detach())  # type: ignore[attr-defined]
+            torch._C._swap_tensor_impl(tensor, values.detach())
 
     def is_pinned(self, tensor: Tensor, device: Any = None) -> bool:
         """Whether it is in pinned host memory."""
@@ -258,17 +257,6 @@ class _Storages:
         cls.is_cuda = property(lambda storage: self.device(storage).type == "cuda")
         cls_tensor: Any = Tensor
         cls_tensor.set_ = _method(self.set)
-        cls_tensor.data = property(_DATA.__get__, self.set_data, _DATA.__delete__)
-
-    def set_data(self, tensor: Tensor, value: Tensor) -> None:
-        """Let a tensor have other values; one with values may become one without, and the other way round."""
-        if tensor_device(tensor) == tensor_device(value):
-            _DATA.__set__(tensor, value)
-            return
-        other = value.detach()
-        if isinstance(tensor, nn.Parameter):
-            other = nn.Parameter(other, tensor.requires_grad)
-        torch.utils.swap_tensors(tensor, other)
 
     def set(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Let a tensor have a storage; one that has values where the tensor has none gives another tensor."""
