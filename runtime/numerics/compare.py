@@ -15,6 +15,7 @@ from .bounds import Bounds, bounds_of
 from .record import GRADIENT, PARAMETER, STATE, StepRecord, num_engines, num_steps
 
 _SMALL = 1e-9  # bounds of numbers are not smaller than those of this one
+_DENORMAL = 1e-37  # squares of gradients that are mere rounding have few bits left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +172,8 @@ class _Step:
             own, other = self.own.read(STATE, name), self.other.read(STATE, name)
             part = max(self._result.bounds.state, 4 * torch.finfo(own.dtype).eps)
             largest = float(other.abs().max()) if other.numel() else 0.0
-            yield from self._tensors("state", name, own, other, torch.full_like(other, part * largest))
+            bound = torch.full_like(other, max(part * largest, _DENORMAL))
+            yield from self._tensors("state", name, own, other, bound)
 
     def _tensors(
         self,
