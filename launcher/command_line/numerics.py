@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from copy import copy
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -149,21 +150,40 @@ class _Runs:
                 trace=TraceOptions(),
             )
         code = run(options)
-        if code == 0 and not (self._folder / part / "engine0" / "step1.rank0.json").exists():
+        if code == 0:
+            self._check_written(part, what)
+        return code
+
+    def _check_written(self, part: str, what: str) -> None:
+        """Errors: LaunchError if the program has taken no step of an engine, or a rank wrote elsewhere"""
+        place = self._folder / part / "engine0"
+        if not (place / "step1.rank0.json").exists():
             raise LaunchError(
                 f"the program has ended {what}, and this machine sees no step of its engine in "
                 f"{self._folder}; give a program that calls initialize() and engine.step(), and on several "
                 "hosts --keep=DIR with a folder that all of them see"
             )
-        return code
+        num_ranks = prod(_facts(self._folder)["axes"].values())
+        missing = [rank for rank in range(num_ranks) if not (place / f"step1.rank{rank}.json").exists()]
+        if missing:
+            raise LaunchError(
+                f"the numbers of rank {missing[0]} are not in {self._folder}, which its host does not share "
+                "with this machine; give --keep=DIR with a folder that all hosts see"
+            )
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    """Return what the first run has written of itself."""
+    written = json.loads((folder / CONFIGURED / "engine0" / "step0.rank0.json").read_text())
+    facts: dict[str, Any] = written["notes"]
+    return facts
 
 
 def _reference(wanted: str, folder: Path) -> str:
     """Return the second run's part: plain torch, unless another is wanted or the memory is too small."""
     if wanted != "auto":
         return wanted
-    written = json.loads((folder / CONFIGURED / "engine0" / "step0.rank0.json").read_text())
-    facts = written["notes"]
+    facts = _facts(folder)
     if facts["plain_bytes"] <= facts["free_bytes"]:
         return PLAIN
     needed, free = (facts[name] / 2**30 for name in ("plain_bytes", "free_bytes"))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab import Lab
+from tests.launcher.command import Command
 from tests.launcher.local_job import Job, assert_short
 
 pytestmark = pytest.mark.slow
@@ -77,3 +79,24 @@ def test_a_program_without_an_engine_is_refused(tmp_path: Path) -> None:
     job = Job(tmp_path, ["numerics", "--num_gpus=1", "train.py"])
     assert job.wait() == 2
     assert "this machine sees no step of its engine" in job.err
+
+
+HOSTS = ("-H", "hosts", "--num_nodes=2", "--steps=2", "--preload=torch", "--drop_in=always")
+
+
+@pytest.mark.exhaustive
+def test_hosts_that_share_a_folder_are_compared(lab: Lab, folder: Path) -> None:
+    (folder / "train.py").write_text(TRAIN)
+    command = Command(lab.head, folder, "numerics", *HOSTS, "train.py")
+    assert command.wait(TWO_RUNS_S) == 0, command.err
+    assert command.out.splitlines()[-1].startswith("equal: 2 steps of 4 parameters at stage 2")
+    assert not list(folder.glob(".dslaunch-numerics-*"))
+
+
+@pytest.mark.exhaustive
+def test_a_host_that_keeps_its_numbers_to_itself_is_found(lab: Lab, folder: Path) -> None:
+    """Each host of the lab has a home folder of its own."""
+    (folder / "train.py").write_text(TRAIN)
+    command = Command(lab.head, folder, "numerics", *HOSTS, "--keep=~/numbers", "train.py")
+    assert command.wait(TWO_RUNS_S) == 2, command.err
+    assert "--keep=DIR with a folder that all" in " ".join(command.err.split())
