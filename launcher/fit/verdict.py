@@ -18,6 +18,7 @@ OUTSIDE_BYTES = GIB  # CUDA's context and NCCL's buffers, assumed
 LEAST_OUTSIDE_BYTES, MOST_OUTSIDE_BYTES = GIB // 2, 2 * GIB
 PROCESSES = "processes without their tensors"
 MAX_NAMED = 4
+_ENDS = "the program ends"  # the beginning of what runtime/plan/program.py says of too few steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,11 @@ def check_rehearsed(rehearsed: Sequence[Rehearsed]) -> None:
     for one in rehearsed:
         if one.answer.problem is not None:
             line, why = one.answer.problem
+            if why.startswith(_ENDS):
+                raise LaunchError(
+                    f"{line or 'the program'}: {why} as {one.name}, and two are rehearsed; give it more "
+                    "samples, or a smaller gradient_accumulation_steps"
+                )
             raise LaunchError(
                 f"{line or 'the program'}: cannot be rehearsed as {one.name}, where no tensor has values: "
                 f"{why}; plan its model with --model=FOLDER --batch=4x2048, or in Python with "

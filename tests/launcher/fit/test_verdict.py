@@ -67,6 +67,14 @@ def test_what_is_guessed_or_not_judged_is_said() -> None:
     )
 
 
+def test_a_program_that_ends_too_early_needs_more_samples() -> None:
+    found = answer(problem={"line": "train.py", "why": "the program ends after 0 optimizer steps"})
+    with pytest.raises(
+        LaunchError, match=r"train.py: the program ends after 0 optimizer steps as rank 0, and two"
+    ):
+        check_rehearsed([rehearsed(found)])
+
+
 def test_a_program_that_cannot_be_rehearsed_is_a_mistake_with_its_line() -> None:
     found = answer(problem={"line": "train.py:3", "why": "ValueError: no"})
     with pytest.raises(
