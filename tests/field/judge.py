@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,7 @@ Judge = Callable[[Run], str]
 # Sums of float32 in another order move the losses of a few steps by less than 1e-5 of their value; the faults
 # of the reports move them by more than 1e-2.
 ROUNDING = 1e-4
-# Newton-Schulz steps in bfloat16 turn a gradient's last bits into a thousandth of the largest weight.
-MUON_ROUNDING = 1e-2
+BF16_ROUNDING = 5e-2  # of a gradient whose weights, activations and parts are in bfloat16, after a few steps
 SHOWN = 3  # numbers of a list
 MOST_LETTERS = 160  # of an error
 
@@ -104,7 +104,7 @@ def both(*judges: Judge) -> Judge:
 def _flat(value: Any) -> list[float]:
     if isinstance(value, list):
         return [number for one in value for number in _flat(one)]
-    return [float(value)]
+    return [math.nan if value is None else float(value)]
 
 
 def _are_near(have: list[float], want: list[float], within: float) -> bool:
@@ -119,5 +119,5 @@ def _shown(value: Any) -> str:
         return f"{value:.4g}"
     if isinstance(value, list):
         more = ", ..." if len(value) > SHOWN else ""
-        return ", ".join(_shown(one) for one in value[:SHOWN]) + more
+        return ", ".join(_shown(one) for one in value[:SHOWN]) + more if value else "nothing"
     return str(value)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.field.reports import CLUSTERS, REPORTS, RIGHT, SAID, WRONG, Report
+from tests.field.reports import CLUSTERS, LIMIT_S, REPORTS, RIGHT, SAID, WRONG, Report
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "faults-of-the-field.md"
@@ -31,7 +31,10 @@ The programs are in `tests/field/programs`, and `tests/field/reports.py` says of
 
 {counts}
 
-Run on {dates}, on CPUs over gloo, two ranks where nothing else is said.
+Run on {dates}, on CPUs over gloo, with two ranks where nothing else is said.
+`dslaunch` starts its ranks; those of DeepSpeed are forked from a process that has imported it, and start with its own launcher where the launcher is what a report is about.
+A job that has not ended by itself within {limit_s:g} seconds is ended.
+Over gloo, ranks that come to different collectives end with an error of gloo's about the sizes; over NCCL they wait for each other.
 Many reports come from older versions of DeepSpeed, and from GPUs: a fault that DeepSpeed {version} does not have here is mended, or needs what a CPU does not show.
 """  # noqa: E501
 
@@ -74,6 +77,7 @@ def text(results: Mapping[str, Mapping[str, Result]]) -> str:
         INTRODUCTION.format(
             count=len(REPORTS),
             version=version,
+            limit_s=LIMIT_S,
             counts=_counts(results, version),
             dates=" and ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "",
         )
@@ -101,7 +105,7 @@ def _table(reports: list[Report], results: Mapping[str, Mapping[str, Result]], v
     for report in reports:
         tools = results.get(report.id, {})
         cells = [_cell(tools.get(tool)) for tool in ("dslaunch", "DeepSpeed")]
-        first = f"[{report.id}]({report.link}): `{report.program}.py`"
+        first = f"[{report.id}]({report.link}): {report.command}"
         lines.append(f"| {first} | {report.happens} | {report.right} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -23,7 +24,11 @@ PROGRAMS = Path(__file__).with_name("programs")
 TOOLS = ("dslaunch", "DeepSpeed")
 COMPILED = ("ShareMemCommBuilder", "FusedAdamBuilder", "CPUAdamBuilder")  # by DeepSpeed, on CPUs
 END_S = 15.0  # for a launcher that was told to end; then all of its processes are killed
-ERROR = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*")  # the last line of a traceback
+# The line of an error below its traceback, or of one that ended a process; not the lines of code above it.
+ERROR = re.compile(
+    r"^(?:\[rank\d+\]: |\S+:\d+ \| )?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)|^\s*what\(\):\s+(.*)"
+)
+NO_CAUSE = re.compile(r"Connection (?:reset|closed)|ChildFailedError")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +64,12 @@ class Run:
 
     @property
     def error(self) -> str:
-        """The last line of the first traceback, without paths, or the last line of all."""
-        lines = [line.strip() for line in self.output.splitlines() if line.strip()]
-        found = (ERROR.search(line) for line in lines if "Traceback" not in line)
-        errors = [one[0] for one in found if one and not one[0].startswith("ChildFailedError")]
-        return without_paths(errors[0] if errors else lines[-1] if lines else "")
+        """The first error without paths; one that tells of another rank's end only if there is no other."""
+        lines = [line for line in self.output.splitlines() if line.strip()]
+        errors = [found[1] or found[2] for line in lines if (found := ERROR.search(line))]
+        causes = [error for error in errors if not NO_CAUSE.search(error)]
+        chosen = next(iter(causes or errors or lines[-1:]), "")
+        return without_paths(re.sub(r"\[enforce fail.*? vs \d+\. ", "", chosen))
 
 
 def without_paths(text: str) -> str:
@@ -176,8 +182,9 @@ def facts_in(output: str) -> list[dict[str, Any]]:
     found = []
     for line in output.splitlines():
         start = line.find('{"rank": ')
-        if start >= 0 and line.endswith("}"):
-            found.append(json.loads(line[start:]))
+        if start >= 0:
+            with contextlib.suppress(json.JSONDecodeError):  # another rank's words came between
+                found.append(json.loads(line[start:]))
     return found
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.exhaustive import few
-from tests.field import page, run
+from tests.field import judge, page, run
 from tests.field.reports import CLUSTERS, REPORTS, Report
 from tests.field.verdict import verdict
 
@@ -36,3 +36,30 @@ def test_every_report_has_a_program_and_results_of_its_own() -> None:
 def test_facts_are_found_behind_a_prefix() -> None:
     lines = 'localhost:1 | {"rank": 1, "losses": [0.5]}\n{"other": 1}\n{"rank": 0}\n'
     assert run.facts_in(lines) == [{"rank": 1, "losses": [0.5]}, {"rank": 0}]
+
+
+@pytest.mark.parametrize(
+    ("judged", "facts", "code", "fault"),
+    [
+        (judge.ends, [{"rank": 0}], 0, ""),
+        (judge.ends, [{"rank": 0}], None, "no end within 5 s"),
+        (judge.ends, [], 1, "exit code 1: ValueError: one.py: no"),
+        (judge.ends, [], 0, "no rank printed anything"),
+        (judge.agree("a", "b"), [{"a": [1.0, 2.0], "b": [1.0, 2.00001]}], 0, ""),
+        (judge.agree("a", "b"), [{"a": [1.0], "b": [1.01]}], 0, "a 1 instead of 1.01"),
+        (judge.agree("a", "b"), [{"a": [None], "b": [1.0]}], 0, "a None instead of 1"),
+        (judge.agree("a", "b"), [{"a": [1.0, 1.0], "b": [1.0]}], 0, "a 1, 1 instead of 1"),
+        (judge.is_equal("lost", []), [{"lost": []}, {"lost": ["x"]}], 0, "lost x instead of nothing"),
+        (judge.at_most("a", "b"), [{"a": 2.0, "b": 1.0}], 0, "a 2, more than 1"),
+        (judge.fails, [], 0, "exit code 0"),
+        (judge.fails, [], 7, ""),
+        (judge.refuses("hosts"), [{"rank": 0}], 0, "1 ranks were started on this machine"),
+        (judge.refuses("one.py"), [], 1, ""),
+    ],
+)
+def test_a_judge_says_what_is_not_right(
+    judged: judge.Judge, facts: list[dict[str, object]], code: int | None, fault: str
+) -> None:
+    output = "[rank0]: Traceback\n[rank0]:     raise ValueError\n[rank0]: ValueError: /a/one.py: no\n"
+    done = run.Run(tool="dslaunch", code=code, limit_s=5.0, output=output, facts=facts)
+    assert judged(done) == fault

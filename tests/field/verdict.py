@@ -14,5 +14,5 @@ def verdict(report: Report, run: Run) -> tuple[str, str]:
     if not fault:
         return RIGHT, ""
     if report.said and run.code and (message := re.search(report.said, run.output)):
-        return SAID, without_paths(message[0])
+        return SAID, without_paths(" ".join(message[0].split()))
     return WRONG, fault

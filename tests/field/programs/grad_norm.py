@@ -50,5 +50,6 @@ for step in range(STEPS):
         loss = loss_of(engine, MICRO * step + micro, engine.global_rank)
         engine.backward(loss)
         engine.step()
-    norms.append(float(engine.get_global_grad_norm()))
+    norm = engine.get_global_grad_norm()
+    norms.append(norm if norm is None else float(norm))
 print(json.dumps({"rank": engine.global_rank, "norms": norms, "plain": plain()}), flush=True)

@@ -43,6 +43,6 @@ saved = torch.load("weights/pytorch_model.bin")
 fresh = Tied()
 answer = fresh.load_state_dict(saved, strict=False)
 with torch.no_grad():
-    found, wanted = fresh(tokens).flatten(), engine(tokens).flatten()
-facts = {"missing": answer.missing_keys, "outputs": found.tolist(), "engine": wanted.tolist()}
+    off = (fresh(tokens) - engine(tokens)).abs().max().item()
+facts = {"missing": answer.missing_keys, "off": off, "allowed": 1e-6}
 print(json.dumps({"rank": engine.global_rank, **facts}), flush=True)
