@@ -142,14 +142,15 @@ class Rehearsal:
         kind.run = run
 
     def _guess_norm(self) -> None:
-        """Let a sum of squares on the device be 1: what ranks tell each other beside it stays known."""
-        plain = grad_norm._sum_on_gpu
+        """Let numbers of the device that ranks tell each other be 1: those told beside them stay known."""
+        plain = grad_norm._as_float64
         replaced: Any = grad_norm
 
-        def summed(*args: Any, **kwargs: Any) -> torch.Tensor:
-            return self.mode.put_number(plain(*args, **kwargs), 1.0)
+        def told(*args: Any, **kwargs: Any) -> torch.Tensor:
+            number = plain(*args, **kwargs)
+            return number if self.mode.values_of(number) is not None else self.mode.put_number(number, 1.0)
 
-        replaced._sum_on_gpu = summed
+        replaced._as_float64 = told
 
     def _step(self, name: str, shards: Any, **_: Any) -> None:
         """Count an optimizer's kernel on the host: each array is read and written once."""

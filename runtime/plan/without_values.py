@@ -140,6 +140,8 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         wanted = kwargs.get("device")
         if not any(records):
             if tensors and (wanted is None or wanted.type == "cpu") and not _is_much(func, tensors):
+                if kwargs.get("pin_memory"):
+                    kwargs["pin_memory"] = None
                 return func(*args, **kwargs)  # true values, or true meta tensors
             if wanted is not None and wanted.type == "meta" and not self._is_backward():
                 return func(*args, **kwargs)

@@ -41,24 +41,32 @@ class Row:
     layout: str
     config: Config
     world_size: int = 2
+    rank: int = 0
 
     @property
     def name(self) -> str:
         ranks = "" if self.world_size == 2 else f", {self.world_size} ranks"
-        return f"{self.program}, {self.layout}{ranks}"
+        rank = "" if self.rank == 0 else f", rank {self.rank}"
+        return f"{self.program}, {self.layout}{ranks}{rank}"
 
 
 class Ended(BaseException):
     """The measured steps are done."""
 
 
-def predict(row: Row, rank: int = 0) -> Seen:
+def predict(row: Row) -> Seen:
     """Return what a rehearsal in a process of its own says."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
-    with ProcessPoolExecutor(1, context) as pool:
-        answer = pool.submit(_rehearsed, row, rank).result(timeout=120)
-    return seen_of(answer)
+    pool = ProcessPoolExecutor(1, context)
+    try:
+        return seen_of(pool.submit(_rehearsed, row, row.rank).result(timeout=60))
+    except TimeoutError:
+        for process in pool._processes.values():
+            process.kill()
+        raise
+    finally:
+        pool.shutdown()
 
 
 def seen_of(answer: dict[str, Any]) -> Seen:

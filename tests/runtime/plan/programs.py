@@ -276,7 +276,13 @@ def trainer(config: Config) -> None:
 
     import transformers
 
-    importlib.reload(transformers.integrations.deepspeed)  # which has looked for deepspeed too early
+    for name in (
+        "accelerate.utils",
+        "accelerate.accelerator",
+        "accelerate",
+        "transformers.integrations.deepspeed",
+    ):
+        importlib.reload(importlib.import_module(name))  # they have looked for deepspeed too early
 
     class Tokens(torch.utils.data.Dataset[dict[str, Tensor]]):
         def __len__(self) -> int:
@@ -309,6 +315,81 @@ def train_chars(config: Config) -> None:
         runpy.run_path(str(path), run_name="__main__")
 
 
+class _Embed(nn.Embedding):
+    def __init__(self) -> None:
+        super().__init__(VOCAB, WIDTH)
+
+
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, 4 * WIDTH),
+            nn.Linear(4 * WIDTH, WIDTH),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.down(functional.gelu(self.up(self.norm(x))))
+        return result
+
+
+def _loss_of_stage(scores: Tensor, tokens: Tensor) -> Tensor:
+    return functional.cross_entropy(scores.float().flatten(0, 1), tokens.flatten())
+
+
+def pipeline(config: Config, schedule: str = "1f1b") -> None:
+    """Train a model in two stages."""
+    from dslaunch.runtime.compat.pipeline.module import PipelineModule
+    from dslaunch.runtime.pipeline.layers import LayerSpec
+
+    dslaunch.init_distributed()
+    middle = [LayerSpec(_Layer) for _ in range(DEPTH)]
+    layers = [LayerSpec(_Embed), *middle, LayerSpec(nn.Linear, WIDTH, VOCAB)]
+    module = PipelineModule(layers, 2, loss_fn=_loss_of_stage, partition_method="uniform", schedule=schedule)
+    engine: Any
+    engine, *_ = dslaunch.initialize(model=module, config=config)
+    for _ in range(NUM_STEPS):
+        tokens = torch.arange(SAMPLES * LENGTH).view(SAMPLES, LENGTH) % VOCAB
+        number = engine.gradient_accumulation_steps()
+        engine.train_batch(
+            iter([(tokens.to(engine.device), tokens.to(engine.device)) for _ in range(number)])
+        )
+
+
+def sequences(config: Config) -> None:
+    """Train a model of transformers on sequences that all ranks share."""
+    from dslaunch.runtime.sequence.hugging_face import UlyssesSPAttentionHF
+    from dslaunch.runtime.sequence.loss import mean_over_tokens
+
+    dslaunch.init_distributed()
+    model = make_hugging_face("Llama", use_cache=False)
+    mpu = UlyssesSPAttentionHF.register_with_transformers(model, "sdpa", 2, SAMPLES)
+    engine: Any
+    engine, *_ = dslaunch.initialize(model=model, mpu=mpu, config=config)
+    first = torch.distributed.get_rank() * LENGTH
+    for _ in range(NUM_STEPS):
+        tokens = torch.arange(SAMPLES * LENGTH).view(SAMPLES, LENGTH).to(engine.device) % VOCAB
+        positions = torch.arange(first, first + LENGTH).repeat(SAMPLES, 1).to(engine.device)
+        logits = engine(input_ids=tokens, position_ids=positions, use_cache=False).logits
+        engine.backward(mean_over_tokens(logits, tokens))
+        engine.step()
+
+
+def experts(config: Config, ep_size: int) -> None:
+    """Train layers of experts of a fixed capacity."""
+    from tests.runtime.experts.models import loss_of, make_layered
+
+    dslaunch.init_distributed()
+    model = make_layered(torch.distributed.get_rank() if ep_size > 1 else 0, ep_size)
+    engine: Any
+    engine, *_ = dslaunch.initialize(model=model, config=config)
+    for _ in range(NUM_STEPS):
+        samples = torch.ones(1024, 7, dtype=torch.bfloat16).to(engine.device)
+        engine.backward(loss_of(engine, samples))
+        engine.step()
+
+
 PROGRAMS: dict[str, Program] = {
     "blocks": blocks,
     "blocks, tied": partial(blocks, is_tied=True),
@@ -332,4 +413,9 @@ PROGRAMS: dict[str, Program] = {
     "T5": t5,
     "ViT": vit,
     "train_chars.py": train_chars,
+    "pipeline": pipeline,
+    "pipeline, zero bubble": partial(pipeline, schedule="zero_bubble"),
+    "Llama, sequences over ranks": sequences,
+    "experts": partial(experts, ep_size=1),
+    "experts over ranks": partial(experts, ep_size=2),
 }

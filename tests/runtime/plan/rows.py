@@ -6,11 +6,11 @@ from tests.runtime.plan.beside import Row
 from tests.runtime.plan.layouts import layout
 
 
-def _rows(program: str, *layouts: tuple[str, ...], world_size: int = 2) -> list[Row]:
+def _rows(program: str, *layouts: tuple[str, ...], world_size: int = 2, rank: int = 0) -> list[Row]:
     rows = []
     for words in layouts:
         name, config = layout(*words)
-        rows.append(Row(program=program, layout=name, config=config, world_size=world_size))
+        rows.append(Row(program=program, layout=name, config=config, world_size=world_size, rank=rank))
     return rows
 
 
@@ -38,6 +38,12 @@ ROWS = [
         for row in _rows("blocks", ("stage 1", rest), ("stage 3", rest), ("stage 2, optimizer on cpu", rest))
     ),
     *(row for model in _MODELS for row in _rows(model, ("stage 2",), ("stage 3",))),
+    *_rows("Llama", ("stage 1", "bf16, layers over 2 ranks"), ("stage 3", "bf16, layers over 2 ranks")),
+    *_rows("Llama", ("stage 3", "bf16, layers over 2 ranks"), world_size=4),
+    *_rows("Llama, sequences over ranks", ("stage 2",), ("stage 3",)),
+    *_rows("experts", ("stage 2",)),
+    *_rows("experts over ranks", ("stage 2",)),
+    *_rows("Mixtral", ("stage 2", "bf16, experts over 2 ranks")),
     *_rows("convolutions", ("stage 2", "fp32"), ("stage 3", "fp32")),
     *_rows("Llama", ("stage 3, both on cpu",), ("stage 1", "fp32"), ("stage 0", "torch_autocast")),
 ]

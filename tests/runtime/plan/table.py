@@ -20,7 +20,7 @@ def main(words: list[str]) -> None:
             print(f"{row.name:60} PROBLEM {seen.problem}", flush=True)
         ranks = Ranks(parent.fork)
         try:
-            real = ranks(measure, row, world_size=row.world_size, deadline_s=60.0)[0]
+            real = ranks(measure, row, world_size=row.world_size, deadline_s=60.0)[row.rank]
         except RankFailed as error:
             print(f"{row.name:60} FAILED {str(error)[-1500:]}", flush=True)
             continue

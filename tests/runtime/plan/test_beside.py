@@ -36,7 +36,7 @@ def measured(device: Parent, row: Row) -> Seen:
 
     ranks = Ranks(device.fork)
     try:
-        seen: Seen = ranks(measure, row, world_size=row.world_size)[0]
+        seen: Seen = ranks(measure, row, world_size=row.world_size)[row.rank]
     finally:
         ranks.stop()
     return seen
