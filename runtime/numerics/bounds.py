@@ -17,10 +17,13 @@ _DIVIDED_16_BIT = 24.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Each is a part of the right value: of the loss, of the largest element of a gradient, of the norm."""
+    """Each is a part of the right value: of the loss, of the largest element of what a gradient is a sum of,
+    of the norm.
+    """
 
     loss: float
     gradient: float
+    whole: float  # of the norm of a gradient's difference, as a part of its norm
     norm: float
     floor: float  # a gradient's smallest bound, as a part of the norm of all gradients
     parameter: float  # of a parameter's element
@@ -58,7 +61,8 @@ def bounds_of(facts: Mapping[str, Any]) -> Bounds:
     return Bounds(
         loss=loss,
         gradient=gradient,
-        norm=gradient,
+        whole=gradient / 3,  # rounding hits each element in another way
+        norm=gradient / 2,
         floor=min(gradient, _FLOAT32 if not is_divided else computing / 8),
         parameter=8 * _FLOAT32,
         update=1e-4,

@@ -147,9 +147,40 @@ class _Step:
                 yield self._found("gradient", name=name, where="it is not there as configured")
                 continue
             own, other = self.own.read(GRADIENT, name), self.other.read(GRADIENT, name)
-            largest = float(other.abs().max()) if other.numel() else 0.0
+            largest, size = self._sizes(name, other)
             bound = max(bounds.gradient * largest, bounds.floor * norm)
             yield from self._tensors("gradient", name, own, other, torch.full_like(other, bound))
+            floor = bounds.floor * norm * other.numel() ** 0.5
+            yield from self._whole(name, own.double(), other.double(), max(bounds.whole * size, floor))
+
+    def _sizes(self, name: str, gradient: Tensor) -> tuple[float, float]:
+        """Return the largest element and the norm of what was added up to a gradient; without a note of it,
+        those of the gradient.
+        """
+        terms = self.other.notes[0].get("terms", {}).get(name)
+        if terms is not None or not gradient.numel():
+            largest, size = terms or (0.0, 0.0)
+            return float(largest), float(size)
+        return float(gradient.abs().max()), float(gradient.double().norm())
+
+    def _whole(self, name: str, own: Tensor, other: Tensor, bound: float) -> Iterator[FoundDifference]:
+        """Compare a gradient as a whole: rounding hits each element in another way, and a wrong scale hits
+        all in the same.
+        """
+        if own.shape != other.shape:
+            return
+        distance = float((own - other).norm())
+        self._result.note("whole gradient", distance / max(bound, 1e-38))
+        if distance > bound:
+            yield self._found(
+                "gradient",
+                name=name,
+                configured=float(own.norm()),
+                reference=float(other.norm()),
+                bound=bound,
+                where="norms of the whole gradient, whose elements differ alike",
+                hint=_hint("gradient", own, other, None),
+            )
 
     def _parameters(self) -> Iterator[FoundDifference]:
         bounds = self._result.bounds

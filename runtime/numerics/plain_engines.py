@@ -178,7 +178,9 @@ class Plain(EngineBase):
                 "engine.step() without an optimizer; name one in the ds_config, or give it to initialize()"
             )
         scale, lrs, step = self._scale.value, self.get_lr(), recorder.step
-        averages = self._gradients.averages(is_counted=self._is_counted, divisor=self._divisor * scale)
+        divisor, is_counted = self._divisor * scale, self._is_counted
+        terms = self._gradients.terms(is_counted=is_counted, divisor=divisor, device=self.device)
+        averages = self._gradients.averages(is_counted=is_counted, divisor=divisor)
         recorder.before_update(averages_of_writer(averages, self.global_rank), scale=1.0)
         norm = norm_of(averages)
         is_applied = isfinite(norm) or not self.settings.checks_overflow
@@ -207,6 +209,7 @@ class Plain(EngineBase):
             "dropped": self._same_numbers.dropped,
             "are_drawn": self._same_numbers.are_drawn,
             "is_compiled": False,
+            "terms": terms if self.global_rank == 0 and is_applied else {},
         }
         is_writer = self.global_rank == 0
         recorder.after_update(

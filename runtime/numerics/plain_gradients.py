@@ -22,6 +22,9 @@ class PlainGradients:
         """`factor` is that of the gradients of the backward that is under way."""
         self._params = dict(params)
         self._sums: dict[str, Tensor] = {}  # float64, the parameter's shape
+        self._index = {name: index for index, name in enumerate(self._params)}
+        # [parameters, 2] float64: sums of the largest elements, and of the norms, of all that was added
+        self._terms = torch.zeros(len(self._params), 2, dtype=torch.float64, device="cpu")
         self._factor = factor
         self._hooks = [self._watch(name, param) for name, param in self._params.items()]
 
@@ -41,6 +44,8 @@ class PlainGradients:
             return
         grad = (param.grad.to_dense() if param.grad.is_sparse else param.grad).double() * self._factor()
         param.grad = None
+        if grad.numel():
+            self._terms[self._index[name]] += torch.stack([grad.abs().max(), grad.norm()]).cpu()
         self._sums[name] = grad if name not in self._sums else self._sums[name].add_(grad)
 
     @torch.no_grad()
@@ -53,6 +58,16 @@ class PlainGradients:
         averages = {name: self.average(name, is_counted=is_counted, divisor=divisor) for name in self._params}
         self.forget()
         return averages
+
+    def terms(self, *, is_counted: bool, divisor: float, device: torch.device) -> dict[str, list[float]]:
+        """Return for each parameter the largest element and the norm that its average would have if nothing
+        of what is averaged cancelled out.
+
+        Order: a collective
+        """
+        total = (self._terms if is_counted else torch.zeros_like(self._terms)).to(device)
+        dist.all_reduce(total)
+        return dict(zip(self._params, (total / divisor).tolist(), strict=True))
 
     def average(self, name: str, *, is_counted: bool, divisor: float) -> Tensor:
         """Return the average of one parameter's gradients so far; float64.
@@ -78,6 +93,7 @@ class PlainGradients:
     def forget(self) -> None:
         """Drop the sums."""
         self._sums.clear()
+        self._terms.zero_()
 
     def release(self) -> None:
         """Leave the parameters alone from now on."""

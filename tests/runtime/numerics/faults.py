@@ -40,10 +40,10 @@ def dropped_gradient() -> Iterator[None]:
 
 
 @contextmanager
-def scaled() -> Iterator[None]:
-    """All gradients are too large by the half."""
+def scaled(factor: float) -> Iterator[None]:
+    """All gradients are too large by this factor."""
     enlarged = StepEngine._enlarged
-    with patch.object(StepEngine, "_enlarged", lambda self, loss: enlarged(self, loss) * 1.5):
+    with patch.object(StepEngine, "_enlarged", lambda self, loss: enlarged(self, loss) * factor):
         yield
 
 
@@ -214,12 +214,19 @@ FAULTS = {
         dropped_gradient, 2, by_config, ({"stage": 2, **_SGD},), (1, "gradient", BROKEN)
     ),
     "scale": Fault(
-        scaled,
+        partial(scaled, 1.5),
         2,
         by_config,
         ({"stage": 3},),
         (1, "gradient", "first.weight"),
         "the whole gradient is 1.5 times that of the other",
+    ),
+    "small scale in 16 bits": Fault(
+        partial(scaled, 1.02),
+        2,
+        by_config,
+        ({"stage": 2, "bf16": {"enabled": True}},),
+        (1, "gradient", "first.weight"),
     ),
     "frozen part": Fault(
         frozen_part,
