@@ -24,11 +24,11 @@ _GIGA = 1e9
 _TERA = 1e12
 # What training gets of a data sheet's speed, at worst and at best.
 _ARITHMETIC, _MEMORY, _LINK = (0.3, 0.75), (0.5, 0.9), (0.3, 0.85)
-_LAUNCH_S = (10e-6, 2e-6)  # time of a kernel at least: Python's, or a graph's
-# Nothing is known of these from here: from a slow host or network to a fast one, for one rank.
-_NETWORK_BYTES_PER_S = (1e9, 45e9)
-_HOST_BYTES_PER_S = (5e9, 60e9)
-_DISK_BYTES_PER_S = (0.5e9, 6e9)
+_LAUNCH_TIMES = (10e-6, 2e-6)  # seconds of a kernel at least: Python's, or a graph's
+# Bytes a second of one rank, from a slow host or network to a fast one: nothing more is known from here.
+_NETWORK_SPEEDS = (1e9, 45e9)
+_HOST_SPEEDS = (5e9, 60e9)
+_DISK_SPEEDS = (0.5e9, 6e9)
 _HIDDEN = 0.9  # largest share of computing beside which messages and copies cost nothing
 
 
@@ -72,19 +72,17 @@ def step_time(
     sent = _NO_TIME
     for one in work.sent:
         inside = (gpu.link_gb_per_s or gpu.pcie_gb_per_s) / 2 * _GIGA
-        speeds = _NETWORK_BYTES_PER_S if leaves_host[one.axis] else [inside * part for part in _LINK]
+        speeds = _NETWORK_SPEEDS if leaves_host[one.axis] else [inside * part for part in _LINK]
         sent = sent.plus(_at(one.num_bytes, speeds))
     copied = dict(work.copied_bytes)
     disk = sum(num_bytes for way, num_bytes in copied.items() if "disk" in way)
     pcie = gpu.pcie_gb_per_s / 2 * _GIGA
-    moved = _at(sum(copied.values()) - disk, [pcie * part for part in _LINK]).plus(
-        _at(disk, _DISK_BYTES_PER_S)
-    )
+    moved = _at(sum(copied.values()) - disk, [pcie * part for part in _LINK]).plus(_at(disk, _DISK_SPEEDS))
     idle = (num_stages - 1) / max(num_micro_batches, 1)
     return {
         COMPUTE: compute,
         COMMUNICATION: _beside(sent, compute),
-        OPTIMIZER: _at(work.host_bytes, _HOST_BYTES_PER_S),
+        OPTIMIZER: _at(work.host_bytes, _HOST_SPEEDS),
         OFFLOAD: _beside(moved, compute),
         BUBBLE: TimeRange(compute.low * idle, compute.high * idle),
     }
@@ -110,7 +108,7 @@ def _compute(work: StepWork, gpu: Gpu) -> TimeRange:
         for one in work.on_device:
             flops_per_s = peaks.get(one.dtype, gpu.fp32_tflops) * _TERA * _ARITHMETIC[at]
             bytes_per_s = gpu.memory_gb_per_s * _GIGA * _MEMORY[at]
-            launches = one.num_kernels * _LAUNCH_S[at]
+            launches = one.num_kernels * _LAUNCH_TIMES[at]
             seconds += max(one.flops / flops_per_s, one.moved_bytes / bytes_per_s, launches)
         bounds.append(seconds)
     return TimeRange(*bounds)

@@ -18,6 +18,7 @@ OUTSIDE_BYTES = GIB  # CUDA's context and NCCL's buffers, assumed
 LEAST_OUTSIDE_BYTES, MOST_OUTSIDE_BYTES = GIB // 2, 2 * GIB
 PROCESSES = "processes without their tensors"
 MAX_NAMED = 4
+_HINT = "what would fit: --suggest rehearses other stages, offload and micro batches"
 _ENDS = "the program ends"  # the beginning of what runtime/plan/program.py says of too few steps
 
 
@@ -116,7 +117,8 @@ def judge(rehearsed: Sequence[Rehearsed], memory: JobMemory) -> FitVerdict:
     on_device = None if memory.device_bytes is None else _Device.of(rehearsed, memory.device_bytes)
     notes = tuple(_notes(rehearsed, memory, uses, on_device))
     if on_device is not None and not on_device.fits:
-        return FitVerdict(line=f"does not fit: {on_device.text(names_largest=True)}", fits=False, notes=notes)
+        line = f"does not fit: {on_device.text(names_largest=True)}"
+        return FitVerdict(line=line, fits=False, notes=(*notes, _HINT))
     if too_small is not None:
         kind, num_bytes = too_small.kinds[0]
         line = (

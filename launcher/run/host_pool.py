@@ -72,8 +72,8 @@ def read_pool(options: Options, console: Console, *, may_look: bool = True) -> P
         )
     if unknown and not may_look:
         raise LaunchError(
-            f"{named.name}: slots=auto ({', '.join(unknown[:4])}) needs a look at the host, and `env` "
-            "contacts none; write slots=N"
+            f"{named.name}: slots=auto ({', '.join(unknown[:4])}) needs a look at the host, and this "
+            "command contacts none; write slots=N"
         )
     if options.rendezvous.no_ssh:
         return Pool(named.hosts, named.found_in)

@@ -67,7 +67,7 @@ def test_a_host_that_would_have_to_be_asked_is_a_mistake(env: Env) -> None:
     Path("hosts").write_text("node1 slots=auto\n")
     text = env("-H", "hosts", "train.py", exit_code=2)
     assert text == (
-        "dslaunch: hosts: slots=auto (node1) needs a look at the host, and `env` contacts "
+        "dslaunch: hosts: slots=auto (node1) needs a look at the host, and this command contacts "
         "none; write slots=N\n"
     )
 
