@@ -76,10 +76,10 @@ def compare(folder: str, reference: str) -> Comparison:
                 continue
             one = _Step(result, engine, step, before[engine], folder, reference)
             before[engine] = one.own
+            result.notes = one.own.notes[0]
             result.difference = next(one.differences(), None)
             if result.difference is not None:
                 return result
-            result.notes = one.own.notes[0]
         result.num_steps = step
     return result
 
