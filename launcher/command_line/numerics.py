@@ -45,7 +45,6 @@ All options of a job are allowed but for those of one in the background; `dslaun
 Each rank of the second run has the whole model. Where it does not fit in memory, the second run is the same
 engine at ZeRO stage 0; --reference says which.
 
-\b
 The exit code is 0 if both runs are equal within the bounds that are printed, 1 if they differ, and that of
 the job if one of its runs fails.
 """

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from dslaunch.launcher.command_line.numerics import PLAIN, STAGE_0, _reference
 from tests.lab import Lab
 from tests.launcher.command import Command
 from tests.launcher.local_job import Job, assert_short
@@ -79,6 +81,20 @@ def test_a_program_without_an_engine_is_refused(tmp_path: Path) -> None:
     job = Job(tmp_path, ["numerics", "--num_gpus=1", "train.py"])
     assert job.wait() == 2
     assert "this machine sees no step of its engine" in job.err
+
+
+@pytest.mark.parametrize(("free", "reference"), [(100, PLAIN), (99, STAGE_0)])
+def test_stage_0_is_the_reference_where_the_whole_model_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], free: int, reference: str
+) -> None:
+    place = tmp_path / "configured" / "engine0"
+    place.mkdir(parents=True)
+    facts = {"plain_bytes": 100 << 30, "free_bytes": free << 30}
+    (place / "step0.rank0.json").write_text(json.dumps({"tensors": {}, "notes": facts}))
+    assert _reference("auto", tmp_path) == reference
+    assert _reference(PLAIN, tmp_path) == PLAIN
+    said = "the whole model in each rank needs 100.0 GiB, and 99.0 GiB are free"
+    assert (said in capsys.readouterr().err) == (reference == STAGE_0)
 
 
 HOSTS = ("-H", "hosts", "--num_nodes=2", "--steps=2", "--preload=torch", "--drop_in=always")
