@@ -22,8 +22,8 @@ def memory_here(proc: str = "/proc") -> int | None:
 
     None: the kernel does not say it.
     """
-    rows = dict(line.partition(":")[::2] for line in read_text(f"{proc}/meminfo").splitlines())
-    total = rows.get("MemTotal", "").split()
+    rows = (line.split() for line in read_text(f"{proc}/meminfo").splitlines())
+    total = next((row[1:] for row in rows if row[:1] == ["MemTotal:"]), [])
     limits = [limit for one in memory_groups(proc) if (limit := one.limit_bytes()) is not None]
     found = [*([int(total[0]) << 10] if total else []), *limits]
     return min(found, default=None)

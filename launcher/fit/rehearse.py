@@ -152,12 +152,13 @@ class _Rehearsal:
             "answer": str(self._answer),
             "layers": str(self._layers),
         }
+        env = environment_of_rank(self._plan, self._kind)
         safe = ["-P"] if sys.version_info >= (3, 11) else []  # the folder of the job may have a torch.py
         with open(self._output, "wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, *safe, "-u", "-m", _MODULE, json.dumps(request)],
                 cwd=bytes_of(self._plan.cwd),
-                env=environment_of_rank(self._plan, self._kind),
+                env={os.fsdecode(name): os.fsdecode(value) for name, value in env.items()},
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr if self._stage.is_verbose else output,
                 stderr=None if self._stage.is_verbose else output,
