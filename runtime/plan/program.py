@@ -32,6 +32,7 @@ from .guesses import Guesses
 from .memory import RunMemory
 from .pinned import PlannedPages
 from .ranks import join_alike_ranks
+from .stages import plan_stages
 from .storages import Storages
 from .streams import host_waits
 from .tensor_answers import answer_for_tensors
@@ -125,6 +126,7 @@ class Rehearsal:
         self._watch(StepEngine, "backward", BACKWARD)
         self._watch(StepEngine, "step", STEP)
         self._watch(StagesEngine, "train_batch", "batch through the stages")
+        plan_stages(self.mode)
         self._end_after_steps()
         _load_in_this_process()
         self._enter_in_threads()

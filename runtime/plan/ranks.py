@@ -10,23 +10,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .streams import current_stream
+
 _NAME = "dslaunch_plan"
 
 
 class EndedWork(dist.Work):
-    """A collective that has ended."""
+    """A collective that has ended. On a GPU the host does not know that at once."""
 
     def __init__(self, result: Any = None) -> None:
         super().__init__()
         self._tensors = result
+        self._event = current_stream().record_event() if torch.cuda.is_available() else None
 
     def wait(self, timeout: Any = None) -> bool:
         """Return at once."""
         return True
 
     def is_completed(self) -> bool:
-        """Return that it has."""
-        return True
+        """Tell whether the host knows that it has."""
+        return self._event is None or bool(self._event.query())
 
     def is_success(self) -> bool:
         """Return that it has."""

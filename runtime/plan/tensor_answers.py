@@ -67,7 +67,9 @@ class _Devices:
         plain: Any = Tensor._make_wrapper_subclass
 
         def make(kind: type, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
-            if device is None or torch.device(device).type != "cuda":
+            kind_of_device = None if device is None else torch.device(device).type
+            is_float = kwargs.get("dtype", torch.float32).is_floating_point
+            if kind_of_device != "cuda" and not (kind_of_device == "cpu" and is_float):
                 made: Tensor = plain(kind, *args, device=device, **kwargs)
                 return made
             made = plain(kind, *args, device="meta", **kwargs)

@@ -31,6 +31,7 @@ class Seen:
     pinned: int
     sent: tuple[dict[str, int], ...]
     problem: str = ""
+    num_params: tuple[int, int] = (0, 0)  # of the model, and of its largest layer; where it was run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +161,7 @@ class _Watch:
         self._native, self._rank = device(), rank
         self._peaks: list[int] = []
         self._pinned = 0
+        self._num_params = (0, 0)
         self._sent: list[dict[str, int]] = []
         self._before: dict[str, int] = {}
         self._has_begun = False
@@ -205,6 +207,7 @@ class _Watch:
 
     def _end_step(self, engine: Any) -> None:
         now = engine._wire.meter.bytes_by_kind()
+        self._num_params = _num_params(engine.module)
         step = {kind: nbytes - self._before.get(kind, 0) for kind, nbytes in now.items()}
         self._sent.append({kind: nbytes for kind, nbytes in step.items() if nbytes})
         self._before = now
@@ -214,7 +217,17 @@ class _Watch:
 
     def seen(self) -> Seen:
         """Return what was counted."""
-        return Seen(peaks=tuple(self._peaks), pinned=self._pinned, sent=tuple(self._sent))
+        return Seen(
+            peaks=tuple(self._peaks),
+            pinned=self._pinned,
+            sent=tuple(self._sent),
+            num_params=self._num_params,
+        )
+
+
+def _num_params(model: Any) -> tuple[int, int]:
+    own = [sum(one.numel() for one in part.parameters(recurse=False)) for part in model.modules()]
+    return sum(one.numel() for one in model.parameters()), max(own)
 
 
 def _num_steps(engine: Any) -> int:

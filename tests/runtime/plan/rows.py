@@ -38,6 +38,8 @@ ROWS = [
         for row in _rows("blocks", ("stage 1", rest), ("stage 3", rest), ("stage 2, optimizer on cpu", rest))
     ),
     *(row for model in _MODELS for row in _rows(model, ("stage 2",), ("stage 3",))),
+    *_rows("pipeline", ("stage 1", "bf16, 4 micro batches")),
+    *_rows("pipeline", ("stage 1", "bf16, 4 micro batches"), world_size=4),
     *_rows("Llama", ("stage 1", "bf16, layers over 2 ranks"), ("stage 3", "bf16, layers over 2 ranks")),
     *_rows("Llama", ("stage 3", "bf16, layers over 2 ranks"), world_size=4),
     *_rows("Llama, sequences over ranks", ("stage 2",), ("stage 3",)),
