@@ -231,19 +231,19 @@ def join_alike_ranks(*, rank: int, size: int, backend: str) -> None:
     def config(group: Any = None) -> str:
         return f"cpu:{backend},cuda:{backend}"
 
-    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+    def fill(object_list: list[Any], obj: Any, group: Any = None) -> None:
         object_list[:] = [pickle.loads(pickle.dumps(obj))] * len(object_list)
 
     def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *_: Any, **__: Any) -> None:
         if object_gather_list is not None:
-            all_gather_object(object_gather_list, obj)
+            fill(object_gather_list, obj)
 
     def scatter_object_list(output: list[Any], inputs: list[Any] | None = None, *_: Any, **__: Any) -> None:
         if inputs is not None:
             output[0] = inputs[0]
 
     patched: dict[str, Callable[..., Any]] = {
-        "all_gather_object": all_gather_object,
+        "all_gather_object": fill,
         "gather_object": gather_object,
         "scatter_object_list": scatter_object_list,
         "broadcast_object_list": lambda *_, **__: None,
