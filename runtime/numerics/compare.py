@@ -227,7 +227,7 @@ class _Step:
         self._result.note(quantity, float(part[worst]))
         if float(part[worst]) <= 1.0:
             return
-        place = [int(one) for one in torch.unravel_index(torch.tensor(worst), other.shape)]
+        place = [int(one) for one in torch.unravel_index(torch.tensor(worst, device="cpu"), other.shape)]
         yield self._found(
             quantity,
             name=name,

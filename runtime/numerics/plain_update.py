@@ -117,7 +117,9 @@ class PlainUpdate:
         for stepper, _ in self._steppers:
             for group in stepper.param_groups:
                 for master in group["params"]:
-                    stepper.state[master] = {"step": torch.tensor(float(num_steps))} if num_steps else {}
+                    stepper.state[master] = (
+                        {"step": torch.tensor(float(num_steps), device="cpu")} if num_steps else {}
+                    )
         for key in record.names(STATE):
             state, _, name = key.partition("/")
             if name in self.masters:

@@ -189,7 +189,7 @@ def memory_facts(engine: EngineBase) -> dict[str, int]:
 
     Order: a collective
     """
-    own = torch.tensor([0, 0], dtype=torch.int64)
+    own = torch.tensor([0, 0], dtype=torch.int64, device="cpu")
     for sub_buffer in (one for unit in engine._model.units for one in unit.sub_buffers):
         numel = sum(prod(sub_buffer.whole_shape(index)) for index in range(len(sub_buffer.members)))
         num_names = len(sub_buffer.true_names(0))

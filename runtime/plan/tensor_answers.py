@@ -189,13 +189,14 @@ class _Moves:
         cls.cpu = lambda tensor, **_: self.to(tensor, "cpu")
         cls.pin_memory = _method(self.pin_memory)
         cls.record_stream = lambda tensor, stream: None
-        plain_tensor = torch.tensor
+        torch_names: Any = torch
+        plain_tensor = torch_names.tensor
 
         def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
             made = plain_tensor(*args, **kwargs)
             return made.pin_memory() if pin_memory else made
 
-        torch.tensor = tensor
+        torch_names.tensor = tensor
         plain_parse = torch._C._nn._parse_to
 
         def parse(*args: Any, **kwargs: Any) -> Any:

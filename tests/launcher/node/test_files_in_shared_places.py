@@ -22,6 +22,9 @@ KNOWN: dict[Place, str] = {
         "ssh's own file in the user's home, as ssh writes it",
     ("command_line/help_screen.py", "HelpScreen.write_text", "super().write_text"):
         "a method of click's formatter, no file",
+    ("command_line/numerics.py", "command", "shutil.rmtree"): "a folder that mkdtemp() made; links as links",
+    ("fit/rehearse.py", "_Rehearsal.__init__", "path.write_text"): "in a TemporaryDirectory of its own",
+    ("fit/rehearse.py", "_Rehearsal.begin", "open"): "in a TemporaryDirectory of its own",
     ("external/runner.py", "run_owned", "Path(path).write_text"): "in a TemporaryDirectory of its own",
     ("output/log_files.py", "_link_latest", "new.replace"):
         "a link that was made the line before, over a link of an earlier run",
