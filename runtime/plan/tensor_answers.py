@@ -193,7 +193,7 @@ class _Moves:
         plain_tensor = torch_names.tensor
 
         def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Tensor:
-            made = plain_tensor(*args, **kwargs)
+            made: Tensor = plain_tensor(*args, **kwargs)
             return made.pin_memory() if pin_memory else made
 
         torch_names.tensor = tensor
