@@ -1,4 +1,5 @@
-"""Devices that `--gpu` names: memory, speeds and links, each row with its source.
+"""Devices that `--gpu` names: memory, speeds and links. A row says where its speeds come from, or that nobody
+has looked them up; links of all rows are not looked up yet.
 
 Units: `memory_bytes` as torch reports the device's total, which is less than the name of the device says;
 TFLOP/s are dense, for bf16 and fp16 with sums in float32; links count both directions together
@@ -52,23 +53,24 @@ def _row(
     )
 
 
-# Name; GiB; TFLOP/s in bf16, fp16, fp32; GB/s of memory, PCIe, link; source of all but GiB.
+_UNCHECKED = "not looked up"
+# Name; GiB; TFLOP/s in bf16, fp16, fp32; GB/s of memory, PCIe, link; source of the speeds.
 GPUS: tuple[Gpu, ...] = (
     _row("A10", 22.06, (125, 125, 31.2), (600, 64, 0), "NVIDIA A10 data sheet"),
     _row("A100-40", 39.49, (312, 312, 19.5), (1555, 64, 600), "NVIDIA A100 data sheet"),
     _row("A100-80", 79.15, (312, 312, 19.5), (2039, 64, 600), "NVIDIA A100 data sheet, SXM"),
     _row("H100", 79.11, (989, 989, 67), (3350, 128, 900), "NVIDIA H100 data sheet, SXM"),
     _row("H200", 139.72, (989, 989, 67), (4800, 128, 900), "NVIDIA H200 data sheet, SXM"),
-    _row("L4", 22.03, (121, 121, 30.3), (300, 64, 0), "NVIDIA L4 data sheet"),
+    _row("L4", 22.03, (121, 121, 30.3), (300, 64, 0), _UNCHECKED),
     _row("L40S", 44.40, (362, 362, 91.6), (864, 64, 0), "NVIDIA L40S data sheet"),
     _row("V100-16", 15.77, (0, 125, 15.7), (900, 32, 300), "NVIDIA V100 data sheet, SXM2"),
     _row("V100-32", 31.73, (0, 125, 15.7), (900, 32, 300), "NVIDIA V100 data sheet, SXM2"),
     _row("T4", 14.57, (0, 65, 8.1), (320, 32, 0), "NVIDIA T4 data sheet"),
-    _row("RTX3090", 23.57, (71, 71, 35.6), (936, 64, 0), "NVIDIA GA102 white paper"),
-    _row("RTX4090", 23.52, (165.2, 165.2, 82.6), (1008, 64, 0), "NVIDIA Ada white paper"),
-    _row("RTX6000Ada", 47.40, (364.2, 364.2, 91.1), (960, 64, 0), "NVIDIA RTX 6000 Ada data sheet"),
-    _row("B200", 178.35, (2250, 2250, 75), (7700, 128, 1800), "NVIDIA HGX B200 data sheet"),
-    _row("MI250", 63.98, (181, 181, 45.3), (1638, 64, 0), "AMD Instinct MI250 data sheet, one of two dies"),
+    _row("RTX3090", 23.57, (71, 71, 35.6), (936, 64, 0), _UNCHECKED),
+    _row("RTX4090", 23.52, (165.2, 165.2, 82.6), (1008, 64, 0), _UNCHECKED),
+    _row("RTX6000Ada", 47.40, (364.2, 364.2, 91.1), (960, 64, 0), _UNCHECKED),
+    _row("B200", 178.35, (2250, 2250, 75), (7700, 128, 1800), _UNCHECKED),
+    _row("MI250", 63.98, (181, 181, 45.3), (1638, 64, 0), _UNCHECKED),
     _row("MI300X", 191.69, (1307.4, 1307.4, 163.4), (5300, 128, 896), "AMD Instinct MI300X data sheet"),
 )
 
