@@ -69,9 +69,10 @@ class Arrival:
     def wait(self) -> None:
         """Block until the host may read the target."""
         with self._lock:  # the thread of a step and that of a hook may both wait
-            if self._event is not None and not self._event.query():  # type: ignore[no-untyped-call]
-                with SPANS.span("copy", "wait for a copy"):
-                    self._event.synchronize()
+            if self._event is not None:
+                is_done = self._event.query()  # type: ignore[no-untyped-call]
+                with nullcontext() if is_done else SPANS.span("copy", "wait for a copy"):
+                    self._event.synchronize()  # done or not: torch's detector of races knows of no query
             self._event = self._source = None
             then, self._then = self._then, None
         if then is not None:

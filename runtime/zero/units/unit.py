@@ -4,16 +4,20 @@ as one `SubBuffer` per (dtype, is_trained).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as _modes, _pop_mode, _push_mode
+from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
 
 from ...comm.pending import Pending
 from .sub_buffer import SubBuffer
+
+_OF_CHECKPOINTS = (_CachedTorchDispatchMode, _CachingTorchDispatchMode)
 
 
 class UnitState(Enum):
@@ -66,7 +70,7 @@ class Unit:
         """
         if self.state is UnitState.FREED:
             self.on_unshard(self)
-            with _outside_transforms():
+            with _outside_program():
                 self._gathers = [sub_buffer.param_shard.start_unshard() for sub_buffer in self._sharded]
             self.state = UnitState.GATHERING
             self.num_gathers += 1
@@ -110,7 +114,7 @@ class Unit:
         """
         if self.state is UnitState.GATHERED:
             self.state = UnitState.LIVE
-            with _outside_transforms():
+            with _outside_program():
                 for sub_buffer in self._sharded:
                     sub_buffer.param_shard.show()
 
@@ -129,7 +133,7 @@ class Unit:
             return
         self._finish_unshard()
         self._referred_to = []
-        with _outside_transforms():
+        with _outside_program():
             for sub_buffer in self._sharded:
                 if self.state is UnitState.GATHERING:  # gathered for nothing
                     sub_buffer.param_shard.values.free()
@@ -148,18 +152,37 @@ class Unit:
         return self.state is UnitState.FREED and bool(self._referred_to)
 
     def _finish_unshard(self) -> None:
-        with _outside_transforms():
+        with _outside_program():
             for gather in self._gathers:
                 gather.wait()
         self._gathers = []
 
 
-def _outside_transforms() -> AbstractContextManager[Any]:
-    """Return a context in which torch.func does not wrap what is done: it wraps the views of any
-    tensor, and a wrapper has no memory to send.
+def _outside_program() -> AbstractContextManager[Any]:
+    """Return a context in which what is done is not the program's: torch.func does not wrap it, since it
+    wraps the views of any tensor, and a wrapper has no memory to send; a selective checkpoint neither counts
+    it nor answers with what it has saved.
     """
     guard: AbstractContextManager[Any] = torch._C._DisableFuncTorch()
-    return guard
+    return _outside_checkpoints(guard) if torch._C._len_torch_dispatch_stack() else guard
+
+
+@contextmanager
+def _outside_checkpoints(guard: AbstractContextManager[Any]) -> Iterator[None]:
+    """Leave other modes where they are: they count, watch or plan what the engine does, too."""
+    first = next((place for place, mode in enumerate(_modes()) if isinstance(mode, _OF_CHECKPOINTS)), None)
+    popped = [] if first is None else [_pop_mode() for _ in _modes()[first:]][::-1]
+    others = [mode for mode in popped if not isinstance(mode, _OF_CHECKPOINTS)]
+    for mode in others:
+        _push_mode(mode)
+    try:
+        with guard:
+            yield
+    finally:
+        for _ in others:
+            _pop_mode()
+        for mode in popped:
+            _push_mode(mode)
 
 
 def _nothing(unit: Unit) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 WIDTH = 8
 
@@ -249,12 +249,18 @@ class ReentrantOverSeveral(CheckpointOverSeveral):
     options = {"use_reentrant": True}  # noqa: RUF012
 
 
-def _keep_products() -> Any:
-    return create_selective_checkpoint_contexts([torch.ops.aten.addmm.default, torch.ops.aten.mm.default])
+def _keep_most() -> Any:
+    """Save every result but views and norms: an engine's copies and collectives are none of the program's."""
+
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        is_again = operation.is_view or operation is torch.ops.aten.native_layer_norm.default
+        return CheckpointPolicy.PREFER_RECOMPUTE if is_again else CheckpointPolicy.MUST_SAVE
+
+    return create_selective_checkpoint_contexts(policy)
 
 
 class SelectiveCheckpoint(CheckpointOverSeveral):
-    options = {"use_reentrant": False, "context_fn": _keep_products}  # noqa: RUF012
+    options = {"use_reentrant": False, "context_fn": _keep_most}  # noqa: RUF012
 
 
 class ParameterAsArgument(Model):
