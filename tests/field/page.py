@@ -23,7 +23,7 @@ What is right is computed by plain torch in the same program, where it is a numb
     python -m tests.field DeepSpeed#8262      # one of them; what it gives is printed
 
 The programs are in `tests/field/programs`, and `tests/field/reports.py` says of each how it is judged.
-`pytest tests/field` holds dslaunch to its column.
+`pytest -m "" tests/field` holds dslaunch to its column, and `make test` to three rows of it.
 
 - **right** is what the column before says.
 - **says so**: the job ends by itself, with an error that names the cause.

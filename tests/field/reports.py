@@ -162,7 +162,6 @@ WAITING = (
         "error about parameters in flight, or a hang.",
         right="The losses of plain torch, where an expert without tokens has a gradient of zeros.",
         judge=SAME_LOSSES,
-        is_fast=True,
     ),
     Report(
         id="DeepSpeed#2993",
@@ -304,7 +303,6 @@ NUMBERS = (
         "`managed_gradient_accumulation`.",
         right="The losses of plain torch, which adds them up.",
         judge=SAME_LOSSES,
-        is_fast=True,
     ),
     Report(
         id="DeepSpeed#7718",
