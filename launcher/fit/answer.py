@@ -32,7 +32,7 @@ class RunPhase:
 
     name: str
     clock: int
-    peaks: tuple[tuple[str, Peak], ...]  # by place
+    peaks: tuple[tuple[str, Peak], ...]  # a peak for each place
 
     def peak(self, place: str) -> Peak:
         """Return the peak in one place: DEVICE, HOST or PINNED."""
@@ -50,7 +50,7 @@ class SentBytes:
 
     axis: str
     ranks: tuple[int, ...]  # those of the group; empty for all ranks of the job
-    kinds: tuple[tuple[str, int], ...]  # by collective
+    kinds: tuple[tuple[str, int], ...]  # bytes for each collective
 
     @property
     def num_bytes(self) -> int:

@@ -85,8 +85,8 @@ class ModelBytes:
 
     num_trained: int
     num_frozen: int
-    number_bytes: int  # of a parameter
-    activation_bytes: int  # of one sample in a micro batch
+    number_bytes: int  # a parameter's
+    activation_bytes: int  # what one sample in a micro batch adds
     micro_batch_size: int
     num_micro_batches: int
 

@@ -22,7 +22,7 @@ class FitFinding:
     memory: JobMemory
     verdict: FitVerdict
     uses: tuple[HostUse, ...]
-    times: tuple[Mapping[str, TimeRange], ...] = ()  # of each kind of rank; empty: speeds are not known
+    times: tuple[Mapping[str, TimeRange], ...] = ()  # one for each kind of rank; empty: speeds are not known
 
     @property
     def peak_bytes(self) -> int:

@@ -8,7 +8,7 @@ from ..node.system.memory import memory_groups
 # VmRSS of a rank on a CPU that has imported torch 2.13 and dslaunch, joined a group of gloo and taken a step
 # of a model with 20 parameters: 266 MiB, a third of it pages of libraries that ranks of a host may share.
 CPU_PROCESS_BYTES = 266 << 20
-# Of a rank on a GPU: CUDA's libraries and context come to it. Assumed; not measured.
+# A rank on a GPU takes CUDA's libraries and context, too. Assumed; not measured.
 GPU_PROCESS_BYTES = 2 << 30
 
 

@@ -53,7 +53,7 @@ class Suggestions:
     """All that were tried, the best first, and the placings whose bound is above the memory."""
 
     tried: tuple[Tried, ...]
-    too_large: tuple[tuple[Placing, int], ...]  # with the bytes that are needed at least
+    too_large: tuple[tuple[Placing, int], ...]  # placings, and the bytes that each needs at least
     hosts_needed: int | None  # at least, by bounds; looked for only where nothing fits
     config: Mapping[str, Any]  # the ds_config that was given
 

@@ -26,10 +26,10 @@ _ENDS = "the program ends"  # the beginning of what runtime/plan/program.py says
 class JobMemory:
     """The memory that a job may use. None: not known, and not judged."""
 
-    device_bytes: int | None  # of each GPU; None on hosts without
+    device_bytes: int | None  # what each GPU has; None on hosts without
     hosts: tuple[HostSlots, ...]
-    host_bytes: tuple[int | None, ...]  # of each of these hosts
-    process_bytes: int  # of a rank before its first tensor: the interpreter and torch
+    host_bytes: tuple[int | None, ...]  # what each of these hosts has
+    process_bytes: int  # what a rank has before its first tensor: the interpreter and torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,12 +23,12 @@ class Bounds:
 
     loss: float
     gradient: float
-    whole: float  # of the norm of a gradient's difference, as a part of its norm
+    whole: float  # bound of the norm of a gradient's difference, as a part of its norm
     norm: float
     floor: float  # a gradient's smallest bound, as a part of the norm of all gradients
-    parameter: float  # of a parameter's element
-    update: float  # of the largest change of a parameter's elements in the step
-    state: float  # of the largest element of an optimizer's state
+    parameter: float  # bound of an element of a parameter
+    update: float  # bound of it, as a part of the largest change of a parameter's elements in the step
+    state: float  # bound, as a part of the largest element of an optimizer's state
     reason: str
 
 

@@ -26,10 +26,10 @@ class FoundDifference:
     step: int
     quantity: str
     where: str  # which element, or on which rank
-    name: str = ""  # of the parameter; empty for a loss or a norm
+    name: str = ""  # the parameter's; empty for a loss or a norm
     configured: float | None = None
     reference: float | None = None
-    bound: float = 0.0  # of their difference
+    bound: float = 0.0  # the largest difference that is allowed
     hint: str = ""
 
 
@@ -44,7 +44,7 @@ class Comparison:
     num_parameters: int = 0
     difference: FoundDifference | None = None
     largest: dict[str, float] = field(default_factory=dict)  # quantity -> largest part of its bound
-    notes: dict[str, Any] = field(default_factory=dict)  # of the last step, on rank 0
+    notes: dict[str, Any] = field(default_factory=dict)  # what rank 0 noted in the last step
     reference_facts: dict[str, Any] = field(default_factory=dict)
 
     def note(self, quantity: str, part: float) -> None:

@@ -71,7 +71,7 @@ class DropoutOff:
         return call
 
 
-_off: list[DropoutOff] = []  # of this process: at most one
+_off: list[DropoutOff] = []  # what this process has under way: at most one
 
 
 def turn_off() -> DropoutOff:

@@ -8,7 +8,7 @@ from .memory import DEVICE, HOST, PINNED, RunMemory
 from .program import Rehearsal
 from .work import RankWork
 
-NUM_POINTS = 300  # of the curve over the run
+NUM_POINTS = 300  # points of the curve over the run
 
 
 def answer_of(rehearsal: Rehearsal) -> dict[str, Any]:

@@ -25,10 +25,10 @@ class PlannedRank(NamedTuple):
     Units: bytes
     """
 
-    peak_bytes: int  # of the device, as torch counts them
+    peak_bytes: int  # peak on the device, as torch counts it
     peak_phase: str
     kinds: Mapping[str, int]  # bytes at the peak, by kind
-    host_bytes: int  # in host memory, pinned memory included
+    host_bytes: int  # peak in host memory, pinned memory included
     answer: Mapping[str, Any]
 
 

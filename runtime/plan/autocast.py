@@ -65,7 +65,7 @@ class Autocast:
     def put(self) -> None:
         """Replace the kernels."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of kernels that are replaced, as they should be
+            warnings.simplefilter("ignore")  # torch warns of kernels that are replaced, as they should be
             self._replace_kernels()
         torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
         clear = torch.clear_autocast_cache

@@ -17,7 +17,7 @@ def choose_by_device() -> None:
     library: Any = torch.library.Library("aten", "IMPL", "AutogradMeta")  # type: ignore[no-untyped-call]
     _LIBRARIES.append(library)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of kernels that are replaced, as they should be
+        warnings.simplefilter("ignore")  # torch warns of kernels that are replaced, as they should be
         library.impl(aten.dropout.default, _dropout, allow_override=True)
 
 

@@ -56,7 +56,7 @@ class PlannedPages:
         # before that of the storage's record: the last comes first
         weakref.finalize(tensor.untyped_storage(), self._take_back, block, returned).atexit = False
         record = self.storages.add(tensor, _CPU, is_pinned=True, taken_bytes=block.num_bytes)
-        record.address = block.address  # by which copies note that they use it
+        record.address = block.address  # copies note by it that they use the block
         return tensor
 
     def _take_back(self, block: PlannedBlock, returned: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_POLLS = 2  # of an event that find it not yet done
+_POLLS = 2  # queries of an event that find it not yet done
 _HOST: Counter[int] = Counter()  # what the host knows to be done, by stream
 _STREAMS: weakref.WeakSet[PlannedStream] = weakref.WeakSet()
 _ids = itertools.count()
