@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from benchmarks.team import remove_deepspeed_buffers
+
 LOADED = ("deepspeed", "torch._dynamo", "transformers")
 LOOK_S = 0.05
 
@@ -61,6 +63,7 @@ def launch(*, program: str, words: Sequence[str], ranks: int, folder: str, limit
     for child in left:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+    remove_deepspeed_buffers(port)
     return code
 
 
