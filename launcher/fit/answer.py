@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..job.mesh import HostSlots
 
@@ -78,11 +78,19 @@ class StepWork:
     sent: tuple[SentBytes, ...]
 
 
+class Problem(NamedTuple):
+    """A line of the program that cannot be rehearsed; `is_in_runs`: a run with values comes to it, too."""
+
+    line: str
+    why: str
+    is_in_runs: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """The result of the rehearsal of one rank."""
 
-    problem: tuple[str, str] | None  # the program's line, and why it cannot be rehearsed
+    problem: Problem | None
     guesses: tuple[tuple[str, str], ...]  # the program's line, and what was guessed there
     num_steps: int
     stretches: tuple[RunPhase, ...]
@@ -130,7 +138,7 @@ def read_answer(given: Mapping[str, Any]) -> Answer:
     """Return the answer as records."""
     problem = given["problem"]
     return Answer(
-        problem=None if problem is None else (problem["line"], problem["why"]),
+        problem=None if problem is None else Problem(**problem),
         guesses=tuple((one["line"], one["what"]) for one in given["guesses"]),
         num_steps=given["num_steps"],
         stretches=tuple(_stretch(one) for one in given["phases"]),

@@ -85,10 +85,10 @@ def find_gpu(name: str) -> Gpu:
     if found is not None:
         return found
     names = [one.name for one in GPUS]
-    near = difflib.get_close_matches(wanted, [_plain(one) for one in names], n=1)
+    near = difflib.get_close_matches(wanted, [_plain(one) for one in names], n=1, cutoff=0.5)
     nearest = next((f"did you mean {one}? " for one in names if near and _plain(one) == near[0]), "")
     raise LaunchError(
-        f"--gpu={name}: no GPU of this name is known; {nearest}There are {', '.join(names)}, and {CPU} for "
+        f"--gpu={name}: no GPU of this name is known; {nearest}there are {', '.join(names)}, and {CPU} for "
         "hosts without GPUs; for another write --gpu_memory=24GB"
     )
 

@@ -19,6 +19,7 @@ from ..fit.step_time import times_of
 from ..fit.verdict import JobMemory, check_rehearsed
 from ..job.plan import Plan
 from ..node.observe.devices import count_accelerators
+from ..node.workers.preparation import why_no_script
 from ..options import Options
 from ..output.console import LAST_WORDS_S, Console
 from .make_plan import choose_attempt, make_plan
@@ -114,6 +115,10 @@ def plan_job(options: Options, request: FitRequest) -> tuple[PlannedJob, FitFind
             process_bytes=process_bytes(has_gpus=device.num_bytes is not None),
         ),
     )
+    if plan.program.script is not None and request.model is None:
+        why_not = why_no_script(os.path.join(plan.cwd, plan.program.script))
+        if why_not:
+            raise LaunchError(why_not)
     answers = rehearse(plan, job.kinds, job.rehearsal)
     console.drain(LAST_WORDS_S)
     return job, job.find(answers)

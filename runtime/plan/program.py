@@ -19,6 +19,7 @@ from ...kernels.compiled import _C
 from ..engine.base import EngineBase
 from ..engine.stages_engine import StagesEngine
 from ..engine.step_engine import StepEngine
+from ..errors import UserError
 from ..mesh import parts
 from ..step import copied_gradients, grad_norm
 from .after_steps import rehearse_evaluation, rehearse_save
@@ -58,6 +59,7 @@ class Obstacle(NamedTuple):
 
     line: str  # file and line of the program
     why: str
+    is_in_runs: bool = False  # a run with values comes to it, too
 
 
 class Rehearsal:
@@ -256,7 +258,7 @@ class Rehearsal:
                     _line_of(ended), f"the program ends with {ended.code!r} before its second step"
                 )
         except BaseException as error:
-            self.problem = Obstacle(_line_of(error), f"{type(error).__name__}: {error}")
+            self.problem = _obstacle(error)
             if os.environ.get("DSLAUNCH_PLAN_TRACEBACK"):
                 traceback.print_exc()
         else:
@@ -312,6 +314,16 @@ def _load_in_this_process() -> None:
         plain(self, *args, **kwargs)
 
     DataLoader.__init__ = without_workers  # type: ignore[method-assign]
+
+
+def _obstacle(error: BaseException) -> Obstacle:
+    """Return what ended the program. A refusal of the runtime, a file or a module that is not there, and code
+    that Python cannot read do not come from tensors without values.
+    """
+    if isinstance(error, UserError):
+        return Obstacle(_line_of(error), str(error), is_in_runs=True)
+    is_in_runs = isinstance(error, OSError | ImportError | SyntaxError)
+    return Obstacle(_line_of(error), f"{type(error).__name__}: {error}", is_in_runs)
 
 
 def _line_of(error: BaseException) -> str:

@@ -60,13 +60,21 @@ def test_a_program_that_fails_is_named_with_its_line(
     assert code == 2
     assert "train.py:3: cannot be rehearsed as rank 0, where no tensor has values: ValueError: no data" in err
     assert [one.name for one in tmp_path.iterdir()] == ["train.py"]  # it was held back from the files
+    (tmp_path / "train.py").write_text(
+        "import dslaunch, torch\ndslaunch.initialize(model=torch.nn.Linear(2, 2))"
+    )
+    code, _, err = planned("-H", HOSTS, "--gpu", "A10", "train.py", capsys=capsys)
+    assert code == 2
+    assert "train.py:2: a run ends here, too: " in err
+    assert "--model" not in err
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("train.py", "which GPUs do the hosts have? They are not looked at; give --gpu=A10"),
-        ("--gpu H10 train.py", "--gpu=H10: no GPU of this name is known; did you mean H100? There are A10,"),
+        ("--gpu H10 train.py", "--gpu=H10: no GPU of this name is known; did you mean H100? there are A10,"),
+        ("--gpu A10 gone.py", "no script "),
         ("--gpu_memory 24 train.py", "'24' is not allowed; give a number with a unit, e.g. 24GB or 22.5GiB"),
         ("--gpu none --gpu_memory 24GB train.py", "--gpu=none says that there are no GPUs, and --gpu_memory"),
         ("--gpu A10 --no_python train.sh", "--no_python: only a Python program can be rehearsed"),
