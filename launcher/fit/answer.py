@@ -78,7 +78,7 @@ class StepWork:
     sent: tuple[SentBytes, ...]
 
 
-class Problem(NamedTuple):
+class RehearsalProblem(NamedTuple):
     """A line of the program that cannot be rehearsed; `is_in_runs`: a run with values comes to it, too."""
 
     line: str
@@ -90,7 +90,7 @@ class Problem(NamedTuple):
 class Answer:
     """The result of the rehearsal of one rank."""
 
-    problem: Problem | None
+    problem: RehearsalProblem | None
     guesses: tuple[tuple[str, str], ...]  # the program's line, and what was guessed there
     num_steps: int
     stretches: tuple[RunPhase, ...]
@@ -138,7 +138,7 @@ def read_answer(given: Mapping[str, Any]) -> Answer:
     """Return the answer as records."""
     problem = given["problem"]
     return Answer(
-        problem=None if problem is None else Problem(**problem),
+        problem=None if problem is None else RehearsalProblem(**problem),
         guesses=tuple((one["line"], one["what"]) for one in given["guesses"]),
         num_steps=given["num_steps"],
         stretches=tuple(_stretch(one) for one in given["phases"]),
