@@ -38,7 +38,15 @@ IN_FLIGHT = 2  # collectives under way at once: one on the wire while the other 
 
 
 class Reducer(ABC, Generic[G]):
-    """Order: a collective, one way or the other"""
+    """Order: a collective, one way or the other
+
+    [Note: ranks that wait for each other's tokens]
+    A rank that does not use some layer asks for its place only at the end of the segment (see [Note: one
+    order on all ranks]); where nothing is gathered that is the end of its backward. Until then another rank
+    must not wait for it, if the two exchange tokens meanwhile: each would wait for the other. So all is asked
+    for as it is finished, and waited for at the end of the segment. The memory for that is there: whole
+    gradients always have it, and shards in the first backward, which averages at its end what is on no list.
+    """
 
     def __init__(
         self,
@@ -51,7 +59,8 @@ class Reducer(ABC, Generic[G]):
         self._sub_buffers = tuple(sub_buffers)
         self._gradients = tuple(_gradients(sub_buffer, kind) for sub_buffer in sub_buffers)
         self._domains, self._job = domains, domains.job
-        self._reductions = Reductions[G](IN_FLIGHT)
+        # None: see [Note: ranks that wait for each other's tokens]
+        self._reductions = Reductions[G](None if domains.exchanges_tokens else IN_FLIGHT)
         self._schedule = Schedule(len(self._sub_buffers), guess)
         self._is_engines = False  # the engine runs this backward, and calls end_backward
         self._is_under_way = False  # a backward whose gradients are averaged in it has given one
@@ -227,19 +236,12 @@ class StepReducer(Reducer[ReplicatedGradients]):
     Sub-buffers left then are asked for when that backward ends, or, on a rank that has run none, before the
     step. So all ranks ask for all of it in one order, however many backwards each of them runs. What comes
     later is averaged before the step, see [Note: averages before the step].
-
-    [Note: ranks that wait for each other's tokens]
-    A rank that does not use some layer asks for its place only when its backward ends. In the middle of a
-    backward another rank must not wait for that, if the two exchange tokens there: each would wait for the
-    other. So all is asked for as it is finished, and waited for at the end: the memory is there in any case.
     """
 
     def __init__(
         self, sub_buffers: Sequence[SubBuffer], domains: Domains, *, ends_step: Callable[[], bool]
     ) -> None:
         super().__init__(sub_buffers, ReplicatedGradients, domains)
-        if domains.exchanges_tokens:  # see [Note: ranks that wait for each other's tokens]
-            self._reductions = Reductions(None)
         self._ends_step = ends_step  # returns True if a backward that begins now is the last of a step
         self._rest: tuple[int, ...] | None = None  # places on no list; None until all are asked for
         self._is_taught = False
@@ -406,6 +408,7 @@ class BackwardReducer(Reducer[ShardedGradients]):
                 if member.param.grad is not None:
                     self._gradients[index].hand_in(index_in_sub_buffer)
             self._ask(index)
+            self._reductions.keep_fewer_than(IN_FLIGHT)  # no rank exchanges tokens here
         self._reductions.drain()
 
     def catch_up(self, *, is_step: bool = True) -> None:
@@ -479,6 +482,7 @@ class BackwardReducer(Reducer[ShardedGradients]):
         if self.is_coalescing or not (self._is_engines or self._is_under_way or self._is_users_backward()):
             return
         self._ask_due()
+        self._reductions.keep_fewer_than(IN_FLIGHT)
         self._schedule.pass_gather(what)
 
     def _is_users_backward(self) -> bool:

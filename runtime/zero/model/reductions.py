@@ -31,6 +31,11 @@ class Reductions(Generic[G]):
         if len(self._under_way) == self._limit:
             self._finish_first()
 
+    def keep_fewer_than(self, limit: int) -> None:
+        """Wait for the first ones, until fewer than `limit` are under way."""
+        while len(self._under_way) >= limit:
+            self._finish_first()
+
     def drain(self) -> None:
         """Wait for all."""
         while self._under_way:
