@@ -156,6 +156,7 @@ class _Run:
         self._last = self._shape.num_stages - 1
         self._around_forward, self._around_backward = around_forward, around_backward
         self._due = _incoming(table, self._place, self._shape)
+        self._answers = _answers(table, self._place, self._shape)
         self._arrivals: dict[_Message, IncomingMessage] = {}
         self._handed: dict[_Message, _Given] = {}  # values from one stage of this rank to another
         self._live: dict[tuple[int, int], _Live] = {}
@@ -199,7 +200,9 @@ class _Run:
         while message not in self._arrivals:
             self._fetch(self._shape.owner(message.stage))
         arrival = self._arrivals.pop(message)
-        return arrival.contents, arrival.wait()
+        tensors = arrival.wait()
+        self._post.finish(self._answers.get(message, ()))  # it has arrived, so nothing is waited for
+        return arrival.contents, tensors
 
     def _fetch_ahead(self, message: _Message) -> None:
         """Begin to receive the message, unless another message from that rank must come first."""
@@ -337,6 +340,25 @@ def _incoming(table: Table, place: int, shape: Shape) -> dict[int, deque[_Messag
             if shape.owner(receiver) == place:
                 messages.setdefault(source, deque()).append(_Message(not is_forward, stage, number))
     return messages
+
+
+def _answers(table: Table, place: int, shape: Shape) -> dict[_Message, list[str]]:
+    """Return, by each message to this rank, the messages of this rank that its sender has taken since the one
+    before.
+    """
+    found: dict[_Message, list[str]] = {}
+    for source, row in enumerate(table):
+        taken: list[str] = []
+        for kind, stage, number in row if source != place else ():
+            if kind is Kind.WEIGHTS:
+                continue
+            is_forward = kind is Kind.FORWARD
+            giver, receiver = (stage - 1, stage + 1) if is_forward else (stage + 1, stage - 1)
+            if 0 <= giver < shape.num_stages and shape.owner(giver) == place:
+                taken.append(str(_Message(not is_forward, giver, number)))
+            if 0 <= receiver < shape.num_stages and shape.owner(receiver) == place:
+                found[_Message(not is_forward, stage, number)], taken = taken, []
+    return found
 
 
 def _contents(output: Any, stage: int) -> tuple[Contents, tuple[Tensor, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -68,6 +68,14 @@ class IncomingMessage:
         return self._tensors
 
 
+class _Sent(NamedTuple):
+    """A message that may be under way, and its tensors, whose memory is in use until it has arrived."""
+
+    what: str
+    flight: Flight
+    parts: Sequence[Tensor]
+
+
 class Post:
     """This rank's messages to and from other ranks of the pipeline, which are named by their places."""
 
@@ -85,7 +93,7 @@ class Post:
         """
         self._neighbours, self._wire, self._device = neighbours, wire, device
         self._place, self._ranks = place, tuple(ranks)
-        self._under_way: list[tuple[Flight, list[Tensor]]] = []  # their memory is in use
+        self._under_way: list[_Sent] = []
 
     def send(self, place: int, tensors: Sequence[Tensor], *, contents: Contents | None, what: str) -> None:
         """Begin to send tensors; `contents` are sent first if the receiver does not know them yet."""
@@ -96,7 +104,8 @@ class Post:
         to = partial(dist.isend, group=axis.group, group_dst=1 - axis.index)
         sends = [partial(to, one) for one in parts if one.numel()]
         flight.start(self._started(sends))
-        self._under_way = [*(one for one in self._under_way if not one[0].is_over), (flight, parts)]
+        self._under_way = [one for one in self._under_way if not one.flight.is_over]
+        self._under_way.append(_Sent(what, flight, parts))
 
     def receive(self, place: int, contents: Contents | None, *, what: str) -> IncomingMessage:
         """Begin to receive tensors with these contents; None: first wait until the contents arrive."""
@@ -109,11 +118,18 @@ class Post:
         receives = [partial(fetch, _raw(one)) for one in tensors if one.numel()]
         return IncomingMessage(contents, tensors, flight.start(self._started(receives)))
 
-    def finish(self) -> None:
-        """Wait until all is sent."""
-        for flight, _ in self._under_way:
-            flight.wait()
-        self._under_way = []
+    def finish(self, messages: Collection[str] | None = None) -> None:
+        """Wait until these messages are sent, by what they were called, or all, and let go of their memory.
+
+        A GPU's host does not know by itself that a message has arrived: it is ahead of the GPU.
+        """
+        left: list[_Sent] = []
+        for one in self._under_way:
+            if messages is None or one.what in messages:
+                one.flight.wait()
+            else:
+                left.append(one)
+        self._under_way = left
 
     def _started(self, starts: Sequence[Callable[[], Any]]) -> Callable[[], Messages]:
         return partial(Messages, starts, tells_its_end=self._device.type != "cpu")

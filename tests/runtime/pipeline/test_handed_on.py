@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -77,3 +79,26 @@ def test_an_output_that_has_a_gradient_at_times_is_named_as_that(ranks: Ranks) -
     said = r"complex64 \[3, 4\] for micro batch 1, and handed on complex64 \[3, 4\] without a gradient for"
     with pytest.raises(RankFailed, match=said):
         ranks(_train, "1f1b", True, world_size=2, deadline_s=30)
+
+
+def _most_under_way(rank: int, num_micro_batches: int) -> int:
+    module = PipelineModule(_layers(detaches=False), 2, loss_fn=F.mse_loss)
+    engine, *_ = dslaunch.initialize(model=module, config=config_of(2, num_micro_batches))
+    post, seen = engine._executor.post, []
+    send = post.send
+
+    def noted(*args: Any, **kwargs: Any) -> None:
+        send(*args, **kwargs)
+        seen.append(len(post._under_way))
+
+    post.send = noted
+    engine.train_batch(iter([(x, x) for x in torch.ones(num_micro_batches, 3, 4)]))
+    engine.destroy()
+    return max(seen)
+
+
+def test_what_has_arrived_is_not_held_until_the_end_of_a_batch(ranks: Ranks) -> None:
+    """gloo does not tell the end of a message, nor does a GPU to a host that is ahead of it: what comes back
+    does.
+    """
+    assert ranks(_most_under_way, 12, world_size=2) == [2, 2]
