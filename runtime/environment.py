@@ -190,6 +190,34 @@ def computes_plainly() -> bool:
     return run is not None and run.is_plain
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRun:
+    """One run of a program whose first optimizer steps `dslaunch plan --tune` measures."""
+
+    warm_up: int  # steps before those that are measured
+    steps: int  # measured steps, after which the run ends
+    kept_files: str  # why what the program writes is kept; empty: it vanishes with the run
+
+
+def read_trial(environ: Mapping[str, str] | None = None) -> TrialRun | None:
+    """Read DSLAUNCH_TRIAL and DSLAUNCH_KEPT_FILES; None if the first is not set.
+
+    Errors: ConfigError for a value that is not allowed
+    """
+    env = os.environ if environ is None else environ
+    text = env.get(variables.TRIAL)
+    if not text:
+        return None
+    words = text.split(":")
+    if len(words) != 2 or not all(one.isascii() and one.isdigit() and int(one) > 0 for one in words):
+        raise ConfigError(
+            f"{variables.TRIAL}={text!r} in the environment: must be two numbers of steps, before the "
+            "measurement and in it, with a colon between; dslaunch plan --tune sets it"
+        )
+    warm_up, steps = map(int, words)
+    return TrialRun(warm_up=warm_up, steps=steps, kept_files=env.get(variables.KEPT_FILES, ""))
+
+
 def read_accelerator(environ: Mapping[str, str] | None = None) -> str | None:
     """Return the accelerator that DS_ACCELERATOR names, or None."""
     return (os.environ if environ is None else environ).get("DS_ACCELERATOR") or None

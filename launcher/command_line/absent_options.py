@@ -4,10 +4,6 @@ from __future__ import annotations
 
 # Options of DeepSpeed's launcher, then those of torchrun.
 ABSENT = {
-    "--autotuning": (
-        "dslaunch has no autotuner; leave it out, and choose the micro batch size and the ZeRO "
-        "stage in the ds_config"
-    ),
     **dict.fromkeys(
         ("--deepspeed", "--deepspeed_config"),
         "it is the program's: write it behind the script, as in dslaunch train.py --deepspeed "

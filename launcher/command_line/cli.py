@@ -57,6 +57,10 @@ def dslaunch(**given: Any) -> int:
     if not given["script"]:
         raise click.UsageError("which script? Write: dslaunch [options] script.py [its arguments]")
     options = job_options(given)
+    if options.autotuning is not None:
+        from .autotune import autotune
+
+        return autotune(options)
     if options.detach.is_watched and not options.dry_run:
         from .watch import watch
 

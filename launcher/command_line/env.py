@@ -13,7 +13,7 @@ from ..wording import count
 from .cli import dslaunch, job_options
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
-NOT_OURS = ("dry_run", "report", "version")
+NOT_OURS = ("dry_run", "report", "version", "autotuning")
 EPILOG = """
 \b
 Example:

@@ -29,7 +29,7 @@ from .cli import dslaunch, job_options
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 
 # Options of a job that is run once, and in the foreground or not.
-NOT_OURS = ("dry_run", "version", "detach", "watch", "no_ssh")
+NOT_OURS = ("dry_run", "version", "detach", "watch", "no_ssh", "autotuning")
 DEFAULT_STEPS = 3
 CONFIGURED, PLAIN, STAGE_0 = "configured", "plain", "stage0"
 EPILOG = """

@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...shared.table import terminal_columns
 from ..errors import LaunchError
 from ..fit.finding import FitFinding
-from ..fit.verdict import EXIT_FITS, EXIT_TOO_LARGE
-from ..options.number import Seconds, Size
+from ..fit.verdict import DEFAULT_LIMIT_S, EXIT_FITS, EXIT_TOO_LARGE
+from ..options import Options
+from ..options.number import Seconds, Size, Whole
 from ..wording import shown_size
 from .cli import dslaunch, job_options
 from .prefix_command import PROGRAM_SETTINGS, PrefixCommand
 from .runtime_program import require_pages, require_runtime
 
-NOT_OURS = ("dry_run", "version")
-DEFAULT_LIMIT_S = 600.0
+if TYPE_CHECKING:
+    from ..run.plan_job import FitRequest
+    from ..run.tune_job import Tuned
+
+NOT_OURS = ("dry_run", "version", "autotuning")
 EPILOG = """
 \b
 Examples:
@@ -28,11 +32,13 @@ Examples:
       does this job fit, and where is its memory at the peak?
   dslaunch plan -H node[1-2]:8 --gpu_memory 80GB --host_memory 1TB --json train.py
       the same for GPUs and hosts that are named by their sizes, with all numbers as JSON
+  dslaunch plan --gpu A10 --tune --out best.json train.py --deepspeed --deepspeed_config ds.json
+      which configuration is the fastest? Run the three that should be, on the job's own hosts
 
 All options of a job are allowed: its command needs only the word `plan`. `dslaunch help all` shows them.
 
 The program runs here until the end of its second optimizer step, once for each kind of rank, without values,
-GPUs and other ranks. No host is contacted.
+GPUs and other ranks. No host is contacted, but with --tune, which runs jobs on them.
 
 \b
 The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program that cannot be rehearsed.
@@ -44,7 +50,7 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
     groups={
         "Devices": ("gpu", "gpu_memory", "host_memory"),
         "In place of the program": ("model", "batch", "gradient_checkpointing"),
-        "Suggestions": ("suggest", "out"),
+        "Suggestions": ("suggest", "tune", "tune_steps", "tune_dir", "out"),
         "Options": ("page", "as_json", "verbose", "time_limit", "help"),
     },
     epilog=EPILOG,
@@ -83,7 +89,29 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
     is_flag=True,
     help="Rehearse other stages, offload and micro batches, too, and tell the fastest that fits.",
 )
-@click.option("--out", metavar="FILE", help="With --suggest: write the ds_config of the first into FILE.")
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="Run the best three of those for real, some steps each, the better half longer; tell the fastest.",
+)
+@click.option(
+    "--tune_steps",
+    type=Whole(1),
+    metavar="N",
+    help="With --tune: measure N steps in the first round, after 2 that are not, and twice as many in each "
+    "further round.  [default: 5]",
+)
+@click.option(
+    "--tune_dir",
+    metavar="DIR",
+    help="With --tune: keep what was measured in DIR, from which the same command goes on. All hosts must "
+    "see it.  [default: a folder of this user's]",
+)
+@click.option(
+    "--out",
+    metavar="FILE",
+    help="With --suggest or --tune: write the ds_config of the first into FILE.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything that was found as JSON.")
 @click.option("--verbose", is_flag=True, help="Show the program's own output, on stderr.")
 @click.option(
@@ -100,6 +128,7 @@ def command(**given: Any) -> int:
     from ..run.plan_job import FitRequest, plan_job
 
     require_runtime("dslaunch plan")
+    _check_tune_options(given)
     options = job_options({**given, "dry_run": True})
     request = FitRequest(
         gpu=given["gpu"],
@@ -113,23 +142,36 @@ def command(**given: Any) -> int:
     )
     place = None if given["page"] is None else _place(given["page"])
     out = None if given["out"] is None else _config_place(given)
-    job, found = plan_job(options, request)
-    suggested = None
-    if given["suggest"]:
-        from ..run.suggest_job import suggest
+    tuned, suggested = None, None
+    if given["tune"]:
+        tuned = _tuned(given, options, request)
+        found, suggested = tuned.found, tuned.suggestions
+    else:
+        job, found = plan_job(options, request)
+        if given["suggest"]:
+            from ..run.suggest_job import suggest
 
-        suggested = suggest(job, found)
+            suggested = suggest(job, found)
+    tuning = None if tuned is None else tuned.tuning
     columns = terminal_columns()
     if given["as_json"]:
         data = found.as_data() | ({} if suggested is None else {"suggestions": suggested.as_data()})
+        data |= {} if tuning is None else {"tuning": tuning.as_data()}
         click.echo(json.dumps(data, indent=2).encode())
     else:
         lines = [*found.lines(columns), *([] if suggested is None else suggested.lines(columns))]
+        lines += [] if tuning is None else tuning.lines(columns)
         click.echo("\n".join(lines).encode())
     if place is not None:
         _write(place, found, title=f"plan of {given['script']}")
     if suggested is None:
         return found.verdict.exit_code
+    if tuned is not None:
+        from ..run.tune_job import write_best
+
+        if out is not None and write_best(out, tuned):
+            click.echo(f"dslaunch: wrote {out}", err=True)
+        return EXIT_FITS if tuning is not None and tuning.best is not None else EXIT_TOO_LARGE
     if out is not None and suggested.best is not None:
         from ..run.suggest_job import write_config
 
@@ -143,13 +185,38 @@ def _config_place(given: dict[str, Any]) -> Path:
 
     Errors: LaunchError if nothing is suggested, or it cannot be written there
     """
-    if not given["suggest"]:
+    if not given["suggest"] and not given["tune"]:
         raise LaunchError("--out has no effect without --suggest; add --suggest, or leave it out")
     from ..run.suggest_job import check_config_place
 
     out = Path(given["out"]).expanduser()
     check_config_place(out)
     return out
+
+
+def _tuned(given: dict[str, Any], options: Options, request: FitRequest) -> Tuned:
+    """Run the trials."""
+    if given["model"] is not None:
+        raise LaunchError(
+            "--tune runs the program, and --model plans another in its place; leave one of them out"
+        )
+    from ..run.tune_job import TuneRequest, tune
+
+    folder = given["tune_dir"]
+    asked = TuneRequest(
+        steps=given["tune_steps"],
+        folder=None if folder is None else Path(folder).expanduser().absolute(),
+        is_verbose=given["verbose"],
+        say=lambda text: click.echo(f"dslaunch: {text}", err=True),
+    )
+    return tune(options, request, asked)
+
+
+def _check_tune_options(given: dict[str, Any]) -> None:
+    """Errors: LaunchError for options of trials without trials"""
+    for name in ("tune_steps", "tune_dir"):
+        if given[name] is not None and not given["tune"]:
+            raise LaunchError(f"--{name} has no effect without --tune; add --tune, or leave it out")
 
 
 def _place(word: str) -> Path:

@@ -139,12 +139,12 @@ class ModelBytes:
         return None
 
 
-def model_bytes(answer: Answer, config: Mapping[str, Any]) -> ModelBytes:
-    """Return the sizes of the model that was rehearsed with this ds_config."""
+def model_bytes(answer: Answer, config: Mapping[str, Any], *, place: str = DEVICE) -> ModelBytes:
+    """Return the sizes of the model that was rehearsed with this ds_config; its ranks compute in `place`."""
     sizes = dict(answer.model)
     is_half = any((config.get(name) or {}).get("enabled") for name in ("bf16", "bfloat16", "fp16"))
-    worst = answer.worst(DEVICE)
-    activations = dict(worst.peak(DEVICE).kinds).get(ACTIVATIONS, 0) if worst is not None else 0
+    worst = answer.worst(place)
+    activations = dict(worst.peak(place).kinds).get(ACTIVATIONS, 0) if worst is not None else 0
     micro_batch_size = max(1, sizes.get("micro_batch_size", 1))
     return ModelBytes(
         num_trained=sizes.get("num_trained", 0),
@@ -157,13 +157,18 @@ def model_bytes(answer: Answer, config: Mapping[str, Any]) -> ModelBytes:
 
 
 def smaller(
-    candidates: tuple[Candidate, ...], tried: Candidate, answer: Answer, limit_bytes: int
+    candidates: tuple[Candidate, ...],
+    tried: Candidate,
+    answer: Answer,
+    limit_bytes: int,
+    *,
+    place: str = DEVICE,
 ) -> Candidate | None:
     """Return the largest candidate that should fit, after one was tried and did not; None if none should."""
-    worst = answer.worst(DEVICE)
+    worst = answer.worst(place)
     if worst is None:
         return None
-    peak = worst.peak(DEVICE)
+    peak = worst.peak(place)
     activations = dict(peak.kinds).get(ACTIVATIONS, 0)
     room = limit_bytes - OUTSIDE_BYTES - (peak.num_bytes - activations)
     fitting = [

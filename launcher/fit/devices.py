@@ -8,6 +8,7 @@ TFLOP/s are dense, for bf16 and fp16 with sums in float32; links count both dire
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass
 
 from ..errors import LaunchError
@@ -91,6 +92,16 @@ def find_gpu(name: str) -> Gpu:
         f"--gpu={name}: no GPU of this name is known; {nearest}there are {', '.join(names)}, and {CPU} for "
         "hosts without GPUs; for another write --gpu_memory=24GB"
     )
+
+
+def gpu_of_model(model: str) -> Gpu | None:
+    """Return the GPU that its driver calls so, as "NVIDIA A100-SXM4-80GB"; None if the table lacks it."""
+    words = re.findall("[a-z0-9]+", model.lower().replace("gb", ""))
+    joined = {"".join(words[at : at + number]) for at in range(len(words)) for number in (1, 2, 3)}
+    if "laptop" in joined:  # another chip by the same name
+        return None
+    found = [one for one in GPUS if joined.issuperset(one.name.lower().split("-"))]
+    return max(found, key=lambda one: len(one.name), default=None)
 
 
 def _plain(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,27 @@ def with_ds_config(arguments: Sequence[str], path: str) -> tuple[str, ...]:
             made[place] = f"{CONFIG}={path}"
         elif name == CONFIG and arguments[place + 1 :]:
             made[place + 1] = path
+    return tuple(made)
+
+
+def with_mapped(
+    arguments: Sequence[str], mapped: Sequence[tuple[str, str]], config: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the arguments with those that repeat keys of the ds_config, as Hugging Face's do, set to its
+    values; `mapped` has each key with the argument's name.
+    """
+    made = list(arguments)
+    for key, name in mapped:
+        if config.get(key, "auto") == "auto":  # the program fills it in
+            continue
+        value = str(config[key])
+        place = next((at for at, word in enumerate(made) if word.partition("=")[0] == name), None)
+        if place is None:
+            made += [name, value]
+        elif "=" in made[place]:
+            made[place] = f"{name}={value}"
+        else:
+            made[place + 1 : place + 2] = [value]
     return tuple(made)
 
 

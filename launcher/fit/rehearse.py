@@ -23,7 +23,7 @@ from ..node.workers.preparation import apply_environment
 from ..wire.frames import bytes_of
 from ..wording import cleaned, count, shown_time
 from .answer import Answer, read_answer
-from .model import with_ds_config
+from .model import with_ds_config, with_mapped
 from .rank_kinds import RankKind
 
 NUM_AT_ONCE = 2
@@ -42,6 +42,7 @@ class RehearsalOptions:
     model: Mapping[str, Any] | None  # planned in place of the program; see model.py
     limit_s: float
     is_verbose: bool  # the program's own output goes to stderr
+    mapped: tuple[tuple[str, str], ...] = ()  # keys of the ds_config, and arguments that repeat them
     say: Callable[[str], object]
 
 
@@ -138,6 +139,7 @@ class _Rehearsal:
             path = folder / "ds_config.json"
             path.write_text(json.dumps(variant.config))
             arguments = with_ds_config(kind.rank.arguments, str(path))
+            arguments = with_mapped(arguments, stage.mapped, variant.config)
             kind = replace(kind, rank=kind.rank._replace(arguments=arguments))
         self._kind = kind
         self._plan, self._stage = plan, stage

@@ -29,15 +29,21 @@ class Tried:
 
     @property
     def device_bytes(self) -> int:
-        """Return the bytes of the fullest GPU."""
+        """Return the bytes of the fullest GPU, or of a rank on the fullest host where there are none."""
         found = self.finding
-        return 0 if found is None else found.peak_bytes + OUTSIDE_BYTES
+        if found is None:
+            return 0
+        if found.memory.device_bytes is None:
+            return max(use.needed_bytes // use.num_ranks for use in found.uses)
+        return found.peak_bytes + OUTSIDE_BYTES
 
     def fits(self) -> bool:
         """Tell whether it fits, with the margin."""
         found = self.finding
-        if found is None or not found.verdict.fits or found.memory.device_bytes is None:
+        if found is None or not found.verdict.fits:
             return False
+        if found.memory.device_bytes is None:
+            return all(use.needed_bytes <= (use.total_bytes or 0) * (1 - MARGIN) for use in found.uses)
         return self.device_bytes <= found.memory.device_bytes * (1 - MARGIN)
 
     @property
@@ -70,7 +76,8 @@ class Suggestions:
             [placing.text, f"{gib(num_bytes)} at least", "-", "-", "too large by its parts alone"]
             for placing, num_bytes in self.too_large
         ][: MAX_ROWS - len(rows)]
-        head = ["", "each GPU", "fullest host", "a step", "why"]
+        has_gpus = all(one.finding is None or one.finding.memory.device_bytes for one in self.tried)
+        head = ["", "each GPU" if has_gpus else "each rank", "fullest host", "a step", "why"]
         return ["", self._first(), *(f"  {line}" for line in table(rows, head=head, columns=columns))]
 
     def _first(self) -> str:
@@ -95,9 +102,9 @@ class Suggestions:
 
     def _why(self, one: Tried) -> str:
         found = one.finding
-        if found is None or found.memory.device_bytes is None:
+        if found is None:
             return ""
-        over = one.device_bytes - found.memory.device_bytes
+        over = one.device_bytes - (found.memory.device_bytes or one.device_bytes)
         if over > 0:
             return f"too large by {gib(over)}"
         small = next((use for use in found.uses if use.is_too_small), None)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from ..errors import LaunchError
 from ..inputs.env_file import EnvEntry
 from ..inputs.host import MAX_SLOTS
 from .backend import WAY_OPTION, BackendOptions
@@ -172,6 +173,12 @@ class Options(NamedTuple):
     sync: SyncOptions = SyncOptions()
     backend: BackendOptions = BackendOptions()
     rendezvous: RendezvousOptions = RendezvousOptions()
+    autotuning: str | None = option(
+        "--autotuning",
+        topic="deepspeed",
+        type=click.Choice(["tune", "run"]),
+        help="Find the fastest ds_config, as `dslaunch plan --tune` does; run: and start the job with it.",
+    )
     dry_run: bool = flag("--dry_run", topic="information", help="Print what would run where, and stop.")
     arguments: tuple[str, ...] = ()
     variables: tuple[EnvEntry, ...] = ()  # those that a command of dslaunch sets for every rank
@@ -186,7 +193,22 @@ class Options(NamedTuple):
         launcher, no_ssh = self.backend.launcher, self.rendezvous.no_ssh
         for subject in (self.tree, self.detach, self.sync):
             subject.check(launcher, no_ssh=no_ssh)
+        if self.autotuning is not None:
+            self._check_autotuning()
         return self._replace(log_level="error") if self.quiet else self
+
+    def _check_autotuning(self) -> None:
+        """Errors: LaunchError for options that trials cannot have"""
+        for name, is_given in (
+            ("--dry_run", self.dry_run),
+            ("--detach", self.detach.is_on),
+            ("--watch", self.detach.is_watched),
+        ):
+            if is_given:
+                raise LaunchError(
+                    f"--autotuning={self.autotuning} and {name} exclude each other: trials run one after "
+                    "the other, in the foreground; leave out one of them"
+                )
 
 
 JOB_OPTIONS = options_of(Options)

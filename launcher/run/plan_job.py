@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..errors import LaunchError
 from ..fit.answer import Answer
-from ..fit.devices import CPU, Gpu, find_gpu
+from ..fit.devices import CPU, Gpu, find_gpu, gpu_of_model
 from ..fit.finding import FitFinding, finding_of
 from ..fit.host_memory import memory_here, process_bytes
 from ..fit.model import model_request
@@ -18,7 +18,7 @@ from ..fit.rehearse import RehearsalOptions, rehearse
 from ..fit.step_time import times_of
 from ..fit.verdict import JobMemory, check_rehearsed
 from ..job.plan import Plan
-from ..node.observe.devices import count_accelerators
+from ..node.observe.devices import count_accelerators, gpu_models
 from ..node.workers.preparation import why_no_script
 from ..options import Options
 from ..output.console import LAST_WORDS_S, Console
@@ -37,6 +37,11 @@ class FitRequest(NamedTuple):
     is_checkpointed: bool
     limit_s: float
     is_verbose: bool
+    mapped: tuple[tuple[str, str], ...] = ()  # keys of the ds_config, and arguments that repeat them
+
+
+class UnknownGpus(LaunchError):
+    """The GPUs of the hosts were not named, and are not those of this machine."""
 
 
 class _Device(NamedTuple):
@@ -106,6 +111,7 @@ def plan_job(options: Options, request: FitRequest) -> tuple[PlannedJob, FitFind
             limit_s=request.limit_s,
             is_verbose=request.is_verbose,
             say=console.say,
+            mapped=request.mapped,
         ),
         device=device,
         memory=JobMemory(
@@ -141,9 +147,14 @@ def _device(plan: Plan, request: FitRequest) -> _Device:
     if request.gpu is not None:
         gpu = find_gpu(request.gpu)
         return _Device(gpu.name, gpu.memory_bytes, "as torch reports it", gpu)
-    if all(node.is_local for node in plan.nodes) and not count_accelerators():
-        return _Device("CPU", None, "")
-    raise LaunchError(
+    if all(node.is_local for node in plan.nodes):
+        if not count_accelerators():
+            return _Device("CPU", None, "")
+        (model, *others) = {*gpu_models()} or {""}
+        found = None if others else gpu_of_model(model)
+        if found is not None:
+            return _Device(found.name, found.memory_bytes, f"this machine has {model}", found)
+    raise UnknownGpus(
         "which GPUs do the hosts have? They are not looked at; give --gpu=A10, or another name, "
         "--gpu_memory=24GB, or --gpu=none for hosts without GPUs"
     )

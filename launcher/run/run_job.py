@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from pathlib import Path
+from typing import IO
 
 import click
 
@@ -29,7 +30,7 @@ from ..registry.foreground import watch_foreground
 from ..registry.record import name_from
 from ..sync.sync_job import SyncJob
 from ..telemetry.summary import end_event
-from ..telemetry.telemetry import describe_job
+from ..telemetry.telemetry import Telemetry, describe_job
 from .host_watch import Hosts, watch_hosts
 from .make_plan import choose_attempt, make_plan
 from .no_workers_yet import no_workers_yet
@@ -38,9 +39,11 @@ from .pdsh import as_openssh
 from .show_plan import show_job, warn_of_plan
 
 
-def run(options: Options) -> int:
+def run(options: Options, *, telemetry: Telemetry | None = None, output: IO[bytes] | None = None) -> int:
     """Start the job, or print its plan; return the exit code.
 
+    `telemetry`: knows the state of the job when it has ended. `output`: takes what would go to stdout and
+    stderr. Both are for jobs in the foreground.
     Errors: LaunchError for a mistake in the options.
     """
     if options.detach.is_on and not options.dry_run:
@@ -49,7 +52,15 @@ def run(options: Options) -> int:
         return run_detached(options, run_with)
     watch = watch_foreground(options)
     try:
-        return run_with(options, Console(log_level=options.log_level, logs=options.logs, watch=watch))
+        console = Console(
+            log_level=options.log_level,
+            logs=options.logs,
+            watch=watch,
+            telemetry=telemetry,
+            out=output,
+            err=output,
+        )
+        return run_with(options, console)
     finally:
         if watch is not None and watch.entry is not None:
             watch.entry.remove()

@@ -112,6 +112,7 @@ class RunState:
         self.folded: dict[str, NumberSource] = {}  # by host
         self.hosts: dict[str, HostNumbers] = {}
         self.configs: dict[int, Any] = {}  # by rank
+        self.trials: dict[int, Any] = {}  # by rank: times of steps, in a run of `dslaunch plan --tune`
         self.loss = Curve()  # the mean of all ranks
         self.last_loss: float | None = None  # rank 0's, or that of the rank that reported one first
         self.last_step: float | None = None  # the last of any attempt
@@ -141,6 +142,7 @@ class RunState:
             "running": self._running,
             "metrics": self._metrics,
             "config": self._config,
+            "trial": self._trial,
             "hang": self._hang,
             "note": self._note,
             "stacks": self._stacks,
@@ -281,6 +283,11 @@ class RunState:
         rank = whole_or(event.get("rank"))
         if rank in self.configs or len(self.configs) < MAX_CONFIGS:
             self.configs[rank] = event.get("config")
+
+    def _trial(self, _: float, event: Mapping[str, Any]) -> None:
+        rank = whole(event.get("rank"))
+        if rank in self.ranks:
+            self.trials[rank] = event.get("trial")
 
     def _hang(self, at: float, event: Mapping[str, Any]) -> None:
         rank = whole(event.get("rank"))

@@ -151,6 +151,8 @@ class Telemetry:
             self.record("hang", rank=item.rank, report=str(told))
         elif item.name == "config":
             self.record("config", rank=item.rank, config=told)
+        elif item.name == "trial":
+            self.record("trial", rank=item.rank, trial=told)
 
     def look(self, now: float) -> None:
         """Make an event of the reported numbers, if it is time."""

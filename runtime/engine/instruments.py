@@ -24,6 +24,7 @@ from ..metrics.pipe import process_pipe
 from ..metrics.profiler import FlopsProfiler, JobSizes
 from ..metrics.step_metrics import StepMetrics
 from ..metrics.throughput import ThroughputTimer
+from ..metrics.trial import process_trial
 from ..tracing.spans import SPANS
 from ..tracing.tracer import process_tracer
 from ..zero.model.sharded_model import ShardedModel
@@ -75,6 +76,7 @@ class Instruments:
         self.metrics = None if pipe is None else StepMetrics(pipe, device)
         self._sums_loss = self._writes_events or self.metrics is not None
         self.tracer = process_tracer()
+        self._trial, self._device = process_trial(), device
 
     def join(self, model: ShardedModel) -> None:
         """Count waits for the model's collectives from now on, too."""
@@ -95,6 +97,8 @@ class Instruments:
         step, but its time counts if the module is in training mode, as for a policy's old probabilities.
         """
         metrics = self.metrics
+        if self._trial is not None:
+            self._trial.note_inputs(given)
         if not torch.is_grad_enabled():
             spanned = SPANS.span("evaluation", "forward without gradients")
             if metrics is None:
@@ -109,6 +113,8 @@ class Instruments:
 
     def note_inputs(self, *micro_batches: object) -> None:
         """Count the tokens of these micro batches."""
+        if self._trial is not None:
+            self._trial.note_inputs(micro_batches)
         if self.metrics is not None:
             for micro_batch in micro_batches:
                 self.metrics.note_inputs(micro_batch)
@@ -217,6 +223,8 @@ class Instruments:
         self._loss = None
         if self.tracer.is_armed:
             self.tracer.end_step(self._progress.global_steps)
+        if self._trial is not None:
+            self._trial.end_step(self._progress, self._device)
 
     def _print_profile(self, profiler: FlopsProfiler, times_s: dict[str, float]) -> None:
         profile = self._profile_config

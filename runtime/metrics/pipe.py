@@ -24,6 +24,7 @@ from ..environment import MetricsPlace, claim_metrics, read_metrics
 MAX_LINE_BYTES = 4096  # a pipe takes so many whole or not at all
 _FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
+_POLL_S = 0.02
 _END_S = 0.2  # time for a GPU's last numbers, when the program ends
 
 
@@ -128,6 +129,18 @@ class Pipe:
                 if not self._write(time.monotonic()) or time.monotonic() > until:
                     return
                 time.sleep(0.001)
+
+    def wait_until_told(self, timeout_s: float) -> bool:
+        """Wait until everything is written, as long as that takes at most: the pipe may not be there yet.
+        Tell whether it is.
+        """
+        until = time.monotonic() + timeout_s
+        while True:
+            self.end()
+            is_told = not (self._told or self.line or self._files)
+            if is_told or time.monotonic() > until:
+                return is_told
+            time.sleep(_POLL_S)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:

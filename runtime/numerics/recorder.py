@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..comm.end_program import end_program
 from ..environment import NumericsRun
 from .record import GRADIENT, PARAMETER, STATE, place_of
 from .tensor_file import TensorWriter
@@ -91,15 +89,3 @@ class Recorder:
         is_last = self._num_applied >= self.run.steps or self._step >= self.run.steps + MOST_SKIPPED
         if is_last and self.number == 0:
             end_program()
-
-
-def end_program() -> None:
-    """End this process, with the exit code 0, when all ranks have come here.
-
-    Not by SystemExit: programs catch it, and do more at their end than this run needs.
-    """
-    device = "cuda" if torch.cuda.is_available() and "nccl" in dist.get_backend_config() else "cpu"
-    dist.all_reduce(torch.zeros(1, device=device))
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(0)

@@ -17,6 +17,21 @@ def count_accelerators(dev: str = "/dev", sys: str = "/sys") -> int:
     )
 
 
+def gpu_models(proc: str = "/proc") -> list[str]:
+    """Names of the models of this machine's GPUs, as NVIDIA's driver says them; empty if they are divided
+    (MIG), since a part has less of everything.
+    """
+    folder = os.path.join(proc, "driver", "nvidia")
+    devices = os.path.join(folder, "capabilities")
+    for device in _listdir(devices):
+        if any(one.startswith("gi") for one in _listdir(os.path.join(devices, device, "mig"))):
+            return []
+    gpus = os.path.join(folder, "gpus")
+    texts = [read_text(os.path.join(gpus, one, "information")) for one in _listdir(gpus)]
+    rows = [line.partition(":") for text in texts for line in text.splitlines()]
+    return [value.strip() for name, _, value in rows if name.strip() == "Model"]
+
+
 def count_hidden(proc: str = "/proc") -> int:
     """Number of GPUs that NVIDIA's driver has, whether or not a process started here can use them: a
     container that was given none has no device files of them.

@@ -32,7 +32,7 @@ MAX_NAME_LENGTH = 60
 MAX_TEXT_LENGTH = 200
 MAX_FILE_BYTES = 1 << 20
 FOLDED = "*"
-_FILES = ("config", "hang")
+_FILES = ("config", "hang", "trial")
 _INFINITE = 1.7976931348623157e308
 _MOST = 1 << 64  # a float holds every whole number up to it
 

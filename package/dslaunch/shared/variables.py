@@ -10,6 +10,8 @@ MESH = "DSLAUNCH_MESH"  # sizes and order of the axes, as --mesh takes them
 TRACE = "DSLAUNCH_TRACE"  # the steps to trace, as 10-12
 DROP_IN = "DSLAUNCH_DROP_IN"  # says whether `import deepspeed` is ours
 NUMERICS = "DSLAUNCH_NUMERICS"  # part, steps and folder of a run of `dslaunch numerics`, as plain:3:/tmp/a
+TRIAL = "DSLAUNCH_TRIAL"  # steps before and in the measurement of `dslaunch plan --tune`, as 2:5
+KEPT_FILES = "DSLAUNCH_KEPT_FILES"  # why files of such a run are written; empty if they vanish with it
 
 # Variables that each host sets when it starts a rank.
 DEVICES = "CUDA_VISIBLE_DEVICES"

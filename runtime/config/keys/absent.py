@@ -72,7 +72,7 @@ ABSENT = (
         "autotuning",
         nothing_enabled,
         "nothing enabled in it",
-        "wall_clock_breakdown and flops_profiler measure what you try",
+        "it is the launcher's: start with dslaunch plan --tune or --autotuning",
     ),
     opaque("compression_training", nothing_enabled, "nothing enabled in it", "leave it out"),
     opaque("curriculum_learning", nothing_enabled, "nothing enabled in it", "leave it out"),

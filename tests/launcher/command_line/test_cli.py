@@ -61,6 +61,7 @@ OPTIONS = [
     ("-q", "--quiet"),
     ("--profile",),
     ("--version",),
+    ("--autotuning",),
     # launcher/options/logs.py
     ("--log_dir",),
     ("--tee", "--ranks"),

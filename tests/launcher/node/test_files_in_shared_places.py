@@ -24,6 +24,7 @@ KNOWN: dict[Place, str] = {
         "a method of click's formatter, no file",
     ("command_line/numerics.py", "command", "shutil.rmtree"): "a folder that mkdtemp() made; links as links",
     ("fit/rehearse.py", "_Rehearsal.__init__", "path.write_text"): "in a TemporaryDirectory of its own",
+    ("run/tune_job.py", "_without_section", "path.write_text"): "in a TemporaryDirectory of its own",
     ("fit/rehearse.py", "_Rehearsal.begin", "open"): "in a TemporaryDirectory of its own",
     ("external/runner.py", "run_owned", "Path(path).write_text"): "in a TemporaryDirectory of its own",
     ("output/log_files.py", "_link_latest", "new.replace"):

@@ -130,7 +130,7 @@ TOPICS: dict[str, str] = {
     COMPRESSION: (
         "Nothing is quantized, neither weights nor what goes over the wire: it would change results."
     ),
-    TUNING: "Batch sizes, stages and data are the program's to choose.",
+    TUNING: "The launcher's `--autotuning` tries stages and batch sizes; data are the program's to choose.",
     KERNELS: (
         "The fused optimizers are here, for CPU and CUDA, and are compiled with the package. DeepSpeed's "
         "other kernels are not."

@@ -1,0 +1,41 @@
+"""GPUs by the names that drivers give them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dslaunch.launcher.fit.devices import gpu_of_model
+from dslaunch.launcher.node.observe.devices import gpu_models
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A10G", None),
+        ("NVIDIA A100-SXM4-80GB", "A100-80"),
+        ("NVIDIA A100-PCIE-40GB", "A100-40"),
+        ("Tesla V100-SXM2-32GB", "V100-32"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX6000Ada"),
+        ("", None),
+    ],
+)
+def test_a_driver_names_a_gpu_of_the_table(model: str, name: str | None) -> None:
+    found = gpu_of_model(model)
+    assert (None if found is None else found.name) == name
+
+
+def test_models_are_read_from_the_driver_unless_gpus_are_divided(tmp_path: Path) -> None:
+    assert gpu_models(str(tmp_path)) == []
+    gpu = tmp_path / "driver" / "nvidia" / "gpus" / "0000:3b:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   \t\t 0\n")
+    assert gpu_models(str(tmp_path)) == ["NVIDIA H200"]
+    (tmp_path / "driver" / "nvidia" / "capabilities" / "gpu0" / "mig" / "gi1").mkdir(parents=True)
+    assert gpu_models(str(tmp_path)) == []
