@@ -95,12 +95,12 @@ def test_it_is_short() -> None:
         ("64 hosts in 1.96 s, where pdsh takes 3.68 s", ["| 64 | 1.96 |  | 3.68 |"]),
         ("16 hosts in 0.67 s, where DeepSpeed takes 18.3 s", ["| 16 | 0.67 | 18.32 |"]),
         (
-            "0.42 to 0.88 of DeepSpeed's time and 0.58 to 0.88 of FSDP2's",
+            "0.53 to 0.96 of DeepSpeed's time and 0.56 to 0.92 of FSDP2's",
             [
-                "| comm-bound | 2 | dslaunch 3 | DeepSpeed 3 | 0.42 |",
-                "| comm-bound | 2 | dslaunch 3 | FSDP2 | 0.58 |",
-                "| compute-bound | 2 | dslaunch 3 | FSDP2 | 0.88 |",
-                "| compute-bound | 2 | dslaunch 3 | DeepSpeed 3 | 0.88 |",
+                "| comm-bound | 2 | dslaunch 3 | DeepSpeed 3 | 0.53 |",
+                "| comm-bound | 2 | dslaunch 3 | FSDP2 | 0.56 |",
+                "| compute-bound | 2 | dslaunch 3 | FSDP2 | 0.92 |",
+                "| compute-bound | 2 | dslaunch 3 | DeepSpeed 3 | 0.96 |",
             ],
         ),
         ("0.73 to 0.96 of DeepSpeed's at stages 2 and 3", ["469 / 647 = 0.73", "654 / 683 = 0.96"]),
