@@ -35,7 +35,7 @@ for number, (x, y) in enumerate(loader):
     engine.backward((engine(x) - y).square().mean())
     engine.step()
     if is_real and stage == os.environ.get('WAITS'):
-        print('waiting', flush=True)
+        print('stands still', flush=True)
         time.sleep(1000)
     if number == 3:
         engine.save_checkpoint('saved')
@@ -65,7 +65,7 @@ def test_an_interrupted_tuning_goes_on_and_a_configuration_that_fails_is_out(tmp
     first = Job(tmp_path, words, env={"WAITS": "2", **state})
     trials = tmp_path / "home" / "dslaunch" / "tuning"
     poll(
-        lambda: any("waiting" in one.read_text() for one in trials.glob("*/output*.txt")),
+        lambda: any("stands still" in one.read_text() for one in trials.glob("*/output*.txt")),
         lambda: f"a trial that waits in\n{first.err}",
         TUNED_S,
     )
