@@ -22,6 +22,7 @@ from dslaunch.runtime.metrics.amounts import (
     number_to_string,
     params_to_string,
 )
+from dslaunch.runtime.metrics.model_profile import ModelProfile, ModuleRow, ProfiledRun
 from dslaunch.runtime.metrics.profiler import FlopsProfiler, get_model_profile
 from tests.runtime.models import Uneven, batch, loss_of, make_config, make_model
 from tests.runtime.ranks import Ranks
@@ -104,6 +105,36 @@ def profile_of(model: nn.Module, x: Tensor, **how: object) -> str:
         profiler.print_model_profile(**how)  # type: ignore[arg-type]
     profiler.end_profile()
     return re.sub(r"[0-9.e+]+ [mu]?s\b", "T", re.sub(r"[0-9.e+]+ [KMGT]?FLOPS", "R FLOPS", said.getvalue()))
+
+
+def test_the_speeds_of_a_step_count_each_of_its_parts() -> None:
+    row = ModuleRow(name="", class_name="Model", params=10, flops=4000, duration_s=1.0, extra="", children=())
+    run = ProfiledRun(
+        world_size=2,
+        model_parallel_size=1,
+        micro_batch_size=3,
+        train_batch_size=12,
+        times_s={"forward": 2.0, "backward": 8.0, "step": 6.0},
+        recompute_fwd_factor=1.0,
+        is_compiled=False,
+    )
+    profile = ModelProfile(root=row, run=run, step=4, uncounted={}, num_calls=2)
+    said = dict(
+        re.split(r":\s+", line, maxsplit=1)
+        for line in profile.lines(module_depth=-1, top_modules=1, detailed=False)
+        if ": " in line
+    )
+    assert {
+        "forward latency": "1 s",
+        "forward FLOPS": "2 KFLOPS",
+        "backward latency": "4 s",
+        "backward FLOPS, 3 times the forward's FLOPs": "1.5 KFLOPS",
+        "forward and backward FLOPS": "1.6 KFLOPS",
+        "step latency": "6 s",
+        "forwards, backwards and step": "16 s",
+        "FLOPS of these": "1 KFLOPS",
+        "samples/s of these": "0.75",
+    }.items() <= said.items()
 
 
 PROFILE = """\

@@ -33,6 +33,13 @@ def doubled(rank: int, changes: dict[str, Any]) -> None:
         training(rank, changes)
 
 
+def growing(rank: int) -> None:
+    """The updates are so large that a difference of a bit is one of the whole value some steps later."""
+    optimizer = {"type": "SGD", "params": {"lr": 30.0}}
+    engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=2, optimizer=optimizer))
+    train_engine(engine, steps=12)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -51,6 +58,12 @@ def test_a_sound_training_equals_plain_torch(ranks: Ranks, tmp_path: Path, chang
     assert result.difference is None
     assert (result.num_steps, result.num_parameters) == (3, 18)
     assert max(result.largest.values()) < 0.5  # of the bounds
+
+
+def test_rounding_does_not_grow_from_step_to_step(ranks: Ranks, tmp_path: Path) -> None:
+    result = compared(ranks, growing, folder=tmp_path)
+    assert result.difference is None
+    assert max(result.largest.values()) < 0.5
 
 
 def test_a_fault_is_named_by_step_quantity_and_parameter(ranks: Ranks, tmp_path: Path) -> None:

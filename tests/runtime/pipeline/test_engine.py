@@ -407,6 +407,7 @@ def _asks(rank: int) -> dict[str, Any]:
         "outputs": engine.eval_batch(iter(batch), compute_loss=False, reduce_output=None),
         "mean output": engine.eval_batch(iter(batch), compute_loss=False),
         "places": (engine.is_first_stage(), engine.is_last_stage(), engine.stage_id, engine.num_stages),
+        "neighbours": (engine.prev_stage, engine.next_stage),
         "training": engine.module.training,
     }
     for name, call in {
@@ -439,6 +440,7 @@ def test_an_evaluation_gives_what_is_asked_for(ranks: Ranks) -> None:
         assert not found["training"]
     assert first["places"] == (True, True, 0, 2)  # in a V the first rank has both ends
     assert second["places"] == (False, False, 1, 2)
+    assert (first["neighbours"], second["neighbours"]) == ((-1, 1), (0, 2))
     assert first["own"].item() == pytest.approx(sum(losses) / MICRO, abs=2e-6)
     torch.testing.assert_close(first["logits"], outputs[-1])
     torch.testing.assert_close(first["outputs"], outputs)
