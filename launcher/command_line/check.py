@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import LaunchError
 from ..inputs.selection import Selected
 from ..options import HOST_OPTIONS, Options
 from ..options.number import PORT, Seconds
@@ -54,7 +53,9 @@ with --bandwidth and --gpu it is 1 if a link, a host or a GPU is slow, or does n
     is_flag=True,
     help=(
         "Then measure the network: with one rank on each host, over NCCL if all have GPUs, else gloo, "
-        "all_reduce, all_gather and reduce_scatter of all, and how fast every pair of hosts sends both ways."
+        "all_reduce, all_gather and reduce_scatter of all, and how fast every pair of hosts sends both ways. "
+        "Last, with a rank on each slot, what a rank reaches while all others work: `dslaunch plan` times a "
+        "step by it from then on."
     ),
 )
 @click.option(
@@ -91,10 +92,6 @@ def command(**given: Any) -> int:
     )
     console = Console(log_level="info")
     chosen = choose_hosts(options, console)
-    if given["asks_network"] and len(chosen) < 2:
-        raise LaunchError(
-            "--bandwidth measures the network between hosts, and there is one host; leave it out"
-        )
     nodes = nodes_of(chosen, options)
     num_slots = [one for _, one in chosen]
     check = Check(
@@ -106,9 +103,7 @@ def command(**given: Any) -> int:
     told = as_dict(facts, summary)
     if not given["is_json"]:
         _print(as_text(facts, summary))
-    for name, measure in _MEASURES.items():
-        if not given[f"asks_{name}"]:
-            continue
+    for name in _asked(given, num_hosts=len(chosen)):
         if summary.exit_code:
             console.warn(f"not measured, because not all hosts can be used: {_NAMES[name]}")
             continue
@@ -116,12 +111,22 @@ def command(**given: Any) -> int:
             one if slots is not None else one._replace(devices=_found_gpus(host))
             for (one, slots), host in zip(chosen, facts.hosts, strict=True)
         ]
-        code, told[name] = measure(options, hosts, console, shows=not given["is_json"])
+        code, told[name] = _MEASURES[name](options, hosts, console, shows=not given["is_json"])
         told["exit_code"] = told["exit_code"] or code
+        if told[name] is None and name == "network":
+            break  # the reason is reported, and the next job would fail for it, too
     console.drain()
     if given["is_json"]:
         _print(json.dumps(told, indent=2) + "\n")
     return int(told["exit_code"])
+
+
+def _asked(given: Mapping[str, Any], *, num_hosts: int) -> list[str]:
+    """Return what is to be measured, in order. One host has no network."""
+    found = ["gpus"] if given["asks_gpus"] else []
+    if given["asks_network"]:
+        found += ["network", "speeds"] if num_hosts > 1 else ["speeds"]
+    return found
 
 
 def _found_gpus(host: HostFacts) -> tuple[str, ...]:
@@ -162,8 +167,26 @@ def _gpus(
     return (1 if is_without or faults_of_speed(measured) else 0), gpus_as_dict(measured)
 
 
-_MEASURES = {"gpus": _gpus, "network": _network}
-_NAMES = {"gpus": "the GPUs", "network": "the network"}
+def _speeds(
+    options: Options, hosts: Sequence[Selected], console: Console, *, shows: bool
+) -> tuple[int, dict[str, Any] | None]:
+    """Measure what a rank reaches while all others work, and keep it; return as _network() does."""
+    from ..fit.measured_speeds import speeds_as_dict
+    from ..fit.speeds_text import speeds_as_text
+    from ..run.measure import Unmeasured, measure_speeds
+    from ..run.speeds_folder import keep
+
+    measured = measure_speeds(options, hosts, console)
+    if isinstance(measured, Unmeasured):
+        return measured.exit_code, None
+    path = keep(measured)
+    if shows:
+        _print(speeds_as_text(measured, path))
+    return 0, {**speeds_as_dict(measured), "file": str(path)}
+
+
+_MEASURES = {"gpus": _gpus, "network": _network, "speeds": _speeds}
+_NAMES = {"gpus": "the GPUs", "network": "the network", "speeds": "the speeds of ranks"}
 
 
 def _print(text: str) -> None:

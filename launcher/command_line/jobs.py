@@ -13,7 +13,7 @@ from ..inputs.host_list import folded
 from ..output.screen_text import screen_text
 from ..registry.known_jobs import ELSEWHERE, LOST, RECENT_S, KnownJob, clean, exact_names, known_jobs
 from ..registry.record import JobState, as_json
-from ..registry.state_folder import jobs_folder
+from ..registry.state_folder import state_folder
 from ..wording import cleaned, count, shown_time
 from .prefix_command import SETTINGS, PrefixCommand
 
@@ -43,7 +43,7 @@ def command(**given: Any) -> int:
         click.echo(json.dumps([_as_json(one) for one in shown], indent=2))
         return 0
     if not shown:
-        click.echo(f"no job is known here (records: {jobs_folder()})")
+        click.echo(f"no job is known here (records: {state_folder()})")
     else:
         names = exact_names(jobs)
         rows = [_row(one, names[one.folder]) for one in shown]

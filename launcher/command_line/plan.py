@@ -34,6 +34,8 @@ Examples:
       the same for GPUs and hosts that are named by their sizes, with all numbers as JSON
   dslaunch plan --gpu A10 --tune --out best.json train.py --deepspeed --deepspeed_config ds.json
       which configuration is the fastest? Run the three that should be, on the job's own hosts
+  dslaunch plan -H hosts --from_run train-3f2a train.py --deepspeed --deepspeed_config ds.json
+      the plan of a job beside what its run took, which later plans on these hosts are corrected by
 
 All options of a job are allowed: its command needs only the word `plan`. `dslaunch help all` shows them.
 
@@ -50,6 +52,7 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
     groups={
         "Devices": ("gpu", "gpu_memory", "host_memory"),
         "In place of the program": ("model", "batch", "gradient_checkpointing"),
+        "Speeds": ("speeds", "from_run"),
         "Suggestions": ("suggest", "tune", "tune_steps", "tune_dir", "out"),
         "Options": ("page", "as_json", "verbose", "time_limit", "help"),
     },
@@ -80,6 +83,18 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
     "--gradient_checkpointing",
     is_flag=True,
     help="With --model: its blocks are computed again in the backward.",
+)
+@click.option(
+    "--speeds",
+    metavar="FILE",
+    help="Time a step by these measured speeds.  [default: those that `dslaunch check --bandwidth` has kept "
+    "of these hosts, else the GPUs' data sheets]",
+)
+@click.option(
+    "--from_run",
+    metavar="RUN",
+    help="Show the plan beside what this run of the same job took, and correct later plans on these hosts "
+    "by it. RUN is a job's name, or its folder of --log_dir.",
 )
 @click.option(
     "--page", metavar="FILE", help="Write a page for a browser that draws the memory of each kind of rank."
@@ -125,6 +140,7 @@ def command(**given: Any) -> int:
     """Tell whether the job of SCRIPT fits on its hosts: memory of GPUs and hosts, by kind, at every peak."""
     if not given["script"]:
         raise click.UsageError("which script? Write: dslaunch plan [options] script.py [its arguments]")
+    from ..run.past_job import put_beside, read_past_job
     from ..run.plan_job import FitRequest, plan_job
 
     require_runtime("dslaunch plan")
@@ -139,15 +155,18 @@ def command(**given: Any) -> int:
         is_checkpointed=given["gradient_checkpointing"],
         limit_s=given["time_limit"],
         is_verbose=given["verbose"],
+        speeds=given["speeds"],
     )
+    past = None if given["from_run"] is None else read_past_job(given["from_run"])
     place = None if given["page"] is None else _place(given["page"])
     out = None if given["out"] is None else _config_place(given)
-    tuned, suggested = None, None
+    tuned, beside, suggested = None, None, None
     if given["tune"]:
         tuned = _tuned(given, options, request)
         found, suggested = tuned.found, tuned.suggestions
     else:
         job, found = plan_job(options, request)
+        beside = None if past is None else put_beside(job, found, past)
         if given["suggest"]:
             from ..run.suggest_job import suggest
 
@@ -156,10 +175,12 @@ def command(**given: Any) -> int:
     columns = terminal_columns()
     if given["as_json"]:
         data = found.as_data() | ({} if suggested is None else {"suggestions": suggested.as_data()})
+        data |= {} if beside is None else {"from_run": beside.as_data()}
         data |= {} if tuning is None else {"tuning": tuning.as_data()}
         click.echo(json.dumps(data, indent=2).encode())
     else:
-        lines = [*found.lines(columns), *([] if suggested is None else suggested.lines(columns))]
+        lines = [*found.lines(columns), *([] if beside is None else beside.lines(columns))]
+        lines += [] if suggested is None else suggested.lines(columns)
         lines += [] if tuning is None else tuning.lines(columns)
         click.echo("\n".join(lines).encode())
     if place is not None:
@@ -213,10 +234,14 @@ def _tuned(given: dict[str, Any], options: Options, request: FitRequest) -> Tune
 
 
 def _check_tune_options(given: dict[str, Any]) -> None:
-    """Errors: LaunchError for options of trials without trials"""
+    """Errors: LaunchError for options of trials without trials, and for one that they have no use for"""
     for name in ("tune_steps", "tune_dir"):
         if given[name] is not None and not given["tune"]:
             raise LaunchError(f"--{name} has no effect without --tune; add --tune, or leave it out")
+    if given["tune"] and given["from_run"] is not None:
+        raise LaunchError(
+            "--from_run is the job as it was, and --tune runs it in other ways; leave one of them out"
+        )
 
 
 def _place(word: str) -> Path:

@@ -8,14 +8,8 @@ from typing import Any
 import click
 
 from ..errors import LaunchError
-from ..registry.known_jobs import KnownJob, find_job
-from ..registry.own_entry import EVENTS as REGISTRY_EVENTS
 from ..wording import shown_size
 from .prefix_command import SETTINGS, PrefixCommand
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ..page.read_run import RunSource
 
 EPILOG = """
 \b
@@ -57,7 +51,9 @@ def command(**given: Any) -> int:
         )
     if given["output"] == "":
         raise LaunchError("--output '': is no file; give the name of one, or leave it out for ./NAME.html")
-    sources = [_source(word) for word in (given["run"], given["other"]) if word is not None]
+    from ..run.find_run import find_run
+
+    sources = [find_run(word) for word in (given["run"], given["other"]) if word is not None]
     try:
         from ..page.page import comparison_page, page_of
         from ..page.page_file import check_page_place, default_place, write_page
@@ -80,45 +76,6 @@ def command(**given: Any) -> int:
     if given["is_opened"]:
         _open(place)
     return 0
-
-
-def _source(word: str) -> RunSource:
-    """Return the run that this word names. Errors: LaunchError if there is neither such a path nor such a
-    job
-    """
-    from ..page.read_run import find_source
-
-    try:
-        found, problem = find_source(word), None
-    except LaunchError as error:
-        found, problem = None, error
-    if found is not None:
-        return found
-    if problem is not None and ("/" in word or word in (".", "..")):
-        raise problem
-    try:
-        job = find_job(word)
-    except LaunchError as error:
-        if problem is not None:
-            raise problem from None
-        raise LaunchError(f"{word}: no such file or folder, and {error}") from None
-    return _source_of_job(job)
-
-
-def _source_of_job(job: KnownJob) -> RunSource:
-    """Return the records of a job. Errors: LaunchError if there are none"""
-    from ..page.read_run import EVENTS, RunSource, source_in
-
-    log_folder = job.record.log_folder
-    if log_folder and (Path(log_folder) / EVENTS).is_file():
-        found = source_in(Path(log_folder))
-        return RunSource(label=job.record.id, events=found.events, report=found.report, state=job.state)
-    events = job.folder / REGISTRY_EVENTS
-    if not events.is_file():
-        raise LaunchError(
-            f"no events are kept of {job.record.id}; start a job with --log_dir, and give that folder"
-        )
-    return RunSource(label=job.record.id, events=events, state=job.state)
 
 
 def _open(place: Path) -> None:

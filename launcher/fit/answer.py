@@ -51,6 +51,8 @@ class SentBytes:
     axis: str
     ranks: tuple[int, ...]  # those of the group; empty for all ranks of the job
     kinds: tuple[tuple[str, int], ...]  # bytes for each collective
+    number: tuple[tuple[str, int], ...] = ()  # number of messages, by collective
+    update_kinds: tuple[tuple[str, int], ...] = ()  # bytes of the optimizer step alone, by collective
 
     @property
     def num_bytes(self) -> int:
@@ -66,6 +68,7 @@ class DeviceWork:
     flops: int  # multiplications and additions
     moved_bytes: int
     num_kernels: int
+    is_update: bool = False  # in the optimizer step, and not in forward and backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ class StepWork:
     host_bytes: int
     copied_bytes: tuple[tuple[str, int], ...]
     sent: tuple[SentBytes, ...]
+    update_copied_bytes: tuple[tuple[str, int], ...] = ()  # of the copies, those in the optimizer step
 
 
 class RehearsalProblem(NamedTuple):
@@ -166,13 +170,21 @@ def _work(given: Mapping[str, Any]) -> StepWork:
                 flops=one["flops"],
                 moved_bytes=one["moved_bytes"],
                 num_kernels=one["number"],
+                is_update=one["is_update"],
             )
             for one in given["on_device"]
         ),
         host_bytes=given["host_bytes"],
         copied_bytes=_pairs(given["copied_bytes"]),
+        update_copied_bytes=_pairs(given["update_copied_bytes"]),
         sent=tuple(
-            SentBytes(axis=one["axis"], ranks=tuple(one["ranks"]), kinds=_pairs(one["bytes"]))
+            SentBytes(
+                axis=one["axis"],
+                ranks=tuple(one["ranks"]),
+                kinds=_pairs(one["bytes"]),
+                number=_pairs(one["number"]),
+                update_kinds=_pairs(one["update_bytes"]),
+            )
             for one in given["sent"]
         ),
     )

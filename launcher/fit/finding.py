@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .answer import DEVICE, HOST, PINNED, Peak, Rehearsed, RunPhase, StepWork, crosses
+from .job_speeds import JobSpeeds
 from .step_time import TimeRange
 from .tables import describe
 from .verdict import OUTSIDE_BYTES, FitVerdict, HostUse, JobMemory, gib, hosts_used, judge
@@ -23,12 +24,21 @@ class FitFinding:
     verdict: FitVerdict
     uses: tuple[HostUse, ...]
     times: tuple[Mapping[str, TimeRange], ...] = ()  # one for each kind of rank; empty: speeds are not known
+    speeds: JobSpeeds | None = None  # speeds that the times are by
 
     @property
     def peak_bytes(self) -> int:
         """Return the most bytes of tensors on a GPU, of all ranks."""
         worst = (one.answer.worst(DEVICE) for one in self.rehearsed)
         return max((one.peak(DEVICE).num_bytes for one in worst if one is not None), default=0)
+
+    @property
+    def rank_peak_bytes(self) -> int:
+        """Return the most memory of a rank: of its GPU, as torch counts it, or of its process."""
+        if self.memory.device_bytes is not None:
+            return self.peak_bytes
+        most = max((one.answer.host_bytes for one in self.rehearsed), default=0)
+        return most + self.memory.process_bytes
 
     def lines(self, columns: int | None = None) -> list[str]:
         """Return the verdict, the device, the notes and the tables, for a terminal of so many columns."""
@@ -37,6 +47,7 @@ class FitFinding:
         return [
             self.verdict.line,
             *device,
+            *([] if self.speeds is None else self.speeds.notes),
             *self.verdict.notes,
             *describe(
                 self.rehearsed,
@@ -44,6 +55,7 @@ class FitFinding:
                 self.memory.hosts,
                 has_gpus=total is not None,
                 times=self.times,
+                times_from="" if self.speeds is None else self.speeds.source,
                 columns=columns,
             ),
         ]
@@ -79,6 +91,7 @@ class FitFinding:
                 {part: {"low": one.low, "high": one.high} for part, one in parts.items()}
                 for parts in self.times
             ],
+            "speeds": None if self.speeds is None else self.speeds.as_data(),
         }
 
 
@@ -89,8 +102,9 @@ def finding_of(
     device: str,
     device_from: str,
     times: Sequence[Mapping[str, TimeRange]] = (),
+    speeds: JobSpeeds | None = None,
 ) -> FitFinding:
-    """Judge what was rehearsed; `times`: the parts of a step's time, of each kind of rank."""
+    """Judge what was rehearsed; `times`: the parts of a step's time, of each kind of rank, by `speeds`."""
     found = tuple(rehearsed)
     return FitFinding(
         device=device,
@@ -100,6 +114,7 @@ def finding_of(
         verdict=judge(found, memory),
         uses=hosts_used(found, memory),
         times=tuple(times),
+        speeds=speeds,
     )
 
 
@@ -140,16 +155,20 @@ def _step(work: StepWork, hosts: Sequence[Any]) -> dict[str, Any]:
                 "flops": one.flops,
                 "moved_bytes": one.moved_bytes,
                 "num_kernels": one.num_kernels,
+                "is_update": one.is_update,
             }
             for one in work.on_device
         ],
         "host_bytes": work.host_bytes,
         "copied_bytes": dict(work.copied_bytes),
+        "update_copied_bytes": dict(work.update_copied_bytes),
         "sent": [
             {
                 "axis": one.axis,
                 "ranks": list(one.ranks),
                 "bytes": dict(one.kinds),
+                "number": dict(one.number),
+                "update_bytes": dict(one.update_kinds),
                 "is_between_hosts": crosses(one.ranks, hosts),
             }
             for one in work.sent

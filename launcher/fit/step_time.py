@@ -1,7 +1,8 @@
-"""The time of one optimizer step, from amounts of work and the speeds of data sheets. Arithmetic only.
+"""The time of one optimizer step, from amounts of work and the speeds of a rank. Arithmetic only.
 
-A speed that nobody has measured here is known within a factor, so each part of the time is a range: from what
-training gets at best and all that can overlap overlapped, to what it gets at worst and nothing overlapped.
+Speeds that were measured give one number for each part. Of data sheets a speed is known within a factor, so
+each part is a range: from what training gets at best and all that can overlap overlapped, to what it gets at
+worst and nothing overlapped.
 """
 
 from __future__ import annotations
@@ -11,29 +12,20 @@ from typing import NamedTuple
 
 from ..job.mesh import HostSlots
 from .answer import Rehearsed, StepWork, crosses
-from .devices import Gpu
+from .speeds import SpeedRange, Speeds
 
 COMPUTE, COMMUNICATION, OPTIMIZER, OFFLOAD, BUBBLE = (
     "compute",
     "communication that is waited for",
-    "optimizer on the host",
+    "optimizer",
     "copies to and from the host, and disk",
     "bubble of the pipeline",
 )
-_GIGA = 1e9
-_TERA = 1e12
-# What training gets of a data sheet's speed, at worst and at best.
-_ARITHMETIC, _MEMORY, _LINK = (0.3, 0.75), (0.5, 0.9), (0.3, 0.85)
-_LAUNCH_TIMES = (10e-6, 2e-6)  # seconds of a kernel at least: Python's, or a graph's
-# Bytes a second of one rank, from a slow host or network to a fast one: nothing more is known from here.
-_NETWORK_SPEEDS = (1e9, 45e9)
-_HOST_SPEEDS = (5e9, 60e9)
-_DISK_SPEEDS = (0.5e9, 6e9)
-_HIDDEN = 0.9  # largest share of computing beside which messages and copies cost nothing
+Factors = Mapping[str, float]  # by part: what measured runs took of what was predicted; 1 for those not named
 
 
 class TimeRange(NamedTuple):
-    """A time between two bounds."""
+    """A time between two bounds; one number, if both are the same."""
 
     low: float
     high: float
@@ -42,12 +34,22 @@ class TimeRange(NamedTuple):
         """Return the sum."""
         return TimeRange(self.low + other.low, self.high + other.high)
 
+    @property
+    def is_number(self) -> bool:
+        """Tell whether it follows from speeds that were measured."""
+        return self.low == self.high
+
 
 _NO_TIME = TimeRange(0.0, 0.0)
 
 
 def times_of(
-    rehearsed: Sequence[Rehearsed], gpu: Gpu, hosts: Sequence[HostSlots], *, num_stages: int
+    rehearsed: Sequence[Rehearsed],
+    speeds: SpeedRange,
+    hosts: Sequence[HostSlots],
+    *,
+    num_stages: int,
+    factors: Factors | None = None,
 ) -> tuple[dict[str, TimeRange], ...]:
     """Return the parts of the second step's time of each kind of rank."""
     found = []
@@ -55,36 +57,64 @@ def times_of(
         work = one.answer.steps[-1]
         leaves = {sent.axis: crosses(sent.ranks, hosts) for sent in work.sent}
         micro_batches = dict(one.answer.model).get("num_micro_batches", 1)
-        found.append(
-            step_time(work, gpu, leaves_host=leaves, num_stages=num_stages, num_micro_batches=micro_batches)
-        )
+        idle = (num_stages - 1) / max(micro_batches, 1)
+        parts = step_range(work, speeds, leaves_host=leaves, idle=idle)
+        found.append({name: _times(time, (factors or {}).get(name, 1.0)) for name, time in parts.items()})
     return tuple(found)
 
 
-def step_time(
-    work: StepWork, gpu: Gpu, *, leaves_host: Mapping[str, bool], num_stages: int, num_micro_batches: int
+def step_range(
+    work: StepWork, speeds: SpeedRange, *, leaves_host: Mapping[str, bool], idle: float = 0.0
 ) -> dict[str, TimeRange]:
     """Return the parts of a step's time, in the order of this module's names; their sum is the step.
 
-    `leaves_host`: whether messages along an axis go between hosts
+    `leaves_host`: whether messages along an axis go between hosts; `idle`: as for step_time()
     """
-    compute = _compute(work, gpu)
-    sent = _NO_TIME
-    for one in work.sent:
-        inside = (gpu.link_gb_per_s or gpu.pcie_gb_per_s) / 2 * _GIGA
-        speeds = _NETWORK_SPEEDS if leaves_host[one.axis] else [inside * part for part in _LINK]
-        sent = sent.plus(_at(one.num_bytes, speeds))
-    copied = dict(work.copied_bytes)
-    disk = sum(num_bytes for way, num_bytes in copied.items() if "disk" in way)
-    pcie = gpu.pcie_gb_per_s / 2 * _GIGA
-    moved = _at(sum(copied.values()) - disk, [pcie * part for part in _LINK]).plus(_at(disk, _DISK_SPEEDS))
-    idle = (num_stages - 1) / max(num_micro_batches, 1)
+    low, high = (
+        step_time(work, one, leaves_host=leaves_host, idle=idle) for one in (speeds.best, speeds.worst)
+    )
+    return {name: TimeRange(low[name], high[name]) for name in low}
+
+
+def step_time(
+    work: StepWork, speeds: Speeds, *, leaves_host: Mapping[str, bool], idle: float = 0.0
+) -> dict[str, float]:
+    """Return the parts with these speeds. Messages and copies of the optimizer step have no computing beside
+    them; copies go beside the optimizer itself.
+
+    `idle`: what a stage of a pipeline waits, as a share of computing
+    """
+    compute_s = update_s = 0.0
+    for one in work.on_device:
+        seconds = speeds.operation_s(
+            dtype=one.dtype, flops=one.flops, moved_bytes=one.moved_bytes, number=one.num_kernels
+        )
+        if one.is_update:
+            update_s += seconds
+        else:
+            compute_s += seconds
+    update_s += speeds.update_s(work.host_bytes)
+    beside_s = in_update_s = 0.0
+    for sent in work.sent:
+        number, in_update = dict(sent.number), dict(sent.update_kinds)
+        for kind, num_bytes in sent.kinds:
+            seconds = speeds.message_s(
+                kind, num_bytes, number.get(kind, 0), leaves_host=leaves_host[sent.axis]
+            )
+            share = in_update.get(kind, 0) / num_bytes if num_bytes else 0.0
+            in_update_s += share * seconds
+            beside_s += (1 - share) * seconds
+    in_update_bytes = dict(work.update_copied_bytes)
+    copies = [(way, num_bytes, in_update_bytes.get(way, 0)) for way, num_bytes in work.copied_bytes]
+    copied_s = sum(speeds.copy_s(way, num_bytes - part) for way, num_bytes, part in copies)
+    copied_in_update_s = sum(speeds.copy_s(way, part) for way, _, part in copies)
+    hidden = speeds.hidden
     return {
-        COMPUTE: compute,
-        COMMUNICATION: _beside(sent, compute),
-        OPTIMIZER: _at(work.host_bytes, _HOST_SPEEDS),
-        OFFLOAD: _beside(moved, compute),
-        BUBBLE: TimeRange(compute.low * idle, compute.high * idle),
+        COMPUTE: compute_s,
+        COMMUNICATION: max(0.0, beside_s - hidden * compute_s) + in_update_s,
+        OPTIMIZER: update_s,
+        OFFLOAD: max(0.0, copied_s - hidden * compute_s) + max(0.0, copied_in_update_s - hidden * update_s),
+        BUBBLE: compute_s * idle,
     }
 
 
@@ -96,29 +126,25 @@ def whole_step(parts: Mapping[str, TimeRange]) -> TimeRange:
     return found
 
 
-def _compute(work: StepWork, gpu: Gpu) -> TimeRange:
-    """Return the sum over groups of operations of what holds each up: arithmetic, memory, or its launches."""
-    peaks = {
-        "bfloat16": gpu.bf16_tflops or gpu.fp32_tflops,
-        "float16": gpu.fp16_tflops or gpu.fp32_tflops,
-    }
-    bounds = []
-    for at in (1, 0):
-        seconds = 0.0
-        for one in work.on_device:
-            flops_per_s = peaks.get(one.dtype, gpu.fp32_tflops) * _TERA * _ARITHMETIC[at]
-            bytes_per_s = gpu.memory_gb_per_s * _GIGA * _MEMORY[at]
-            launches = one.num_kernels * _LAUNCH_TIMES[at]
-            seconds += max(one.flops / flops_per_s, one.moved_bytes / bytes_per_s, launches)
-        bounds.append(seconds)
-    return TimeRange(*bounds)
+def slowest(times: Sequence[Mapping[str, TimeRange]]) -> Mapping[str, TimeRange]:
+    """Return the parts of the kind of rank whose step is the longest."""
+    return max(times, key=lambda parts: sum(whole_step(parts)))
 
 
-def _at(num_bytes: int, speeds: Sequence[float]) -> TimeRange:
-    slow, fast = speeds
-    return TimeRange(num_bytes / fast, num_bytes / slow)
+def shown_seconds(seconds: float) -> str:
+    """Write a short time with three digits: `0.427 ms`, `1.5 s`."""
+    factor, unit = (1e3, "ms") if seconds < 1 else (1, "s")
+    return f"{seconds * factor:.3g} {unit}" if seconds else "-"
 
 
-def _beside(found: TimeRange, compute: TimeRange) -> TimeRange:
-    """Return what is left of it where it overlaps with computing as well as it can, and where not at all."""
-    return TimeRange(max(0.0, found.low - _HIDDEN * compute.low), found.high)
+def shown_range(time: TimeRange) -> str:
+    """Write a time, or its bounds in the unit of the greater one."""
+    if time.is_number:
+        return shown_seconds(time.high)
+    factor, unit = (1e3, "ms") if time.high < 1 else (1, "s")
+    low, high = (f"{one * factor:.3g}" for one in time)
+    return f"{low} to {high} {unit}"
+
+
+def _times(time: TimeRange, factor: float) -> TimeRange:
+    return TimeRange(time.low * factor, time.high * factor)

@@ -96,7 +96,7 @@ class Suggestions:
         if found is None:
             return [one.candidate.text, "-", "-", "-", f"cannot be rehearsed: {one.why_not}"]
         time = one.time
-        step = "-" if time is None else f"{shown_time(time.low)} to {shown_time(time.high)}"
+        step = "-" if time is None else shown_step(time)
         host = max(use.needed_bytes for use in found.uses)
         return [one.candidate.text, gib(one.device_bytes), gib(host), step, self._why(one)]
 
@@ -150,6 +150,13 @@ def _place(one: Tried) -> tuple[bool, float]:
     if not one.fits():
         return True, float(one.device_bytes or 1 << 62)
     return False, 0.0 if one.time is None else _middle(one.time)
+
+
+def shown_step(time: TimeRange) -> str:
+    """Write a predicted time, or its bounds."""
+    if time.is_number:
+        return shown_time(time.high)
+    return f"{shown_time(time.low)} to {shown_time(time.high)}"
 
 
 def _middle(time: TimeRange) -> float:

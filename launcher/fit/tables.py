@@ -8,7 +8,7 @@ from ...shared.table import table
 from ..job.mesh import HostSlots
 from ..wording import shown_size
 from .answer import DEVICE, HOST, NO_PEAK, PINNED, Rehearsed, crosses
-from .step_time import TimeRange, whole_step
+from .step_time import TimeRange, shown_range, whole_step
 from .verdict import OUTSIDE, OUTSIDE_BYTES, HostUse, gib
 
 MAX_COLUMNS = 6  # kinds of rank that are shown beside each other
@@ -27,9 +27,10 @@ def describe(
     *,
     has_gpus: bool,
     times: Sequence[Mapping[str, TimeRange]] = (),
+    times_from: str = "",
     columns: int | None = None,
 ) -> list[str]:
-    """Return all tables, with an empty line before each."""
+    """Return all tables, with an empty line before each. `times_from`: where the speeds are from."""
     shown, left_out = _shown(rehearsed)
     lines: list[str] = []
     for title, rows, head in (
@@ -37,7 +38,7 @@ def describe(
         _phases_table(shown, has_gpus=has_gpus),
         _hosts_table(uses),
         _wire_table(shown, hosts),
-        _time_table(rehearsed, shown, times),
+        _time_table(rehearsed, shown, times, times_from),
     ):
         if rows:
             numbers = range(1, len(head))
@@ -161,27 +162,22 @@ def _wire_table(shown: Sequence[Rehearsed], hosts: Sequence[HostSlots]) -> _Tabl
 
 
 def _time_table(
-    rehearsed: Sequence[Rehearsed], shown: Sequence[Rehearsed], times: Sequence[Mapping[str, TimeRange]]
+    rehearsed: Sequence[Rehearsed],
+    shown: Sequence[Rehearsed],
+    times: Sequence[Mapping[str, TimeRange]],
+    times_from: str,
 ) -> _Table:
-    """Return the second step's time, from what training gets of data sheets' speeds at best to the worst."""
+    """Return the second step's time: numbers by measured speeds, ranges by data sheets."""
     of_rank = {one.rank: parts for one, parts in zip(rehearsed, times, strict=False)}
     columns = [of_rank[one.rank] for one in shown if one.rank in of_rank]
     rows = [
-        [part, *(_seconds(parts[part]) for parts in columns)]
+        [part, *(shown_range(parts[part]) for parts in columns)]
         for part in (columns[0] if columns else ())
         if any(parts[part].high for parts in columns)
     ]
     if rows:
-        rows.append(["all together", *(_seconds(whole_step(parts)) for parts in columns)])
-    return "Time of a step, by data sheets, not measured:", rows, ["", *map(_column, shown)]
-
-
-def _seconds(found: TimeRange) -> str:
-    if not found.high:
-        return _NONE
-    factor, unit = (1e3, "ms") if found.high < 1 else (1, "s")
-    low, high = (f"{one * factor:.3g}" for one in found)
-    return f"{low} to {high} {unit}"
+        rows.append(["all together", *(shown_range(whole_step(parts)) for parts in columns)])
+    return f"Time of a step, by {times_from}:", rows, ["", *map(_column, shown)]
 
 
 def _cell(num_bytes: int) -> str:

@@ -1,4 +1,6 @@
-"""The place of the records of this user's jobs: a folder that no other user can look into."""
+"""The place of what dslaunch keeps for this user, such as the records of jobs: folders that no other user can
+look into.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,13 @@ from pathlib import Path
 from ..errors import LaunchError
 
 VARIABLE = "XDG_STATE_HOME"
+JOBS, SPEEDS = "jobs", "speeds"  # records of jobs; measured speeds of clusters
 _LOCK_WAIT_S = 1.0
 _INSTEAD = f"or set {VARIABLE} to a folder of your own"
 
 
-def jobs_folder() -> Path:
-    """Return the folder of all records, which need not exist.
+def state_folder(name: str = JOBS) -> Path:
+    """Return the folder of all records, or the one of another name beside it, which need not exist.
 
     Errors: LaunchError if the variable or the home folder cannot be used
     """
@@ -26,21 +29,21 @@ def jobs_folder() -> Path:
     if given:
         if not os.path.isabs(given):
             raise LaunchError(f"{VARIABLE}={given}: it must begin with /; give a whole path")
-        return Path(given) / "dslaunch" / "jobs"
+        return Path(given) / "dslaunch" / name
     home = os.environ.get("HOME") or ""
     if not os.path.isabs(home):
         raise LaunchError(
             f"the records of jobs have no place: HOME is {home or 'not set'}; set it, {_INSTEAD}"
         )
-    return Path(home) / ".local" / "state" / "dslaunch" / "jobs"
+    return Path(home) / ".local" / "state" / "dslaunch" / name
 
 
-def readable_folder() -> Path | None:
-    """Return the folder of all records; None if there is none yet.
+def readable_folder(name: str = JOBS) -> Path | None:
+    """Return the folder of all records, or the one of another name; None if there is none yet.
 
     Errors: LaunchError if it is not ours alone
     """
-    folder = jobs_folder()
+    folder = state_folder(name)
     for one in (folder.parent, folder):
         try:
             found = os.stat(one)
@@ -52,12 +55,12 @@ def readable_folder() -> Path | None:
     return folder
 
 
-def writable_folder() -> Path:
-    """Return the folder of all records, made if it is missing.
+def writable_folder(name: str = JOBS) -> Path:
+    """Return the folder of all records, or the one of another name, made if it is missing.
 
     Errors: LaunchError if it is not ours alone, or cannot be made
     """
-    folder = jobs_folder()
+    folder = state_folder(name)
     top = folder.parent.parent
     try:
         if not os.environ.get(VARIABLE):

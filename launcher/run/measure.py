@@ -1,4 +1,6 @@
-"""The jobs of `dslaunch check --bandwidth` and `--gpu`: speeds of the network and the GPUs at work."""
+"""The jobs of `dslaunch check --bandwidth` and `--gpu`: speeds of the network, of ranks, and of the GPUs at
+work.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from ..backends.choose import choose_access
 from ..backends.refused_before import RefusedBefore
 from ..controller.controller import Controller
 from ..errors import LaunchError
+from ..fit.measured_speeds import ClusterSpeeds, cluster_of
 from ..fleet.gpu_speed import MeasuredGpu, read_gpus
 from ..fleet.network import Network, read_network
 from ..inputs.selection import Selected
@@ -25,11 +28,13 @@ from ..options.process import ProcessOptions
 from ..options.restart import RestartOptions
 from ..output.console import Console
 from .make_plan import make_plan
+from .speeds_folder import hosts_of
 
 STEP_TIMEOUT_S = 10.0
 _PACKAGE = __package__.partition(".")[0]
 NETWORK_PROGRAM = f"{_PACKAGE}.runtime.comm.network_check"
 GPU_PROGRAM = f"{_PACKAGE}.runtime.metrics.gpu_check"
+SPEEDS_PROGRAM = f"{_PACKAGE}.runtime.metrics.speed_check"
 
 
 class Unmeasured(NamedTuple):
@@ -85,6 +90,22 @@ def measure_gpus(
     }
     try:
         return read_gpus(told, slots)
+    except ValueError as error:
+        raise _unreadable(error) from None
+
+
+def measure_speeds(
+    options: Options, hosts: Sequence[Selected], console: Console
+) -> ClusterSpeeds | Unmeasured:
+    """Do the same with all ranks of all hosts at work, for what plans compute with."""
+    once = tuple(one._replace(devices=one.devices or ("0",)) for one in hosts)
+    told, plan, verdict = _run(
+        options, once, SPEEDS_PROGRAM, (), mark=marks.SPEEDS, console=console, refused=None
+    )
+    if len(told) < plan.world_size:
+        return _unmeasured(verdict)
+    try:
+        return cluster_of(told, hosts_of(plan.nodes))
     except ValueError as error:
         raise _unreadable(error) from None
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import LaunchError
-from ..fit.answer import Answer
+from ..fit.answer import Answer, Rehearsed
 from ..fit.devices import CPU, Gpu, find_gpu, gpu_of_model
 from ..fit.finding import FitFinding, finding_of
 from ..fit.host_memory import memory_here, process_bytes
+from ..fit.job_speeds import JobSpeeds, of_measured, of_sheet
+from ..fit.measured_speeds import MEASURE, ClusterSpeeds
 from ..fit.model import model_request
 from ..fit.rank_kinds import RankKind, kinds_of
 from ..fit.rehearse import RehearsalOptions, rehearse
-from ..fit.step_time import times_of
+from ..fit.step_time import TimeRange
 from ..fit.verdict import JobMemory, check_rehearsed
 from ..job.plan import Plan
 from ..node.observe.devices import count_accelerators, gpu_models
@@ -24,6 +26,7 @@ from ..options import Options
 from ..output.console import LAST_WORDS_S, Console
 from .make_plan import choose_attempt, make_plan
 from .show_plan import warn_of_plan
+from .speeds_folder import speeds_of
 
 
 class FitRequest(NamedTuple):
@@ -38,10 +41,11 @@ class FitRequest(NamedTuple):
     limit_s: float
     is_verbose: bool
     mapped: tuple[tuple[str, str], ...] = ()  # keys of the ds_config, and arguments that repeat them
+    speeds: str | None = None  # a file of measured speeds
 
 
 class UnknownGpus(LaunchError):
-    """The GPUs of the hosts were not named, and are not those of this machine."""
+    """The GPUs of the hosts were not named, were not measured, and are not those of this machine."""
 
 
 class _Device(NamedTuple):
@@ -50,7 +54,7 @@ class _Device(NamedTuple):
     name: str
     num_bytes: int | None
     source: str
-    gpu: Gpu | None = None  # its speeds, if they are known
+    speeds: JobSpeeds | None = None  # None: they are not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +79,23 @@ class PlannedJob:
         """
         rehearsed = [kind.with_answer(answer) for kind, answer in zip(self.kinds, answers, strict=True)]
         check_rehearsed(rehearsed)
-        gpu, hosts = self.device.gpu, self.plan.host_slots
-        times = () if gpu is None else times_of(rehearsed, gpu, hosts, num_stages=self.num_stages)
+        speeds = self.device.speeds
+        times = () if speeds is None else self.times(rehearsed, speeds)
         return finding_of(
-            rehearsed, self.memory, device=self.device.name, device_from=self.device.source, times=times
+            rehearsed,
+            self.memory,
+            device=self.device.name,
+            device_from=self.device.source,
+            times=times,
+            speeds=speeds,
         )
+
+    def times(
+        self, rehearsed: Sequence[Rehearsed], speeds: JobSpeeds, *, with_factors: bool = True
+    ) -> Sequence[Mapping[str, TimeRange]]:
+        """Return the parts of a step's time of each kind of rank."""
+        hosts, num_stages = self.plan.host_slots, self.num_stages
+        return speeds.times(rehearsed, hosts, num_stages=num_stages, with_factors=with_factors)
 
 
 def plan_job(options: Options, request: FitRequest) -> tuple[PlannedJob, FitFinding]:
@@ -131,33 +147,55 @@ def plan_job(options: Options, request: FitRequest) -> tuple[PlannedJob, FitFind
 
 
 def _device(plan: Plan, request: FitRequest) -> _Device:
-    """Return what the hosts compute on, as it was named, or as this machine shows it.
+    """Return what the hosts compute on, as it was named, as it was measured, or as this machine shows it.
 
-    Errors: LaunchError if neither says it
+    Errors: LaunchError if none says it
     """
     if request.gpu is not None and request.gpu.lower() == CPU:
         if request.gpu_memory_bytes is not None:
             raise LaunchError(
                 "--gpu=none says that there are no GPUs, and --gpu_memory how large they are; give one"
             )
-        return _Device("CPU", None, "")
+        return _Device("CPU", None, "", _measured(plan, request, _has_no_gpu))
+    gpu = None if request.gpu is None else find_gpu(request.gpu)
     if request.gpu_memory_bytes is not None:
-        gpu = None if request.gpu is None else find_gpu(request.gpu)
-        return _Device(request.gpu or "GPU", request.gpu_memory_bytes, "--gpu_memory", gpu)
-    if request.gpu is not None:
-        gpu = find_gpu(request.gpu)
-        return _Device(gpu.name, gpu.memory_bytes, "as torch reports it", gpu)
-    if all(node.is_local for node in plan.nodes):
-        if not count_accelerators():
-            return _Device("CPU", None, "")
-        (model, *others) = {*gpu_models()} or {""}
-        found = None if others else gpu_of_model(model)
-        if found is not None:
-            return _Device(found.name, found.memory_bytes, f"this machine has {model}", found)
+        name = request.gpu or "GPU"
+        return _Device(name, request.gpu_memory_bytes, "--gpu_memory", _gpu_speeds(plan, request, gpu))
+    if gpu is not None:
+        return _Device(gpu.name, gpu.memory_bytes, "as torch reports it", _gpu_speeds(plan, request, gpu))
+    is_here = all(node.is_local for node in plan.nodes)
+    if is_here and not count_accelerators():
+        return _Device("CPU", None, "", _measured(plan, request, _has_no_gpu))
+    measured = _measured(plan, request, lambda one: one.is_on_gpu or not is_here)
+    if measured is not None and measured.measured is not None:
+        one = measured.measured
+        if not one.is_on_gpu:
+            return _Device("CPU", None, "", measured)
+        return _Device(one.device, one.device_bytes, "as it was measured", measured)
+    (model, *others) = {*(gpu_models() if is_here else ())} or {""}
+    named = None if others else gpu_of_model(model)
+    if named is not None:
+        return _Device(named.name, named.memory_bytes, f"this machine has {model}", of_sheet(named))
     raise UnknownGpus(
         "which GPUs do the hosts have? They are not looked at; give --gpu=A10, or another name, "
-        "--gpu_memory=24GB, or --gpu=none for hosts without GPUs"
+        f"--gpu_memory=24GB, or --gpu=none for hosts without GPUs, or measure them once with {MEASURE}"
     )
+
+
+def _gpu_speeds(plan: Plan, request: FitRequest, gpu: Gpu | None) -> JobSpeeds | None:
+    """Return the speeds of GPUs that were named, or are known by their memory alone."""
+    measured = _measured(plan, request, lambda one: one.is_on_gpu and gpu in (None, gpu_of_model(one.device)))
+    return measured or (None if gpu is None else of_sheet(gpu))
+
+
+def _has_no_gpu(cluster: ClusterSpeeds) -> bool:
+    return not cluster.is_on_gpu
+
+
+def _measured(plan: Plan, request: FitRequest, fits: Callable[[ClusterSpeeds], bool]) -> JobSpeeds | None:
+    """Return the speeds of the job's hosts, if they were measured."""
+    found = speeds_of(plan.nodes, request.speeds, fits)
+    return None if found is None else of_measured(found[1], found[0], plan.host_slots)
 
 
 def _model(plan: Plan, request: FitRequest) -> dict[str, Any] | None:

@@ -51,8 +51,15 @@ def _work(work: RankWork) -> dict[str, Any]:
         "on_device": [group._asdict() | amounts._asdict() for group, amounts in work.on_device.items()],
         "host_bytes": work.host_bytes,
         "copied_bytes": dict(work.copied_bytes),
+        "update_copied_bytes": dict(work.update_copied_bytes),
         "sent": [
-            {"axis": axis, "ranks": list(ranks), "bytes": dict(kinds)}
-            for (axis, ranks), kinds in work.sent.items()
+            {
+                "axis": axis,
+                "ranks": list(ranks),
+                "bytes": dict(sent.bytes),
+                "number": dict(sent.number),
+                "update_bytes": dict(+sent.update_bytes),
+            }
+            for (axis, ranks), sent in work.sent.items()
         ],
     }

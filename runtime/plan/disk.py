@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +30,12 @@ class PlannedFile:
 
     def read(self, array: Tensor, offset: int = 0) -> Transfer:
         """Count the bytes of a read."""
-        self._disk.copied_bytes["from disk"] += array.nbytes
+        self._disk.moved("from disk", array.nbytes)
         return Transfer()
 
     def write(self, array: Tensor, offset: int = 0) -> Transfer:
         """Count the bytes of a write."""
-        self._disk.copied_bytes["to disk"] += array.nbytes
+        self._disk.moved("to disk", array.nbytes)
         return Transfer()
 
     def close(self) -> None:
@@ -50,10 +49,9 @@ class PlannedDisk:
         self.nbytes = 0
         self._work = work
 
-    @property
-    def copied_bytes(self) -> Counter[str]:
-        """Return what was read and written so far in this stretch."""
-        return self._work.now.copied_bytes
+    def moved(self, way: str, num_bytes: int) -> None:
+        """Count what is read or written."""
+        self._work.add_copy(way, num_bytes)
 
     def put(self) -> None:
         """Use it in place of the disk engine, in this process."""

@@ -180,8 +180,11 @@ class Rehearsal:
                 rehearsal.memory.begin(f"step {len(rehearsal.steps) + 1}: {phase}")
             if phase == FORWARD and len(rehearsal.steps) == NUM_STEPS - 1 and engine.training:
                 rehearsal.last_forward = args, kwargs
-            result = plain(engine, *args, **kwargs)
-            return result
+            rehearsal.work.is_update = phase == STEP
+            try:
+                return plain(engine, *args, **kwargs)
+            finally:
+                rehearsal.work.is_update = False
 
         setattr(kind, name, watched)
 

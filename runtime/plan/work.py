@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from ..comm.flight_recorder import Line
 from ..comm.wire import Wire
@@ -17,12 +17,19 @@ _VIEWS = (
     "unsqueeze", "squeeze", "as_strided", "split", "chunk", "unbind", "_unsafe_view", "diagonal", "set_",
 )  # fmt: skip
 
+# torch has formulas of attention on GPUs alone. A formula takes the shapes of the first so many arguments.
+_ATTENTION_ON_CPU: dict[str, tuple[Callable[..., Any], int]] = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": (sdpa_flop_count, 3),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (sdpa_backward_flop_count, 4),
+}
+
 
 class OperationGroup(NamedTuple):
     """Operations of one dtype that do about as much arithmetic for each byte that they move."""
 
     dtype: str
     intensity: int  # power of two: flops for each byte; -1 without flops
+    is_update: bool = False  # in the optimizer step, and not in forward and backward
 
 
 class Amounts(NamedTuple):
@@ -33,21 +40,34 @@ class Amounts(NamedTuple):
     number: int = 0
 
 
+class SentAlong:
+    """Messages of a rank along one axis, by kind of collective."""
+
+    def __init__(self) -> None:
+        self.bytes: Counter[str] = Counter()
+        self.number: Counter[str] = Counter()
+        self.update_bytes: Counter[str] = Counter()  # of those bytes, in the optimizer step
+
+
 class RankWork:
     """Amounts of work of a rank in one stretch of the run."""
 
     def __init__(self) -> None:
         self.on_device: dict[OperationGroup, Amounts] = defaultdict(Amounts)
         self.host_bytes = 0  # read and written in host memory by the host's own arithmetic
-        self.copied_bytes: Counter[str] = Counter()  # "to device", "to host"
-        self.sent: dict[tuple[str, tuple[int, ...]], Counter[str]] = defaultdict(Counter)
+        self.copied_bytes: Counter[str] = Counter()  # "to device", "to host", "to disk", "from disk"
+        self.update_copied_bytes: Counter[str] = Counter()  # of those, in the optimizer step
+        self.sent: dict[tuple[str, tuple[int, ...]], SentAlong] = defaultdict(SentAlong)
 
 
 class WorkMeter:
     """Adds the operations up; `begin` starts a new stretch."""
 
+    is_on_gpu = True
+
     def __init__(self) -> None:
         self.now = RankWork()
+        self.is_update = False  # the optimizer steps now
 
     def begin(self) -> RankWork:
         """Begin anew; return what was added up."""
@@ -69,8 +89,7 @@ class WorkMeter:
             return
         devices = {one.device.type for one in (*tensors, *results)}
         if devices == {"cpu", "cuda"} and name in ("copy_", "_to_copy"):
-            way = "to device" if results[0].is_cuda else "to host"
-            self.now.copied_bytes[way] += results[0].nbytes
+            self.add_copy("to device" if results[0].is_cuda else "to host", results[0].nbytes)
             return
         num_bytes = sum(one.nbytes for one in tensors) + sum(one.nbytes for one in results)
         if "cuda" not in devices and self.is_on_gpu:
@@ -78,13 +97,17 @@ class WorkMeter:
             return
         flops = _flops(func, args, kwargs, out)
         intensity = (flops // max(num_bytes, 1)).bit_length() if flops else -1
-        group = OperationGroup(str(results[0].dtype).removeprefix("torch."), intensity)
+        group = OperationGroup(str(results[0].dtype).removeprefix("torch."), intensity, self.is_update)
         before = self.now.on_device[group]
         self.now.on_device[group] = Amounts(
             before.flops + flops, before.moved_bytes + num_bytes, before.number + 1
         )
 
-    is_on_gpu = True
+    def add_copy(self, way: str, num_bytes: int) -> None:
+        """Count bytes on their way to or from the device or the disk."""
+        self.now.copied_bytes[way] += num_bytes
+        if self.is_update:
+            self.now.update_copied_bytes[way] += num_bytes
 
     def watch_wires(self) -> None:
         """Count what every engine's wire sends from now on."""
@@ -93,10 +116,12 @@ class WorkMeter:
 
         def counted(wire: Wire, op: str, tensor: Tensor | None, what: str, **said: Any) -> Any:
             line: Line = said.get("line") or Line()
-            if said.get("sent_bytes"):
-                meter.now.sent[line.axis or "dp", line.ranks][said.get("counted_as") or op] += said[
-                    "sent_bytes"
-                ]
+            if num_bytes := said.get("sent_bytes"):
+                kind = said.get("counted_as") or op
+                sent = meter.now.sent[line.axis or "dp", line.ranks]
+                sent.bytes[kind] += num_bytes
+                sent.number[kind] += 1
+                sent.update_bytes[kind] += num_bytes if meter.is_update else 0
             return begin(wire, op, tensor, what, **said)
 
         Wire.begin = counted  # type: ignore[method-assign, assignment]
@@ -104,6 +129,9 @@ class WorkMeter:
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     """Return the multiplications and additions of an operation that has a formula, else 0."""
+    if of_attention := _ATTENTION_ON_CPU.get(func._schema.name):
+        count, num_shapes = of_attention
+        return int(count(*(one.shape for one in args[:num_shapes])))
     formula = flop_registry.get(func.overloadpacket)
     if formula is None:
         return 0

@@ -16,6 +16,16 @@ def peak(module: str = "", **gibs: float) -> dict[str, Any]:
     return {"bytes": sum(kinds.values()), "kinds": kinds, "module": module}
 
 
+def sent(axis: str, ranks: list[int], kind: str, num_bytes: int) -> dict[str, Any]:
+    return {
+        "axis": axis,
+        "ranks": ranks,
+        "bytes": {kind: num_bytes},
+        "number": {kind: 1},
+        "update_bytes": {},
+    }
+
+
 def answer(*, activations: float = 8, host: float = 2, pinned: float = 0, **more: Any) -> Answer:
     """Return two phases: the second has the peak on the device."""
     given = {
@@ -38,13 +48,21 @@ def answer(*, activations: float = 8, host: float = 2, pinned: float = 0, **more
         "steps": [
             {
                 "on_device": [
-                    {"dtype": "bfloat16", "intensity": 8, "flops": 10**12, "moved_bytes": GIB, "number": 9}
+                    {
+                        "dtype": "bfloat16",
+                        "intensity": 8,
+                        "is_update": False,
+                        "flops": 10**12,
+                        "moved_bytes": GIB,
+                        "number": 9,
+                    }
                 ],
                 "host_bytes": 0,
                 "copied_bytes": {},
+                "update_copied_bytes": {},
                 "sent": [
-                    {"axis": "dp", "ranks": [], "bytes": {"reduce_scatter": GIB}},
-                    {"axis": "tp", "ranks": [0, 1], "bytes": {"all_reduce": 2 * GIB}},
+                    sent("dp", [], "reduce_scatter", GIB),
+                    sent("tp", [0, 1], "all_reduce", 2 * GIB),
                 ],
             }
         ],

@@ -51,10 +51,6 @@ def test_a_command_takes_the_options_that_name_hosts(name: str) -> None:
         ("check -H nosuch", "nosuch: this hostfile cannot be read"),
         ("check -H hosts -i node9", "no host is named 'node9'; the hosts are node1"),
         ("check --timeout=0", "'0' is not allowed; give seconds from 1 to 86400"),
-        (
-            "check --nccl --no_torch",
-            "--bandwidth measures the network between hosts, and there is one host; lea",
-        ),
         ("check train.py", "takes no more words, and was given train.py"),
         ("exec", "which command? Write: dslaunch exec [options] -- command [its arguments]"),
         (

@@ -22,7 +22,7 @@ WORDS = ("check", "-H", "hosts", "--num_nodes=3", "--no_torch", "--nccl", "--jso
 
 def measured(lab: Lab, folder: Path, exit_code: int) -> dict[str, Any]:
     command = Command(lab.head, folder, *WORDS)
-    assert command.wait(2 * TIMEOUT_S) == exit_code, command.out + command.err
+    assert command.wait(4 * TIMEOUT_S) == exit_code, command.out + command.err
     report: dict[str, Any] = json.loads(command.out)
     assert report["exit_code"] == exit_code
     network: dict[str, Any] = report["network"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.registry.state_folder import jobs_folder, readable_folder, writable_folder
+from dslaunch.launcher.registry.state_folder import readable_folder, state_folder, writable_folder
 
 
 def test_it_is_made_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_a_place_that_is_none_is_refused(
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
     monkeypatch.setenv(variable, value)
     with pytest.raises(LaunchError, match=message):
-        jobs_folder()
+        state_folder()
 
 
 def test_a_folder_of_others_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,11 @@ def test_a_program_that_fails_is_named_with_its_line(
             "--batch has no effect without --model; add --model=FOLDER, or leave",
         ),
         ("--gpu A10 --out x.json train.py", "--out has no effect without --suggest; add --suggest, or leave"),
+        (
+            "--gpu none --speeds nosuch.json train.py",
+            "--speeds=nosuch.json: cannot be read: No such file or directory; give a file that can",
+        ),
+        ("--gpu A10 --from_run nosuch train.py", "nosuch: no such file or folder, and no job 'nosuch' is kn"),
         ("--gpu A10", "which script? Write: dslaunch plan [options] script.py [its arguments]"),
     ],
 )

@@ -95,6 +95,20 @@ def test_states_on_the_host_are_host_memory() -> None:
     assert planned.host_bytes >= 3 * 4 * NUM_BYTES / 2
 
 
+def test_amounts_of_the_optimizer_step_are_told_apart() -> None:
+    config = PLAIN | {
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": 1},
+    }
+    step = dslaunch.plan(Stack, batch, config, hosts=2).answer["steps"][-1]
+    (sent,) = step["sent"]
+    assert sent["update_bytes"]["all_gather"] == sent["bytes"]["all_gather"] == 4 * NUM_BYTES / 2
+    assert "reduce_scatter" not in sent["update_bytes"]
+    assert sent["number"]["reduce_scatter"] == sent["number"]["all_gather"] >= 1
+    assert {one["is_update"] for one in step["on_device"] if one["flops"]} == {False}
+    assert any(one["is_update"] for one in step["on_device"])
+
+
 class Deciding(Stack):
     """A program whose steps depend on values."""
 
