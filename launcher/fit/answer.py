@@ -6,10 +6,10 @@ Units: bytes; `clock` counts operations of the run
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..job.mesh import HostSlots
+from ..job.mesh import HostSlots, JobMesh
 
 DEVICE, HOST, PINNED = "device", "host", "pinned"
 
@@ -103,6 +103,10 @@ class Answer:
     file_bytes: tuple[tuple[str, int], ...]  # "offloaded", and "checkpoint": of one save
     model: tuple[tuple[str, int], ...]
     writes_files: str = ""  # why the program's files were written; empty if they were not
+    mesh: JobMesh | None = None  # along which the program divides its ranks; None: it ended before
+    # What this rank's stages of a pipeline tell those of others, by runtime/plan/stages.py, in any form
+    told: Mapping[str, Any] = field(default_factory=dict)
+    waits_for: str = ""  # the key of what another rank has to tell first, where it has ended for that
 
     def worst(self, place: str) -> RunPhase | None:
         """Return the phase with the highest peak in one place, None if nothing was ever there."""
@@ -151,7 +155,14 @@ def read_answer(given: Mapping[str, Any]) -> Answer:
         file_bytes=_pairs(given["file_bytes"]),
         model=_pairs(given["model"]),
         writes_files=given.get("writes_files", ""),
+        mesh=_mesh(given["mesh"]) if given.get("mesh") else None,
+        told=given.get("told", {}),
+        waits_for=given.get("waits_for", ""),
     )
+
+
+def _mesh(given: Mapping[str, Any]) -> JobMesh:
+    return JobMesh(**{**given, "order": tuple(given["order"])})
 
 
 def _stretch(given: Mapping[str, Any]) -> RunPhase:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...shared.axes import AXES
+from ..job.mesh import JobMesh
 from .answer import DEVICE, HOST, PINNED, Peak, Rehearsed, RunPhase, StepWork, crosses
 from .job_speeds import JobSpeeds
 from .step_time import TimeRange
@@ -40,13 +42,20 @@ class FitFinding:
         most = max((one.answer.host_bytes for one in self.rehearsed), default=0)
         return most + self.memory.process_bytes
 
+    @property
+    def mesh(self) -> JobMesh | None:
+        """Return how the program divides its ranks; None where that was not found."""
+        return self.rehearsed[0].answer.mesh
+
     def lines(self, columns: int | None = None) -> list[str]:
         """Return the verdict, the device, the notes and the tables, for a terminal of so many columns."""
         total = self.memory.device_bytes
         device = [] if total is None else [f"each GPU: {self.device}, {gib(total)} ({self.device_from})"]
+        mesh = self.mesh
         return [
             self.verdict.line,
             *device,
+            *([] if mesh is None or not mesh.place(0) else [f"mesh of the program: {mesh.text}"]),
             *([] if self.speeds is None else self.speeds.notes),
             *self.verdict.notes,
             *describe(
@@ -73,6 +82,7 @@ class FitFinding:
                 "memory_from": self.device_from,
                 "outside_of_torch_bytes": None if self.memory.device_bytes is None else OUTSIDE_BYTES,
             },
+            "mesh": None if self.mesh is None else {axis: self.mesh.size(axis) for axis in AXES},
             "process_bytes": self.memory.process_bytes,
             "hosts": [
                 {

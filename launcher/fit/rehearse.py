@@ -61,21 +61,30 @@ class Variant:
 AS_GIVEN = Variant()
 
 
-def rehearse(plan: Plan, kinds: Sequence[RankKind], stage: RehearsalOptions) -> tuple[Answer, ...]:
-    """Return the answer of each kind of rank, in their order.
+def rehearse(
+    plan: Plan, kinds: Sequence[RankKind], stage: RehearsalOptions, *, known: Sequence[Answer] = ()
+) -> tuple[Answer, ...]:
+    """Return the answer of each kind of rank, in their order. `known`: those of the first kinds, which are
+    rehearsed once more only if they wait for what others tell.
 
     Errors: LaunchError if a rehearsal takes too long, or ends without an answer
     """
-    (answers,) = rehearse_variants(plan, kinds, stage, (AS_GIVEN,))
+    (answers,) = rehearse_variants(plan, kinds, stage, (AS_GIVEN,), known=known)
     if isinstance(answers, LaunchError):
         raise answers
     return answers
 
 
 def rehearse_variants(
-    plan: Plan, kinds: Sequence[RankKind], stage: RehearsalOptions, variants: Sequence[Variant]
+    plan: Plan,
+    kinds: Sequence[RankKind],
+    stage: RehearsalOptions,
+    variants: Sequence[Variant],
+    *,
+    known: Sequence[Answer] = (),
 ) -> list[tuple[Answer, ...] | LaunchError]:
-    """Return for each variant of the job the answers of its kinds of rank, or why there are none.
+    """Return for each variant of the job the answers of its kinds of rank, or why there are none. `known`:
+    as rehearse() takes them.
 
     Errors: LaunchError if all together take too long
     """
@@ -85,8 +94,18 @@ def rehearse_variants(
             own = Path(folder, str(number))
             own.mkdir()
             rehearsals.append([_Rehearsal(plan, kind, stage, own, variant) for kind in kinds])
-        _run_all([one for of_variant in rehearsals for one in of_variant], stage, running)
+            for one, answer in zip(rehearsals[-1], known, strict=False):
+                one.found = answer
+        lines = [line for of_variant in rehearsals for line in _lines(of_variant)]
+        _run_all([line for line in lines if line.has_turn], stage, running)
         return [_answers(of_variant) for of_variant in rehearsals]
+
+
+def _lines(rehearsals: Sequence[_Rehearsal]) -> list[_Line]:
+    pipelines: dict[int, list[_Rehearsal]] = {}
+    for one in rehearsals:
+        pipelines.setdefault(one.pipeline, []).append(one)
+    return [_Line(members) for members in pipelines.values()]
 
 
 def _answers(rehearsals: Sequence[_Rehearsal]) -> tuple[Answer, ...] | LaunchError:
@@ -96,12 +115,10 @@ def _answers(rehearsals: Sequence[_Rehearsal]) -> tuple[Answer, ...] | LaunchErr
         return error
 
 
-def _run_all(
-    rehearsals: Sequence[_Rehearsal], stage: RehearsalOptions, running: contextlib.ExitStack
-) -> None:
+def _run_all(lines: Sequence[_Line], stage: RehearsalOptions, running: contextlib.ExitStack) -> None:
     began = time.monotonic()
     is_told = False
-    waiting, active = list(rehearsals), list[_Rehearsal]()
+    waiting, active = list(lines), list[_Line]()
     while waiting or active:
         while waiting and len(active) < NUM_AT_ONCE:
             active.append(waiting.pop(0))
@@ -113,13 +130,66 @@ def _run_all(
         past_s = time.monotonic() - began
         if not is_told and past_s > TOLD_AFTER_S and active:
             is_told = True
-            number = count(len(rehearsals), "rehearsal")
-            stage.say(f"{number} here, without values, {NUM_AT_ONCE} at a time; first {rehearsals[0].name}")
+            number = count(sum(one.num_ranks for one in lines), "rehearsal")
+            stage.say(f"{number} here, without values, {NUM_AT_ONCE} at a time; first {lines[0].name}")
         if active and past_s > stage.limit_s:
             raise LaunchError(
                 f"the rehearsal of {active[0].name} has not reached the end of its second step in "
                 f"{shown_time(stage.limit_s)}; give it more time with --time_limit, or less to load"
             )
+
+
+class _Line:
+    """Rehearsals of the ranks along one pipeline, one after the other: each is given what the others' stages
+    have told. One that ends for want of something is begun anew when that has been told.
+    """
+
+    def __init__(self, rehearsals: Sequence[_Rehearsal]) -> None:
+        self._all = tuple(rehearsals)
+        self._told: dict[str, Any] = {}
+        for one in self._all:
+            self._told |= one.told
+        self._next = self._with_turn()
+
+    def _with_turn(self) -> _Rehearsal | None:
+        """Return the first that was not rehearsed, then the first that can go on."""
+        return next((one for one in self._all if one.is_new), None) or next(
+            (one for one in self._all if one.can_go_on(self._told)), None
+        )
+
+    @property
+    def has_turn(self) -> bool:
+        """Tell whether there is one to rehearse."""
+        return self._next is not None
+
+    @property
+    def num_ranks(self) -> int:
+        """Return how many ranks are rehearsed."""
+        return len(self._all)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the rank that is rehearsed now."""
+        return (self._next or self._all[-1]).name
+
+    def begin(self) -> None:
+        """Start the next process."""
+        if self._next is not None:
+            self._next.begin(self._told)
+
+    def ends_within(self, timeout_s: float) -> bool:
+        """Wait so long for the end of the process, and start the next one; tell whether there is none."""
+        if self._next is None or not self._next.ends_within(timeout_s):
+            return self._next is None
+        self._told |= self._next.told
+        self._next = self._with_turn()
+        self.begin()
+        return self._next is None
+
+    def end(self) -> None:
+        """Kill what is left of its processes."""
+        for one in self._all:
+            one.end()
 
 
 class _Rehearsal:
@@ -141,18 +211,41 @@ class _Rehearsal:
             arguments = with_ds_config(kind.rank.arguments, str(path))
             arguments = with_mapped(arguments, stage.mapped, variant.config)
             kind = replace(kind, rank=kind.rank._replace(arguments=arguments))
-        self._kind = kind
+        self._kind, self.pipeline = kind, kind.pipeline
         self._plan, self._stage = plan, stage
-        self._answer = folder / f"rank{kind.rank.rank}.json"
-        self._layers = folder / f"layers{kind.rank.rank}"
-        self._output = folder / f"rank{kind.rank.rank}.txt"
+        self._folder = folder / f"rank{kind.rank.rank}"
+        self._answer, self._output = self._folder / "answer.json", self._folder / "output.txt"
+        self._num_begun = 0
+        self._given: Mapping[str, Any] = {}  # what others had told when it was begun
         self._process: subprocess.Popen[bytes] | None = None
+        self.found: Answer | None = None
 
-    def begin(self) -> None:
-        """Start the process in a group of its own."""
+    @property
+    def is_new(self) -> bool:
+        """Tell whether it was not rehearsed yet."""
+        return self.found is None and not self._num_begun
+
+    def can_go_on(self, told: Mapping[str, Any]) -> bool:
+        """Tell whether it has ended for want of something that was told since."""
+        wanted = "" if self.found is None else self.found.waits_for
+        return bool(wanted) and told.get(wanted) != self._given.get(wanted)
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """Return what its stages tell others."""
+        return {} if self.found is None else self.found.told
+
+    def begin(self, told: Mapping[str, Any]) -> None:
+        """Start the process in a group of its own. `told`: what stages of other ranks have told."""
+        self._folder.mkdir(exist_ok=True)
+        self._num_begun += 1
+        self._given = dict(told)
+        given = self._folder / "told.json"
+        given.write_text(json.dumps(told))
         request = request_of(self._plan, self._kind, self._stage) | {
             "answer": str(self._answer),
-            "layers": str(self._layers),
+            "told": str(given),
+            "layers": str(self._folder / f"layers{self._num_begun}"),
         }
         env = environment_of_rank(self._plan, self._kind)
         safe = ["-P"] if sys.version_info >= (3, 11) else []  # the folder of the job may have a torch.py
@@ -168,12 +261,17 @@ class _Rehearsal:
             )
 
     def ends_within(self, timeout_s: float) -> bool:
-        """Wait so long for the end; tell whether it has come."""
+        """Wait so long for the end; tell whether it has come. What was found is there then."""
         if self._process is None:
             return True
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
-        return self._process.returncode is not None
+        if self._process.returncode is None:
+            return False
+        self.found = None
+        with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # it is empty until the end
+            self.found = read_answer(json.loads(self._answer.read_text()))
+        return True
 
     def end(self) -> None:
         """Kill what is left of the process and its children."""
@@ -188,14 +286,13 @@ class _Rehearsal:
 
         Errors: LaunchError if it has written no answer
         """
-        try:
-            return read_answer(json.loads(self._answer.read_text()))
-        except (FileNotFoundError, json.JSONDecodeError):  # it is empty until the end
-            code = None if self._process is None else self._process.returncode
-            raise LaunchError(
-                f"the rehearsal of {self.name} has ended with exit code {code} and without an answer"
-                f"{self._last_words()}; --verbose shows the program's output"
-            ) from None
+        if self.found is not None:
+            return self.found
+        code = None if self._process is None else self._process.returncode
+        raise LaunchError(
+            f"the rehearsal of {self.name} has ended with exit code {code} and without an answer"
+            f"{self._last_words()}; --verbose shows the program's output"
+        )
 
     def _last_words(self) -> str:
         lines = self._output.read_bytes().decode("utf-8", "replace").strip().splitlines()

@@ -55,7 +55,9 @@ def times_of(
     found = []
     for one in rehearsed:
         work = one.answer.steps[-1]
-        leaves = {sent.axis: crosses(sent.ranks, hosts) for sent in work.sent}
+        leaves: dict[str, bool] = {}  # a stage has two neighbours along pp
+        for sent in work.sent:
+            leaves[sent.axis] = leaves.get(sent.axis, False) or crosses(sent.ranks, hosts)
         micro_batches = dict(one.answer.model).get("num_micro_batches", 1)
         idle = (num_stages - 1) / max(micro_batches, 1)
         parts = step_range(work, speeds, leaves_host=leaves, idle=idle)

@@ -65,22 +65,24 @@ class FitVerdict:
 
 def check_rehearsed(rehearsed: Sequence[Rehearsed]) -> None:
     """Errors: LaunchError with the program's line, if a rehearsal has not come to the end of its steps"""
-    for one in rehearsed:
-        if one.answer.problem is not None:
-            line, why, is_in_runs = one.answer.problem
-            place = line or "the program"
-            if is_in_runs:
-                raise LaunchError(f"{place}: a run ends here, too: {why}" if line else why)
-            if why.startswith(_ENDS):
-                raise LaunchError(
-                    f"{place}: {why} as {one.name}, and two are rehearsed; give it more "
-                    "samples, or a smaller gradient_accumulation_steps"
-                )
-            raise LaunchError(
-                f"{place}: cannot be rehearsed as {one.name}, where no tensor has values: "
-                f"{why}; plan its model with --model=FOLDER --batch=4x2048, or in Python with "
-                "dslaunch.plan(make_model, make_batch, config, hosts=...)"
-            )
+    stopped = [(one, problem) for one in rehearsed if (problem := one.answer.problem) is not None]
+    if not stopped:
+        return
+    # a rank that waits for what another one tells is not the one with the problem
+    one, (line, why, is_in_runs) = min(stopped, key=lambda pair: bool(pair[0].answer.waits_for))
+    place = line or "the program"
+    if is_in_runs:
+        raise LaunchError(f"{place}: a run ends here, too: {why}" if line else why)
+    if why.startswith(_ENDS):
+        raise LaunchError(
+            f"{place}: {why} as {one.name}, and two are rehearsed; give it more "
+            "samples, or a smaller gradient_accumulation_steps"
+        )
+    raise LaunchError(
+        f"{place}: cannot be rehearsed as {one.name}, where no tensor has values: "
+        f"{why}; plan its model with --model=FOLDER --batch=4x2048, or in Python with "
+        "dslaunch.plan(make_model, make_batch, config, hosts=...)"
+    )
 
 
 def hosts_used(rehearsed: Sequence[Rehearsed], memory: JobMemory) -> tuple[HostUse, ...]:

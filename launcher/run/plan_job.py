@@ -15,10 +15,11 @@ from ..fit.host_memory import memory_here, process_bytes
 from ..fit.job_speeds import JobSpeeds, of_measured, of_sheet
 from ..fit.measured_speeds import MEASURE, ClusterSpeeds
 from ..fit.model import model_request
-from ..fit.rank_kinds import RankKind, kinds_of
+from ..fit.rank_kinds import RankKind, are_other_kinds, kinds_of
 from ..fit.rehearse import RehearsalOptions, rehearse
 from ..fit.step_time import TimeRange
 from ..fit.verdict import JobMemory, check_rehearsed
+from ..job.mesh import JobMesh
 from ..job.plan import Plan
 from ..node.observe.devices import count_accelerators, gpu_models
 from ..node.workers.preparation import why_no_script
@@ -66,11 +67,12 @@ class PlannedJob:
     rehearsal: RehearsalOptions
     device: _Device
     memory: JobMemory
+    mesh: JobMesh | None  # that of the program, or of --mesh
 
     @property
     def num_stages(self) -> int:
-        """Return the stages of its pipeline, as far as --mesh says it."""
-        return 1 if self.plan.mesh is None else self.plan.mesh.pp
+        """Return the stages of its pipeline."""
+        return 1 if self.mesh is None else self.mesh.pp
 
     def find(self, answers: Sequence[Answer]) -> FitFinding:
         """Judge the answers of its kinds of rank.
@@ -117,18 +119,24 @@ def plan_job(options: Options, request: FitRequest) -> tuple[PlannedJob, FitFind
         )
     warn_of_plan(plan, console)
     here = request.host_memory_bytes or memory_here()
+    rehearsal = RehearsalOptions(
+        device="cpu" if device.num_bytes is None else "cuda",
+        device_bytes=device.num_bytes or 0,
+        model=_model(plan, request),
+        limit_s=request.limit_s,
+        is_verbose=request.is_verbose,
+        mapped=request.mapped,
+        say=console.say,
+    )
+    if plan.program.script is not None and request.model is None:
+        why_not = why_no_script(os.path.join(plan.cwd, plan.program.script))
+        if why_not:
+            raise LaunchError(why_not)
+    kinds, answers = _rehearse_kinds(plan, rehearsal)
     job = PlannedJob(
         plan=plan,
-        kinds=kinds_of(plan),
-        rehearsal=RehearsalOptions(
-            device="cpu" if device.num_bytes is None else "cuda",
-            device_bytes=device.num_bytes or 0,
-            model=_model(plan, request),
-            limit_s=request.limit_s,
-            is_verbose=request.is_verbose,
-            say=console.say,
-            mapped=request.mapped,
-        ),
+        kinds=kinds,
+        rehearsal=rehearsal,
         device=device,
         memory=JobMemory(
             device_bytes=device.num_bytes,
@@ -136,14 +144,26 @@ def plan_job(options: Options, request: FitRequest) -> tuple[PlannedJob, FitFind
             host_bytes=tuple(here if node.is_local else request.host_memory_bytes for node in plan.nodes),
             process_bytes=process_bytes(has_gpus=device.num_bytes is not None),
         ),
+        mesh=answers[0].mesh or plan.mesh,
     )
-    if plan.program.script is not None and request.model is None:
-        why_not = why_no_script(os.path.join(plan.cwd, plan.program.script))
-        if why_not:
-            raise LaunchError(why_not)
-    answers = rehearse(plan, job.kinds, job.rehearsal)
     console.drain(LAST_WORDS_S)
     return job, job.find(answers)
+
+
+def _rehearse_kinds(
+    plan: Plan, rehearsal: RehearsalOptions
+) -> tuple[tuple[RankKind, ...], tuple[Answer, ...]]:
+    """Rehearse a rank of each kind. The kinds are those of the mesh that the program makes, which the
+    rehearsal of rank 0 finds.
+    """
+    kinds = kinds_of(plan)
+    answers = rehearse(plan, kinds, rehearsal)
+    first = answers[0]
+    made = kinds_of(plan, first.mesh)
+    has_failed = first.problem is not None and not first.waits_for
+    if has_failed or not are_other_kinds(kinds, made):
+        return kinds, answers
+    return made, rehearse(plan, made, rehearsal, known=answers[:1])
 
 
 def _device(plan: Plan, request: FitRequest) -> _Device:

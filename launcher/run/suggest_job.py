@@ -32,7 +32,7 @@ def suggest(job: PlannedJob, found: FitFinding) -> Suggestions:
     worst = max(found.rehearsed, key=lambda one: sum(size for _, size in one.answer.model))
     place = HOST if job.memory.device_bytes is None else DEVICE
     sizes = model_bytes(worst.answer, base, place=place)
-    num_ranks = job.plan.world_size // (1 if job.plan.mesh is None else job.plan.mesh.pp * job.plan.mesh.tp)
+    num_ranks = job.plan.world_size // (1 if job.mesh is None else job.mesh.pp * job.mesh.tp)
     placings = [
         (placing, candidates)
         for placing, candidates in sizes.candidates(

@@ -137,7 +137,7 @@ def write_best(path: Path, tuned: Tuned) -> bool:
 
 def _check_sizes(section: Autotuning, job: PlannedJob, one: Candidate) -> None:
     """Errors: LaunchError if the job's batch or tensor parallel size is not what the section asks for"""
-    mesh = job.plan.mesh
+    mesh = job.mesh
     tp = 1 if mesh is None else mesh.tp
     if section.num_tensor_parts not in (None, tp):
         raise LaunchError(

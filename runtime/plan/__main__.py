@@ -2,7 +2,8 @@
 
 REQUEST is JSON: `program` (its words: a script and arguments) and `is_module`, or `model`, the fields of a
 `ModelRequest`; `device` ("cuda" or "cpu"), `device_bytes`, `rank`, `world_size`, `answer` (the file that the
-answer is written to) and `layers` (see scratch_files.py). The environment is that of the rank.
+answer is written to), `told` (the file with what rehearsals of other ranks have told, see stages.py) and
+`layers` (see scratch_files.py). The environment is that of the rank.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _PR_SET_PDEATHSIG = 1
 def main(request: dict[str, Any]) -> None:
     """Rehearse, and write the answer."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a launcher that is killed leaves nothing
+    with open(request["told"]) as file:
+        request["told"] = json.load(file)
     with open(request["answer"], "w") as file:  # the launcher's file, not one of the view
         writes_files = enter(request["layers"])
         # With torch come threads, and the kernel gives a view of files to processes with one thread.

@@ -10,6 +10,7 @@ import torch
 from ..checkpoint.files.tensor_runs import SubBufferRuns
 from ..checkpoint.files.writer import boxes_on_host
 from ..engine.base import EngineBase
+from ..engine.stages_engine import StagesEngine
 from ..engine.step_engine import StepEngine
 from .memory import RunMemory
 
@@ -19,15 +20,17 @@ EVALUATE, SAVE = "evaluation", "saving a checkpoint"
 def rehearse_evaluation(
     engine: EngineBase, arguments: tuple[tuple[Any, ...], Mapping[str, Any]], memory: RunMemory
 ) -> None:
-    """Run the last step's forward once more, without gradients; a model in stages is left out."""
-    if not isinstance(engine, StepEngine):
-        return
+    """Run the last step's forward once more, without gradients; of a model in stages, its last batch."""
     memory.begin(EVALUATE)
     args, kwargs = arguments
-    engine.eval()
-    with torch.no_grad():
-        engine(*args, **kwargs)
-    engine.train()
+    if isinstance(engine, StagesEngine):
+        engine.eval_batch(*args, **kwargs)
+        engine.module.train()
+    elif isinstance(engine, StepEngine):
+        engine.eval()
+        with torch.no_grad():
+            engine(*args, **kwargs)
+        engine.train()
 
 
 def rehearse_save(engine: EngineBase, memory: RunMemory) -> int:

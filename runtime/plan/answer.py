@@ -19,6 +19,9 @@ def answer_of(rehearsal: Rehearsal) -> dict[str, Any]:
     memory = rehearsal.memory
     return {
         "device": rehearsal.device.type,
+        "mesh": rehearsal.mesh,
+        "told": rehearsal.stages.told,
+        "waits_for": rehearsal.waits_for,
         "problem": None if rehearsal.problem is None else rehearsal.problem._asdict(),
         "guesses": [{"line": line, "what": what} for line, what in rehearsal.guesses.lines.items()],
         "num_steps": len(rehearsal.steps),

@@ -5,15 +5,15 @@ torch has a kernel for each operation on its lists, below a dispatch key of the 
 there for all tensors, and the kernels of these lists are replaced by ones in Python that ask a tensor without
 values for the device that it is said to be on. torch leaves the key out wherever autocast is off.
 
-Source: torch's ATen/autocast_mode.h and autocast_mode.cpp, the lists of CUDA
+Source: torch's ATen/autocast_mode.h and autocast_mode.cpp, the lists of CUDA and of CPUs
 """
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,31 +43,67 @@ _WIDEST = """
 addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
 """
 _NORMS = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
-_KEY = "AutocastCUDA"
+_LOWER_ON_CPU = """
+conv1d conv1d.padding conv2d conv2d.padding conv3d conv3d.padding bmm mm linalg_vecdot baddbmm addmm addbmm
+linear _convolution.deprecated matmul conv_tbc conv_transpose1d conv_transpose2d.input conv_transpose3d.input
+prelu scaled_dot_product_attention
+"""
+_FP32_ON_CPU = """
+avg_pool3d binary_cross_entropy grid_sampler polar prod prod.dim_int quantile quantile.scalar nanquantile
+nanquantile.scalar cdist grid_sampler_2d grid_sampler_3d trace view_as_complex cholesky cholesky_inverse
+cholesky_solve inverse pinverse max_pool3d adaptive_avg_pool3d reflection_pad1d reflection_pad2d
+replication_pad1d replication_pad2d replication_pad3d mse_loss cosine_embedding_loss nll_loss nll_loss2d
+hinge_embedding_loss poisson_nll_loss smooth_l1_loss cross_entropy_loss l1_loss huber_loss margin_ranking_loss
+soft_margin_loss triplet_margin_loss multi_margin_loss ctc_loss.IntList ctc_loss.Tensor kl_div
+multilabel_margin_loss binary_cross_entropy_with_logits linalg_vector_norm linalg_matrix_norm
+"""
+_WIDEST_ON_CPU = "stack cat index_copy"
 _LIBRARIES: list[Any] = []  # whose end would take the kernels away
 
 
-def cast_as_autocast(device_type: str = "cuda") -> Autocast:
+class _Lists(NamedTuple):
+    """The operations that autocast casts on one kind of device, by what they are cast to."""
+
+    key: str  # torch's dispatch key
+    lower: str
+    fp32: str
+    result_fp32: str
+    widest: str
+    norms: Mapping[str, str]  # their results are fp32, by another overload
+
+
+_LISTS = {
+    "cuda": _Lists("AutocastCUDA", _LOWER, _FP32, _RESULT_FP32, _WIDEST, _NORMS),
+    "cpu": _Lists("AutocastCPU", _LOWER_ON_CPU, _FP32_ON_CPU, "", _WIDEST_ON_CPU, {}),
+}
+
+
+def cast_as_autocast() -> None:
     """Have torch's autocast see tensors without values, in this process."""
-    autocast = Autocast(device_type)
-    autocast.put()
-    return autocast
+    for device_type in _LISTS:
+        Autocast(device_type).put()
+    cast_in_this_thread()
+
+
+def cast_in_this_thread() -> None:
+    """Have it see them in this thread: each has its own dispatch keys."""
+    for lists in _LISTS.values():
+        torch._C._dispatch_tls_set_dispatch_key_included(lists.key, True)
 
 
 class Autocast:
     """The casts of one kind of device; casts of parameters are kept until the outermost block ends."""
 
     def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
+        self._device_type, self._lists = device_type, _LISTS[device_type]
         self._kept: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
-        self._keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
+        self._keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, self._lists.key))
 
     def put(self) -> None:
         """Replace the kernels."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of kernels that are replaced, as they should be
             self._replace_kernels()
-        torch._C._dispatch_tls_set_dispatch_key_included(_KEY, True)
         clear = torch.clear_autocast_cache
 
         def clear_all() -> None:
@@ -77,18 +113,19 @@ class Autocast:
         torch.clear_autocast_cache = clear_all
 
     def _replace_kernels(self) -> None:
-        library: Any = torch.library.Library("aten", "IMPL", _KEY)  # type: ignore[no-untyped-call]
+        lists = self._lists
+        library: Any = torch.library.Library("aten", "IMPL", lists.key)  # type: ignore[no-untyped-call]
         _LIBRARIES.append(library)
         for names, prepare in (
-            (_LOWER, self._lowered),
-            (_FP32, self._in_fp32),
-            (_RESULT_FP32, self._result_in_fp32),
-            (_WIDEST, self._widest),
+            (lists.lower, self._lowered),
+            (lists.fp32, self._in_fp32),
+            (lists.result_fp32, self._result_in_fp32),
+            (lists.widest, self._widest),
         ):
             for name in names.split():
                 func = _operation(name)
                 library.impl(func, self._kernel(func, prepare), allow_override=True)
-        for name, with_dtype in _NORMS.items():
+        for name, with_dtype in lists.norms.items():
             kernel = self._norm(_operation(name), _operation(with_dtype))
             library.impl(_operation(name), kernel, allow_override=True)
 

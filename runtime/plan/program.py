@@ -10,6 +10,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +26,7 @@ from ..mesh import parts
 from ..step import copied_gradients, grad_norm
 from .after_steps import rehearse_evaluation, rehearse_save
 from .attention import choose_attention
-from .autocast import cast_as_autocast
+from .autocast import cast_as_autocast, cast_in_this_thread
 from .by_device import choose_by_device
 from .census import tell_kinds
 from .cuda import PlannedGpu
@@ -33,7 +35,7 @@ from .guesses import Guesses
 from .memory import RunMemory
 from .pinned import PlannedPages
 from .ranks import join_alike_ranks
-from .stages import plan_stages
+from .stages import PlannedStages, UntoldInputError
 from .storages import Storages
 from .streams import host_waits
 from .tensor_answers import answer_for_tensors
@@ -41,13 +43,7 @@ from .without_values import WithoutValues
 from .work import RankWork, WorkMeter
 
 NUM_STEPS = 2
-BUILD, LOAD, FORWARD, BACKWARD, STEP = (
-    "building the model",
-    "loading",
-    "forward",
-    "backward",
-    "optimizer step",
-)
+BUILD, FORWARD, BACKWARD, STEP = "building the model", "forward", "backward", "optimizer step"
 
 
 class PlanEnded(BaseException):
@@ -73,8 +69,11 @@ class Rehearsal:
         rank: int,
         world_size: int,
         has_fused_attention: bool = True,
+        told: Mapping[str, Any] | None = None,
     ) -> None:
-        """`has_fused_attention`: whether the device has the kernels that torch has for GPUs."""
+        """`has_fused_attention`: whether the device has the kernels that torch has for GPUs. `told`: what
+        rehearsals of other ranks have told; see [Note: what stages tell each other].
+        """
         self.device = device
         self.memory, self.work, self.guesses = RunMemory(), WorkMeter(), Guesses()
         self.storages = Storages(born=self.memory.born, died=self.memory.died)
@@ -84,7 +83,9 @@ class Rehearsal:
         self.problem: Obstacle | None = None
         self.last_forward: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None  # arguments
         self.saved_bytes = 0  # this rank's part of a checkpoint
+        self.waits_for = ""  # what another rank has to tell first, where it has ended for that
         self.mode = WithoutValues(self.storages, self.guesses, device=device, computed=self._computed)
+        self.stages = PlannedStages(self.mode, {} if told is None else told)
         self._put_stand_ins(device_bytes, rank, world_size)
         if has_fused_attention:
             choose_attention(self.mode)
@@ -128,7 +129,8 @@ class Rehearsal:
         self._watch(StepEngine, "backward", BACKWARD)
         self._watch(StepEngine, "step", STEP)
         self._watch(StagesEngine, "train_batch", "batch through the stages")
-        plan_stages(self.mode)
+        self.stages.put()
+        self._keep_batch()
         self._end_after_steps()
         _load_in_this_process()
         self._enter_in_threads()
@@ -139,6 +141,7 @@ class Rehearsal:
 
         @functools.wraps(plain)
         def run(thread: threading.Thread) -> None:
+            cast_in_this_thread()
             with mode:
                 plain(thread)
 
@@ -188,6 +191,23 @@ class Rehearsal:
 
         setattr(kind, name, watched)
 
+    def _keep_batch(self) -> None:
+        """Keep what the stages take of the last batch, for an evaluation."""
+        plain = StagesEngine._take
+        rehearsal = self
+
+        @functools.wraps(plain)
+        def take(engine: StagesEngine, *args: Any, **kwargs: Any) -> Any:
+            batch = plain(engine, *args, **kwargs)
+            if len(rehearsal.steps) == NUM_STEPS - 1:
+                # a rank needs the inputs, or the labels, or both, and reads pairs
+                pairs = zip_longest(batch.inputs, batch.labels, fillvalue=batch.loss_factor)
+                rehearsal.last_forward = (iter(list(pairs)),), {}
+            return batch
+
+        engine_class: Any = StagesEngine
+        engine_class._take = take
+
     def _note(self, engine: EngineBase) -> None:
         if all(engine is not one for one in self.engines):
             self.engines.append(engine)
@@ -229,6 +249,17 @@ class Rehearsal:
             "num_micro_batches": engine._accumulation.num_micro_batches,
         }
 
+    @property
+    def mesh(self) -> dict[str, Any] | None:
+        """Return the sizes of the axes along which the engine divides the job's ranks, and their order; None
+        without an engine.
+        """
+        if not self.engines:
+            return None
+        engine = self.engines[0]
+        experts = [axis.size for axis, _ in engine._domains.of_experts.values()]
+        return asdict(engine._axes) | {"ep": max(experts, default=1)}
+
     def run(self, program: Callable[[], object]) -> None:
         """Run it to the end of the last planned step; a problem is noted."""
         try:
@@ -236,6 +267,8 @@ class Rehearsal:
             if self.problem is None:
                 with self.mode:
                     self._go_on()
+        except UntoldInputError as error:
+            self.waits_for = error.place
         finally:
             names = {id(one): name for engine in self.engines for name, one in engine.module.named_modules()}
             self.memory.name_modules(names)
@@ -260,6 +293,9 @@ class Rehearsal:
                 self.problem = Obstacle(
                     _line_of(ended), f"the program ends with {ended.code!r} before its second step"
                 )
+        except UntoldInputError as error:
+            self.waits_for = error.place
+            self.problem = Obstacle("", str(error))
         except BaseException as error:
             self.problem = _obstacle(error)
             if os.environ.get("DSLAUNCH_PLAN_TRACEBACK"):

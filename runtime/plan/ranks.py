@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .streams import current_stream
+from .streams import PlannedStream, current_stream
 
 _NAME = "dslaunch_plan"
 
@@ -49,6 +49,28 @@ class EndedWork(dist.Work):
         return future
 
 
+class MessageWork(EndedWork):
+    """A message to or from one rank, beside the other work of this one: its end is known once that was waited
+    for.
+    """
+
+    def __init__(self, tensors: list[Tensor], stream: PlannedStream) -> None:
+        dist.Work.__init__(self)
+        self._tensors, self._was_awaited = tensors, False
+        stream.wait_stream(current_stream())
+        self._end = stream.record_event()
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Let what comes later wait for it."""
+        current_stream().wait_event(self._end)
+        self._was_awaited = True
+        return True
+
+    def is_completed(self) -> bool:
+        """Tell whether the host knows that it has ended."""
+        return bool(self._end.is_known) if torch.cuda.is_available() else self._was_awaited
+
+
 _ProcessGroup: Any = dist.ProcessGroup
 
 
@@ -58,6 +80,7 @@ class AlikeRanks(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._own, self._num_ranks = rank, size
+        self._messages = PlannedStream()
 
     def getBackendName(self) -> str:
         """Return the name that torch knows it by."""
@@ -186,13 +209,13 @@ class AlikeRanks(_ProcessGroup):  # type: ignore[misc]
         return EndedWork()
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> EndedWork:
-        return EndedWork(tensors)
+        return MessageWork(tensors, self._messages)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> EndedWork:
-        return EndedWork(tensors)
+        return MessageWork(tensors, self._messages)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> EndedWork:
-        return EndedWork(tensors)
+        return MessageWork(tensors, self._messages)
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
         pass

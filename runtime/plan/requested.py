@@ -18,6 +18,7 @@ def rehearsed(request: dict[str, Any]) -> Rehearsal:
         device_bytes=request["device_bytes"],
         rank=request["rank"],
         world_size=request["world_size"],
+        told=request["told"],
     )
     if request.get("model"):
         program = made_program(ModelRequest(**request["model"]))

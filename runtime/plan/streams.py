@@ -79,13 +79,18 @@ class PlannedEvent:
 
     def query(self) -> bool:
         """Tell whether the host knows that it has happened."""
-        if self._of is None or _HOST[self._of[0]] >= self._of[1]:
+        if self.is_known:
             return True
         self._num_polls += 1
         if self._num_polls <= _POLLS:
             return False
         self.synchronize()
         return True
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the host knows that it has happened, without asking for it."""
+        return self._of is None or _HOST[self._of[0]] >= self._of[1]
 
     def synchronize(self) -> None:
         """Let the host know that it has happened."""

@@ -118,7 +118,8 @@ class WorkMeter:
             line: Line = said.get("line") or Line()
             if num_bytes := said.get("sent_bytes"):
                 kind = said.get("counted_as") or op
-                sent = meter.now.sent[line.axis or "dp", line.ranks]
+                axis = line.axis or ("pp" if op == "send" else "dp")
+                sent = meter.now.sent[axis, line.ranks]
                 sent.bytes[kind] += num_bytes
                 sent.number[kind] += 1
                 sent.update_bytes[kind] += num_bytes if meter.is_update else 0

@@ -14,9 +14,10 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def test_the_answer_is_a_line_notes_and_tables() -> None:
+    mesh = {"pp": 2, "dp": 2, "ep": 1, "sp": 1, "tp": 1, "order": ["pp", "dp", "sp", "tp"]}
     found = finding_of(
         [
-            rehearsed(num_alike=2),
+            rehearsed(answer(mesh=mesh), num_alike=2),
             rehearsed(answer(activations=9, pinned=4), rank=2, place="stage 1 of 2", num_alike=2),
         ],
         memory(hosts=(503, None)),

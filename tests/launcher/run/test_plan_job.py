@@ -69,6 +69,45 @@ def test_a_program_that_fails_is_named_with_its_line(
     assert "--model" not in err
 
 
+PIPELINE = """
+import sys
+import torch
+import dslaunch
+from torch import nn
+
+dslaunch.init_distributed()
+layers = [dslaunch.LayerSpec(nn.Linear, 64, 64) for _ in range(4)]
+model = dslaunch.PipelineModule(layers, num_stages=2, loss_fn=nn.functional.mse_loss, schedule=sys.argv[-1])
+config = {"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4,
+          "optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}
+engine, *_ = dslaunch.initialize(model=model, config=config)
+while True:
+    engine.train_batch(iter([(torch.ones(8, 64), torch.ones(8, 64))] * 4))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_the_stages_that_a_program_makes_are_planned(
+    schedule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without --mesh. With two stages on each rank the first rank takes what the second one sends."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(PIPELINE)
+    code, out, err = planned("-H", HOSTS, "--gpu", "A10", "--json", "train.py", schedule, capsys=capsys)
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["mesh"] == {"pp": 2, "dp": 2, "ep": 1, "sp": 1, "tp": 1}
+    assert [(one["place"], one["alike"]) for one in found["ranks"]] == [
+        ("stage 0 of 2", [0, 1]), ("stage 1 of 2", [2, 3])
+    ]  # fmt: skip
+    # outputs go on and gradients back: between two stages, and between four
+    num_messages = 4 * {"1f1b": 1, "interleaved": 3}[schedule]
+    for one in found["ranks"]:
+        (sent,) = (part["bytes"] for part in one["steps"][-1]["sent"] if part["axis"] == "pp")
+        assert sent == {"send": num_messages * 8 * 64 * 4}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

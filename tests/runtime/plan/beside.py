@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dslaunch.drop_in import FOLDER
+from dslaunch.shared.axes import Axes
 from tests.runtime.plan.programs import PROGRAMS, Config
 
 PLANNED_STEPS = 2
+MOST_ROUNDS = 5  # of rehearsals of all ranks of a pipeline, with two stages on each at most
 DEVICE_BYTES = 2**30
 _PRELOADED = ["tests.runtime.plan.preloaded"]
 
@@ -56,12 +58,28 @@ class Ended(BaseException):
 
 
 def predict(row: Row) -> Seen:
-    """Return what a rehearsal in a process of its own says."""
+    """Return what a rehearsal says. Where it waits for what stages of other ranks tell, these are rehearsed
+    before it, in turn.
+    """
+    told: dict[str, Any] = {}
+    answer = in_own_process(row, row.rank, told)
+    mesh = {name: size for name, size in (answer["mesh"] or {}).items() if name != "ep"}
+    line = Axes(**mesh).line_of(row.rank, ("pp",)) if mesh else (row.rank,)
+    for rank in line * MOST_ROUNDS if answer["waits_for"] else ():
+        answer = in_own_process(row, rank, told)
+        told |= answer["told"]
+        if rank == row.rank and not answer["waits_for"]:
+            break
+    return seen_of(answer)
+
+
+def in_own_process(row: Row, rank: int, told: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer of the rehearsal of a rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     pool = ProcessPoolExecutor(1, context)
     try:
-        return seen_of(pool.submit(_rehearsed, row, row.rank).result(timeout=60))
+        return pool.submit(_rehearsed, row, rank, told).result(timeout=60)
     except TimeoutError:
         for process in pool._processes.values():
             process.kill()
@@ -99,7 +117,7 @@ def seen_of(answer: dict[str, Any]) -> Seen:
     )
 
 
-def _rehearsed(row: Row, rank: int) -> dict[str, Any]:
+def _rehearsed(row: Row, rank: int, told: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from dslaunch.runtime.plan.answer import answer_of
@@ -115,6 +133,7 @@ def _rehearsed(row: Row, rank: int) -> dict[str, Any]:
         rank=rank,
         world_size=row.world_size,
         has_fused_attention=False,  # the fake device has none
+        told=told,
     )
     rehearsal.run(lambda: PROGRAMS[row.program](row.config))
     return answer_of(rehearsal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -338,23 +338,41 @@ def _loss_of_stage(scores: Tensor, tokens: Tensor) -> Tensor:
     return functional.cross_entropy(scores.float().flatten(0, 1), tokens.flatten())
 
 
-def pipeline(config: Config, schedule: str = "1f1b") -> None:
-    """Train a model in two stages."""
+def pipeline(
+    config: Config,
+    schedule: str = "1f1b",
+    *,
+    num_stages: int = 2,
+    is_tied: bool = False,
+    lengths: Sequence[int] = (LENGTH,),
+    **options: Any,
+) -> None:
+    """Train a model in stages; its micro batches have these lengths in turn."""
     from dslaunch.runtime.compat.pipeline.module import PipelineModule
-    from dslaunch.runtime.pipeline.layers import LayerSpec
+    from dslaunch.runtime.pipeline.layers import LayerSpec, TiedLayerSpec
 
     dslaunch.init_distributed()
-    middle = [LayerSpec(_Layer) for _ in range(DEPTH)]
-    layers = [LayerSpec(_Embed), *middle, LayerSpec(nn.Linear, WIDTH, VOCAB)]
-    module = PipelineModule(layers, 2, loss_fn=_loss_of_stage, partition_method="uniform", schedule=schedule)
+    first, last = LayerSpec(_Embed), LayerSpec(nn.Linear, WIDTH, VOCAB)
+    if is_tied:
+        first = TiedLayerSpec("words", _Embed)
+        last = TiedLayerSpec("words", _Embed, forward_fn=_scores_of_words)
+    layers = [first, *(LayerSpec(_Layer) for _ in range(DEPTH)), last]
+    module = PipelineModule(
+        layers, num_stages, loss_fn=_loss_of_stage, partition_method="uniform", schedule=schedule, **options
+    )
     engine: Any
     engine, *_ = dslaunch.initialize(model=module, config=config)
     for _ in range(NUM_STEPS):
-        tokens = torch.arange(SAMPLES * LENGTH).view(SAMPLES, LENGTH) % VOCAB
         number = engine.gradient_accumulation_steps()
-        engine.train_batch(
-            iter([(tokens.to(engine.device), tokens.to(engine.device)) for _ in range(number)])
-        )
+        batch = [
+            (torch.arange(SAMPLES * length).view(SAMPLES, length) % VOCAB).to(engine.device)
+            for length in (*lengths,) * number
+        ]
+        engine.train_batch(iter([(tokens, tokens) for tokens in batch[:number]]))
+
+
+def _scores_of_words(words: nn.Embedding, x: Tensor) -> Tensor:
+    return functional.linear(x, words.weight)
 
 
 def sequences(config: Config) -> None:
@@ -414,7 +432,15 @@ PROGRAMS: dict[str, Program] = {
     "ViT": vit,
     "train_chars.py": train_chars,
     "pipeline": pipeline,
+    "pipeline, 4 stages": partial(pipeline, num_stages=4),
+    "pipeline, two lengths": partial(pipeline, lengths=(LENGTH, 2 * LENGTH)),
+    "pipeline, checkpointed": partial(pipeline, activation_checkpoint_interval=1),
+    "pipeline, tied": partial(pipeline, is_tied=True),
+    "pipeline, gpipe": partial(pipeline, schedule="gpipe"),
+    "pipeline, interleaved": partial(pipeline, schedule="interleaved"),
     "pipeline, zero bubble": partial(pipeline, schedule="zero_bubble"),
+    "pipeline, zbv": partial(pipeline, schedule="zbv"),
+    "pipeline, dualpipev": partial(pipeline, schedule="dualpipev"),
     "Llama, sequences over ranks": sequences,
     "experts": partial(experts, ep_size=1),
     "experts over ranks": partial(experts, ep_size=2),

@@ -14,6 +14,14 @@ def _rows(program: str, *layouts: tuple[str, ...], world_size: int = 2, rank: in
     return rows
 
 
+def _stages(
+    program: str, *, zero: str = "stage 1", world_size: int = 2, ranks: tuple[int, ...] = (0, 1)
+) -> list[Row]:
+    words = (zero, "bf16, 4 micro batches")
+    return [row for rank in ranks for row in _rows(program, words, world_size=world_size, rank=rank)]
+
+
+_SCHEDULES = ("gpipe", "interleaved", "zero bubble", "zbv", "dualpipev")
 _ZEROS = (
     "stage 0", "stage 1", "stage 2", "stage 3", "stage 3, small parameters kept",
     "stage 1, optimizer on cpu", "stage 2, optimizer on cpu", "stage 2, optimizer on nvme",
@@ -38,8 +46,14 @@ ROWS = [
         for row in _rows("blocks", ("stage 1", rest), ("stage 3", rest), ("stage 2, optimizer on cpu", rest))
     ),
     *(row for model in _MODELS for row in _rows(model, ("stage 2",), ("stage 3",))),
-    *_rows("pipeline", ("stage 1", "bf16, 4 micro batches")),
-    *_rows("pipeline", ("stage 1", "bf16, 4 micro batches"), world_size=4),
+    *_stages("pipeline"),
+    *_stages("pipeline", world_size=4, ranks=(0, 2)),
+    *_stages("pipeline", zero="stage 3", world_size=4, ranks=(0, 2)),
+    *_stages("pipeline, 4 stages", world_size=4, ranks=(0, 1, 2, 3)),
+    *_stages("pipeline, two lengths"),
+    *_stages("pipeline, checkpointed"),
+    *_stages("pipeline, tied"),
+    *(row for schedule in _SCHEDULES for row in _stages(f"pipeline, {schedule}")),
     *_rows("Llama", ("stage 1", "bf16, layers over 2 ranks"), ("stage 3", "bf16, layers over 2 ranks")),
     *_rows("Llama", ("stage 3", "bf16, layers over 2 ranks"), world_size=4),
     *_rows("Llama, sequences over ranks", ("stage 2",), ("stage 3",)),
@@ -54,4 +68,5 @@ FEW = (
     "blocks, stage 3, bf16",
     "blocks, stage 2, optimizer on cpu, bf16",
     "blocks, stage 3, both on cpu, bf16",
+    "pipeline, interleaved, stage 1, bf16, 4 micro batches, rank 1",
 )  # in every run of the tests
