@@ -83,11 +83,15 @@ class StepWork:
 
 
 class RehearsalProblem(NamedTuple):
-    """A line of the program that cannot be rehearsed; `is_in_runs`: a run with values comes to it, too."""
+    """A line of the program that cannot be rehearsed; `is_in_runs`: a run with values comes to it, too.
+
+    `exit_code`: that of a program that ends by itself with another one than 0
+    """
 
     line: str
     why: str
     is_in_runs: bool = False
+    exit_code: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +23,8 @@ from ..errors import LaunchError
 from ..job.master_address import LOOPBACK
 from ..job.plan import Plan, environment_of
 from ..node.workers.preparation import apply_environment
+from ..node.workers.stack_dump import catches
+from ..node.workers.worker_hook import SIGNAL
 from ..wire.frames import bytes_of
 from ..wording import cleaned, count, shown_time
 from .answer import Answer, read_answer
@@ -29,6 +34,7 @@ from .rank_kinds import RankKind
 NUM_AT_ONCE = 2
 TOLD_AFTER_S = 2.0
 _POLL_S = 0.05
+LINE_TIMEOUT_S = 3.0  # of a process that is asked for its line
 _MODULE = f"{__package__.partition('.')[0]}.runtime.plan"
 _NUM_LAST_LINES = 3
 
@@ -133,9 +139,11 @@ def _run_all(lines: Sequence[_Line], stage: RehearsalOptions, running: contextli
             number = count(sum(one.num_ranks for one in lines), "rehearsal")
             stage.say(f"{number} here, without values, {NUM_AT_ONCE} at a time; first {lines[0].name}")
         if active and past_s > stage.limit_s:
+            line = active[0].line_now()
             raise LaunchError(
                 f"the rehearsal of {active[0].name} has not reached the end of its second step in "
-                f"{shown_time(stage.limit_s)}; give it more time with --time_limit, or less to load"
+                f"{shown_time(stage.limit_s)}{f', and is at {line}' if line else ''}; give it more time with "
+                "--time_limit, or less to load"
             )
 
 
@@ -186,6 +194,10 @@ class _Line:
         self.begin()
         return self._next is None
 
+    def line_now(self) -> str:
+        """Return the line of the program at which the process is; empty if it does not tell."""
+        return "" if self._next is None else self._next.line_now()
+
     def end(self) -> None:
         """Kill what is left of its processes."""
         for one in self._all:
@@ -215,6 +227,7 @@ class _Rehearsal:
         self._plan, self._stage = plan, stage
         self._folder = folder / f"rank{kind.rank.rank}"
         self._answer, self._output = self._folder / "answer.json", self._folder / "output.txt"
+        self._stacks = self._folder / "stacks.txt"
         self._num_begun = 0
         self._given: Mapping[str, Any] = {}  # what others had told when it was begun
         self._process: subprocess.Popen[bytes] | None = None
@@ -244,6 +257,8 @@ class _Rehearsal:
         given.write_text(json.dumps(told))
         request = request_of(self._plan, self._kind, self._stage) | {
             "answer": str(self._answer),
+            "stacks": str(self._stacks),
+            "stacks_signal": SIGNAL,
             "told": str(given),
             "layers": str(self._folder / f"layers{self._num_begun}"),
         }
@@ -270,8 +285,20 @@ class _Rehearsal:
             return False
         self.found = None
         with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # it is empty until the end
-            self.found = read_answer(json.loads(self._answer.read_text()))
+            self.found = self._with_last_words(read_answer(json.loads(self._answer.read_text())))
         return True
+
+    def line_now(self) -> str:
+        """Return the line of the program at which the process is; empty if it does not tell."""
+        if self._process is None or not self._stacks.exists() or not catches(self._process.pid, SIGNAL):
+            return ""
+        os.kill(self._process.pid, SIGNAL)
+        patience_ends = time.monotonic() + LINE_TIMEOUT_S
+        text = ""
+        while not text.endswith("\n") and time.monotonic() < patience_ends:
+            time.sleep(_POLL_S)
+            text = self._stacks.read_text(errors="replace")
+        return program_line(text)
 
     def end(self) -> None:
         """Kill what is left of the process and its children."""
@@ -291,12 +318,33 @@ class _Rehearsal:
         code = None if self._process is None else self._process.returncode
         raise LaunchError(
             f"the rehearsal of {self.name} has ended with exit code {code} and without an answer"
-            f"{self._last_words()}; --verbose shows the program's output"
+            f"{self._last_words(_NUM_LAST_LINES)}; --verbose shows the program's output"
         )
 
-    def _last_words(self) -> str:
+    def _with_last_words(self, answer: Answer) -> Answer:
+        """Return the answer with what a program has said that ends by itself, and with its command."""
+        code = 0 if answer.problem is None else answer.problem.exit_code
+        if answer.problem is None or not code:
+            return answer
+        words = shlex.join(self._kind.rank.arguments[len(self._plan.program.head) - 1 :])
+        why = f"the program ends with exit code {code}{self._last_words(1)}; its command is: {words}"
+        return replace(answer, problem=answer.problem._replace(why=why))
+
+    def _last_words(self, num_lines: int) -> str:
         lines = self._output.read_bytes().decode("utf-8", "replace").strip().splitlines()
-        return f": {cleaned(' | '.join(lines[-_NUM_LAST_LINES:]), 400)}" if lines else ""
+        return f": {cleaned(' | '.join(lines[-num_lines:]), 400)}" if lines else ""
+
+
+def program_line(stack: str) -> str:
+    """Return the innermost line that is neither torch's, nor ours, nor of Python's own modules, of a stack as
+    faulthandler writes it; empty if there is none.
+    """
+    own, python = str(Path(__file__).parents[2]), sysconfig.get_path("stdlib")
+    for file, line in re.findall(r'^  File "([^<"][^"]*)", line (\d+) in ', stack, re.MULTILINE):
+        is_python = file.startswith(python) and "-packages" not in file
+        if not (is_python or file.startswith(own) or "/torch/" in file):
+            return f"{file}:{line}"
+    return ""
 
 
 def request_of(plan: Plan, kind: RankKind, stage: RehearsalOptions) -> dict[str, Any]:

@@ -69,10 +69,12 @@ def check_rehearsed(rehearsed: Sequence[Rehearsed]) -> None:
     if not stopped:
         return
     # a rank that waits for what another one tells is not the one with the problem
-    one, (line, why, is_in_runs) = min(stopped, key=lambda pair: bool(pair[0].answer.waits_for))
+    one, (line, why, is_in_runs, exit_code) = min(stopped, key=lambda pair: bool(pair[0].answer.waits_for))
     place = line or "the program"
     if is_in_runs:
         raise LaunchError(f"{place}: a run ends here, too: {why}" if line else why)
+    if exit_code:
+        raise LaunchError(f"{place}: {why}")
     if why.startswith(_ENDS):
         raise LaunchError(
             f"{place}: {why} as {one.name}, and two are rehearsed; give it more "

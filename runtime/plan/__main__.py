@@ -1,14 +1,15 @@
 """`python -m dslaunch.runtime.plan REQUEST`: rehearse a program as one rank; the launcher starts it.
 
 REQUEST is JSON: `program` (its words: a script and arguments) and `is_module`, or `model`, the fields of a
-`ModelRequest`; `device` ("cuda" or "cpu"), `device_bytes`, `rank`, `world_size`, `answer` (the file that the
-answer is written to), `told` (the file with what rehearsals of other ranks have told, see stages.py) and
-`layers` (see scratch_files.py). The environment is that of the rank.
+`ModelRequest`; `device` ("cuda" or "cpu"), `device_bytes`, `rank`, `world_size`, and the names of files:
+`answer`, `stacks` (where the program is, written at the signal `stacks_signal`), `told` (what rehearsals of
+other ranks have told, see stages.py) and `layers` (see scratch_files.py). The environment is the rank's.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -25,7 +26,9 @@ def main(request: dict[str, Any]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a launcher that is killed leaves nothing
     with open(request["told"]) as file:
         request["told"] = json.load(file)
-    with open(request["answer"], "w") as file:  # the launcher's file, not one of the view
+    # the launcher's files, not those of the view
+    with open(request["answer"], "w") as file, open(request["stacks"], "w") as stacks:
+        faulthandler.register(request["stacks_signal"], file=stacks, all_threads=False)
         writes_files = enter(request["layers"])
         # With torch come threads, and the kernel gives a view of files to processes with one thread.
         from .answer import answer_of

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from ..checkpoint.files.tensor_runs import SubBufferRuns
+from ..checkpoint.files.tensor_runs import SubBufferRuns, TensorRuns
 from ..checkpoint.files.writer import boxes_on_host
+from ..checkpoint.save import PreparedSave
 from ..engine.base import EngineBase
 from ..engine.stages_engine import StagesEngine
 from ..engine.step_engine import StepEngine
@@ -36,11 +38,35 @@ def rehearse_evaluation(
 def rehearse_save(engine: EngineBase, memory: RunMemory) -> int:
     """Bring this rank's part of a checkpoint to host memory, as a save does; return its bytes."""
     memory.begin(SAVE)
+    sub_buffers = (sub_buffer for unit in engine._model.units for sub_buffer in unit.sub_buffers)
+    return _bring_to_host(SubBufferRuns(one).to_write(left_out=frozenset()) for one in sub_buffers)
+
+
+def plan_saves(memory: RunMemory) -> None:
+    """Have the program's saves bring their tensors to host memory, and write none: the other ranks, which
+    tell rank 0 what they have written, are not there.
+    """
+
+    def write(prepared: PreparedSave) -> None:
+        """Bring this rank's part to host memory; beside training that has no phase of its own."""
+        is_alone = threading.current_thread() is threading.main_thread()
+        before = memory.phases[-1].name
+        if is_alone:
+            memory.begin(SAVE)
+        _bring_to_host(prepared.all_runs)
+        if is_alone:
+            memory.begin(before)
+
+    prepared_class: Any = PreparedSave
+    prepared_class.write = write
+
+
+def _bring_to_host(all_runs: Iterable[TensorRuns]) -> int:
+    """Return the bytes."""
     num_bytes = 0
-    for unit in engine._model.units:
-        for sub_buffer in unit.sub_buffers:
-            runs = SubBufferRuns(sub_buffer).to_write(left_out=frozenset())
-            with runs.here(False):
-                for _, box, values in boxes_on_host(runs, runs.flats()):
+    for tensor_runs in all_runs:
+        if tensor_runs.runs:
+            with tensor_runs.here(False):
+                for _, box, values in boxes_on_host(tensor_runs, tensor_runs.flats()):
                     num_bytes += box.numel * values.itemsize
     return num_bytes

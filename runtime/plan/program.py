@@ -7,6 +7,7 @@ import math
 import os
 import runpy
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from ..engine.step_engine import StepEngine
 from ..errors import UserError
 from ..mesh import parts
 from ..step import copied_gradients, grad_norm
-from .after_steps import rehearse_evaluation, rehearse_save
+from .after_steps import plan_saves, rehearse_evaluation, rehearse_save
 from .attention import choose_attention
 from .autocast import cast_as_autocast, cast_in_this_thread
 from .by_device import choose_by_device
@@ -56,6 +57,7 @@ class Obstacle(NamedTuple):
     line: str  # file and line of the program
     why: str
     is_in_runs: bool = False  # a run with values comes to it, too
+    exit_code: int = 0  # of a program that ends by itself with another code than 0, and has said why
 
 
 class Rehearsal:
@@ -115,6 +117,7 @@ class Rehearsal:
         choose_by_device()
         self.work.watch_wires()
         self.disk.put()
+        plan_saves(memory)
         kernels: Any = _C
         kernels.step, kernels.squared_norm = self._step, lambda *args, **kwargs: 1.0
         kernels.lamb_directions, kernels.lamb_apply = self._lamb_directions, lambda *args, **kwargs: None
@@ -290,9 +293,7 @@ class Rehearsal:
             pass
         except SystemExit as ended:
             if len(self.steps) < NUM_STEPS:
-                self.problem = Obstacle(
-                    _line_of(ended), f"the program ends with {ended.code!r} before its second step"
-                )
+                self.problem = _end_of_program(ended)
         except UntoldInputError as error:
             self.waits_for = error.place
             self.problem = Obstacle("", str(error))
@@ -355,6 +356,16 @@ def _load_in_this_process() -> None:
     DataLoader.__init__ = without_workers  # type: ignore[method-assign]
 
 
+def _end_of_program(ended: SystemExit) -> Obstacle:
+    """Return where a program ends by sys.exit() before its second step. A text is printed as Python does."""
+    if ended.code in (None, 0):
+        return Obstacle(_line_of(ended), "the program ends before its second step")
+    if not isinstance(ended.code, int):
+        print(ended.code, file=sys.stderr, flush=True)
+    code = ended.code if isinstance(ended.code, int) else 1
+    return Obstacle(_line_of(ended), f"the program ends with exit code {code}", exit_code=code)
+
+
 def _obstacle(error: BaseException) -> Obstacle:
     """Return what ended the program. A refusal of the runtime, a file or a module that is not there, and code
     that Python cannot read do not come from tensors without values.
@@ -366,11 +377,13 @@ def _obstacle(error: BaseException) -> Obstacle:
 
 
 def _line_of(error: BaseException) -> str:
-    """Return the innermost line that is neither torch's nor the runtime's."""
+    """Return the innermost line that is neither torch's, nor the runtime's, nor of Python's own modules."""
     own = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    python = sysconfig.get_path("stdlib")
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
-        if not file.startswith((own, os.path.dirname(torch.__file__), "<")) and "/runpy.py" not in file:
+        is_python = file.startswith(python) and "-packages" not in file
+        if not is_python and not file.startswith((own, os.path.dirname(torch.__file__), "<")):
             place = f"{file}:{line}"
     return place

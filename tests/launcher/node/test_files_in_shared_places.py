@@ -26,6 +26,7 @@ KNOWN: dict[Place, str] = {
     ("fit/rehearse.py", "_Rehearsal.__init__", "path.write_text"): "in a TemporaryDirectory of its own",
     ("run/tune_job.py", "_without_section", "path.write_text"): "in a TemporaryDirectory of its own",
     ("fit/rehearse.py", "_Rehearsal.begin", "open"): "in a TemporaryDirectory of its own",
+    ("fit/rehearse.py", "_Rehearsal.begin", "given.write_text"): "in a TemporaryDirectory of its own",
     ("external/runner.py", "run_owned", "Path(path).write_text"): "in a TemporaryDirectory of its own",
     ("output/log_files.py", "_link_latest", "new.replace"):
         "a link that was made the line before, over a link of an earlier run",

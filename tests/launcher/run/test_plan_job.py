@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
 from dslaunch.launcher.command_line import cli
+from dslaunch.launcher.fit import rehearse
 from dslaunch.launcher.run import plan_job
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -67,6 +70,81 @@ def test_a_program_that_fails_is_named_with_its_line(
     assert code == 2
     assert "train.py:2: a run ends here, too: " in err
     assert "--model" not in err
+
+
+def test_a_program_that_refuses_its_arguments_is_told_with_its_own_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import argparse\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--local_rank')\n"
+        "parser.parse_args()\n"
+    )
+    code, _, err = planned("-H", HOSTS, "--gpu", "A10", "train.py", "--size", "9", capsys=capsys)
+    assert code == 2
+    assert (
+        "train.py:4: the program ends with exit code 2: train.py: error: unrecognized arguments: --size 9; "
+        "its command is: train.py --local_rank=0 --size 9"
+    ) in " ".join(err.split())
+    assert "samples" not in err
+
+
+@pytest.mark.slow
+def test_at_the_time_limit_the_line_is_named_at_which_the_program_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock goes on by an hour when the program says that it has begun."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "train.py").write_text("import threading\nprint('begun')\nthreading.Event().wait()\n")
+
+    class Clock:
+        sleep = time.sleep
+
+        @staticmethod
+        def monotonic() -> float:
+            has_begun = any("begun" in one.read_text() for one in tmp_path.rglob("output.txt"))
+            return time.monotonic() + 3600 * has_begun
+
+    monkeypatch.setattr(rehearse, "time", Clock)
+    code, _, err = planned("-H", HOSTS, "--gpu", "A10", "train.py", capsys=capsys)
+    assert code == 2
+    assert re.search(
+        r"the rehearsal of rank 0 has not reached .* in 10 min 0 s, and is at \S*train\.py:3; give it more",
+        " ".join(err.split()),
+    ), err
+
+
+SAVING = """
+import torch
+import dslaunch
+
+engine, *_ = dslaunch.initialize(model=torch.nn.Linear(512, 512), config={
+    "train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+    "zero_optimization": {"stage": 2}, "checkpoint": {"async_save": %s},
+})
+while True:
+    engine.backward(engine(torch.ones(1, 512)).sum())
+    engine.step()
+    engine.save_checkpoint("saved")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_program_that_saves_in_its_first_step_is_planned(
+    is_async: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SAVING % is_async)
+    code, out, err = planned("-H", HOSTS, "--gpu", "none", "--json", "train.py", capsys=capsys)
+    assert code == 0, err
+    (rank,) = json.loads(out)["ranks"]
+    names = [one["name"] for one in rank["phases"]]
+    assert names.count("saving a checkpoint") == (1 if is_async else 2)
+    assert [one.name for one in tmp_path.iterdir()] == ["train.py"]
 
 
 PIPELINE = """
