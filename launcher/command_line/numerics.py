@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from ...shared import variables
+from ..controller.job_signals import ended_in_order
 from ..errors import LaunchError
 from ..inputs.env_file import EnvEntry
 from ..options import Options
@@ -77,6 +78,7 @@ the job if one of its runs fails.
         "in the current one, which is removed]"
     ),
 )
+@ended_in_order()
 def command(**given: Any) -> int:
     """Run the first steps of SCRIPT as configured, and once more with the same samples by torch alone,
     without any division over ranks; name the first step, quantity and parameter that differs beyond rounding.

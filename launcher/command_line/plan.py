@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...shared.table import terminal_columns
+from ..controller.job_signals import ended_in_order
 from ..errors import LaunchError
 from ..fit.finding import FitFinding
 from ..fit.verdict import DEFAULT_LIMIT_S, EXIT_FITS, EXIT_TOO_LARGE
@@ -136,6 +137,7 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
     metavar="S",
     help=f"Seconds that all rehearsals may take.  [default: {DEFAULT_LIMIT_S:.0f}]",
 )
+@ended_in_order()
 def command(**given: Any) -> int:
     """Tell whether the job of SCRIPT fits on its hosts: memory of GPUs and hosts, by kind, at every peak."""
     if not given["script"]:

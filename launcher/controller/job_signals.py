@@ -122,6 +122,19 @@ def received(numbers: Iterable[int], receive: Callable[[int, FrameType | None], 
                 signal.signal(number, handler)
 
 
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """Raise SystemExit inside at SIGTERM or SIGHUP, as Ctrl-C raises KeyboardInterrupt: for work with folders
+    and processes that its `finally` removes. A job inside handles these signals by itself.
+    """
+
+    def end(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    with received(unignored((signal.SIGTERM, signal.SIGHUP)), end):
+        yield
+
+
 def stop_until_continued() -> None:
     """Stop this process as Ctrl-Z normally does; return when it is continued, or at once if no shell could
     continue it.

@@ -6,6 +6,13 @@ bounds, 1 if they differ, 2 if a run has recorded nothing.
 
 from __future__ import annotations
 
+import signal
+
+# Ctrl-C ends this process without a traceback of whatever it is loading: it has nothing to clean up, and
+# `dslaunch numerics` says that it was interrupted.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import json
 import sys
 
