@@ -64,8 +64,9 @@ def told_run(state: RunState, *, job: str) -> ToldRun:
 
     Errors: LaunchError if they tell of no steps
     """
-    mean = StepTimes.mean(state.all_times())
-    steps = max((one.recent.num_steps for one in state.sources), default=0.0)
+    settled = [one.recent.settled() for one in state.sources]
+    mean = StepTimes.mean([times for _, times in settled if times is not None])
+    steps = max((number for number, _ in settled), default=0.0)
     if mean is None or not mean.has_phases or steps < _FEW_STEPS:
         raise LaunchError(
             f"--from_run={job}: its events tell of {count(int(steps), 'step')} of an engine, and it takes "
@@ -137,7 +138,7 @@ def lines_beside(
     if run.peak_bytes:
         share = f"{run.peak_bytes / peak_bytes:.2f}" if peak_bytes else ""
         rows.append(["memory of a rank at its peak", gib(peak_bytes), gib(run.peak_bytes), share])
-    who = f"{run.job}, {count(run.num_steps, 'step')} of {count(run.num_ranks, 'rank')} on {run.day}"
+    who = f"{run.job}, the last {count(run.num_steps, 'step')} of {count(run.num_ranks, 'rank')} on {run.day}"
     head = ["", "planned", "measured", "measured / planned"]
     return [
         "",

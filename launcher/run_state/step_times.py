@@ -65,6 +65,7 @@ class RecentSteps:
     def __init__(self, num_lines: int = 10) -> None:
         self._lines: deque[tuple[float, StepTimes]] = deque(maxlen=num_lines)
         self._times: StepTimes | None = None  # sum of the lines, once it was asked for
+        self._has_first = True  # the rank's first report is still in the lines
         self.num_steps = self.seconds = 0.0  # sums of all lines
 
     def add(self, row: Mapping[str, Any]) -> bool:
@@ -75,6 +76,7 @@ class RecentSteps:
         times = StepTimes.of_row(row)
         if not times.step_s:
             return False
+        self._has_first = self._has_first and len(self._lines) < (self._lines.maxlen or 0)
         self._lines.append((steps, times))
         self._times = None
         self.num_steps += steps
@@ -87,3 +89,15 @@ class RecentSteps:
             steps, times = zip(*self._lines, strict=True)
             self._times = StepTimes.mean(times, sum(steps))
         return self._times
+
+    def settled(self) -> tuple[float, StepTimes | None]:
+        """Return the steps of the last reports and their times, without the rank's first report, in which a
+        program warms up; with it, if there is no other.
+        """
+        lines = list(self._lines)
+        if self._has_first and len(lines) > 1:
+            del lines[0]
+        if not lines:
+            return 0.0, None
+        steps, times = zip(*lines, strict=True)
+        return sum(steps), StepTimes.mean(times, sum(steps))

@@ -17,6 +17,7 @@ from dslaunch.launcher.fit.step_time import (
     TimeRange,
 )
 from dslaunch.launcher.run_state.run_state import RunState
+from dslaunch.launcher.run_state.step_times import RecentSteps
 from tests.launcher.made_events import Made, events_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -48,3 +49,16 @@ def test_a_run_is_held_against_its_plan() -> None:
 def test_a_run_without_steps_says_so(made: Made) -> None:
     with pytest.raises(LaunchError, match="its events tell of 0 steps of an engine, and it takes 3; run it"):
         told(made)
+
+
+def test_the_first_report_counts_only_where_there_is_no_other() -> None:
+    recent = RecentSteps(num_lines=3)
+    recent.add({"steps": 1, "step_s": 9.0, "forward_s": 8.0})
+    number, times = recent.settled()
+    assert (number, times and times.step_s) == (1, 9.0)
+    for _ in range(3):
+        recent.add({"steps": 4, "step_s": 4.0, "forward_s": 2.0})
+        number, times = recent.settled()
+        assert times is not None
+        assert (times.step_s, times.seconds("forward")) == (1.0, 0.5)
+    assert number == 12
