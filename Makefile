@@ -16,6 +16,7 @@
 #   make bench-offload  memory, files and time of training wherever values lie, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-drop-in  the same programs under dslaunch's package deepspeed and DeepSpeed's, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-plan     predicted memory beside that of real steps, into docs/reference/plan-accuracy.md (ten minutes)
+#   make bench-plan-time  predicted time of a step beside that of real steps, into docs/reference/plan-accuracy.md (ten minutes)
 #   make gpu PART=first   on a machine with a GPU: what it answers in less than four minutes; then PART=second, the rest (five minutes)
 #   make gpu-bundle      before that, where there is a network: what such a machine lacks, into .gpu/
 #   make check-sanitizers   tests/kernels on compiled code that watches every memory access (ten minutes)
@@ -32,7 +33,7 @@ MKDOCS  = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 unexport PYTHONDONTWRITEBYTECODE
 KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-parallel bench-checkpoint bench-kernels bench-offload bench-drop-in bench-plan field lab docs docs-serve gpu gpu-bundle setup clean
+.PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-parallel bench-checkpoint bench-kernels bench-offload bench-drop-in bench-plan bench-plan-time field lab docs docs-serve gpu gpu-bundle setup clean
 
 setup: $(VENV)/ready
 
@@ -125,6 +126,10 @@ bench-drop-in: setup
 bench-plan: setup
 	$(BIN)/python -m tests.fake_cuda.build
 	$(BIN)/python -m tests.runtime.plan.table --publish
+
+bench-plan-time: setup
+	$(BIN)/python -m compileall -q package launcher runtime kernels
+	$(BIN)/python benchmarks/bench_plan_time.py --publish
 
 gpu:
 	@# as the machine is: it need not have a network to set .venv up
