@@ -11,14 +11,13 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...shared.zero_bytes import adam_bytes, held_bytes, sent_bytes
 from ..errors import LaunchError
 from ..inputs.named_file import read_named
 from ..options.mesh import EstimateOptions
 from ..wording import shown_size
 from .mesh import JobMesh
 
-STATES_BYTES = 12  # bytes per parameter: AdamW's two moments and a master in float32
-SHARD_GRADIENT_BYTES = 4  # shards of gradients are added up in float32
 GATED = ("silu", "swiglu", "gelu_pytorch_tanh")  # MLPs with three matrices, as Llama's and Gemma's
 _CONFIG = "config.json"
 
@@ -65,18 +64,18 @@ class Estimate(NamedTuple):
         return m * blocks * 4 * share * width * model.hidden * model.experts_per_token
 
     def _sent_by_zero(self, mesh: JobMesh) -> float:
-        total = 0.0
-        for params, num_ranks in self._shared(mesh):
-            share = (num_ranks - 1) / num_ranks
-            total += self._times(mesh) * share * params * self.options.bytes
-        return total
-
-    def _times(self, mesh: JobMesh) -> int:
-        """Return how many times a rank sends its share of the parameters in one step."""
-        m, stage = self.options.micro_batches, self.options.stage
-        if mesh.pp > 1 or stage <= 1:
-            return 2
-        return m + 1 if stage == 2 else 3 * m
+        given = self.options
+        return sum(
+            sent_bytes(
+                params,
+                number_bytes=given.bytes,
+                stage=given.stage,
+                num_ranks=num_ranks,
+                num_micro_batches=given.micro_batches,
+                is_pipeline=mesh.pp > 1,
+            )
+            for params, num_ranks in self._shared(mesh)
+        )
 
     def _shared(self, mesh: JobMesh) -> list[tuple[float, int]]:
         """Return the parameters of a rank's stage, and the number of ranks that train them."""
@@ -86,14 +85,17 @@ class Estimate(NamedTuple):
 
     def held_bytes(self, mesh: JobMesh) -> float:
         """Return a rank's parameters, gradients, masters and AdamW states between two steps."""
-        stage, size = self.options.stage, self.options.bytes
-        total = 0.0
-        for params, num_ranks in self._shared(mesh):
-            total += params * size / (num_ranks if stage >= 3 else 1)
-            is_cut = stage >= 2 and num_ranks > 1
-            total += params * (SHARD_GRADIENT_BYTES / num_ranks if is_cut else size)
-            total += params * (STATES_BYTES if size < 4 else 8) / (num_ranks if stage >= 1 else 1)
-        return total
+        size = self.options.bytes
+        return sum(
+            held_bytes(
+                params,
+                number_bytes=size,
+                state_bytes=adam_bytes(size),
+                stage=self.options.stage,
+                num_ranks=num_ranks,
+            ).on_device
+            for params, num_ranks in self._shared(mesh)
+        )
 
     def describe(self, mesh: JobMesh) -> str:
         """Return one line: the model, and a rank's part of it."""

@@ -1,21 +1,23 @@
-"""Memory that parameters, gradients and optimizer states of a model would take, by DeepSpeed's arithmetic.
+"""Memory of the parameters, gradients and optimizer states of a model, by DeepSpeed's names.
 
-That is Adam in mixed precision, with DeepSpeed's flat float32 gradients: 2 bytes a parameter in 16 bits, and
-18 more for its gradients (2 + 4), its master (4) and two moments (8). Activations and buffers are in none of
-it; `additional_buffer_factor` is a surcharge on host memory. Numbers are DeepSpeed's, so that its plans can
-be compared; what an engine of ours takes is measured in docs/train/zero.md and docs/train/offload.md.
+Names, arguments, results and printed columns are DeepSpeed's, and the arithmetic is that of `dslaunch plan`
+(shared/zero_bytes.py), for Adam in mixed precision. Activations and buffers are in none of it, and
+`additional_buffer_factor` is a surcharge on host memory. `dslaunch plan` counts all of it.
 Units:  bytes; GiB where they are printed
-Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py and stage3.py, functions of the same names
+Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py and stage3.py, functions of the same names. Its numbers
+        of stage 2 differ: it counts 2 bytes more of each gradient on the device, and the states of all ranks
+        on every host
 """
 
 from __future__ import annotations
 
 from torch import nn
 
+from ...shared.zero_bytes import adam_bytes, held_bytes
 from ..strided import is_strided
 
 _HALF = 2  # bytes of a parameter in 16 bits
-_REST = 18  # bytes of its gradients and states, see above
+_MADE = 4  # bytes of one in the model that a rank makes in host memory
 _GIB = 2**30
 
 
@@ -27,13 +29,16 @@ def estimate_zero2_model_states_mem_needs(
     additional_buffer_factor: float = 1.5,
 ) -> tuple[int, int]:
     """Return the bytes of host memory a node and of GPU memory a GPU would need at stage 2."""
-    num_gpus = num_gpus_per_node * num_nodes
-    if cpu_offload:
-        host, gpu = total_params * max(16, 4 * num_gpus), _HALF * total_params
-    else:
-        host = total_params * 4 * num_gpus_per_node
-        gpu = _HALF * total_params + int(_REST * total_params / num_gpus)
-    return int(host * additional_buffer_factor), int(gpu)
+    held = held_bytes(
+        total_params,
+        number_bytes=_HALF,
+        state_bytes=adam_bytes(_HALF),
+        stage=2,
+        num_ranks=num_gpus_per_node * num_nodes,
+        has_optimizer_on_host=cpu_offload,
+    )
+    host = num_gpus_per_node * max(_MADE * total_params, held.on_host)
+    return int(host * additional_buffer_factor), int(held.on_device)
 
 
 def estimate_zero2_model_states_mem_needs_all_live(
@@ -80,18 +85,21 @@ def estimate_zero3_model_states_mem_needs(
     Without `zero_init` every rank makes the whole model in host memory first. `cpu_offload_params` counts
     with `cpu_offload` only.
     """
-    num_gpus = num_gpus_per_node * num_nodes
-    largest_layer = 4 * largest_layer_params
-    each_makes_it = 4 * num_gpus_per_node
-    if not cpu_offload:
-        num_params = largest_layer_params if zero_init else total_params
-        host: float = num_params * each_makes_it
-        gpu = largest_layer + int(_REST * total_params / num_gpus)
-    else:
-        kept = (_REST if cpu_offload_params else _REST - _HALF) / num_nodes
-        host = total_params * (kept if zero_init else max(each_makes_it, kept))
-        gpu = largest_layer + (0 if cpu_offload_params else int(_HALF * total_params / num_gpus))
-    return int(host * additional_buffer_factor), int(gpu), largest_layer
+    held = held_bytes(
+        total_params,
+        number_bytes=_HALF,
+        state_bytes=adam_bytes(_HALF),
+        stage=3,
+        num_ranks=num_gpus_per_node * num_nodes,
+        has_optimizer_on_host=cpu_offload,
+        has_parameters_on_host=cpu_offload and cpu_offload_params,
+    )
+    largest_layer = 2 * _HALF * largest_layer_params  # its parameters and gradients, whole
+    made = _MADE * total_params
+    if zero_init:
+        made = 0 if cpu_offload else _MADE * largest_layer_params
+    host = num_gpus_per_node * max(made, held.on_host)
+    return int(host * additional_buffer_factor), largest_layer + int(held.on_device), largest_layer
 
 
 def estimate_zero3_model_states_mem_needs_all_live(
@@ -153,7 +161,7 @@ def count_params(model: nn.Module) -> tuple[int, int]:
 def _title(stage: int, num_gpus_per_node: int, num_nodes: int, model: str) -> str:
     return (
         f"ZeRO stage {stage}, {num_nodes} node(s) with {num_gpus_per_node} GPU(s) each, {model}:\n"
-        "parameters, gradients and states of Adam in mixed precision, by DeepSpeed's arithmetic\n"
+        "parameters, gradients and states of Adam in mixed precision, without activations\n"
         "  a node's host |      a GPU | options"
     )
 
