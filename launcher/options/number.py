@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from ...shared.sizes import read_size
+
 MOST = 10**9  # limit of a count that has no other limit
 MOST_S = 1e6  # eleven days; the kernel refuses a longer wait for a connection
 _WHOLE = re.compile("-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"-?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_SIZE = re.compile(r"([0-9]+\.?[0-9]*)\s*([kmgt]i?b|b)?", re.IGNORECASE)
-_POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 _SHOWN_LENGTH = 40
 
 
@@ -72,14 +72,9 @@ class Size(click.ParamType):  # type: ignore[type-arg] # as above
         """Errors: click.BadParameter"""
         if isinstance(value, int):  # a default
             return value
-        match = _SIZE.fullmatch(str(value).strip())
-        unit = (match[2] or "").lower() if match is not None else ""
-        if match is None or not unit:
+        num_bytes = read_size(str(value))
+        if num_bytes is None:
             self.fail(_refusal(value, "a number with a unit, e.g. 24GB or 22.5GiB"), param, ctx)
-        power = _POWERS.get(unit[0], 0)
-        num_bytes = int(float(match[1]) * (1024 if unit[1:2] == "i" else 1000) ** power)
-        if not 0 < num_bytes < 1 << 60:
-            self.fail(_refusal(value, "a size above 0, e.g. 24GB"), param, ctx)
         return num_bytes
 
 

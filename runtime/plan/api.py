@@ -9,14 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..compat.engine.initialize import initialize
+from ...shared.sizes import read_size
 from ..errors import ConfigError
 from .answer import answer_of
 from .memory import DEVICE, HOST, PINNED
-from .program import NUM_STEPS, Rehearsal
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-          "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+from .program import Rehearsal
+from .training import train
 
 
 class PlannedRank(NamedTuple):
@@ -57,7 +55,7 @@ def plan(
     context = multiprocessing.get_context("fork")
 
     def program() -> None:
-        _train(make_model(), make_batch, config)
+        train(make_model(), make_batch, config)
 
     process = context.Process(
         target=_rehearse, args=(theirs, program, device, num_bytes, num_hosts * num_local, num_local)
@@ -112,29 +110,6 @@ def _rehearse(
     os._exit(0)
 
 
-def _train(model: torch.nn.Module, make_batch: Callable[[], Any], config: Any) -> None:
-    engine, *_ = initialize(model=model, model_parameters=model.parameters(), config=config)
-    for _ in range(NUM_STEPS * engine.gradient_accumulation_steps()):
-        batch = _on(engine.device, make_batch())
-        if isinstance(batch, Mapping):
-            result = engine(**batch)
-        else:
-            result = engine(*batch) if isinstance(batch, (tuple, list)) else engine(batch)
-        loss = getattr(result, "loss", None)
-        if loss is None:
-            loss = result[0] if isinstance(result, (tuple, list)) else result
-        engine.backward(loss)
-        engine.step()
-
-
-def _on(device: torch.device, value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: _on(device, one) for key, one in value.items()}
-    return type(value)(_on(device, one) for one in value) if isinstance(value, (tuple, list)) else value
-
-
 def _hosts(hosts: int | str) -> tuple[int, int]:
     number, by, slots = str(hosts).partition("x")
     if not by:
@@ -145,10 +120,7 @@ def _hosts(hosts: int | str) -> tuple[int, int]:
 
 
 def _bytes(size: int | str) -> int:
-    text = str(size).strip()
-    digits = text.rstrip("BKMGTIbkmgti ")
-    unit = _UNITS.get(text[len(digits) :].strip().upper())
-    try:
-        return int(float(digits) * unit) if unit else int("")
-    except ValueError:
-        raise ConfigError(f"plan(device_memory={size!r}): give bytes, or a size such as '24GB'") from None
+    num_bytes = read_size(str(size), needs_unit=False)
+    if num_bytes is None:
+        raise ConfigError(f"plan(device_memory={size!r}): give bytes, or a size such as '24GB'")
+    return num_bytes

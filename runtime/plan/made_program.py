@@ -1,4 +1,4 @@
-"""A training loop for a model that is named by its configuration alone."""
+"""Training of a model that is named by its configuration alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..compat.engine.initialize import initialize
 from ..errors import ConfigError
 from ..zero.api import Init
-from .program import NUM_STEPS
+from .training import train
 
 
 class ModelRequest(NamedTuple):
@@ -33,13 +32,13 @@ def made_program(request: ModelRequest) -> Callable[[], object]:
         model = _model(request)
         if request.is_checkpointed:
             model.gradient_checkpointing_enable()
-        engine, *_ = initialize(model=model, model_parameters=model.parameters(), config=request.config)
         vocabulary = model.config.get_text_config().vocab_size
-        for _ in range(NUM_STEPS * engine.gradient_accumulation_steps()):
-            ids = torch.randint(0, vocabulary, (num_samples, length), device="cpu").to(engine.device)
-            loss = engine(input_ids=ids, labels=ids).loss
-            engine.backward(loss)
-            engine.step()
+
+        def tokens() -> dict[str, torch.Tensor]:
+            ids = torch.randint(0, vocabulary, (num_samples, length), device="cpu")
+            return {"input_ids": ids, "labels": ids}
+
+        train(model, tokens, request.config)
 
     return run
 

@@ -15,11 +15,8 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.guide_section import CHECKOUT, replace_section
-from dslaunch.runtime.compat.estimate import (
-    estimate_zero2_model_states_mem_needs,
-    estimate_zero3_model_states_mem_needs,
-)
 from tests.fake_cuda.ranks import Parent
+from tests.runtime.compat.test_estimate import theirs
 from tests.runtime.plan.beside import Row, Seen, measure, predict
 from tests.runtime.plan.rows import ROWS
 from tests.runtime.ranks import RankFailed, Ranks
@@ -67,15 +64,15 @@ def compare(words: list[str]) -> Iterator[Compared]:
 
 
 def by_deepspeed(one: Compared) -> str:
-    """Return the bytes of parameters, gradients and states by DeepSpeed's formulas, for stages 2 and 3."""
+    """Return the bytes of parameters, gradients and states by DeepSpeed's functions for stages 2 and 3."""
     zero = one.row.config["zero_optimization"]
     total, largest = one.real.num_params
     offload = "offload_optimizer" in zero
     if zero["stage"] == 2:
-        return _kib(estimate_zero2_model_states_mem_needs(total, one.row.world_size, 1, offload)[1])
+        return _kib(theirs(2).estimate_zero2_model_states_mem_needs(total, one.row.world_size, 1, offload)[1])
     if zero["stage"] == 3:
         with_params = "offload_param" in zero
-        found = estimate_zero3_model_states_mem_needs(
+        found = theirs(3).estimate_zero3_model_states_mem_needs(
             total, largest, one.row.world_size, 1, offload, with_params
         )
         return _kib(found[1])

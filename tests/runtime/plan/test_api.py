@@ -109,6 +109,37 @@ def test_amounts_of_the_optimizer_step_are_told_apart() -> None:
     assert any(one["is_update"] for one in step["on_device"])
 
 
+class Packed(nn.Module):
+    """A frozen layer whose weights are packed two to a byte, and an adapter beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed = nn.Parameter(torch.zeros(WIDTH * WIDTH // 2, dtype=torch.uint8), requires_grad=False)
+        self.register_buffer("scale", torch.ones(WIDTH * WIDTH // 64))
+        self.down, self.up = nn.Linear(WIDTH, 8, bias=False), nn.Linear(8, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers = torch.stack((self.packed & 15, self.packed >> 4), 1).float() - 8
+        weight = (numbers.view(-1, 64) * self.get_buffer("scale")[:, None]).view(WIDTH, WIDTH)
+        mean: Tensor = (x @ weight.to(x.dtype) + self.up(self.down(x))).mean()
+        return mean
+
+
+@pytest.mark.parametrize(("bf16", "number_bytes"), [({}, 4), ({"bf16": {"enabled": True}}, 2)])
+def test_packed_weights_count_as_they_are(bf16: dict[str, object], number_bytes: int) -> None:
+    planned = dslaunch.plan(
+        Packed, lambda: batch().to(torch.bfloat16 if bf16 else torch.float32), PLAIN | bf16
+    )
+    (kinds,) = (
+        one["peaks"]["device"]["kinds"]
+        for one in planned.answer["phases"]
+        if one["name"] == "step 2: backward"
+    )
+    scales, adapter = WIDTH * WIDTH // 64, 2 * 8 * WIDTH
+    held = WIDTH * WIDTH // 2 + 4 * scales + adapter * number_bytes  # a buffer keeps its float32
+    assert kinds["parameters"] == pytest.approx(held, rel=0.02)
+
+
 class Deciding(Stack):
     """A program whose steps depend on values."""
 
