@@ -33,6 +33,7 @@ def autotune(options: Options) -> int:
         model=None,
         batch=None,
         is_checkpointed=False,
+        lengths=None,
         limit_s=DEFAULT_LIMIT_S,
         is_verbose=False,
     )

@@ -52,7 +52,7 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
     cls=PrefixCommand,
     groups={
         "Devices": ("gpu", "gpu_memory", "host_memory"),
-        "In place of the program": ("model", "batch", "gradient_checkpointing"),
+        "In place of the program": ("model", "batch", "lengths", "gradient_checkpointing"),
         "Speeds": ("speeds", "from_run"),
         "Suggestions": ("suggest", "tune", "tune_steps", "tune_dir", "out"),
         "Options": ("page", "as_json", "verbose", "time_limit", "help"),
@@ -81,6 +81,12 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
     "--batch", metavar="SIZES", help="With --model: samples and tokens of a micro batch, as 4x2048."
 )
 @click.option(
+    "--lengths",
+    metavar="FILE",
+    help="With --model: lengths of samples, one a line, or a length and a number. Micro batches are padded "
+    "to their longest, and a second number of --batch cuts samples.",
+)
+@click.option(
     "--gradient_checkpointing",
     is_flag=True,
     help="With --model: its blocks are computed again in the backward.",
@@ -103,7 +109,8 @@ The exit code is 0 if the job fits, 1 if not, and 2 for a mistake or a program t
 @click.option(
     "--suggest",
     is_flag=True,
-    help="Rehearse other stages, offload and micro batches, too, and tell the fastest that fits.",
+    help="Rehearse other stages, offload, micro batches, checkpointing and meshes, too, and tell the fastest "
+    "that fits.",
 )
 @click.option(
     "--tune",
@@ -155,6 +162,7 @@ def command(**given: Any) -> int:
         model=given["model"],
         batch=given["batch"],
         is_checkpointed=given["gradient_checkpointing"],
+        lengths=given["lengths"],
         limit_s=given["time_limit"],
         is_verbose=given["verbose"],
         speeds=given["speeds"],
@@ -173,6 +181,10 @@ def command(**given: Any) -> int:
             from ..run.suggest_job import suggest
 
             suggested = suggest(job, found)
+        if not found.verdict.fits:
+            from ..run.ways_out_job import with_ways_out
+
+            found = with_ways_out(job, found, suggested)
     tuning = None if tuned is None else tuned.tuning
     columns = terminal_columns()
     if given["as_json"]:

@@ -9,10 +9,13 @@ from typing import Any
 from ...shared.axes import AXES
 from ..job.mesh import JobMesh
 from .answer import DEVICE, HOST, PINNED, Peak, Rehearsed, RunPhase, StepWork, crosses
+from .candidates import Candidate
 from .job_speeds import JobSpeeds
+from .lengths import PlannedLengths
 from .step_time import TimeRange
 from .tables import describe
 from .verdict import OUTSIDE_BYTES, FitVerdict, HostUse, JobMemory, gib, hosts_used, judge
+from .ways_out import WayOut, ways_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,20 @@ class FitFinding:
     uses: tuple[HostUse, ...]
     times: tuple[Mapping[str, TimeRange], ...] = ()  # one for each kind of rank; empty: speeds are not known
     speeds: JobSpeeds | None = None  # speeds that the times are by
+    given: Candidate | None = None  # the configuration of the job, where it was compared with others
+    ways_out: tuple[WayOut, ...] = ()
+    lengths: PlannedLengths | None = None  # what --lengths says of the samples
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return the lines below the verdict: what was assumed, guessed, and not judged."""
+        return (*self.verdict.notes, *(() if self.lengths is None else self.lengths.notes()))
+
+    @property
+    def line(self) -> str:
+        """Return the verdict, with what would fit where the job does not."""
+        text = "" if self.given is None else ways_text(self.given, self.ways_out)
+        return f"{self.verdict.line}; {text}" if text else self.verdict.line
 
     @property
     def peak_bytes(self) -> int:
@@ -47,17 +64,32 @@ class FitFinding:
         """Return how the program divides its ranks; None where that was not found."""
         return self.rehearsed[0].answer.mesh
 
+    @property
+    def rank_bytes(self) -> int:
+        """Return what the fullest GPU needs; without GPUs the host memory of the largest rank."""
+        if self.memory.device_bytes is not None:
+            return self.peak_bytes + OUTSIDE_BYTES
+        return max(one.answer.host_bytes for one in self.rehearsed) + self.memory.process_bytes
+
+    @property
+    def rank_room(self) -> int | None:
+        """Return what there is of that memory; None: it is not known."""
+        if self.memory.device_bytes is not None:
+            return self.memory.device_bytes
+        known = zip(self.memory.hosts, self.memory.host_bytes, strict=True)
+        return min((total // host.num_ranks for host, total in known if total is not None), default=None)
+
     def lines(self, columns: int | None = None) -> list[str]:
         """Return the verdict, the device, the notes and the tables, for a terminal of so many columns."""
         total = self.memory.device_bytes
         device = [] if total is None else [f"each GPU: {self.device}, {gib(total)} ({self.device_from})"]
         mesh = self.mesh
         return [
-            self.verdict.line,
+            self.line,
             *device,
             *([] if mesh is None or not mesh.place(0) else [f"mesh of the program: {mesh.text}"]),
             *([] if self.speeds is None else self.speeds.notes),
-            *self.verdict.notes,
+            *self.notes,
             *describe(
                 self.rehearsed,
                 self.uses,
@@ -74,8 +106,9 @@ class FitFinding:
         hosts = self.memory.hosts
         return {
             "fits": self.verdict.fits,
-            "verdict": self.verdict.line,
-            "notes": list(self.verdict.notes),
+            "verdict": self.line,
+            "ways_out": [one.as_data() for one in self.ways_out],
+            "notes": list(self.notes),
             "device": {
                 "name": self.device,
                 "memory_bytes": self.memory.device_bytes,
@@ -84,6 +117,7 @@ class FitFinding:
             },
             "mesh": None if self.mesh is None else {axis: self.mesh.size(axis) for axis in AXES},
             "process_bytes": self.memory.process_bytes,
+            "lengths": None if self.lengths is None else self.lengths.as_data(),
             "hosts": [
                 {
                     "name": one.name,
@@ -113,6 +147,7 @@ def finding_of(
     device_from: str,
     times: Sequence[Mapping[str, TimeRange]] = (),
     speeds: JobSpeeds | None = None,
+    lengths: PlannedLengths | None = None,
 ) -> FitFinding:
     """Judge what was rehearsed; `times`: the parts of a step's time, of each kind of rank, by `speeds`."""
     found = tuple(rehearsed)
@@ -125,6 +160,7 @@ def finding_of(
         uses=hosts_used(found, memory),
         times=tuple(times),
         speeds=speeds,
+        lengths=lengths,
     )
 
 

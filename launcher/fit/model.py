@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import LaunchError
 
 CONFIG = "--deepspeed_config"
+_TRAINERS_CONFIG = "--deepspeed"  # of the Trainer; elsewhere it is a flag without a value
 _BATCH = re.compile("[1-9][0-9]{0,6}x[1-9][0-9]{0,8}")
 
 
@@ -26,6 +27,7 @@ def model_request(
         raise LaunchError(
             f"--model={model}: there is no such file; give a folder with a config.json, or that file"
         )
+    _check_weights(Path(model))
     if _BATCH.fullmatch(batch) is None:
         raise LaunchError(
             f"--batch={batch[:40]}: it must be samples and tokens of a micro batch; write e.g. --batch=4x2048"
@@ -42,15 +44,36 @@ def model_request(
     }
 
 
+def _check_weights(model: Path) -> None:
+    """Errors: LaunchError for a model whose weights are quantized"""
+    path = model / "config.json" if model.is_dir() else model
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # transformers says what is wrong with it
+    sections = [given, given.get("text_config")] if isinstance(given, dict) else []
+    found = next(
+        (one["quantization_config"] for one in sections if one and one.get("quantization_config")), None
+    )
+    if found is not None:
+        method = found.get("quant_method", "unknown") if isinstance(found, dict) else "unknown"
+        raise LaunchError(
+            f"--model={model}: its weights are quantized (quantization_config, {method}): they stay as they "
+            "are in a training, and what is trained beside them is in the program alone; plan the program "
+            "itself, or take quantization_config out of a copy of the config.json to plan the model in the "
+            "ds_config's dtype"
+        )
+
+
 def ds_config_of(arguments: Sequence[str]) -> str:
     """Return the ds_config that a program's arguments name.
 
     Errors: LaunchError if they name none
     """
-    for place, word in enumerate(arguments):
-        name, equals, value = word.partition("=")
-        if name == CONFIG and (equals or arguments[place + 1 :]):
-            return value if equals else arguments[place + 1]
+    place = _place_of_config(arguments)
+    if place is not None:
+        word = arguments[place]
+        return word.partition("=")[2] if word.startswith("-") else word
     raise LaunchError(
         f"the arguments of the script name no ds_config; write {CONFIG} ds_config.json behind the script"
     )
@@ -59,12 +82,10 @@ def ds_config_of(arguments: Sequence[str]) -> str:
 def with_ds_config(arguments: Sequence[str], path: str) -> tuple[str, ...]:
     """Return the arguments with another file as the ds_config that they name."""
     made = list(arguments)
-    for place, word in enumerate(arguments):
-        name, equals, _ = word.partition("=")
-        if name == CONFIG and equals:
-            made[place] = f"{CONFIG}={path}"
-        elif name == CONFIG and arguments[place + 1 :]:
-            made[place + 1] = path
+    place = _place_of_config(arguments)
+    if place is not None:
+        name, equals, _ = made[place].partition("=")
+        made[place] = f"{name}={path}" if equals and name.startswith("-") else path
     return tuple(made)
 
 
@@ -87,6 +108,17 @@ def with_mapped(
         else:
             made[place + 1 : place + 2] = [value]
     return tuple(made)
+
+
+def _place_of_config(arguments: Sequence[str]) -> int | None:
+    """Return the place of the word that names the ds_config: `--name=FILE`, or the FILE behind `--name`."""
+    for place, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        behind = arguments[place + 1] if place + 1 < len(arguments) else ""
+        named = value if equals else behind
+        if (name == CONFIG and named) or (name == _TRAINERS_CONFIG and named.endswith(".json")):
+            return place if equals else place + 1
+    return None
 
 
 def read_ds_config(path: Path) -> dict[str, Any]:

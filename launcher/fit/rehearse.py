@@ -54,17 +54,14 @@ class RehearsalOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A job with a ds_config in place of its own: its name, and the ds_config. None: as the job is.
+    """A job that is rehearsed as these kinds of rank, with what is changed of it. None: as the job has it."""
 
-    `micro_batch_size` is that of the ds_config, for a model in place of the program.
-    """
-
-    name: str = ""
-    config: Mapping[str, Any] | None = None
-    micro_batch_size: int = 1
-
-
-AS_GIVEN = Variant()
+    plan: Plan
+    kinds: tuple[RankKind, ...]
+    name: str = ""  # what is changed, for messages
+    config: Mapping[str, Any] | None = None  # the ds_config
+    batch: str | None = None  # --batch of a model in place of the program
+    is_checkpointed: bool | None = None  # whether such a model's blocks are
 
 
 def rehearse(
@@ -75,35 +72,36 @@ def rehearse(
 
     Errors: LaunchError if a rehearsal takes too long, or ends without an answer
     """
-    (answers,) = rehearse_variants(plan, kinds, stage, (AS_GIVEN,), known=known)
+    (answers,) = rehearse_variants((Variant(plan=plan, kinds=tuple(kinds)),), stage, known=known)
+    return checked(answers)
+
+
+def checked(answers: tuple[Answer, ...] | LaunchError) -> tuple[Answer, ...]:
+    """Return the answers. Errors: the LaunchError that is in their place"""
     if isinstance(answers, LaunchError):
         raise answers
     return answers
 
 
 def rehearse_variants(
-    plan: Plan,
-    kinds: Sequence[RankKind],
-    stage: RehearsalOptions,
-    variants: Sequence[Variant],
-    *,
-    known: Sequence[Answer] = (),
+    variants: Sequence[Variant], stage: RehearsalOptions, *, known: Sequence[Answer] = ()
 ) -> list[tuple[Answer, ...] | LaunchError]:
-    """Return for each variant of the job the answers of its kinds of rank, or why there are none. `known`:
-    as rehearse() takes them.
-
-    Errors: LaunchError if all together take too long
+    """Return for each variant of the job the answers of its kinds of rank, or why there are none: also that
+    all together take too long. `known`: as rehearse() takes them.
     """
     with tempfile.TemporaryDirectory(prefix="dslaunch-plan-") as folder, contextlib.ExitStack() as running:
         rehearsals: list[list[_Rehearsal]] = []
         for number, variant in enumerate(variants):
             own = Path(folder, str(number))
             own.mkdir()
-            rehearsals.append([_Rehearsal(plan, kind, stage, own, variant) for kind in kinds])
+            rehearsals.append([_Rehearsal(variant, kind, stage, own) for kind in variant.kinds])
             for one, answer in zip(rehearsals[-1], known, strict=False):
                 one.found = answer
         lines = [line for of_variant in rehearsals for line in _lines(of_variant)]
-        _run_all([line for line in lines if line.has_turn], stage, running)
+        try:
+            _run_all([line for line in lines if line.has_turn], stage, running)
+        except LaunchError as error:
+            return [_answers(of_variant, error) for of_variant in rehearsals]
         return [_answers(of_variant) for of_variant in rehearsals]
 
 
@@ -114,11 +112,13 @@ def _lines(rehearsals: Sequence[_Rehearsal]) -> list[_Line]:
     return [_Line(members) for members in pipelines.values()]
 
 
-def _answers(rehearsals: Sequence[_Rehearsal]) -> tuple[Answer, ...] | LaunchError:
+def _answers(
+    rehearsals: Sequence[_Rehearsal], late: LaunchError | None = None
+) -> tuple[Answer, ...] | LaunchError:
     try:
         return tuple(one.answer() for one in rehearsals)
     except LaunchError as error:
-        return error
+        return late or error
 
 
 def _run_all(lines: Sequence[_Line], stage: RehearsalOptions, running: contextlib.ExitStack) -> None:
@@ -207,16 +207,16 @@ class _Line:
 class _Rehearsal:
     """One process, and the file of its answer."""
 
-    def __init__(
-        self, plan: Plan, kind: RankKind, stage: RehearsalOptions, folder: Path, variant: Variant
-    ) -> None:
+    def __init__(self, variant: Variant, kind: RankKind, stage: RehearsalOptions, folder: Path) -> None:
         self.name = f"rank {kind.rank.rank}" + (f" ({kind.place})" if kind.place else "")
         if variant.name:
             self.name += f" with {variant.name}"
-        if variant.config is not None and stage.model is not None:
-            _, _, length = stage.model["batch"].partition("x")
-            batch = f"{variant.micro_batch_size}x{length}"
-            stage = replace(stage, model={**stage.model, "config": variant.config, "batch": batch})
+        if stage.model is not None:
+            changes = {
+                "config": variant.config, "batch": variant.batch, "is_checkpointed": variant.is_checkpointed
+            }  # fmt: skip
+            given = {key: value for key, value in changes.items() if value is not None}
+            stage = replace(stage, model={**stage.model, **given})
         elif variant.config is not None:
             path = folder / "ds_config.json"
             path.write_text(json.dumps(variant.config))
@@ -224,7 +224,7 @@ class _Rehearsal:
             arguments = with_mapped(arguments, stage.mapped, variant.config)
             kind = replace(kind, rank=kind.rank._replace(arguments=arguments))
         self._kind, self.pipeline = kind, kind.pipeline
-        self._plan, self._stage = plan, stage
+        self._plan, self._stage = variant.plan, stage
         self._folder = folder / f"rank{kind.rank.rank}"
         self._answer, self._output = self._folder / "answer.json", self._folder / "output.txt"
         self._stacks = self._folder / "stacks.txt"

@@ -8,15 +8,16 @@ from math import sqrt
 from typing import Any
 
 from ...shared.table import table
-from ..wording import shown_time
+from ..wording import count, shown_time
 from .candidates import Candidate, Placing
 from .finding import FitFinding
 from .step_time import TimeRange, whole_step
 from .verdict import OUTSIDE_BYTES, gib
+from .ways_out import WayOut, candidate_data
 
 MAX_ROWS = 5
 _EQUAL = 1.05  # factor of two times that are not told apart
-MARGIN = 0.1  # share of a GPU that a suggested configuration leaves free
+MARGIN = 0.1  # share of a GPU, or of hosts without GPUs, that a suggested configuration leaves free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,11 @@ class Tried:
             return max(use.needed_bytes // use.num_ranks for use in found.uses)
         return found.peak_bytes + OUTSIDE_BYTES
 
+    @property
+    def fits_at_all(self) -> bool:
+        """Tell whether it fits, with nothing to spare."""
+        return self.finding is not None and self.finding.verdict.fits
+
     def fits(self) -> bool:
         """Tell whether it fits, with the margin."""
         found = self.finding
@@ -51,7 +57,7 @@ class Tried:
         """Return the time of a step of the slowest kind of rank; None if speeds are not known."""
         if self.finding is None or not self.finding.times:
             return None
-        return max((whole_step(parts) for parts in self.finding.times), key=_middle)
+        return max((whole_step(parts) for parts in self.finding.times), key=middle)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +66,10 @@ class Suggestions:
 
     tried: tuple[Tried, ...]
     too_large: tuple[tuple[Placing, int], ...]  # placings, and the bytes that each needs at least
-    hosts_needed: int | None  # at least, by bounds; looked for only where nothing fits
+    hosts: WayOut | None  # more hosts, looked for only where nothing fits
     config: Mapping[str, Any]  # the ds_config that was given
+    num_others: int = 0  # configurations that were compared by their bounds alone
+    notes: tuple[str, ...] = ()
 
     @property
     def best(self) -> Tried | None:
@@ -78,18 +86,39 @@ class Suggestions:
         ][: MAX_ROWS - len(rows)]
         has_gpus = all(one.finding is None or one.finding.memory.device_bytes for one in self.tried)
         head = ["", "each GPU" if has_gpus else "each rank", "fullest host", "a step", "why"]
-        return ["", self._first(), *(f"  {line}" for line in table(rows, head=head, columns=columns))]
+        return [
+            "",
+            self._first(),
+            *(f"  {line}" for line in table(rows, head=head, columns=columns)),
+            *self._last(),
+        ]
 
     def _first(self) -> str:
         if self.best is not None:
             text = self.best.candidate.text
             return f"suggested: {text}, the fastest of those that were tried and leave a tenth free"
         nothing = "suggested: nothing that was tried fits with a tenth to spare"
-        if self.hosts_needed is not None:
-            return (
-                f"{nothing}; by the parts of stage 3 alone it takes {self.hosts_needed} such hosts at least"
-            )
+        if self.hosts is not None:
+            fits = "fits" if self.hosts.is_rehearsed else "would fit by its bounds"
+            return f"{nothing}; {self.hosts.candidate.text} {fits} on {self.hosts.num_hosts} such hosts"
         return f"{nothing}, and more hosts do not change that"
+
+    def _last(self) -> list[str]:
+        """Return the lines below the rows: by how much others do not fit, and what was not rehearsed."""
+        large = [
+            f"{one.candidate.text} ({self._why(one)})"
+            for one in self.tried[MAX_ROWS:]
+            if one.finding is not None and not one.fits_at_all
+        ]
+        large += [
+            f"{placing.text} ({gib(num_bytes)} at least)"
+            for placing, num_bytes in self.too_large[max(0, MAX_ROWS - len(self.tried)) :]
+        ]
+        lines = [f"others that do not fit: {'; '.join(large)}"] if large else []
+        if self.num_others:
+            number = count(self.num_others, "other configuration")
+            lines.append(f"not rehearsed, and not too large by their parts alone: {number}")
+        return [*lines, *self.notes]
 
     def _row(self, one: Tried) -> list[str]:
         found = one.finding
@@ -117,18 +146,14 @@ class Suggestions:
             return "the fastest that fits"
         if one.time is None or best.time is None:
             return "fits, and sends or copies more"
-        ratio = _middle(one.time) / (_middle(best.time) or 1.0)
+        ratio = middle(one.time) / (middle(best.time) or 1.0)
         return f"fits; {ratio:.1f} times as long" if ratio > _EQUAL else "fits, and is about as fast"
 
     def as_data(self) -> list[dict[str, Any]]:
         """Return the rows for JSON."""
         return [
-            {
-                "stage": one.candidate.placing.stage,
-                "offload_optimizer": one.candidate.placing.has_optimizer_on_host,
-                "offload_param": one.candidate.placing.has_parameters_on_host,
-                "micro_batch_size": one.candidate.micro_batch_size,
-                "num_micro_batches": one.candidate.num_micro_batches,
+            candidate_data(one.candidate)
+            | {
                 "fits": one.fits(),
                 "device_bytes": one.device_bytes,
                 "step_seconds": None if one.time is None else one.time._asdict(),
@@ -149,7 +174,7 @@ def in_order(tried: Sequence[Tried]) -> tuple[Tried, ...]:
 def _place(one: Tried) -> tuple[bool, float]:
     if not one.fits():
         return True, float(one.device_bytes or 1 << 62)
-    return False, 0.0 if one.time is None else _middle(one.time)
+    return False, 0.0 if one.time is None else middle(one.time)
 
 
 def shown_step(time: TimeRange) -> str:
@@ -159,6 +184,6 @@ def shown_step(time: TimeRange) -> str:
     return f"{shown_time(time.low)} to {shown_time(time.high)}"
 
 
-def _middle(time: TimeRange) -> float:
+def middle(time: TimeRange) -> float:
     """Return the middle of a range whose ends are factors away."""
     return sqrt(max(time.low, 1e-9) * max(time.high, 1e-9))

@@ -19,7 +19,7 @@ OUTSIDE_BYTES = GIB  # CUDA's context and NCCL's buffers, assumed
 LEAST_OUTSIDE_BYTES, MOST_OUTSIDE_BYTES = GIB // 2, 2 * GIB
 PROCESSES = "processes without their tensors"
 MAX_NAMED = 4
-_HINT = "what would fit: --suggest rehearses other stages, offload and micro batches"
+_HINT = "which is fastest: --suggest rehearses stages, offload, micro batches, checkpointing and meshes"
 _ENDS = "the program ends"  # the beginning of what runtime/plan/program.py says of too few steps
 
 

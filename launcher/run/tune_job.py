@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LaunchError
-from ..fit.candidates import Candidate
+from ..fit.candidates import Candidate, Setup
 from ..fit.finding import FitFinding
 from ..fit.model import ds_config_of, read_ds_config, with_ds_config
-from ..fit.suggestion import Suggestions
+from ..fit.suggestion import Suggestions, Tried
 from ..fit.tuning import Halving, Outcome, TrialPlace, Tuning
 from ..inputs.autotuning import SECTION, Autotuning, read_autotuning
 from ..job.plan import Plan
@@ -88,9 +88,12 @@ def tune(options: Options, request: FitRequest, asked: TuneRequest) -> Tuned:
     request = request._replace(mapped=section.arg_mappings)
     with _without_section(options) as plain:
         job, found = plan_job(plain._replace(dry_run=True), request)
-        suggested = suggest(job, found)
-    chosen = [one for one in suggested.tried if one.fits() and section.allows(one.candidate)]
-    chosen = chosen[: section.num_trials or NUM_CANDIDATES]
+        suggested = suggest(job, found, has_meshes=False)
+    fastest: dict[Setup, Tried] = {}  # of each setup, since the job as it is may be a slower one
+    for one in suggested.tried:
+        if one.fits() and section.allows(one.candidate):
+            fastest.setdefault(one.candidate.setup, one)
+    chosen = list(fastest.values())[: section.num_trials or NUM_CANDIDATES]
     if not chosen:
         return Tuned(found=found, suggestions=suggested, tuning=None, folder=None)
     _check_sizes(section, job, chosen[0].candidate)

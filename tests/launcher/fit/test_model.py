@@ -7,7 +7,38 @@ from pathlib import Path
 import pytest
 
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.fit.model import ds_config_of, model_request
+from dslaunch.launcher.fit.model import ds_config_of, model_request, with_ds_config
+
+
+@pytest.mark.parametrize(
+    ("words", "found", "made"),
+    [
+        (
+            "--deepspeed --deepspeed_config ds.json --lr 1",
+            "ds.json",
+            "--deepspeed --deepspeed_config x --lr 1",
+        ),
+        ("--deepspeed_config=ds.json", "ds.json", "--deepspeed_config=x"),
+        ("--bf16 --deepspeed ds.json", "ds.json", "--bf16 --deepspeed x"),  # as the Trainer's programs
+        ("--deepspeed=ds.json", "ds.json", "--deepspeed=x"),
+    ],
+)
+def test_the_ds_config_of_a_program_is_found_and_replaced(words: str, found: str, made: str) -> None:
+    assert ds_config_of(words.split()) == found
+    assert with_ds_config(words.split(), "x") == tuple(made.split())
+
+
+def test_quantized_weights_are_refused_by_name(folder: Path) -> None:
+    text = '{"model_type": "llama", "quantization_config": {"quant_method": "bitsandbytes"}}'
+    (folder / "config.json").write_text(text)
+    with pytest.raises(LaunchError, match=r"its weights are quantized \(quantization_config, bitsandbytes\)"):
+        model_request(
+            str(folder),
+            "4x8",
+            is_checkpointed=False,
+            arguments=("--deepspeed_config=ds.json",),
+            cwd=str(folder),
+        )
 
 
 @pytest.fixture

@@ -7,62 +7,115 @@ from typing import Any
 
 import pytest
 
-from dslaunch.launcher.fit.candidates import Candidate, ModelBytes, Placing, model_bytes, smaller
+from dslaunch.launcher.fit.answer import Answer, StepWork
+from dslaunch.launcher.fit.candidates import Candidate, Placing, Setup, has_own_batch, placing_of
 from dslaunch.launcher.fit.finding import finding_of
+from dslaunch.launcher.fit.forecast import Forecast
+from dslaunch.launcher.fit.mesh_choices import mesh_choices
+from dslaunch.launcher.fit.model_bytes import ModelBytes, RankRoom, model_bytes, room_of, setups_of
 from dslaunch.launcher.fit.step_time import COMPUTE, TimeRange
 from dslaunch.launcher.fit.suggestion import Suggestions, Tried, in_order
+from dslaunch.launcher.fit.ways_out import WayOut, ways_text
+from dslaunch.launcher.job.mesh import HostSlots, JobMesh
 
 from .answers import GIB, answer, memory, rehearsed
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+ON_HOST = Placing(stage=3, has_optimizer_on_host=True, has_parameters_on_host=True)
+
+
+def candidate(placing: Placing, size: int = 2, number: int = 2, **setup: Any) -> Candidate:
+    return Candidate(setup=Setup(placing=placing, **setup), micro_batch_size=size, num_micro_batches=number)
+
+
 SIZES = ModelBytes(
     num_trained=GIB,
     num_frozen=0,
     number_bytes=2,
+    state_bytes=12,
     activation_bytes=GIB,
-    micro_batch_size=2,
-    num_micro_batches=2,
+    has_gpus=True,
+    given=candidate(Placing(stage=1)),
 )
-ON_HOST = Placing(stage=3, has_optimizer_on_host=True, has_parameters_on_host=True)
 
 
 def test_sizes_are_those_that_the_rehearsal_told() -> None:
-    found = answer(model={"num_trained": GIB, "num_frozen": 0, "micro_batch_size": 8, "num_micro_batches": 2})
-    assert model_bytes(found, {"bf16": {"enabled": True}}) == ModelBytes(
+    phase = {
+        "name": "step 2",
+        "clock": 1,
+        "peaks": {
+            "device": {
+                "bytes": 11 * GIB,
+                "kinds": {"activations": 8 * GIB, "masters and optimizer states": 3 * GIB},
+                "module": "",
+            }
+        },
+    }
+    found = answer(
+        phases=[phase],
+        model={"num_trained": GIB, "num_frozen": 0, "micro_batch_size": 8, "num_micro_batches": 2},
+        file_bytes={},
+    )
+    setup = Setup(placing=Placing(stage=1))
+    sizes = model_bytes(found, {"bf16": {"enabled": True}}, setup, world_size=4, has_gpus=True)
+    assert sizes == ModelBytes(
         num_trained=GIB,
         num_frozen=0,
         number_bytes=2,
+        state_bytes=12,  # of 4 ranks, each has 3 of them
         activation_bytes=GIB,
-        micro_batch_size=8,
-        num_micro_batches=2,
+        has_gpus=True,
+        given=candidate(Placing(stage=1), 8, 2),
     )
 
 
 @pytest.mark.parametrize(
-    ("placing", "gibs"),
+    ("setup", "gibs"),
     [
-        # parameters, gradients, masters and states of 4 ranks, activations of 2 samples, outside of torch
-        (Placing(stage=1), 2 + 2 + 12 / 4 + 2 + 1),
-        (Placing(stage=2), 2 + 4 / 4 + 12 / 4 + 2 + 1),
-        (Placing(stage=3), 2 / 4 + 4 / 4 + 12 / 4 + 2 + 1),
-        (Placing(stage=2, has_optimizer_on_host=True), 2 + 2 + 1),
-        (ON_HOST, 2 + 1),
+        # parameters, gradients, masters and states of 4 ranks, activations of 2 samples
+        (Setup(placing=Placing(stage=1)), 2 + 2 + 12 / 4 + 2),
+        (Setup(placing=Placing(stage=2)), 2 + 4 / 4 + 12 / 4 + 2),
+        (Setup(placing=Placing(stage=3)), 2 / 4 + 4 / 4 + 12 / 4 + 2),
+        (Setup(placing=Placing(stage=2, has_optimizer_on_host=True)), 2 + 2),
+        (Setup(placing=ON_HOST), 2),
+        (Setup(placing=Placing(stage=1), is_checkpointed=True), 2 + 2 + 12 / 4),
+        (Setup(placing=Placing(stage=1), mesh=JobMesh(dp=2, tp=2)), (2 + 2 + 12 / 2) / 2 + 1),
     ],
 )
-def test_a_bound_has_the_parts_that_a_rank_surely_needs(placing: Placing, gibs: float) -> None:
-    assert SIZES.bound(placing, 2, num_ranks=4) == int(gibs * GIB)
+def test_a_bound_has_the_parts_that_a_rank_surely_needs(setup: Setup, gibs: float) -> None:
+    assert SIZES.bound(setup, 2, world_size=4).on_device == gibs * GIB
 
 
-def test_micro_batches_keep_the_samples_of_a_step() -> None:
-    found = dict(SIZES.candidates(num_ranks=4, limit_bytes=9 * GIB, has_stages=False))
-    assert [one.text for one in found[Placing(stage=1)]] == ["stage 1, micro batch 1 x 4"]
-    assert [one.text for one in found[ON_HOST]] == [
-        f"stage 3, optimizer and parameters on cpu, micro batch {sizes}"
-        for sizes in ("4 x 1", "2 x 2", "1 x 4")
+def test_configurations_keep_the_samples_of_a_step() -> None:
+    one, two = (Setup(placing=Placing(stage=1), mesh=mesh) for mesh in (None, JobMesh(dp=2, tp=2)))
+    found = [one.text for one in SIZES.configurations([one, two])]
+    assert found == [
+        *(f"stage 1, micro batch {sizes}" for sizes in ("4 x 1", "2 x 2", "1 x 4")),
+        *(f"stage 1, tp=2, micro batch {sizes}" for sizes in ("8 x 1", "4 x 2", "2 x 4", "1 x 8")),
     ]
-    assert [one.stage for one, _ in SIZES.candidates(num_ranks=4, limit_bytes=GIB, has_stages=True)] == [1]
-    assert SIZES.hosts_needed(ranks_per_host=2, limit_bytes=5 * GIB) == 3
-    assert SIZES.hosts_needed(ranks_per_host=2, limit_bytes=2 * GIB) is None
+    fixed = SIZES.configurations([one], may_change_batch=False)
+    assert [one.text for one in fixed] == ["stage 1, micro batch 2 x 2"]
+
+
+def test_setups_leave_out_what_cannot_be() -> None:
+    stages = JobMesh(pp=2, dp=2)
+    found = setups_of(meshes=[None, stages], checkpointing=[False], has_gpus=False)
+    assert [one.text for one in found] == ["stage 1", "stage 2", "stage 3", "stage 1, pp=2"]
+
+
+@pytest.mark.parametrize(
+    ("given", "axes", "sizes"),
+    [
+        (None, ["tp"], ["", "tp=2", "tp=4"]),
+        (None, [], [""]),
+        (JobMesh(dp=4, tp=2), ["tp"], ["tp=2", "", "tp=4"]),
+        (JobMesh(pp=2, dp=4), ["pp"], ["pp=2", "", "pp=4", "pp=8"]),
+    ],
+)
+def test_tp_stays_inside_a_host(given: JobMesh | None, axes: list[str], sizes: list[str]) -> None:
+    found = mesh_choices(given, axes=axes, hosts=[HostSlots("a", 4), HostSlots("b", 4)])
+    texts = [Setup(placing=ON_HOST, mesh=one).text.removeprefix(ON_HOST.text).strip(", ") for one in found]
+    assert texts == sizes
 
 
 def test_a_candidate_changes_its_own_keys_of_the_ds_config() -> None:
@@ -71,7 +124,7 @@ def test_a_candidate_changes_its_own_keys_of_the_ds_config() -> None:
         "zero_optimization": {"stage": 1, "offload_param": {"device": "cpu"}, "overlap_comm": True},
     }
     placing = Placing(stage=2, has_optimizer_on_host=True)
-    made = Candidate(placing=placing, micro_batch_size=2, num_micro_batches=4).config(base)
+    made = candidate(placing, 2, 4, mesh=JobMesh(dp=1, tp=2), says_mesh=True).config(base)
     assert made == {
         "train_batch_size": 16,
         "train_micro_batch_size_per_gpu": 2,
@@ -81,20 +134,99 @@ def test_a_candidate_changes_its_own_keys_of_the_ds_config() -> None:
             "overlap_comm": True,
             "offload_optimizer": {"device": "cpu", "pin_memory": True},
         },
+        "mesh": {"tp": 2},
     }
     assert base["zero_optimization"]["stage"] == 1
+    assert "mesh" not in candidate(placing, 2, 4, mesh=JobMesh(dp=1, tp=2)).config(base)
+    assert placing_of(made) == placing
+    trainers = base | {"train_micro_batch_size_per_gpu": "auto"}
+    assert has_own_batch(trainers)
+    assert not has_own_batch(made)
+    assert candidate(placing, 2, 4).config(trainers)["train_micro_batch_size_per_gpu"] == "auto"
 
 
-def test_a_micro_batch_that_was_too_large_is_tried_smaller() -> None:
-    tried, *others = [
-        Candidate(placing=ON_HOST, micro_batch_size=size, num_micro_batches=8 // size)
-        for size in (8, 4, 2, 1)
-    ]
-    # 3 GiB of parameters, 1 of gradients, 1 outside of torch; 16 of activations
-    found = answer(activations=16)
-    assert smaller((tried, *others), tried, found, 14 * GIB) == others[0]
-    assert smaller((tried, *others), tried, found, 12 * GIB) == others[1]
-    assert smaller((tried, *others), tried, found, 6 * GIB) is None
+HOSTS = (HostSlots("a", 2), HostSlots("b", 2))
+
+
+def forecast(room: float = 22.5, found: Answer | None = None) -> Forecast:
+    """Return the forecast of a job that was seen with 3 GiB of parameters and 1 of gradients."""
+    made = Forecast(SIZES, RankRoom(room * GIB, None), hosts=HOSTS)
+    made.saw(SIZES.given, found or answer(activations=16), world_size=4)
+    return made
+
+
+def test_what_was_seen_is_expected_again() -> None:
+    found = forecast()
+    # its own setup as it was seen: 4 GiB beside 8 for a sample
+    assert found.expected(candidate(Placing(stage=1), 1, 4)).on_device == 12 * GIB
+    # another by its parts, which are 2.5 GiB less; checkpointed ones keep a part of their activations
+    assert found.expected(candidate(Placing(stage=3), 1, 4)).on_device == (12 - 2.5) * GIB
+    assert found.expected(candidate(Placing(stage=1), 1, 4, is_checkpointed=True)).on_device < 6 * GIB
+    checkpointed = candidate(Placing(stage=2), 2, 2, is_checkpointed=True)
+    found.saw(checkpointed, answer(activations=1), world_size=4)
+    assert found.expected(candidate(Placing(stage=2), 4, 1, is_checkpointed=True)).on_device == 6 * GIB
+
+
+def test_the_hosts_that_it_takes_are_those_that_hold_its_shares() -> None:
+    # of 22.5 GiB, 16 are activations and 4 other parts, of which 3 are shared by 4 ranks
+    assert forecast(19).hosts_needed(SIZES.given) == 3
+    assert forecast(12).hosts_needed(SIZES.given) is None
+
+
+def test_the_work_of_a_step_tells_apart_what_is_sent_copied_and_computed() -> None:
+    found, work = forecast(), answer().steps[0]
+
+    def of(placing: Placing, size: int = 2, **setup: Any) -> StepWork:
+        return found.work(candidate(placing, size, 4 // size, **setup), work)
+
+    sent = [sum(one.num_bytes for one in of(Placing(stage=stage)).sent) for stage in (1, 2, 3)]
+    kept = 2 * GIB  # along tp, as it was
+    assert [one - kept for one in sent] == [times * 3 / 4 * 2 * GIB for times in (2, 2 + 1, 3 * 2)]
+    assert of(ON_HOST).host_bytes == 2 * GIB / 4 * (12 + 4)
+    assert dict(of(Placing(stage=1)).copied_bytes) == {"to and from the host": 0}
+    again = of(Placing(stage=1), is_checkpointed=True)
+    assert again.on_device[0].flops == work.on_device[0].flops * 4 // 3
+    assert of(Placing(stage=1), 1).on_device[0].num_kernels == 2 * work.on_device[0].num_kernels
+
+
+def test_a_rank_has_the_room_of_its_device_and_its_part_of_the_host() -> None:
+    found = room_of(memory(device=20, hosts=(None, 8), num_ranks=2), margin=0.1)
+    assert found == RankRoom(17 * GIB, 3 * GIB)
+
+
+def way(
+    placing: Placing, size: int = 2, *, num_hosts: int | None = None, is_rehearsed: bool = True
+) -> WayOut:
+    return WayOut(
+        candidate=candidate(placing, size, 4 // size),
+        num_hosts=num_hosts,
+        is_rehearsed=is_rehearsed,
+        device_bytes=GIB,
+        host_bytes=118 * GIB,
+    )
+
+
+@pytest.mark.parametrize(
+    ("ways", "text"),
+    [
+        (
+            [way(Placing(stage=3, has_optimizer_on_host=True)), way(Placing(stage=1), num_hosts=6)],
+            "fits with stage 3 and the optimizer on cpu (118 GiB of each host), or on 6 hosts",
+        ),
+        (
+            [way(Placing(stage=1), 1), way(Placing(stage=3), num_hosts=6, is_rehearsed=False)],
+            "fits with micro batches of 1; would fit by its bounds with stage 3 on 6 hosts",
+        ),
+        (
+            [way(ON_HOST, 1)],
+            "fits with stage 3, the optimizer and the parameters on cpu and micro batches of 1 (118 GiB of "
+            "each host)",
+        ),
+        ([], ""),
+    ],
+)
+def test_the_way_out_says_what_changes(ways: list[WayOut], text: str) -> None:
+    assert ways_text(SIZES.given, ways) == text
 
 
 def tried(stage: int, *, activations: float, seconds: float = 1.0) -> Tried:
@@ -102,12 +234,11 @@ def tried(stage: int, *, activations: float, seconds: float = 1.0) -> Tried:
     found = finding_of(
         [rehearsed(answer(activations=activations))], memory(), device="A10", device_from="", times=times
     )
-    candidate = Candidate(placing=Placing(stage=stage), micro_batch_size=1, num_micro_batches=4)
-    return Tried(candidate=candidate, finding=found)
+    return Tried(candidate=candidate(Placing(stage=stage), 1, 4), finding=found)
 
 
 def test_rows_have_the_fastest_first_and_a_reason() -> None:
-    failed = Candidate(placing=Placing(stage=3), micro_batch_size=1, num_micro_batches=4)
+    failed = candidate(Placing(stage=3), 1, 4, is_checkpointed=True)
     found = Suggestions(
         tried=in_order(
             [
@@ -118,18 +249,32 @@ def test_rows_have_the_fastest_first_and_a_reason() -> None:
             ]
         ),
         too_large=((ON_HOST, 30 * GIB),),
-        hosts_needed=None,
+        hosts=None,
         config={},
+        num_others=7,
+        notes=("not tried: meshes",),
     )
     text = "\n".join(found.lines()) + "\n"
     assert text == (GOLDEN / "plan-suggest.txt").read_text(), f"\n{text}"
     assert [one["fits"] for one in found.as_data()] == [True, True, False, False]
 
 
+def test_what_does_not_fit_is_told_below_the_rows_too() -> None:
+    many = [tried(2, activations=8), *(tried(3, activations=18 + number) for number in range(1, 6))]
+    found = Suggestions(
+        tried=in_order(many), too_large=((Placing(stage=1), 30 * GIB),), hosts=None, config={}
+    )
+    assert found.lines()[-1] == (
+        "others that do not fit: stage 3, micro batch 1 x 4 (too large by 5.5 GiB); stage 1 (30.0 GiB at "
+        "least)"
+    )
+
+
 def test_where_nothing_fits_the_hosts_that_would_are_named() -> None:
-    found = Suggestions(tried=(tried(3, activations=20),), too_large=(), hosts_needed=6, config={})
+    hosts = way(Placing(stage=3), num_hosts=6)
+    found = Suggestions(tried=(tried(3, activations=20),), too_large=(), hosts=hosts, config={})
     assert found.best is None
     assert found.lines()[1] == (
-        "suggested: nothing that was tried fits with a tenth to spare; by the parts of stage 3 alone it "
-        "takes 6 such hosts at least"
+        "suggested: nothing that was tried fits with a tenth to spare; stage 3, micro batch 2 x 2 fits on 6 "
+        "such hosts"
     )

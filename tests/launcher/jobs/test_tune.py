@@ -46,6 +46,7 @@ CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": 2,
     "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+    "zero_optimization": {"stage": 1},
 }
 PROGRAM = ("train.py", "--deepspeed", "--deepspeed_config", "ds.json")
 OPTIONS = ("--num_gpus=2", "--preload=torch", "--drop_in=always")

@@ -200,6 +200,10 @@ def test_the_stages_that_a_program_makes_are_planned(
             "--gpu A10 --batch 4x8 train.py",
             "--batch has no effect without --model; add --model=FOLDER, or leave",
         ),
+        (
+            "--gpu A10 --lengths lengths.txt train.py",
+            "--lengths has no effect without --model: the lengths of a program's samples come from its data;",
+        ),
         ("--gpu A10 --out x.json train.py", "--out has no effect without --suggest; add --suggest, or leave"),
         (
             "--gpu none --speeds nosuch.json train.py",
