@@ -1,8 +1,12 @@
-"""Devices that `--gpu` names: memory, speeds and links. A row says where its speeds come from, or that nobody
-has looked them up; links of all rows are not looked up yet.
+"""Devices that `--gpu` names: memory, speeds and links. A row says where its speeds come from.
 
 Units: `memory_bytes` as torch reports the device's total, which is less than the name of the device says;
 TFLOP/s are dense, for bf16 and fp16 with sums in float32; links count both directions together
+
+Links: PCIe with 16 lanes has 32 GB/s in generation 3, 64 in generation 4 and 128 in generation 5; NVLink has
+300 GB/s in its generation 2 (V100), 600 in 3 (A100), 900 in 4 (H100, H200) and 1,800 in 5 (B200). Source:
+Machine Learning Engineering by S. Bekman (2026), network/README.md. A bridge between two cards of a pair, as
+RTX3090 can have (112.5 GB/s, NVIDIA's GA102 white paper), is not counted.
 """
 
 from __future__ import annotations
@@ -54,7 +58,7 @@ def _row(
     )
 
 
-_UNCHECKED = "not looked up"
+_OF_TABLES = "tables of others, which agree"  # the vendor's data sheet itself has not been seen
 # Name; GiB; TFLOP/s in bf16, fp16, fp32; GB/s of memory, PCIe, link; source of the speeds.
 GPUS: tuple[Gpu, ...] = (
     _row("A10", 22.06, (125, 125, 31.2), (600, 64, 0), "NVIDIA A10 data sheet"),
@@ -62,16 +66,29 @@ GPUS: tuple[Gpu, ...] = (
     _row("A100-80", 79.15, (312, 312, 19.5), (2039, 64, 600), "NVIDIA A100 data sheet, SXM"),
     _row("H100", 79.11, (989, 989, 67), (3350, 128, 900), "NVIDIA H100 data sheet, SXM"),
     _row("H200", 139.72, (989, 989, 67), (4800, 128, 900), "NVIDIA H200 data sheet, SXM"),
-    _row("L4", 22.03, (121, 121, 30.3), (300, 64, 0), _UNCHECKED),
+    _row("L4", 22.03, (121, 121, 30.3), (300, 64, 0), _OF_TABLES),
     _row("L40S", 44.40, (362, 362, 91.6), (864, 64, 0), "NVIDIA L40S data sheet"),
     _row("V100-16", 15.77, (0, 125, 15.7), (900, 32, 300), "NVIDIA V100 data sheet, SXM2"),
     _row("V100-32", 31.73, (0, 125, 15.7), (900, 32, 300), "NVIDIA V100 data sheet, SXM2"),
     _row("T4", 14.57, (0, 65, 8.1), (320, 32, 0), "NVIDIA T4 data sheet"),
-    _row("RTX3090", 23.57, (71, 71, 35.6), (936, 64, 0), _UNCHECKED),
-    _row("RTX4090", 23.52, (165.2, 165.2, 82.6), (1008, 64, 0), _UNCHECKED),
-    _row("RTX6000Ada", 47.40, (364.2, 364.2, 91.1), (960, 64, 0), _UNCHECKED),
-    _row("B200", 178.35, (2250, 2250, 75), (7700, 128, 1800), _UNCHECKED),
-    _row("MI250", 63.98, (181, 181, 45.3), (1638, 64, 0), _UNCHECKED),
+    _row("RTX3090", 23.57, (71, 71, 35.6), (936, 64, 0), _OF_TABLES),
+    _row("RTX4090", 23.52, (165.2, 165.2, 82.6), (1008, 64, 0), _OF_TABLES),
+    _row(
+        "RTX6000Ada",
+        47.40,
+        (364.2, 364.2, 91.1),
+        (960, 64, 0),
+        "tables of others; in bf16 and fp16 they have 182 or 364, and no data sheet was found",
+    ),
+    _row(
+        "B200",
+        178.35,
+        (2250, 2250, 80),
+        (8000, 128, 1800),
+        "NVIDIA DGX B200 data sheet, by Machine Learning Engineering (2026), compute/accelerator/README.md",
+    ),
+    # A device is one of the two dies of a module. A die reaches each neighbour by a link of 100 GB/s or more.
+    _row("MI250", 63.98, (181, 181, 45.3), (1638, 64, 100), "ROCm documentation, MI250 microarchitecture"),
     _row("MI300X", 191.69, (1307.4, 1307.4, 163.4), (5300, 128, 896), "AMD Instinct MI300X data sheet"),
 )
 
