@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -205,29 +205,26 @@ def _place_of(record: StorageRecord) -> str | None:
 
 def kind_of(frame: FrameType | None) -> str:
     """Return what is allocated, by the innermost file of the runtime that is known to allocate something."""
-    own = 0
-    for file, name in _frames(frame):
-        if not file.startswith(_RUNTIME):
-            if file.startswith(_TORCH) or file.startswith("<"):
-                continue
-            return ACTIVATIONS
-        own += 1
-        below = file[len(_RUNTIME) :]
-        for part, kind in _SITES:
-            path, _, function = part.partition(":")
-            if below.startswith(path) and function in ("", name):
-                if kind is not None:
-                    return kind
-                break
-        else:
-            return ACTIVATIONS
+    while frame is not None:
+        code = frame.f_code
+        kind = _kind_in(code.co_filename, code.co_name)
+        if kind is not None:
+            return kind
+        frame = frame.f_back
     return ACTIVATIONS
 
 
-def _frames(frame: FrameType | None) -> Iterator[tuple[str, str]]:
-    while frame is not None:
-        yield frame.f_code.co_filename, frame.f_code.co_name
-        frame = frame.f_back
+@functools.cache  # asked for each frame below each allocation
+def _kind_in(file: str, name: str) -> str | None:
+    """Return what a function of this file allocates; None where it does so for its caller."""
+    if not file.startswith(_RUNTIME):
+        return None if file.startswith((_TORCH, "<")) else ACTIVATIONS
+    below = file[len(_RUNTIME) :]
+    for part, kind in _SITES:
+        path, _, function = part.partition(":")
+        if below.startswith(path) and function in ("", name):
+            return kind
+    return ACTIVATIONS
 
 
 def _running_module(frame: FrameType | None) -> Any:

@@ -180,11 +180,12 @@ class _Moves:
 
     def __init__(self, mode: WithoutValues) -> None:
         self._mode = mode
-        self._to = _BASE.to
+        self._to, self._type = _BASE.to, _BASE.type
 
     def put(self) -> None:
         cls: Any = Tensor
         cls.to = _method(self.to)
+        cls.type = _method(self.type)
         cls.cuda = lambda tensor, device=None, non_blocking=False, **_: self.to(tensor, "cuda")
         cls.cpu = lambda tensor, **_: self.to(tensor, "cpu")
         cls.pin_memory = _method(self.pin_memory)
@@ -222,6 +223,17 @@ class _Moves:
             if args and not isinstance(args[0], torch.dtype):
                 return tensor
         return self._to(tensor, *args, **kwargs)
+
+    def type(self, tensor: Tensor, dtype: Any = None, *_: Any, **__: Any) -> Any:
+        """Return the name of the tensor's type, or the tensor as another: of a name, a class, or a dtype."""
+        if dtype is None:
+            kind = tensor.device.type
+            return self._type(tensor).replace("torch.meta.", "torch." if kind == "cpu" else f"torch.{kind}.")
+        if isinstance(dtype, torch.dtype):
+            return self.to(tensor, dtype)
+        *_, kind, name = dtype.split(".") if isinstance(dtype, str) else (dtype.__module__, dtype.__name__)
+        device = "cuda" if kind.endswith("cuda") else "cpu"
+        return self.to(tensor, device, getattr(torch, name).dtype)
 
     def pin_memory(self, tensor: Tensor, device: Any = None) -> Tensor:
         """Return a copy in pinned memory."""

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -136,4 +137,5 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     formula = flop_registry.get(func.overloadpacket)
     if formula is None:
         return 0
-    return int(formula(*args, **kwargs, out_val=out))
+    shaped = (one for one in args if not isinstance(one, torch.dtype))  # of an overload that no formula knows
+    return int(formula(*shaped, **kwargs, out_val=out))
