@@ -38,7 +38,7 @@ ACCURACY = re.compile(r"^localhost:0 \| test after   accuracy (\S+)$", re.MULTIL
 def test_all_programs_print_a_step_in_the_same_form() -> None:
     programs = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("deepspeed/*.py")]
     forms = [form for path in programs for form in re.findall(r'f"(step [^"]*)"', path.read_text())]
-    assert len(forms) == 9
+    assert len(forms) == 10
     assert [one for one in forms if re.match(r"step \{[\w.()]+:4d\}  loss \{", one) is None] == []
 
 
