@@ -56,13 +56,6 @@ class PlannedGpu:
         modules.cuda.nccl.version = lambda: (2, 27, 0)
         modules.backends.cuda.is_built = lambda: True
         modules.version.cuda = torch.version.cuda or "planned"
-        plain = torch.Generator
-
-        class Generator(plain):  # type: ignore[misc, valid-type]
-            def __new__(cls, device: Any = "cpu") -> Any:
-                return plain(device="cpu")
-
-        modules.Generator = Generator
 
     def _of_memory(self) -> dict[str, Any]:
         total = self._total_bytes

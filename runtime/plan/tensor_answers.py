@@ -118,6 +118,31 @@ class _Values:
         cls.__float__ = lambda tensor: float(self.item(tensor))
         cls.__int__ = lambda tensor: int(self.item(tensor))
         cls.__repr__ = self._repr(cls.__repr__)
+        names: Any = torch
+        names.Generator = self._generator_class(torch.Generator)
+        default: Any = torch.default_generator
+        names.set_rng_state = names.random.set_rng_state = functools.partial(
+            self._set_state, default.set_state
+        )
+
+    def _generator_class(self, plain: Any) -> type:
+        class PlannedGenerator(plain):  # type: ignore[misc]
+            """A generator of the host, for any device, which no state without values reaches."""
+
+            def __new__(cls, device: Any = "cpu") -> Any:
+                return plain.__new__(cls, device="cpu")
+
+            def set_state(generator, new_state: Tensor) -> Any:
+                self._set_state(super().set_state, new_state)
+                return generator
+
+        return PlannedGenerator
+
+    def _set_state(self, plain: Callable[[Tensor], Any], new_state: Tensor) -> None:
+        """Set a state whose values are known, as those that another rank sends are not."""
+        values = self._mode.values_of(new_state)
+        if values is not None:
+            plain(values)
 
     def _wait(self, tensor: Tensor) -> None:
         if tensor.is_cuda:
@@ -224,16 +249,16 @@ class _Moves:
                 return tensor
         return self._to(tensor, *args, **kwargs)
 
-    def type(self, tensor: Tensor, dtype: Any = None, *_: Any, **__: Any) -> Any:
+    def type(self, tensor: Tensor, dtype: Any = None, **_: Any) -> Any:
         """Return the name of the tensor's type, or the tensor as another: of a name, a class, or a dtype."""
         if dtype is None:
             kind = tensor.device.type
             return self._type(tensor).replace("torch.meta.", "torch." if kind == "cpu" else f"torch.{kind}.")
         if isinstance(dtype, torch.dtype):
             return self.to(tensor, dtype)
-        *_, kind, name = dtype.split(".") if isinstance(dtype, str) else (dtype.__module__, dtype.__name__)
-        device = "cuda" if kind.endswith("cuda") else "cpu"
-        return self.to(tensor, device, getattr(torch, name).dtype)
+        wanted = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+        device = "cuda" if ".cuda." in wanted else "cpu"
+        return self.to(tensor, device, getattr(torch, wanted.rpartition(".")[2]).dtype)
 
     def pin_memory(self, tensor: Tensor, device: Any = None) -> Tensor:
         """Return a copy in pinned memory."""

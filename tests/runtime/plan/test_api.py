@@ -175,3 +175,21 @@ def test_a_mistake_of_the_program_is_told_with_its_line() -> None:
 def test_arguments_that_cannot_be_read_are_named(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         dslaunch.plan(Stack, batch, PLAIN, **given)  # type: ignore[arg-type]
+
+
+def test_random_states_of_other_ranks_and_names_of_types_are_no_obstacle() -> None:
+    def model() -> nn.Module:
+        dslaunch.init_distributed()
+        generator = torch.Generator()
+        assert isinstance(generator, torch.Generator)
+        state = generator.get_state().cuda()
+        torch.distributed.broadcast(state, 0)
+        generator.set_state(state.cpu())
+        torch.set_rng_state(state.cpu())
+        on_gpu = torch.ones(2).cuda()
+        assert (torch.ones(2).type(), on_gpu.type()) == ("torch.FloatTensor", "torch.cuda.FloatTensor")
+        assert str(on_gpu.type("torch.HalfTensor").device) == "cpu"
+        assert on_gpu.type(torch.int64).dtype == torch.int64
+        return Stack()
+
+    assert dslaunch.plan(model, batch, PLAIN, hosts=2).kinds["parameters"] == 4 * NUM_BYTES
