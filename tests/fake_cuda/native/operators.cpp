@@ -9,6 +9,8 @@
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/GPUTrace.h>
@@ -483,6 +485,8 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Storage", &fake::set_storage);
   m.impl("set_.source_Storage_storage_offset", &fake::set_storage_offset);
   m.impl("view", &fake::view);
+  m.impl("view_as_complex", &at::native::view_as_complex);
+  m.impl("view_as_real", &at::native::view_as_real);
   m.impl("unfold", &fake::unfold);
   m.impl("as_strided", &fake::as_strided);
   m.impl("_reshape_alias", &fake::reshape_alias);
