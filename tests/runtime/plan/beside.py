@@ -13,7 +13,8 @@ from typing import Any
 
 from dslaunch.drop_in import FOLDER
 from dslaunch.shared.axes import Axes
-from tests.runtime.plan.programs import PROGRAMS, Config
+from tests.runtime.plan.programs import Config
+from tests.runtime.plan.public_models import program_of
 
 PLANNED_STEPS = 2
 MOST_ROUNDS = 5  # of rehearsals of all ranks of a pipeline, with two stages on each at most
@@ -135,7 +136,7 @@ def _rehearsed(row: Row, rank: int, told: dict[str, Any]) -> dict[str, Any]:
         has_fused_attention=False,  # the fake device has none
         told=told,
     )
-    rehearsal.run(lambda: PROGRAMS[row.program](row.config))
+    rehearsal.run(lambda: program_of(row.program)(row.config))
     return answer_of(rehearsal)
 
 
@@ -162,7 +163,7 @@ def measure(rank: int, row: Row) -> Seen:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            PROGRAMS[row.program](row.config)
+            program_of(row.program)(row.config)
         except Ended:
             return watch.seen()
     raise AssertionError(f"{row.name} has ended before its second step")
