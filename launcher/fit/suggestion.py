@@ -138,7 +138,8 @@ class Suggestions:
             return f"too large by {gib(over)}"
         small = next((use for use in found.uses if use.is_too_small), None)
         if small is not None:
-            return f"too large for the memory of {small.name}"
+            over = small.needed_bytes - (small.total_bytes or 0)
+            return f"too large for the memory of {small.name} by {gib(over)}"
         if not one.fits():
             return "fits, with less than a tenth to spare"
         best = self.best

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.fit.devices import gpu_of_model
+from dslaunch.launcher.errors import LaunchError
+from dslaunch.launcher.fit.devices import find_gpu, gpu_of_model
 from dslaunch.launcher.node.observe.devices import gpu_models
 
 
@@ -39,3 +41,17 @@ def test_models_are_read_from_the_driver_unless_gpus_are_divided(tmp_path: Path)
     assert gpu_models(str(tmp_path)) == ["NVIDIA H200"]
     (tmp_path / "driver" / "nvidia" / "capabilities" / "gpu0" / "mig" / "gi1").mkdir(parents=True)
     assert gpu_models(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", ["A100-80", "a100 80", "A100-80GB", "a10080"])
+def test_a_gpu_is_found_however_its_name_is_written(name: str) -> None:
+    assert find_gpu(name).name == "A100-80"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("H1000", "did you mean H100? there are A10, "), ("x", "known; there are ")]
+)
+def test_an_unknown_gpu_is_answered_with_the_nearest_and_all(name: str, hint: str) -> None:
+    with pytest.raises(LaunchError, match=re.escape(hint)) as refused:
+        find_gpu(name)
+    assert "MI300X, and none for hosts without GPUs" in str(refused.value)

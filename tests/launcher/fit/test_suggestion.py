@@ -229,10 +229,16 @@ def test_the_way_out_says_what_changes(ways: list[WayOut], text: str) -> None:
     assert ways_text(SIZES.given, ways) == text
 
 
-def tried(stage: int, *, activations: float, seconds: float = 1.0) -> Tried:
-    times = [{COMPUTE: TimeRange(seconds, 4 * seconds)}]
+def tried(
+    stage: int, *, activations: float, seconds: float | None = 1.0, host_memory: float | None = None
+) -> Tried:
+    """Return a configuration that needs 5 GiB of a GPU beside its activations, and 6 GiB of each host."""
     found = finding_of(
-        [rehearsed(answer(activations=activations))], memory(), device="A10", device_from="", times=times
+        [rehearsed(answer(activations=activations))],
+        memory(hosts=(host_memory, host_memory)),
+        device="A10",
+        device_from="",
+        times=[] if seconds is None else [{COMPUTE: TimeRange(seconds, 4 * seconds)}],
     )
     return Tried(candidate=candidate(Placing(stage=stage), 1, 4), finding=found)
 
@@ -257,6 +263,23 @@ def test_rows_have_the_fastest_first_and_a_reason() -> None:
     text = "\n".join(found.lines()) + "\n"
     assert text == (GOLDEN / "plan-suggest.txt").read_text(), f"\n{text}"
     assert [one["fits"] for one in found.as_data()] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (tried(2, activations=18), "too large by 0.5 GiB"),
+        (tried(2, activations=1, host_memory=5), "too large for the memory of node1 by 1.0 GiB"),
+        (tried(2, activations=15.3), "fits, with less than a tenth to spare"),
+        (tried(2, activations=15.25, seconds=1.04), "fits, and is about as fast"),  # a tenth of 22.5 is free
+        (tried(2, activations=8, seconds=1.06), "fits; 1.1 times as long"),
+        (tried(2, activations=8, seconds=None), "fits, and sends or copies more"),
+    ],
+)
+def test_a_row_says_why_it_is_not_the_first(other: Tried, why: str) -> None:
+    first = tried(1, activations=8)
+    found = Suggestions(tried=(first, other), too_large=(), hosts=None, config={}).as_data()
+    assert [one["why"] for one in found] == ["the fastest that fits", why]
 
 
 def test_what_does_not_fit_is_told_below_the_rows_too() -> None:
