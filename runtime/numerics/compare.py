@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..environment import CONFIGURED
 from .bounds import Bounds, bounds_of
-from .record import GRADIENT, PARAMETER, STATE, StepRecord, num_engines, num_steps
+from .record import BUFFER, GRADIENT, PARAMETER, STATE, StepRecord, num_engines, num_steps
 
 _SMALL = 1e-9  # bounds of numbers are not smaller than those of this one
 _DENORMAL = 1e-37  # squares of gradients that are mere rounding have few bits left
@@ -54,7 +54,7 @@ class Comparison:
 
 def compare(folder: str, reference: str) -> Comparison:
     """Compare the run as configured with the run `reference`, in the order of steps, and in a step of losses,
-    gradients, norm and parameters.
+    gradients, norm, parameters, states and buffers. A run that has taken fewer steps than the other differs.
 
     Errors: FileNotFoundError if a run has recorded nothing
     """
@@ -81,7 +81,22 @@ def compare(folder: str, reference: str) -> Comparison:
             if result.difference is not None:
                 return result
         result.num_steps = step
+    result.difference = next(_missing_steps(result, folder, reference), None)
     return result
+
+
+def _missing_steps(result: Comparison, folder: str, reference: str) -> Iterator[FoundDifference]:
+    for engine in range(result.num_engines):
+        own, other = (num_steps(folder, part, engine) for part in (CONFIGURED, reference))
+        if own != other:
+            yield FoundDifference(
+                engine=engine,
+                step=min(own, other) + 1,
+                quantity="number of steps",
+                where="steps that the program has taken",
+                configured=own,
+                reference=other,
+            )
 
 
 class _Step:
@@ -110,6 +125,7 @@ class _Step:
         yield from self._norm(own["norm"], other["norm"])
         yield from self._parameters()
         yield from self._states()
+        yield from self._buffers()
 
     def _losses(self) -> Iterator[FoundDifference]:
         theirs = self.other.notes
@@ -205,6 +221,19 @@ class _Step:
             largest = float(other.abs().max()) if other.numel() else 0.0
             bound = torch.full_like(other, max(part * largest, _DENORMAL))
             yield from self._tensors("state", name, own, other, bound)
+
+    def _buffers(self) -> Iterator[FoundDifference]:
+        """Compare what each rank's forwards have written to its buffers."""
+        for key in self.other.names(BUFFER):
+            if not self.own.has(BUFFER, key):
+                continue
+            own, other = self.own.read(BUFFER, key), self.other.read(BUFFER, key)
+            largest = float(other.double().abs().max()) if other.numel() else 0.0
+            part = self._result.bounds.gradient if other.is_floating_point() else 0.0
+            bound = torch.full(other.shape, part * largest, dtype=torch.float64, device="cpu")
+            rank, _, name = key.partition("/")
+            for found in self._tensors("buffer", name, own, other, bound):
+                yield replace(found, where=f"rank {rank}: {found.where}")
 
     def _tensors(
         self,

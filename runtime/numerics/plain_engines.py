@@ -34,6 +34,7 @@ from ..step.flat_optimizer import FlatOptimizer
 from ..step.loss_scale import LossScaler
 from ..zero.stand_ins import note_stand_in
 from .loaded import read_loaded, take_loaded
+from .own_buffers import own_buffers
 from .plain_gradients import PlainGradients
 from .plain_model import place_whole
 from .plain_param import PlainParam
@@ -177,6 +178,7 @@ class Plain(EngineBase):
             raise ConfigError(
                 "engine.step() without an optimizer; name one in the ds_config, or give it to initialize()"
             )
+        update.take_writes()
         scale, lrs, step = self._scale.value, self.get_lr(), recorder.step
         divisor, is_counted = self._divisor * scale, self._is_counted
         terms = self._gradients.terms(is_counted=is_counted, divisor=divisor, device=self.device)
@@ -213,7 +215,10 @@ class Plain(EngineBase):
         }
         is_writer = self.global_rank == 0
         recorder.after_update(
-            update.masters.items() if is_writer else (), update.states() if is_writer else (), notes
+            update.masters.items() if is_writer else (),
+            update.states() if is_writer else (),
+            own_buffers(self),
+            notes,
         )
         if step <= num_steps(recorder.run.folder, CONFIGURED, recorder.number):
             self._go_on_from(StepRecord(recorder.run.folder, CONFIGURED, recorder.number, step), update)

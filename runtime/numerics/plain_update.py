@@ -65,7 +65,7 @@ class PlainUpdate:
     def __init__(self, shown: FlatOptimizer, names: Mapping[int, str]) -> None:
         """`shown` is the optimizer that the program has, and `names` are the parameters' by identity."""
         self._shown = shown
-        self.masters: dict[str, Tensor] = {}  # float32; a float32 parameter's own memory
+        self.masters: dict[str, Tensor] = {}  # float32
         self.params: dict[str, nn.Parameter] = {}
         groups = []
         for group in shown.param_groups:
@@ -87,6 +87,14 @@ class PlainUpdate:
         """Let a parameter have this float32 value."""
         self.masters[name].copy_(value)
         self._show(name)
+
+    @torch.no_grad()
+    def take_writes(self) -> None:
+        """Take over what the program has written to parameters since the last step."""
+        for name, param in self.params.items():
+            shown = self.masters[name].to(param.dtype)
+            if not torch.equal(param, shown):
+                self.masters[name].copy_(torch.where(param == shown, self.masters[name], param.float()))
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], *, clipping: float) -> None:

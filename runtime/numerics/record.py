@@ -15,7 +15,8 @@ from torch import Tensor
 from .tensor_file import TensorReader
 
 # Beginnings of the tensors' names. The name of a state is that of the state, a slash, and the parameter's.
-GRADIENT, PARAMETER, STATE, OTHER = "gradient/", "parameter/", "state/", "other/"
+# That of a buffer is the rank's number, a slash, and the buffer's: each rank has its own.
+GRADIENT, PARAMETER, STATE, OTHER, BUFFER = "gradient/", "parameter/", "state/", "other/", "buffer/"
 _INDEX = re.compile(r"step(\d+)\.rank(\d+)\.json")
 
 

@@ -20,6 +20,7 @@ from ..environment import CONFIGURED, NumericsRun, read_environment, read_numeri
 from ..placement.precision import precision_of
 from ..zero.param_access import safe_set_full_fp32_param, safe_set_full_grad
 from .loaded import write_loaded
+from .own_buffers import own_buffers
 from .record import GRADIENT, OTHER, PARAMETER, STATE, StepRecord, num_steps
 from .recorder import Recorder
 from .same_numbers import SameNumbers
@@ -91,7 +92,7 @@ class Recorded(EngineBase):
             "is_compiled": self.is_compiled,
         }
         step = recorder.step
-        recorder.after_update(self._values.parameters(), self._values.states(), notes)
+        recorder.after_update(self._values.parameters(), self._values.states(), own_buffers(self), notes)
         if self._compared.part != CONFIGURED:
             self._take_parameters(step)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..comm.end_program import end_program
 from ..environment import NumericsRun
-from .record import GRADIENT, PARAMETER, STATE, place_of
+from .record import BUFFER, GRADIENT, PARAMETER, STATE, place_of
 from .tensor_file import TensorWriter
 
 MOST_SKIPPED = 20  # steps without an update that are allowed beyond those asked for
@@ -69,14 +69,15 @@ class Recorder:
         self,
         parameters: Iterable[tuple[str, Tensor]],
         states: Iterable[tuple[str, Tensor]],
+        buffers: Iterable[tuple[str, Tensor]],
         notes: dict[str, Any],
     ) -> None:
-        """Write the parameters and the optimizer's states after the step; then end the run if it was the last
-        one.
+        """Write the parameters, the optimizer's states and this rank's buffers after the step; then end the
+        run if it was the last one.
         """
         if self._writer is None:
             raise AssertionError("a step ends that has not begun")
-        for kind, values in ((PARAMETER, parameters), (STATE, states)):
+        for kind, values in ((PARAMETER, parameters), (STATE, states), (BUFFER, buffers)):
             for name, value in values:
                 self._writer.add(kind + name, value)
         norm = notes["norm"]

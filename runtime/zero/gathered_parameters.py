@@ -18,6 +18,7 @@ from .access.whole_parameters import WholeParameters
 from .model.sharded_model import ShardedModel
 from .param_location import ParamLocation, location_of
 from .parameters.early_parameter import EarlyParameter, InitContext, early_of
+from .stand_ins import stand_in_of
 from .units.sub_buffer import SubBuffer
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ class GatheredParameters:
         self._locations = sorted(locations, key=lambda location: location.place)
         early = {early for param in wanted if (early := early_of(param)) is not None}
         self._early = sorted(early, key=lambda one: one.order)
+        stand_ins = {found for param in wanted if (found := stand_in_of(param)) is not None}
+        self._stand_ins = sorted(stand_ins, key=lambda one: one.name)
         self._modifier_rank = modifier_rank
         self._versions: list[int] = []
         self._is_open_ended = False
@@ -252,6 +255,8 @@ class GatheredParameters:
                 sub_buffer.param_shard.note_change(
                     location.member_index for location in self._locations if location.sub_buffer is sub_buffer
                 )
+        for stand_in in self._stand_ins:
+            stand_in.spread(rank)
         for early in self._outer_early:
             early.spread(rank)
         for init, params in self._by_init().items():

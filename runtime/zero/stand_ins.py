@@ -11,11 +11,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 class ParamStandIn(Protocol):
     """The whole values of one trained parameter, float32. Those of gradients are collectives."""
 
+    name: str  # in the model; the same on every rank
+
     def value(self) -> Tensor:
         """Return a copy of the value that the optimizer updates."""
 
     def set_value(self, value: Tensor) -> None:
         """Set it, and the parameter with it."""
+
+    def spread(self, rank: int) -> None:
+        """Let all ranks have the parameter as it is on this rank of the job: a collective."""
 
     def gradient(self) -> Tensor:
         """Return the average of the gradients so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -40,6 +41,24 @@ def growing(rank: int) -> None:
     train_engine(engine, steps=12)
 
 
+def ending_early(rank: int) -> None:
+    """The reference ends after two of the three steps."""
+    is_first = os.environ["DSLAUNCH_NUMERICS"].startswith("configured")
+    engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=1))
+    train_engine(engine, steps=3 if is_first else 2)
+
+
+def with_stale_mean(rank: int) -> None:
+    """As configured, rank 1 forgets the mean of a normalization, which no training uses, after each step."""
+    is_first = os.environ["DSLAUNCH_NUMERICS"].startswith("configured")
+    model = torch.nn.Sequential(make_model(), torch.nn.Unflatten(1, (1, -1)), torch.nn.BatchNorm1d(1))
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage=2))
+    for step in range(3):
+        train_engine(engine, steps=1, first=step)
+        if is_first and rank == 1:
+            model[2].reset_running_stats()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -74,6 +93,19 @@ def test_a_fault_is_named_by_step_quantity_and_parameter(ranks: Ranks, tmp_path:
     *_, hint, verdict = lines_of(result, "plain")
     assert hint == "the whole change is 2 times that of the other"
     assert verdict == "differs: step 1: parameter 'first.weight'"
+
+
+def test_a_run_that_ends_before_the_other_differs(ranks: Ranks, tmp_path: Path) -> None:
+    found = compared(ranks, ending_early, folder=tmp_path).difference
+    assert found is not None
+    assert (found.step, found.quantity, found.configured, found.reference) == (3, "number of steps", 3, 2)
+
+
+def test_a_buffer_that_differs_on_one_rank_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    found = compared(ranks, with_stale_mean, folder=tmp_path).difference
+    assert found is not None
+    assert (found.step, found.quantity, found.name) == (2, "buffer", "2.running_mean")
+    assert found.where.startswith("rank 1:")
 
 
 def test_stage_0_is_a_reference_where_the_model_fits_no_rank(ranks: Ranks, tmp_path: Path) -> None:

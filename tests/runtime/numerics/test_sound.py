@@ -15,7 +15,7 @@ from tests.runtime.ranks import Ranks
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]
 
 
-@pytest.mark.parametrize("name", few(SOUND, lambda name: name in ("pp", "sp")))
+@pytest.mark.parametrize("name", few(SOUND, lambda name: name in ("pp", "sp", "edits")))
 def test_nothing_is_found_in_a_sound_training(ranks: Ranks, tmp_path: Path, name: str) -> None:
     size, training, arguments = SOUND[name]
     result = compared(ranks, training, *arguments, folder=tmp_path, size=size)

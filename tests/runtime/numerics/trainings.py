@@ -145,6 +145,17 @@ def with_reads(rank: int, stage: int) -> None:
         assert safe_get_full_optimizer_state(model.last.bias, "momentum_buffer") is not None
 
 
+def with_edits(rank: int, stage: int) -> None:
+    """Weights are written between steps, by one rank for all."""
+    model = make_model()
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage=stage))
+    for step in range(3):
+        train_engine(engine, steps=1, first=step)
+        with dslaunch.zero.GatheredParameters(set(model.parameters()), modifier_rank=1), torch.no_grad():
+            if rank == 1:
+                model.first.weight.mul_(0.5)
+
+
 def resumed(rank: int, folder: str, changes: dict[str, Any]) -> None:
     """What another training has saved is loaded, and trained on."""
     config = make_config(**{"scheduler": {"type": "WarmupLR"}, **changes})
@@ -232,6 +243,7 @@ SOUND: dict[str, tuple[int, Callable[..., None], tuple[Any, ...]]] = {
     "client's Adafactor": (2, of_client, (3, _adafactor)),
     "adapters": (2, of_adapters, (3,)),
     "reads and writes": (2, with_reads, (3,)),
+    "edits": (2, with_edits, (3,)),
     "zero.Init": (2, made_in_shards, (3,)),
     "Llama": (2, of_hugging_face, ("Llama", 3, 1, {"is_checkpointed": True})),
     "GPT-NeoX in bf16": (2, of_hugging_face, ("GPTNeoX", 2, 1, {"bf16": {"enabled": True}})),
