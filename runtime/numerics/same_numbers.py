@@ -1,14 +1,17 @@
 """Random numbers of forwards, the same in both runs: dropout is off, and all others come from seeds that the
-number of the forward gives.
+number of the forward gives: torch's, numpy's, which masks of audio models come from, and Python's.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .dropout import turn_off
 
@@ -37,15 +40,26 @@ class SameNumbers:
         self._num_forwards += 1
         devices = [self._device] if self._device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(_SEED + 1009 * self._num_forwards + self._place)
+            pythons, numpys = random.getstate(), np.random.get_state()
+            seed = _SEED + 1009 * self._num_forwards + self._place
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)
             before = self._states()
-            yield
-            after = self._states()
-            if any(not torch.equal(one, other) for one, other in zip(before, after, strict=True)):
-                self.are_drawn = True
+            try:
+                yield
+                self.are_drawn = self.are_drawn or self._states() != before
+            finally:
+                random.setstate(pythons)
+                np.random.set_state(numpys)
 
-    def _states(self) -> list[Tensor]:
-        states = [torch.get_rng_state()]
+    def _states(self) -> list[Any]:
+        numpys: Any = np.random.get_state(legacy=False)["state"]
+        states: list[Any] = [
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            (bytes(numpys["key"]), numpys["pos"]),
+        ]
         if self._device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(self._device))
+            states.append(torch.cuda.get_rng_state(self._device).tolist())
         return states

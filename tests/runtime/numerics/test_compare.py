@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,6 +41,22 @@ def growing(rank: int) -> None:
     optimizer = {"type": "SGD", "params": {"lr": 30.0}}
     engine, *_ = dslaunch.initialize(model=make_model(), config=make_config(stage=2, optimizer=optimizer))
     train_engine(engine, steps=12)
+
+
+class Masked(torch.nn.Module):
+    """Layers whose input is masked as numpy and Python's random say; nobody gives them seeds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_model()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layers(inputs * (random.random() + np.random.random()))
+
+
+def masked(rank: int) -> None:
+    engine, *_ = dslaunch.initialize(model=Masked(), config=make_config(stage=1))
+    train_engine(engine, steps=2)
 
 
 def ending_early(rank: int) -> None:
@@ -93,6 +111,12 @@ def test_a_fault_is_named_by_step_quantity_and_parameter(ranks: Ranks, tmp_path:
     *_, hint, verdict = lines_of(result, "plain")
     assert hint == "the whole change is 2 times that of the other"
     assert verdict == "differs: step 1: parameter 'first.weight'"
+
+
+def test_random_numbers_of_numpy_and_python_are_the_same_in_both_runs(ranks: Ranks, tmp_path: Path) -> None:
+    result = compared(ranks, masked, folder=tmp_path)
+    assert result.difference is None
+    assert result.notes["are_drawn"]
 
 
 def test_a_run_that_ends_before_the_other_differs(ranks: Ranks, tmp_path: Path) -> None:
