@@ -70,6 +70,7 @@ class OptimizerShard:
 
     def allocate_states(self, names: Sequence[str]) -> None:
         """Have zeros in the states of these names, and no other; what lies on a disk must be here."""
+        self.states = {}  # the memory of those from before is free for the new ones
         self.states = {name: self._zeros(torch.float32) for name in names}
 
     def _zeros(self, dtype: torch.dtype) -> Tensor:
