@@ -306,18 +306,22 @@ class _Names(NamedTuple):
     trained: set[str]
 
 
-def _names_of_all(training: Training) -> _Names:
-    """Order: a collective where ranks hold other layers"""
+def _own_names(training: Training) -> _Names:
     members = [
         (sub_buffer.is_trained, name)
         for sub_buffer, index, _ in _members(training)
         for name in sub_buffer.true_names(index)
     ]
-    own = _Names(
+    return _Names(
         parameters={name for _, name in members},
         buffers=set(training.beside_units()),
         trained={name for is_trained, name in members if is_trained},
     )
+
+
+def _names_of_all(training: Training) -> _Names:
+    """Order: a collective where ranks hold other layers"""
+    own = _own_names(training)
     if len(training.domains.stage_leaders) == 1:
         return own
     answers = training.job.all_gather_objects(own if training.leads else None, what="names of parameters")

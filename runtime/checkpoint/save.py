@@ -354,6 +354,17 @@ def _outline(training: Training, others: Mapping[str, Any], left_out: frozenset[
     )
 
 
+def describe_training(training: Training) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return what a save by this rank alone would put into training.pt, without random numbers, and the
+    tensors that its optimizer remembers beside the states, by their names in a checkpoint.
+    """
+    state = _describe(training, [_outline(training, training.written_beside(), frozenset())])
+    tensors: dict[str, Tensor] = {}
+    if training.optimizer is not None:
+        tensors, state["optimizer"]["beside"] = split_beside(training.optimizer.rule.beside())
+    return state | {"client_state": {}}, tensors
+
+
 def _describe(training: Training, outlines: Sequence[_Outline]) -> dict[str, Any]:
     """Return what is in training.pt, but for client_state, random numbers and what the optimizer remembers
     beside its states.

@@ -1,7 +1,8 @@
-"""An evaluation and a save, as runs do them between their steps; both have peaks of their own."""
+"""An evaluation, a save and a load, as runs do them beside their steps; each has peaks of its own."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from ..engine.base import EngineBase
 from ..engine.stages_engine import StagesEngine
 from ..engine.step_engine import StepEngine
 from .memory import RunMemory
+from .planned_checkpoint import ANY_TAG, LOAD
 
 EVALUATE, SAVE = "evaluation", "saving a checkpoint"
 
@@ -70,3 +72,9 @@ def _bring_to_host(all_runs: Iterable[TensorRuns]) -> int:
                 for _, box, values in boxes_on_host(tensor_runs, tensor_runs.flats()):
                     num_bytes += box.numel * values.itemsize
     return num_bytes
+
+
+def rehearse_load(engine: EngineBase, memory: RunMemory) -> None:
+    """Load a checkpoint as this job saves it; see planned_checkpoint.py."""
+    memory.begin(LOAD)
+    engine.load_checkpoint(os.devnull, tag=ANY_TAG)

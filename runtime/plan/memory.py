@@ -20,7 +20,8 @@ PARAMETERS, GATHERED = "parameters", "gathered parameters"
 GRADIENTS, STATES, COMMUNICATION = "gradients", "masters and optimizer states", "communication"
 STEP, ACTIVATIONS, PROGRAM = "temporaries of the step", "activations", "of the program"
 KEPT = "kept for the next use"  # pinned pages
-KINDS = (PARAMETERS, GATHERED, GRADIENTS, STATES, COMMUNICATION, STEP, ACTIVATIONS, PROGRAM, KEPT)
+CHECKPOINT = "of a checkpoint, on its way"
+KINDS = (PARAMETERS, GATHERED, GRADIENTS, STATES, COMMUNICATION, STEP, ACTIVATIONS, PROGRAM, CHECKPOINT, KEPT)
 
 _RUNTIME = str(Path(__file__).parents[1]) + "/"
 _TORCH = str(Path(torch.__file__).parent)
@@ -39,6 +40,7 @@ _SITES: tuple[tuple[str, str | None], ...] = (
     ("optimizers/", STATES),
     ("step/torch_optimizer_rule.py", STATES),
     ("comm/", COMMUNICATION),
+    ("checkpoint/", CHECKPOINT),
     ("step/", STEP),
     ("engine/optimizer_step.py", STEP),
     ("engine/components.py", PARAMETERS),

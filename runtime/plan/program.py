@@ -22,10 +22,10 @@ from ...kernels.compiled import _C
 from ..engine.base import EngineBase
 from ..engine.stages_engine import StagesEngine
 from ..engine.step_engine import StepEngine
-from ..errors import UserError
+from ..errors import CheckpointError, UserError
 from ..mesh import parts
 from ..step import copied_gradients, grad_norm
-from .after_steps import plan_saves, rehearse_evaluation, rehearse_save
+from .after_steps import plan_saves, rehearse_evaluation, rehearse_load, rehearse_save
 from .attention import choose_attention
 from .autocast import cast_as_autocast, cast_in_this_thread
 from .by_device import choose_by_device
@@ -35,6 +35,7 @@ from .disk import PlannedDisk
 from .guesses import Guesses
 from .memory import RunMemory
 from .pinned import PlannedPages
+from .planned_checkpoint import plan_loads
 from .ranks import join_alike_ranks
 from .stages import PlannedStages, UntoldInputError
 from .storages import Storages
@@ -118,6 +119,7 @@ class Rehearsal:
         self.work.watch_wires()
         self.disk.put()
         plan_saves(memory)
+        plan_loads(memory)
         kernels: Any = _C
         kernels.step, kernels.squared_norm = self._step, lambda *args, **kwargs: 1.0
         kernels.lamb_directions, kernels.lamb_apply = self._lamb_directions, lambda *args, **kwargs: None
@@ -283,6 +285,10 @@ class Rehearsal:
             rehearse_evaluation(engine, self.last_forward, self.memory)
             self.last_forward = None
         self.saved_bytes = rehearse_save(engine, self.memory)
+        try:
+            rehearse_load(engine, self.memory)
+        except CheckpointError as error:  # a program that never saves may have what no checkpoint can hold
+            self.guesses.lines["the load after the steps"] = f"it is left out, because {error}"
 
     def _run(self, program: Callable[[], object]) -> None:
         self.memory.begin(BUILD)

@@ -35,10 +35,10 @@ from .manifest import FileSpan
 from .tensor_runs import PlacedBox, TensorRun, TensorRuns
 
 METADATA = ".metadata"
-_BOX_BYTES = 32 << 20  # a reader of any part of a box reads all of it
+BOX_BYTES = 32 << 20  # a reader of any part of a box reads all of it
 _NUM_BUFFERS = 2  # buffers for boxes from a GPU: one is written to the file while a copy fills the other
 _CRC32 = threading.Lock()  # torch's choice of checksums is one for all threads
-_AROUND_BOX = 4096  # more than torch.save puts around a tensor, with its name at its longest
+AROUND_BOX = 4096  # more than torch.save puts around a tensor, with its name at its longest
 
 
 class Written(NamedTuple):
@@ -58,7 +58,7 @@ def write_runs(store: Store, folder: str, all_runs: Sequence[TensorRuns], *, ran
 
     Errors: OSError with the bytes wanted and free if there is no room for it, before anything is written
     """
-    capacity = sum(num_bytes + _AROUND_BOX for num_bytes in _box_bytes(all_runs))
+    capacity = sum(num_bytes + AROUND_BOX for num_bytes in box_bytes(all_runs))
     if capacity == 0:
         return []
     file = f"__{rank}_0.distcp"
@@ -112,12 +112,13 @@ def spans_of(written: Sequence[Written]) -> dict[str, tuple[FileSpan, ...]]:
 
 def _boxes(tensor_runs: TensorRuns) -> Iterator[tuple[TensorRun, PlacedBox]]:
     for run in tensor_runs.runs:
-        max_numel = _BOX_BYTES // tensor_runs.dtypes[run.flat].itemsize
+        max_numel = BOX_BYTES // tensor_runs.dtypes[run.flat].itemsize
         for box in run.boxes(max_numel=max_numel):
             yield run, box
 
 
-def _box_bytes(all_runs: Sequence[TensorRuns]) -> Iterator[int]:
+def box_bytes(all_runs: Sequence[TensorRuns]) -> Iterator[int]:
+    """Yield the bytes of each box, in the order of the file."""
     for tensor_runs in all_runs:
         for run, box in _boxes(tensor_runs):
             yield box.numel * tensor_runs.dtypes[run.flat].itemsize

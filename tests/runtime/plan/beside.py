@@ -124,7 +124,7 @@ def _rehearsed(row: Row, rank: int, told: dict[str, Any]) -> dict[str, Any]:
     from dslaunch.runtime.plan.answer import answer_of
     from dslaunch.runtime.plan.program import Rehearsal
 
-    os.environ.update(_environment(rank, row.world_size))
+    os.environ.update(environment(rank, row.world_size))
     sys.path.insert(0, FOLDER)  # where programs find `deepspeed`
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
@@ -140,7 +140,8 @@ def _rehearsed(row: Row, rank: int, told: dict[str, Any]) -> dict[str, Any]:
     return answer_of(rehearsal)
 
 
-def _environment(rank: int, world_size: int) -> dict[str, str]:
+def environment(rank: int, world_size: int) -> dict[str, str]:
+    """Return the variables that a launcher sets for a rank."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": "0",
@@ -156,7 +157,7 @@ def measure(rank: int, row: Row) -> Seen:
     """Run on the fake device; for a process of `cuda_ranks` that has run nothing else."""
     import torch
 
-    os.environ.update(_environment(rank, row.world_size), LOCAL_RANK=str(rank))
+    os.environ.update(environment(rank, row.world_size), LOCAL_RANK=str(rank))
     sys.path.insert(0, FOLDER)
     watch = _Watch(rank)
     torch.manual_seed(0)

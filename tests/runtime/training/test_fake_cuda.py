@@ -605,7 +605,7 @@ def _saved_in_boxes(rank: int, folder: str, order: str) -> tuple[list[int], int,
     gc.collect()
     before = pinned_in_use()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "_BOX_BYTES", 4096)
+        patch.setattr(writer, "BOX_BYTES", 4096)
         patch.setattr(writer, "_save_box", counted)
         torch.cuda.synchronize()
         device().clear_counters()

@@ -1,0 +1,119 @@
+"""The peak of a load, as a plan predicts it and on the fake device, and what the program gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import dslaunch
+from tests.fake_cuda.build import can_be_built, library
+from tests.runtime.plan.beside import Row, in_own_process
+from tests.runtime.plan.layouts import layout
+from tests.runtime.plan.loads import measure_load, save
+from tests.runtime.plan.test_api import NUM_BYTES, PLAIN, Stack, batch
+from tests.runtime.ranks import Ranks
+
+if TYPE_CHECKING:
+    from tests.fake_cuda.ranks import Parent
+
+TOLERANCE = 0.03
+BATCH_BYTES = 3072  # of the program: a run loads when it has the tokens of the next step
+LOAD = "loading a checkpoint"
+CONFIG = PLAIN | {"optimizer": {"type": "AdamW"}}
+ADAFACTOR = "blocks, torch.optim.Adafactor"  # its states are those of whole parameters
+FEW = [("blocks", "stage 1"), (ADAFACTOR, "stage 3")]
+OTHERS = [
+    *(("blocks", zero) for zero in ("stage 0", "stage 2", "stage 3")),
+    *(("blocks", f"stage 3, {where}") for where in ("optimizer on cpu", "optimizer on nvme", "both on cpu")),
+    ("blocks", "stage 2, optimizer on cpu"),
+    ("blocks, torch.optim.AdamW", "stage 2"),
+    ("blocks, tied", "stage 2"),
+    (ADAFACTOR, "stage 2"),
+]
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Parent]:
+    reason = can_be_built()
+    if reason is not None:
+        pytest.skip(reason)
+    from tests.fake_cuda.ranks import Parent
+
+    library()
+    parent = Parent()
+    yield parent
+    parent.stop()
+
+
+def assert_alike(device: Parent, program: str, zero: str, folder: Path) -> None:
+    name, config = layout(zero)
+    row = Row(program=program, layout=name, config=config)
+    (planned,) = (
+        one["peaks"]["device"]["bytes"] for one in in_own_process(row, 0, {})["phases"] if one["name"] == LOAD
+    )
+    ranks = Ranks(device.fork)
+    try:
+        real = ranks(measure_load, row, str(folder), world_size=row.world_size)[0]
+    finally:
+        ranks.stop()
+    assert planned == pytest.approx(real, rel=TOLERANCE, abs=BATCH_BYTES)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(("program", "zero"), FEW)
+def test_a_plan_says_what_a_load_needs(device: Parent, program: str, zero: str, tmp_path: Path) -> None:
+    assert_alike(device, program, zero, tmp_path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(("program", "zero"), OTHERS)
+def test_a_plan_says_what_a_load_needs_in_every_layout(
+    device: Parent, program: str, zero: str, tmp_path: Path
+) -> None:
+    assert_alike(device, program, zero, tmp_path)
+
+
+def _phases(folder: Path, expected: object) -> list[dict[str, Any]]:
+    """Return the phases of a program that loads a checkpoint before its first step, and gets that."""
+
+    def resuming() -> Stack:
+        plain = dslaunch.Engine.forward
+        loaded: list[object] = []
+
+        def forward(engine: Any, *args: Any) -> Any:
+            if not loaded:
+                loaded.append(engine.load_checkpoint(folder))
+                assert loaded == [expected]
+            return plain(engine, *args)
+
+        dslaunch.Engine.forward = forward  # type: ignore[method-assign]
+        return Stack()
+
+    planned = dslaunch.plan(resuming, batch, CONFIG, hosts=2)
+    phases: list[dict[str, Any]] = planned.answer["phases"]
+    return phases
+
+
+def test_a_program_that_resumes_begins_anew_where_there_is_no_checkpoint(tmp_path: Path) -> None:
+    """Its load has a phase where it is called, and one after the steps; both take the buffers of a reader."""
+    phases = _phases(tmp_path, (None, {}))
+    names = [one["name"] for one in phases]
+    assert names.index(LOAD) < names.index("step 1: backward")
+    assert names[-1] == LOAD
+    read_bytes = [one["peaks"]["host"]["bytes"] for one in phases if one["name"] == LOAD]
+    assert len(read_bytes) == 2
+    assert min(read_bytes) > 2 * NUM_BYTES  # two buffers of the largest piece of a file, a layer
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_a_program_that_resumes_gets_what_the_checkpoint_here_says(ranks: Ranks, tmp_path: Path) -> None:
+    """It is given its own counters, and the tensors have no values."""
+    (place,) = ranks(save, str(tmp_path), CONFIG, world_size=1)
+    assert LOAD in [one["name"] for one in _phases(tmp_path, (place, {"epoch": 3}))]
