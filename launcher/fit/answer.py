@@ -79,7 +79,7 @@ class StepWork:
     host_bytes: int
     copied_bytes: tuple[tuple[str, int], ...]
     sent: tuple[SentBytes, ...]
-    update_copied_bytes: tuple[tuple[str, int], ...] = ()  # of the copies, those in the optimizer step
+    update_copied_bytes: tuple[tuple[str, int], ...] = ()  # copies that are part of the optimizer step
 
 
 class RehearsalProblem(NamedTuple):

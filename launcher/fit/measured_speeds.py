@@ -38,8 +38,8 @@ class ClusterSpeeds:
     device: str  # name of the GPU; "none": the hosts have none
     device_bytes: int
     torch: str
-    num_cores: int  # of a host, as many as a job may use
-    num_threads: int  # of a rank
+    num_cores: int  # cores of a host that a job may use
+    num_threads: int  # threads of a rank
     measured_at: str  # ISO 8601
     arithmetic: Mapping[str, Points]  # this and the others as in Speeds
     memory: Mapping[str, float]

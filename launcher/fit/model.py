@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import LaunchError
 
 CONFIG = "--deepspeed_config"
-_TRAINERS_CONFIG = "--deepspeed"  # of the Trainer; elsewhere it is a flag without a value
+_TRAINERS_CONFIG = "--deepspeed"  # the Trainer's option; elsewhere it is a flag without a value
 _BATCH = re.compile("[1-9][0-9]{0,6}x[1-9][0-9]{0,8}")
 
 

@@ -46,7 +46,7 @@ class ToldRun:
     seconds: Mapping[str, float]  # by KINDS
     rest_s: float  # data, and what no part names
     step_s: float  # without saving, loading and evaluating
-    peak_bytes: int  # of a rank, at most; 0: not told
+    peak_bytes: int  # the fullest rank's; 0: not told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ from .rank_kinds import RankKind
 NUM_AT_ONCE = 2
 TOLD_AFTER_S = 2.0
 _POLL_S = 0.05
-LINE_TIMEOUT_S = 3.0  # of a process that is asked for its line
+LINE_TIMEOUT_S = 3.0  # how long a process may take to tell its line
 _MODULE = f"{__package__.partition('.')[0]}.runtime.plan"
 _NUM_LAST_LINES = 3
 

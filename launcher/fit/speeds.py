@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from .devices import Gpu
 
-Points = tuple[tuple[float, float], ...]  # of a curve, by their first number
+Points = tuple[tuple[float, float], ...]  # points of a curve, ordered by their first number
 _T = TypeVar("_T")
 
 _GIGA = 1e9
@@ -39,11 +39,11 @@ class Speeds:
     is_measured: bool  # arithmetic is then what products of matrices reached, memory included
     arithmetic: tuple[tuple[str, Points], ...]
     memory: tuple[tuple[str, float], ...]
-    launch_s: float  # of an operation that does next to nothing
+    launch_s: float  # the time of an operation that does next to nothing
     adds_launches: bool  # the processor that launches computes, too
     inside: tuple[tuple[str, Points], ...]
     between: tuple[tuple[str, Points], ...]
-    update_bytes_per_s: float  # of the host's optimizer: each array is read and written
+    update_bytes_per_s: float  # the host's optimizer reads and writes each array
     copied_bytes_per_s: float  # between host and GPU
     disk_bytes_per_s: float
     hidden: float  # share of computing beside which messages and copies cost nothing

@@ -25,7 +25,7 @@ class Outcome:
     """
 
     step_s: float | None = None
-    num_samples: int = 0  # of a step, on all ranks
+    num_samples: int = 0  # samples of a step, on all ranks
     num_steps: int = 0  # measured ones
     why_out: str = ""
     kept_files: str = ""  # why the program's files were written; empty if they vanished with the trial

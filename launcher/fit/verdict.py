@@ -12,7 +12,7 @@ from ..wording import shown_size
 from .answer import DEVICE, HOST, PINNED, Answer, Rehearsed, RunPhase
 
 EXIT_FITS, EXIT_TOO_LARGE = 0, 1
-DEFAULT_LIMIT_S = 600.0  # of all rehearsals together
+DEFAULT_LIMIT_S = 600.0  # all rehearsals together take no longer
 GIB = 2**30
 OUTSIDE = "outside of torch"
 OUTSIDE_BYTES = GIB  # CUDA's context and NCCL's buffers, assumed

@@ -51,7 +51,7 @@ class Autotuning:
     is_afresh: bool = False  # earlier results do not count
     arg_mappings: tuple[tuple[str, str], ...] = ()  # keys of the ds_config, and arguments that repeat them
     micro_batches: tuple[int, int] = (1, _MOST)  # the least and the greatest that may run
-    batches: tuple[int, int] = (1, _MOST)  # of train_batch_size, which stays as it is
+    batches: tuple[int, int] = (1, _MOST)  # bounds of train_batch_size, which stays as it is
     num_tensor_parts: int | None = None  # parts of each layer, which the job must have
     notes: tuple[str, ...] = ()  # sentences on keys without effect
 

@@ -51,7 +51,7 @@ class TuneRequest:
 class Tuned:
     """The suggestions, and what their trials measured. `tuning` None: none of them fits."""
 
-    found: FitFinding  # of the job as it is
+    found: FitFinding  # what is found of the job as it is
     suggestions: Suggestions
     tuning: Tuning | None
     folder: Path | None
@@ -89,7 +89,7 @@ def tune(options: Options, request: FitRequest, asked: TuneRequest) -> Tuned:
     with _without_section(options) as plain:
         job, found = plan_job(plain._replace(dry_run=True), request)
         suggested = suggest(job, found, has_meshes=False)
-    fastest: dict[Setup, Tried] = {}  # of each setup, since the job as it is may be a slower one
+    fastest: dict[Setup, Tried] = {}  # the job as it is may be slower than another trial of its setup
     for one in suggested.tried:
         if one.fits() and section.allows(one.candidate):
             fastest.setdefault(one.candidate.setup, one)

@@ -38,7 +38,7 @@ from ..comm.wire import Wire
 
 DEFAULT_S = 0.15  # each operation is repeated for so long
 CROWDED_TIMES = 3  # as long, where ranks share cores and batches differ more
-TIMEOUT = timedelta(minutes=2)  # of a message
+TIMEOUT = timedelta(minutes=2)  # a message may take so long
 # Sides of square matrices, from those that memory holds up to those that arithmetic does.
 CPU_SIDES, GPU_SIDES = (32, 64, 128, 256, 512, 1024), (128, 256, 512, 1024, 2048, 4096, 8192)
 MESSAGE_BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 24)

@@ -23,7 +23,7 @@ from .pipe import Pipe, process_pipe
 
 MOST_SKIPPED = 20  # steps without an update that are allowed beyond those asked for
 _TOLD_WITHIN_S = 10.0
-_NAME = "trial"  # of what is told the launcher
+_NAME = "trial"  # the metric's name in what a rank tells the launcher
 
 
 class StepTrial:

@@ -34,7 +34,7 @@ from ..zero.units.sub_buffer import SubBuffer
 from .memory import RunMemory
 
 LOAD = "loading a checkpoint"
-_NUM_BUFFERS = 2  # of a reader: one is read into while the other is taken from
+_NUM_BUFFERS = 2  # a reader fills one while it takes from the other
 ANY_TAG = "planned"
 
 

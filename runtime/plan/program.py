@@ -58,7 +58,7 @@ class Obstacle(NamedTuple):
     line: str  # file and line of the program
     why: str
     is_in_runs: bool = False  # a run with values comes to it, too
-    exit_code: int = 0  # of a program that ends by itself with another code than 0, and has said why
+    exit_code: int = 0  # the program's, if it ends by itself with another than 0 and has said why
 
 
 class Rehearsal:

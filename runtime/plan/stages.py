@@ -25,9 +25,9 @@ from ..pipeline.reading import Reading
 from .streams import host_waits
 from .without_values import WithoutValues
 
-_KEYS = "keys"  # of each batch, the numbers of its micro batches; see Batch
+_KEYS = "keys"  # the numbers of the micro batches of each batch; see Batch
 _TRAINING, _EVALUATION = "training", "evaluation"  # whether gradients are wanted
-_LENGTH_BYTES = 8  # of the message that says how long the one with the contents is
+_LENGTH_BYTES = 8  # a message first says how long the one with the contents is
 
 
 class UntoldInputError(BaseException):

@@ -47,7 +47,7 @@ class SentAlong:
     def __init__(self) -> None:
         self.bytes: Counter[str] = Counter()
         self.number: Counter[str] = Counter()
-        self.update_bytes: Counter[str] = Counter()  # of those bytes, in the optimizer step
+        self.update_bytes: Counter[str] = Counter()  # the part of those bytes that the optimizer step moves
 
 
 class RankWork:
@@ -57,7 +57,7 @@ class RankWork:
         self.on_device: dict[OperationGroup, Amounts] = defaultdict(Amounts)
         self.host_bytes = 0  # read and written in host memory by the host's own arithmetic
         self.copied_bytes: Counter[str] = Counter()  # "to device", "to host", "to disk", "from disk"
-        self.update_copied_bytes: Counter[str] = Counter()  # of those, in the optimizer step
+        self.update_copied_bytes: Counter[str] = Counter()  # the part of those that the optimizer step copies
         self.sent: dict[tuple[str, tuple[int, ...]], SentAlong] = defaultdict(SentAlong)
 
 
@@ -137,5 +137,5 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     formula = flop_registry.get(func.overloadpacket)
     if formula is None:
         return 0
-    shaped = (one for one in args if not isinstance(one, torch.dtype))  # of an overload that no formula knows
+    shaped = (one for one in args if not isinstance(one, torch.dtype))  # no formula knows a dtype
     return int(formula(*shaped, **kwargs, out_val=out))

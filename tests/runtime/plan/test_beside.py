@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fake_cuda.build import can_be_built, library
 from tests.runtime.plan.beside import Row, Seen, measure, predict
 from tests.runtime.plan.rows import FEW, ROWS
 
@@ -15,20 +13,6 @@ if TYPE_CHECKING:
     from tests.fake_cuda.ranks import Parent
 
 TOLERANCE = 0.03
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Parent]:
-    """The process that ranks on the fake device are forked from: each row has new ones, without memory."""
-    reason = can_be_built()
-    if reason is not None:
-        pytest.skip(reason)
-    from tests.fake_cuda.ranks import Parent
-
-    library()
-    parent = Parent()
-    yield parent
-    parent.stop()
 
 
 def measured(device: Parent, row: Row) -> Seen:

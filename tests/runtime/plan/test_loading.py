@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import dslaunch
-from tests.fake_cuda.build import can_be_built, library
 from tests.runtime.plan.beside import Row, in_own_process
 from tests.runtime.plan.layouts import layout
 from tests.runtime.plan.loads import measure_load, save
@@ -33,19 +31,6 @@ OTHERS = [
     ("blocks, tied", "stage 2"),
     (ADAFACTOR, "stage 2"),
 ]
-
-
-@pytest.fixture(scope="module")
-def device() -> Iterator[Parent]:
-    reason = can_be_built()
-    if reason is not None:
-        pytest.skip(reason)
-    from tests.fake_cuda.ranks import Parent
-
-    library()
-    parent = Parent()
-    yield parent
-    parent.stop()
 
 
 def assert_alike(device: Parent, program: str, zero: str, folder: Path) -> None:
