@@ -91,6 +91,7 @@ def test_a_suggested_ds_config_is_written_and_fits(folder: Path) -> None:
     assert out.startswith("fits: ")
 
 
+@pytest.mark.exhaustive
 def test_hosts_without_gpus_are_compared_by_their_memory(folder: Path) -> None:
     words = ("-H", "node[1-2]:2", "--gpu=none", "--host_memory=8GiB", "--suggest", "--json")
     code, out, err = planned(folder, *words, *PROGRAM, "ds.json")
