@@ -161,6 +161,7 @@ def _again(rank: int, port: int) -> int:
         patch.setattr(process_group, "_num_stores", count())  # as in a process that has made none
         for name, value in place.items():
             patch.setenv(name, str(value))
+        dist.barrier()  # a rank that leaves closes connections on which the other may still make the group
         for _ in range(3):
             dist.destroy_process_group()
             engine, *_ = dslaunch.initialize(model=torch.nn.Linear(1, 1), config=config)
