@@ -516,7 +516,8 @@ def test_the_exit_code_is_what_the_job_ended_with(monkeypatch: pytest.MonkeyPatc
     ("words", "code"),
     [
         ("--nosuch t.py", 2),
-        ("--num_gpus=1 --no_python --no_local_rank sh -c 'exit 7'", 7),
+        # a slow start would be told on stderr, and output that cannot be written ends a job
+        ("--num_gpus=1 --log_level=error --no_python --no_local_rank sh -c 'exit 7'", 7),
         ("exec -H nosuch -- true", 2),
     ],
 )
