@@ -185,7 +185,7 @@ class MemoryWatch:
     def _limit(self) -> str:
         for group, before in zip(self._groups, self._hits):  # noqa: B905 - strict= needs Python 3.10
             limit = group.limit_bytes()
-            if limit is not None and group.hits() > before:
+            if limit is not None and (group.hits() > before or group.was_full()):
                 return f"cgroup limit {size_of(limit)}"
         return "the whole machine ran out of it"
 

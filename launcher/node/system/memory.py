@@ -24,6 +24,14 @@ class MemoryGroup:
             return int(self._text("memory.failcnt") or 0)
         return self._counter("memory.events", "oom") or 0
 
+    def was_full(self) -> bool:
+        """Tell whether its memory with swap has ever been at a limit of its own.
+
+        Version 1 only, where a container without swap has one: Linux 6.18 does not count how often.
+        """
+        limit, most = (self._text(f"memory.memsw.{name}_in_bytes").strip() for name in ("limit", "max_usage"))
+        return limit.isdigit() and most.isdigit() and int(most) >= int(limit)
+
     def limit_bytes(self) -> int | None:
         text = self._text("memory.limit_in_bytes" if self._is_v1 else "memory.max").strip()
         return int(text) if text.isdigit() and int(text) < 1 << 60 else None

@@ -208,6 +208,23 @@ def test_the_limit_that_was_hit_is_named(machine: Machine) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [(1 << 20, "cgroup limit 1 MiB"), ((1 << 20) - 4096, "the whole machine ran out of it")],
+)
+def test_a_limit_of_memory_with_swap_is_seen_by_the_most_that_was_used(
+    most: int, expected: str, tmp_path: Path
+) -> None:
+    """As in a container of cgroup version 1 without swap: the kernel counts no hit of either limit."""
+    machine = Machine(tmp_path, 1)
+    machine.limit(machine.job, 1 << 20)
+    (machine.job / "memory.memsw.limit_in_bytes").write_text(f"{1 << 20}\n")
+    (machine.job / "memory.memsw.max_usage_in_bytes").write_text(f"{most}\n")
+    watch = machine.watch()
+    machine.count(machine.job, kills=1, hits=0)
+    assert watch.explain(7, KILLED, is_our_kill=False)[1] == [f"the kernel killed it for memory ({expected})"]
+
+
 def test_without_a_limit_it_was_the_machine(machine: Machine) -> None:
     watch = machine.watch()
     machine.count(machine.job, kills=1, hits=0)
