@@ -25,7 +25,7 @@ from ..errors import EXIT_HOST, LaunchError
 from ..job.master_address import LOOPBACK
 from ..job.plan import Plan
 from ..job.verdict import Failure, HostFailure, Verdict, signal_name, verdict_of
-from ..node.system.process_tree import become_subreaper, die_with_parent, kill_descendants, reap
+from ..node.system.process_tree import become_subreaper, die_with_parent, end_descendants, kill_descendants
 from ..options import Options
 from ..options.option import given_in
 from ..output.console import Console
@@ -124,7 +124,7 @@ def run_owned(job: OwnedJob, console: Console) -> Verdict:
     events: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     taken = (ASKING, *unignored((*ENDING, *PASSED_ON)))
     signals = received(taken, lambda number, _: events.put(number))
-    with tempfile.TemporaryDirectory(prefix="dslaunch-") as folder, signals:
+    with signals, tempfile.TemporaryDirectory(prefix="dslaunch-") as folder:
         path = str(Path(folder) / "hosts")
         if job.hostfile is not None:
             Path(path).write_text(job.hostfile)
@@ -132,9 +132,7 @@ def run_owned(job: OwnedJob, console: Console) -> Verdict:
         words = _Words(process, job.external.tells_failures, console)
         console.started()
         interrupts, lost = _wait(process, events, job, console)
-        while kill_descendants(os.getpid()):
-            reap()
-            time.sleep(0.01)
+        end_descendants(console.say)
         words.drain()
     interrupted_by = interrupts[0] if interrupts else None
     has_failed = process.returncode != 0 and interrupted_by is None

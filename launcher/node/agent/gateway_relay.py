@@ -29,7 +29,7 @@ from ...wire.mux import (
     pack,
     pack_grant,
 )
-from ..system.process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
+from ..system.process_tree import become_subreaper, die_with_parent, end_descendants
 
 ALIVE_EVERY_S = 1.0
 REAP_EVERY_S = 0.01  # while a process has closed its output but still runs
@@ -248,6 +248,4 @@ def main() -> None:
     try:
         GatewayRelay().run()
     finally:
-        while kill_descendants(os.getpid()) or descendants(os.getpid()):
-            reap()
-            time.sleep(0.01)
+        end_descendants()

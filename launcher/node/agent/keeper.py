@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 
 from ..system.background import print_traceback
 from ..system.lean_stdlib import name_of_signal, signal, suppress
 from ..system.private_folder import PrivateFolder
-from ..system.process_tree import become_subreaper, descendants, die_with_parent, kill_descendants, reap
+from ..system.process_tree import become_subreaper, die_with_parent, end_descendants
 from .agent import Agent
+
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> None:
@@ -24,6 +25,7 @@ def main() -> None:
         os.setsid()
     become_subreaper()
     keeper = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # until there is an agent: the folder would be left
     try:
         folder = PrivateFolder()
         child = os.fork()
@@ -33,6 +35,7 @@ def main() -> None:
     if child == 0:
         status = 1
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
             become_subreaper()
             die_with_parent(keeper, signal.SIGTERM)
             Agent(folder).run()
@@ -69,8 +72,9 @@ def _keep(child: int, folder: PrivateFolder) -> None:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGTERM)
 
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for signum in _PASSED_ON:
         signal.signal(signum, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     os.close(0)
     os.close(1)
     status = 1
@@ -92,8 +96,6 @@ def _keep(child: int, folder: PrivateFolder) -> None:
             if os.WIFSIGNALED(status):  # otherwise the agent itself said why it ended
                 with suppress(OSError):
                     os.write(2, b"it was killed by %s\n" % name_of_signal(os.WTERMSIG(status)).encode())
-            while kill_descendants(keeper_pid := os.getpid()) or descendants(keeper_pid):
-                reap()
-                time.sleep(0.01)
+            end_descendants()
             folder.remove()  # again, in case the agent was killed before it did
     os._exit(1 if status else 0)

@@ -8,9 +8,17 @@ is exactly the job, and walking parent links in /proc finds all of it.
 from __future__ import annotations
 
 import os
+import time
 
+from .kernel_file import read_text
 from .lean_stdlib import signal, suppress
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+QUIET_S = 2.0  # of a wait for processes that were killed, before they are named
+_MAX_NAMED = 3
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -90,6 +98,27 @@ def kill_descendants(root: int, signum: int = signal.SIGKILL) -> list[int]:
         with suppress(ProcessLookupError, PermissionError):  # it ended, or became another user's
             os.kill(pid, signum)
     return pids
+
+
+def end_descendants(say: Callable[[str], object] = lambda _: None) -> None:
+    """Kill every process below this one, and wait until none is left. `say` is told, once, which processes
+    take long: the kernel keeps one while a file system or a device that it uses hangs.
+    """
+    own = os.getpid()
+    quiet_until = time.monotonic() + QUIET_S
+    while pids := kill_descendants(own) or descendants(own):
+        reap()
+        if time.monotonic() > quiet_until:
+            quiet_until = float("inf")
+            say(f"waiting for the end of {_names(pids)}, to which SIGKILL was sent")
+        time.sleep(0.01)
+
+
+def _names(pids: list[int]) -> str:
+    """Name the first few: "ssh (process 12) and 2 others"."""
+    named = [f"{read_text(f'/proc/{pid}/comm').strip()} (process {pid})" for pid in pids[:_MAX_NAMED]]
+    num_others = len(pids) - len(named)
+    return ", ".join(named) + (f" and {num_others} others" if num_others else "")
 
 
 def reap() -> list[tuple[int, int]]:

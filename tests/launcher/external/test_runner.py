@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,39 @@ def test_a_signal_for_the_workers_goes_to_the_command(start_words: Start, tmp_pa
     made.signal(signal.SIGUSR1)
     assert made.wait() == 7
     assert "SIGUSR1 (10): passed on to srun" in made.err
+
+
+STRUCK = """
+import os, signal, sys, tempfile
+from dslaunch.launcher.command_line import cli
+
+class Struck(tempfile.TemporaryDirectory):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+tempfile.TemporaryDirectory = Struck
+cli.main(["--launcher=slurm", "-H", "hosts", "train.py"])
+"""
+
+
+def test_a_signal_before_the_command_starts_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "hosts").write_text("node1 slots=1\n")
+    (tmp_path / "train.py").touch()
+    (tmp_path / "tmp").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", STRUCK],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path / "tmp")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 143, done.stderr
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 TALKING = """#!/bin/sh

@@ -7,10 +7,13 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dslaunch.launcher.node.system import process_tree
 from dslaunch.launcher.node.system.process_tree import descendants, kill_descendants
 
 pytestmark = pytest.mark.slow
@@ -202,6 +205,23 @@ def test_a_process_that_may_not_be_signalled_does_not_save_the_others(
     monkeypatch.setattr("dslaunch.launcher.node.system.process_tree.os.kill", kill)
     assert kill_descendants(1) == [11, 12]
     assert sent == [11, 12]
+
+
+def test_processes_that_take_long_to_end_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = os.getpid()
+    looks = [[here], [here], [here] * 5, [here], []]
+    said: list[str] = []
+    clock = count()
+    monkeypatch.setattr(process_tree, "kill_descendants", lambda root: looks.pop(0))
+    monkeypatch.setattr(process_tree, "descendants", lambda root: [])
+    monkeypatch.setattr(process_tree, "reap", list)
+    fake = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda _: None)
+    monkeypatch.setattr(process_tree, "time", fake)
+    process_tree.end_descendants(said.append)
+    name = Path("/proc/self/comm").read_text().strip()
+    named = ", ".join([f"{name} (process {here})"] * 3)
+    assert said == [f"waiting for the end of {named} and 2 others, to which SIGKILL was sent"]
+    assert looks == []
 
 
 def test_reaping_gives_each_end_once(start: Start) -> None:
