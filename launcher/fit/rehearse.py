@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from ..wording import cleaned, count, shown_time
 from .answer import Answer, read_answer
 from .model import with_ds_config, with_mapped
 from .rank_kinds import RankKind
+from .scratch_folder import scratch_folder
 
 NUM_AT_ONCE = 2
 TOLD_AFTER_S = 2.0
@@ -89,10 +89,10 @@ def rehearse_variants(
     """Return for each variant of the job the answers of its kinds of rank, or why there are none: also that
     all together take too long. `known`: as rehearse() takes them.
     """
-    with tempfile.TemporaryDirectory(prefix="dslaunch-plan-") as folder, contextlib.ExitStack() as running:
+    with scratch_folder("plan") as folder, contextlib.ExitStack() as running:
         rehearsals: list[list[_Rehearsal]] = []
         for number, variant in enumerate(variants):
-            own = Path(folder, str(number))
+            own = folder / str(number)
             own.mkdir()
             rehearsals.append([_Rehearsal(variant, kind, stage, own) for kind in variant.kinds])
             for one, answer in zip(rehearsals[-1], known, strict=False):
@@ -228,15 +228,14 @@ class _Rehearsal:
         self._folder = folder / f"rank{kind.rank.rank}"
         self._answer, self._output = self._folder / "answer.json", self._folder / "output.txt"
         self._stacks = self._folder / "stacks.txt"
-        self._num_begun = 0
-        self._given: Mapping[str, Any] = {}  # what others had told when it was begun
-        self._process: subprocess.Popen[bytes] | None = None
+        self._begun: list[subprocess.Popen[bytes]] = []  # one more when others have told what it waited for
+        self._given: Mapping[str, Any] = {}  # what others had told when the last one was begun
         self.found: Answer | None = None
 
     @property
     def is_new(self) -> bool:
         """Tell whether it was not rehearsed yet."""
-        return self.found is None and not self._num_begun
+        return self.found is None and not self._begun
 
     def can_go_on(self, told: Mapping[str, Any]) -> bool:
         """Tell whether it has ended for want of something that was told since."""
@@ -251,7 +250,6 @@ class _Rehearsal:
     def begin(self, told: Mapping[str, Any]) -> None:
         """Start the process in a group of its own. `told`: what stages of other ranks have told."""
         self._folder.mkdir(exist_ok=True)
-        self._num_begun += 1
         self._given = dict(told)
         given = self._folder / "told.json"
         given.write_text(json.dumps(told))
@@ -260,12 +258,12 @@ class _Rehearsal:
             "stacks": str(self._stacks),
             "stacks_signal": SIGNAL,
             "told": str(given),
-            "layers": str(self._folder / f"layers{self._num_begun}"),
+            "layers": str(self._folder / f"layers{len(self._begun)}"),
         }
         env = environment_of_rank(self._plan, self._kind)
         safe = ["-P"] if sys.version_info >= (3, 11) else []  # the folder of the job may have a torch.py
         with open(self._output, "wb") as output:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, *safe, "-u", "-m", _MODULE, json.dumps(request)],
                 cwd=bytes_of(self._plan.cwd),
                 env={os.fsdecode(name): os.fsdecode(value) for name, value in env.items()},
@@ -274,14 +272,13 @@ class _Rehearsal:
                 stderr=None if self._stage.is_verbose else output,
                 start_new_session=True,
             )
+            self._begun.append(process)
 
     def ends_within(self, timeout_s: float) -> bool:
         """Wait so long for the end; tell whether it has come. What was found is there then."""
-        if self._process is None:
-            return True
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
-        if self._process.returncode is None:
+        try:
+            self._begun[-1].wait(timeout_s)
+        except subprocess.TimeoutExpired:
             return False
         self.found = None
         with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):  # it is empty until the end
@@ -290,9 +287,10 @@ class _Rehearsal:
 
     def line_now(self) -> str:
         """Return the line of the program at which the process is; empty if it does not tell."""
-        if self._process is None or not self._stacks.exists() or not catches(self._process.pid, SIGNAL):
+        pid = self._begun[-1].pid
+        if not self._stacks.exists() or not catches(pid, SIGNAL):
             return ""
-        os.kill(self._process.pid, SIGNAL)
+        os.kill(pid, SIGNAL)
         patience_ends = time.monotonic() + LINE_TIMEOUT_S
         text = ""
         while not text.endswith("\n") and time.monotonic() < patience_ends:
@@ -302,11 +300,10 @@ class _Rehearsal:
 
     def end(self) -> None:
         """Kill what is left of the process and its children."""
-        if self._process is None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        for process in self._begun[-1:]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def answer(self) -> Answer:
         """Return what the rehearsal has found.
@@ -315,7 +312,7 @@ class _Rehearsal:
         """
         if self.found is not None:
             return self.found
-        code = None if self._process is None else self._process.returncode
+        code = self._begun[-1].returncode if self._begun else None
         raise LaunchError(
             f"the rehearsal of {self.name} has ended with exit code {code} and without an answer"
             f"{self._last_words(_NUM_LAST_LINES)}; --verbose shows the program's output"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -13,6 +12,7 @@ import click
 from ...shared import variables
 from ..errors import EXIT_HOST, LaunchError
 from ..fit.model import with_ds_config, with_mapped
+from ..fit.scratch_folder import scratch_folder
 from ..fit.tuning import Outcome, measured, micro_batch_of
 from ..inputs.env_file import EnvEntry
 from ..job.plan import Plan
@@ -99,10 +99,10 @@ def run_trial(options: Options, plan: Plan, trial: TrialJob, output: IO[bytes]) 
         arguments=with_mapped(arguments, trial.mapped, trial.config), variables=(*options.variables, entry)
     )
     telemetry = Telemetry()
-    with tempfile.TemporaryDirectory(prefix="dslaunch-trial-") as folder:
+    with scratch_folder("trial") as folder:
         if not kept:
             safe = ("-P",) if sys.version_info >= (3, 11) else ()  # the folder of the job may have a torch.py
-            prefix = (sys.executable, *safe, "-m", _MODULE, str(Path(folder, "layers")))
+            prefix = (sys.executable, *safe, "-m", _MODULE, str(folder / "layers"))
             options = options._replace(exec_prefix=prefix)
         code = _run(options, telemetry, output)
     outcome = _outcome(code, telemetry.state, trial, num_ranks=plan.world_size)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from ..errors import LaunchError
 from ..fit.candidates import Candidate, Setup
 from ..fit.finding import FitFinding
 from ..fit.model import ds_config_of, read_ds_config, with_ds_config
+from ..fit.scratch_folder import scratch_folder
 from ..fit.suggestion import Suggestions, Tried
 from ..fit.tuning import Halving, Outcome, TrialPlace, Tuning
 from ..inputs.autotuning import SECTION, Autotuning, read_autotuning
@@ -164,8 +164,8 @@ def _without_section(options: Options) -> Iterator[Options]:
     if config.pop(SECTION, None) is None:
         yield options
         return
-    with tempfile.TemporaryDirectory(prefix="dslaunch-tune-") as folder:
-        path = Path(folder, "ds_config.json")
+    with scratch_folder("tune") as folder:
+        path = folder / "ds_config.json"
         path.write_text(json.dumps(config))
         yield options._replace(arguments=with_ds_config(options.arguments, str(path)))
 

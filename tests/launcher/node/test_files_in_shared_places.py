@@ -27,6 +27,10 @@ KNOWN: dict[Place, str] = {
     ("run/tune_job.py", "_without_section", "path.write_text"): "in a TemporaryDirectory of its own",
     ("fit/rehearse.py", "_Rehearsal.begin", "open"): "in a TemporaryDirectory of its own",
     ("fit/rehearse.py", "_Rehearsal.begin", "given.write_text"): "in a TemporaryDirectory of its own",
+    ("fit/scratch_folder.py", "_remove_if_left", "shutil.rmtree"):
+        "a folder of this user alone that scratch_folder() made; links as links",
+    ("fit/scratch_folder.py", "scratch_folder", "Path(name, MARK).touch"):
+        "in a TemporaryDirectory of its own",
     ("external/runner.py", "run_owned", "Path(path).write_text"): "in a TemporaryDirectory of its own",
     ("output/log_files.py", "_link_latest", "new.replace"):
         "a link that was made the line before, over a link of an earlier run",
