@@ -194,7 +194,13 @@ _AGENT = (
     "node.agent.agent",
     "node.agent.keeper",
 )
-_RELAY = (*_ALL, "wire.mux", "node.system.process_tree", "node.agent.gateway_relay")
+_RELAY = (
+    *_ALL,
+    "wire.mux",
+    "node.system.kernel_file",
+    "node.system.process_tree",
+    "node.agent.gateway_relay",
+)
 _SHIM = (
     *_ALL,
     "wire.job",
