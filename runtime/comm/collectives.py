@@ -118,32 +118,6 @@ class Collectives:
         self.sharers.broadcast(tensor, what=what, source=source)
         RankGroup(self.mesh.copies, self.wire).broadcast(tensor, what=what)
 
-    def gather_to_first(self, shard: Tensor, *, what: str) -> Tensor | None:
-        """Return the whole of a value of which each rank has its shard (see `gather_states`)
-        on the first sharer, None elsewhere.
-        """
-        mesh = self.mesh
-        own: Tensor | None = shard
-        if mesh.states_by_chunk:
-            own = self._gather_along(own, mesh.replicate, shard.nbytes, what)
-            return self._gather_along(own, mesh.shard, shard.nbytes * mesh.replicate.size, what)
-        return self._gather_along(own if mesh.replicate.index == 0 else None, mesh.shard, shard.nbytes, what)
-
-    def _gather_along(self, own: Tensor | None, axis: Axis, nbytes: int, what: str) -> Tensor | None:
-        """Gather along an axis; with `own` None others do it, and this rank only counts it, so that all have
-        the same order.
-        """
-        if axis.is_alone:
-            return own
-        sent_bytes = 0 if own is None or axis.index == 0 else nbytes
-        flight = self._begin("gather", None, what, sent_bytes=sent_bytes)
-        if own is None:
-            return flight.run(lambda: None)
-        whole = own.new_empty(axis.size * own.numel()) if axis.index == 0 else None
-        parts = None if whole is None else list(whole.chunk(axis.size))
-        flight.start(partial(dist.gather, own, parts, group_dst=0, group=axis.group, async_op=True)).wait()
-        return whole
-
     def exchange(self, buffer: Tensor, *, sent: Sequence[int], received: Sequence[int], what: str) -> Tensor:
         """Return what the ranks that share the states have for this one, in the order of `Mesh.states_axis`.
 

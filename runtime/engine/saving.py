@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
+from ..checkpoint.export.output_plan import shard_bytes
 from ..errors import CheckpointError, ConfigError
+from ..weights.naming import Renamed
 from .checkpoints import Checkpoints
 from .instruments import Instruments
 from .weights import Weights
@@ -152,6 +154,31 @@ class Saving(nn.Module):
         else:
             self._weights.load_by(custom_load_fn, checkpoint["module"])
 
+    def weights(
+        self,
+        names: Literal["module"] | Callable[[str], str | None] = "module",
+        *,
+        only_trainable: bool = False,
+        to: Literal["all", "first"] = "all",
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Iterate over the names and the whole tensors of the model's weights, in its dtypes: for a server
+        that generates, or for another format of files.
+
+        `names`: "module", those of the module's state_dict, or a function from such a name to another one,
+        or to None for a tensor that is left out. `only_trainable`: only parameters that need a gradient.
+        `to`: "all" ranks, or the "first", where others get no tensors and have to iterate all the same.
+
+        One unit is gathered at a time, from the shards of parameters alone, and the parameters stay as they
+        are. A tensor is contiguous, on the engine's device, and has the values until the next one is asked
+        for: copy what you keep, and write to none. A tied tensor comes once, under its first name. A rank
+        that leaves the loop early does the others' collectives to the end.
+        Order:  a collective: every rank iterates to the end, and calls nothing else of the engine meanwhile
+        Errors: ConfigError, on all ranks and before anything is sent, for names that cannot be given
+        """
+        naming = Renamed() if names == "module" else Renamed(names)
+        left_out = self._weights.not_trained() if only_trainable else set()
+        return self._weights.one_pass(naming, left_out=left_out, to=to)
+
     def save_16bit_model(
         self,
         save_dir: str | Path,
@@ -174,6 +201,7 @@ class Saving(nn.Module):
         Order:  every rank must call this
         Errors: CheckpointError, on every rank, if it cannot be written
         """
+        shard_bytes(max_shard_size)  # checked before any message, so that all ranks raise the same error
         left_out = self._weights.frozen() if exclude_frozen_parameters else set()
         with self._instruments.state("saving"):
             self._weights.save(save_dir, save_filename, left_out=left_out, max_shard_size=max_shard_size)

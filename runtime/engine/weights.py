@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,12 @@ from ..errors import CheckpointError
 from ..mesh.domain import Domains
 from ..placement.stage_policy import Placement
 from ..strided import is_strided
+from ..weights.files import write_weights
+from ..weights.naming import Naming
+from ..weights.weights_pass import To, WeightsPass
 from ..zero.access.whole_parameters import whole_parameters
 from ..zero.model.sharded_model import ShardedModel
 from .dry_run import NoCopies
-from .weights_stream import WeightsStream, wholes, write_weights
 
 _SHAPES_ADVICE = (
     "Nothing was loaded. Build the model with the shapes of the state_dict, or leave these names out of it "
@@ -109,6 +111,29 @@ class Weights:
                 raise
             self._model.take_edits()
 
+    def one_pass(
+        self,
+        naming: Naming | None = None,
+        *,
+        left_out: Collection[str] = (),
+        to: To = "first",
+        by_itemsize: bool = False,
+    ) -> WeightsPass:
+        """Begin a pass over the weights except those in `left_out`.
+
+        Order:  a collective
+        Errors: ConfigError, on all ranks
+        """
+        return WeightsPass(
+            self._module,
+            self._model,
+            self._domains,
+            naming=naming,
+            left_out=left_out,
+            to=to,
+            by_itemsize=by_itemsize,
+        )
+
     def frozen(self) -> set[str]:
         """Return the names of the parameters that need no gradient."""
         named = self._module.named_parameters(remove_duplicate=False)
@@ -121,6 +146,10 @@ class Weights:
             if member.name in here
             for name in sub_buffer.true_names(index)
         }
+
+    def not_trained(self) -> set[str]:
+        """Return the names of all that an optimizer does not change: those parameters, and buffers."""
+        return self.frozen() | {name for name, _ in self._module.named_buffers(remove_duplicate=False)}
 
     def save(
         self,
@@ -138,8 +167,7 @@ class Weights:
         path = Path(save_dir) / save_filename
         is_safetensors = path.suffix == SAFETENSORS
         if is_safetensors or max_shard_size is not None:
-            self._model.parked_states.check_here("the weights of the whole model")
-            weights = WeightsStream(self._module, self._model, self._domains, left_out=left_out)
+            weights = self.one_pass(left_out=left_out, by_itemsize=True)
             size = DEFAULT_SHARD_SIZE if max_shard_size is None else max_shard_size
             write_weights(weights, self._job, save_dir, save_filename, max_shard_size=size)
             return
@@ -160,57 +188,18 @@ class Weights:
 
         Order: every rank must call this
         """
-        self._model.parked_states.check_here("a state_dict of the whole model")
-        self._model.before_gather()
-        if len(self._domains.stage_leaders) > 1:
-            return self._of_all_stages(left_out)
-        sub_buffers = [
-            sub_buffer
-            for unit in self._model.units
-            for sub_buffer in unit.sub_buffers
-            if not left_out.issuperset(member.name for member in sub_buffer.members)
-        ]
-        values: dict[str, Tensor] = {}
-        for sub_buffer in sub_buffers:
-            if sub_buffer.is_sharded:
-                with sub_buffer.here():
-                    flat = sub_buffer.comm.gather_to_first(
-                        sub_buffer.on_device(sub_buffer.param_shard.own), what=sub_buffer.label
-                    )
-            else:
-                flat = sub_buffer.param_shard.values.flat if sub_buffer.comm.sharers.is_first else None
-            values |= {
-                name: value.to("cpu", copy=True) for name, value in wholes(sub_buffer, flat, self._domains)
-            }
+        weights = self.one_pass(left_out=left_out)
+        values = {name: value.to("cpu", copy=True) for name, value in weights}
         if not self._job.is_first:
             return None
-        name_of = {
-            id(member.param): sub_buffer.true_name(index)
-            for sub_buffer in sub_buffers
-            for index, member in enumerate(sub_buffer.members)
-        }
+        values |= {name: values[first] for name, first in weights.plan.aliases.items()}
         # keep_vars, because detaching a parameter asks for its values, which may be sharded
-        here = {
-            name: values[name_of[id(value)]] if id(value) in name_of else _to_host(value)
+        own = {
+            name: values[name] if name in values else _to_host(value)
             for name, value in self._module.state_dict(keep_vars=True).items()
             if name not in left_out
         }
-        elsewhere = {
-            name: values[name]
-            for sub_buffer in sub_buffers
-            if sub_buffer.domain.names is not None
-            for index, member in enumerate(sub_buffer.members)
-            if member.name not in left_out
-            for name in sub_buffer.true_names(index)
-        }
-        return {**here, **elsewhere}
-
-    def _of_all_stages(self, left_out: set[str]) -> dict[str, Any] | None:
-        weights = WeightsStream(self._module, self._model, self._domains, left_out=left_out)
-        state: dict[str, Any] = {name: value.clone() for name, value in weights}
-        if not self._job.is_first:
-            return None
-        return state | {name: state[first] for name, first in weights.aliases.items()}
+        return own | values
 
     def _try_load_state_dict(self, state_dict: Mapping[str, Any], strict: bool) -> None:
         named = self._module.state_dict(keep_vars=True).items()

@@ -43,19 +43,3 @@ class NamesByRank:
         send = partial(dist.all_gather, received, own, group=self._group.axis.group, async_op=True)
         flight.start(send).wait()
         return received
-
-    def gather_to_first(self, value: Tensor | None, *, what: str) -> list[Tensor] | None:
-        """Return every rank's value on the first rank, None on the others. Without a value this rank has no
-        part in the collective and only counts it, so that all ranks have the same order.
-
-        Order: a collective
-        """
-        group = self._group
-        if value is None:
-            return group.wire.begin("gather", None, what, sent_bytes=0).run(lambda: None)
-        own = value.contiguous()
-        received = [own.new_empty(own.shape) for _ in range(group.size)] if group.is_first else None
-        flight = group.wire.begin("gather", None, what, sent_bytes=0 if group.is_first else own.nbytes)
-        send = partial(dist.gather, own, received, group_dst=0, async_op=True)
-        flight.start(partial(send, group=group.axis.group)).wait()
-        return received

@@ -55,22 +55,6 @@ class Parts:
         ).wait()
         return _put_together(received, cuts)
 
-    def gather_to_first(self, part: Tensor | None, cuts: Cuts, *, what: str) -> Tensor | None:
-        """Return the whole on the first rank, None on the others. Without a part this rank has no part in the
-        collective and only counts it, so that all ranks have the same order.
-
-        Order: a collective
-        """
-        if part is None:
-            return self.group.begin("gather", None, what, sent_bytes=0).run(lambda: None)
-        sent, received = _buffers(part, cuts)
-        flight = self.group.begin("gather", None, what, sent_bytes=0 if self.group.is_first else sent.nbytes)
-        into = received if self.group.is_first else None
-        flight.start(
-            partial(dist.gather, sent, into, group_dst=0, group=self.group.axis.group, async_op=True)
-        ).wait()
-        return _put_together(received, cuts) if self.group.is_first else None
-
 
 def _buffers(part: Tensor, cuts: Cuts) -> tuple[Tensor, list[Tensor]]:
     """Return the buffer to send, which has the same size on every rank, and the buffers to receive."""

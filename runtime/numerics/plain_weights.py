@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from ..checkpoint.export.output_plan import Spec
+from ..weights.held import Held
+from ..weights.naming import Naming
 
 
 class PlainWeights:
@@ -28,6 +32,21 @@ class PlainWeights:
         """Have `load(src=state_dict, dst=module)` write the weights."""
         with torch.no_grad():
             load(src=state_dict, dst=self._module)
+
+    def one_pass(
+        self, naming: Naming, *, left_out: Collection[str], to: str
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield names and tensors, on rank 0 alone if it goes `to` the "first"."""
+        if to == "first" and dist.get_rank():
+            return
+        state = {name: one for name, one in self._module.state_dict().items() if name not in left_out}
+        held = [Held((name,), Spec(tuple(one.shape), one.dtype), beside=one) for name, one in state.items()]
+        for conversion in naming.conversions([held])[0]:
+            yield from naming.convert(conversion, {name: state[name] for name in conversion.sources}).items()
+
+    def not_trained(self) -> set[str]:
+        """Return the names of all that an optimizer does not change."""
+        return self.frozen() | {name for name, _ in self._module.named_buffers()}
 
     def frozen(self) -> set[str]:
         """Return the names of the parameters that need no gradient."""

@@ -205,31 +205,50 @@ class ParamShard:
 
         Errors: ConfigError while this rank's shard is offloaded
         """
+        return self._start_gather(self.values)
+
+    @torch.no_grad()
+    def gather_copy(self) -> tuple[Tensor, ...]:
+        """Return the values of all members, in memory of their own; the parameters stay as they are.
+
+        Order:  a collective
+        Errors: as start_unshard
+        """
+        whole = FlatBuffer(self._plan.layout, dtype=self._plan.dtype, device=self._plan.device)
+        self._start_gather(whole).wait()
+        return whole.views
+
+    def _start_gather(self, whole: FlatBuffer) -> Pending:
         if self.is_parked:
             raise ConfigError(
                 f"parameter '{self._plan.names[0]}' is needed, but engine.offload_states() has moved this "
                 "rank's shard to host memory; call engine.reload_states() first"
             )
-        if not self._plan.mesh.shard.is_alone:  # and not in the stream in which an offloaded shard comes
+        axis = self._plan.mesh.shard
+        if not axis.is_alone:  # and not in the stream in which an offloaded shard comes
             self._comm.wire.before_gather(self._plan.label)
-        self.values.allocate()
+        whole.allocate()
         if not self.residence.parameters.is_away:
-            return self._comm.all_gather_from(self.kept, self.values.flat, what=self._plan.label)
+            return self._comm.all_gather_from(self.kept, whole.flat, what=self._plan.label)
+
+        def own() -> Tensor:
+            return whole.shard(axis.index, num_shards=axis.size)
+
+        def gather_others() -> Pending:
+            if axis.is_alone:
+                return Pending.done()
+            return self._comm.all_gather_from(own(), whole.flat, what=self._plan.label)
+
         if self.spill is None:
-            return to_device(self.kept, self.own_values(), then=self._gather_others)
+            return to_device(self.kept, own(), then=gather_others)
         with self.spill.here(is_written=False):
             kept, when_read = self.spill.lend(self.kept)
-            return to_device(kept, self.own_values(), then=self._gather_others, when_read=when_read)
+            return to_device(kept, own(), then=gather_others, when_read=when_read)
 
     def start_read(self) -> None:
         """Begin to read what `start_unshard` needs, if it lies on a disk."""
         if self.spill is not None:
             self.spill.start_in()
-
-    def _gather_others(self) -> Pending:
-        if self._plan.mesh.shard.is_alone:
-            return Pending.done()
-        return self._comm.all_gather_from(self.own_values(), self.values.flat, what=self._plan.label)
 
     @torch.no_grad()
     def show(self) -> None:

@@ -87,16 +87,6 @@ class SubBuffer:
             return part
         return parts.gather(part, cuts, what=f"parameter '{member.name}'")
 
-    def gather_parts_to_first(self, index: int, part: Tensor | None) -> Tensor | None:
-        """Gather as `gather_parts`, to the first of the ranks that have the parts; None on the others, and
-        where this rank gives no part because others do.
-        """
-        member = self.members[index]
-        parts, cuts = self.domain.parts, self.domain.cuts_of(member.param)
-        if parts is None or cuts is None:
-            return part
-        return parts.gather_to_first(part, cuts, what=f"parameter '{member.name}'")
-
     def part_of(self, index: int, whole: Tensor) -> Tensor:
         """Return what this rank has of a value of the member at `index`."""
         cut = self.domain.cut_of(self.members[index].param)

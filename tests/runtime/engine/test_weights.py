@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import CheckpointError, ConfigError
-from dslaunch.runtime.engine import weights_stream
+from dslaunch.runtime.weights import files
 from tests.runtime.models import assert_same_bits, batch, make_config, make_model, snapshot
 from tests.runtime.ranks import Ranks
 
@@ -190,7 +190,7 @@ class WithExtraState(nn.Linear):
 def _without_extra_state(rank: int, folder: str) -> list[str]:
     engine, *_ = dslaunch.initialize(model=make_model(WithExtraState), config=make_config(stage=3))
     said: list[str] = []
-    with mock.patch.object(weights_stream._log, "warning", lambda text, *args: said.append(text % args)):
+    with mock.patch.object(files._log, "warning", lambda text, *args: said.append(text % args)):
         engine.save_16bit_model(folder, "model.safetensors")
     return said
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import dslaunch
@@ -16,6 +17,7 @@ from dslaunch.runtime.mesh.domain import Domains
 from dslaunch.shared.axes import Axes
 from dslaunch.utils import safe_get_full_fp32_param
 from tests.runtime.experts.models import make_config, start, train, train_plain
+from tests.runtime.models import assert_same_bits
 from tests.runtime.ranks import Ranks
 
 NEAR = 1e-6  # relative: sums of float32 in another order
@@ -118,6 +120,8 @@ def _trained(rank: int, case: Case, folder: str) -> Any:
     if folder:
         engine.save_checkpoint(folder, tag="here")
         engine.save_16bit_model(folder, "weights.safetensors")
+        weights = load_file(f"{folder}/weights.safetensors")
+        assert_same_bits({name: value.clone() for name, value in engine.weights()}, weights)
     if case.stage < 3:
         said = r"this rank's (experts of 'model.layers.0.mlp.experts'|part of parameter)"
         with pytest.raises(ConfigError, match=said):
@@ -170,8 +174,6 @@ def _resumed(rank: int, size: int, stage: int, folder: str) -> dict[str, Tensor]
 
 
 def test_stacks_are_saved_whole_and_loaded_over_other_numbers_of_ranks(ranks: Ranks, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
     folder = str(tmp_path)
     _, trained = ranks(_trained, Case("Mixtral", 2, 3), folder, world_size=4)[0]
     weights = load_file(tmp_path / "weights.safetensors")

@@ -149,6 +149,7 @@ def _saved(rank: int, ep_size: int, stage: int, folder: str) -> tuple[dict[str, 
     engine.save_16bit_model(folder, "weights.bin")
     engine.save_16bit_model(folder, "weights.safetensors")
     found = _all_of(engine)
+    assert_same_bits({name: value.clone() for name, value in engine.weights()}, found[0])
     engine.destroy()
     return found
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import dslaunch
@@ -15,6 +16,7 @@ from dslaunch.runtime.compat.pipeline.topology import PipeModelDataParallelTopol
 from dslaunch.runtime.pipeline.layers import LayerSpec, TiedLayerSpec
 from dslaunch.utils import safe_get_full_fp32_param
 from dslaunch.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from tests.runtime.models import assert_same_bits
 from tests.runtime.pipeline.models import (
     Block,
     Embed,
@@ -63,6 +65,7 @@ def _train(rank: int, folder: str) -> Trained:
     values = {name: safe_get_full_fp32_param(param) for name, param in module.named_parameters()}
     engine.save_checkpoint(folder, tag="here")
     engine.save_16bit_model(folder, "model.safetensors")
+    assert_same_bits(dict(engine.weights()), load_file(f"{folder}/model.safetensors"))
     engine.destroy()
     return losses, norms, values
 
@@ -83,8 +86,6 @@ def test_stages_of_divided_layers_train_as_one_process(ranks: Ranks, tmp_path: P
         for name, value in values.items():
             own = next(one[2][name] for one in found if name in one[2])
             assert torch.equal(value, own), name
-    from safetensors.torch import load_file
-
     plain = Judge(is_tied=True)
     plain.load_state_dict(load_file(tmp_path / "model.safetensors"))
     for name, param in plain.named_parameters():
