@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..checkpoint.export.output_plan import Spec
-from ..weights.held import Held
+from ..weights.held import HeldTensor
 from ..weights.naming import Naming
 
 
@@ -40,7 +40,9 @@ class PlainWeights:
         if to == "first" and dist.get_rank():
             return
         state = {name: one for name, one in self._module.state_dict().items() if name not in left_out}
-        held = [Held((name,), Spec(tuple(one.shape), one.dtype), beside=one) for name, one in state.items()]
+        held = [
+            HeldTensor((name,), Spec(tuple(one.shape), one.dtype), beside=one) for name, one in state.items()
+        ]
         for conversion in naming.conversions([held])[0]:
             yield from naming.convert(conversion, {name: state[name] for name in conversion.sources}).items()
 

@@ -17,7 +17,7 @@ from ..zero.units.sub_buffer import SubBuffer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class HeldTensor:
     """A parameter that lies in a sub-buffer, or a tensor that lies in none."""
 
     names: tuple[str, ...]  # in the whole model; several where other ranks use one name for theirs
@@ -36,7 +36,7 @@ class Held:
 class HeldWeights:
     """All weights of this rank by group: what one unit has of one dtype is gathered together."""
 
-    groups: tuple[tuple[Held, ...], ...]
+    groups: tuple[tuple[HeldTensor, ...], ...]
     aliases: dict[str, str]  # another name of a tied tensor -> its first name
     no_tensors: tuple[str, ...]  # names in the state_dict of what is no dense tensor
 
@@ -47,7 +47,7 @@ def held_weights(
     """Return all but those whose names are in `left_out`, in the order of the units: parameters, and buffers
     that lie in the unit's modules.
     """
-    groups: dict[_Key, list[Held]] = {}
+    groups: dict[_Key, list[HeldTensor]] = {}
     first_name: dict[int, str] = {}
     for place, unit in enumerate(model.units):
         for sub_buffer in unit.sub_buffers:
@@ -56,7 +56,7 @@ def held_weights(
                 first_name[id(member.param)] = sub_buffer.true_name(index)
                 if member.name not in left_out:
                     spec = Spec(sub_buffer.whole_shape(index), sub_buffer.plan.dtype)
-                    held = Held(sub_buffer.true_names(index), spec, sub_buffer, index)
+                    held = HeldTensor(sub_buffer.true_names(index), spec, sub_buffer, index)
                     groups.setdefault(key, []).append(held)
     unit_of = _units_of_others(model)
     aliases: dict[str, str] = {}
@@ -75,7 +75,7 @@ def held_weights(
             aliases[name] = first
         elif id(value) in unit_of or not isinstance(value, nn.Parameter):
             key = _key(unit_of.get(id(value), len(model.units)), value.dtype, domains.of(value), domains)
-            beside = Held((name,), Spec(tuple(value.shape), value.dtype), beside=value.detach())
+            beside = HeldTensor((name,), Spec(tuple(value.shape), value.dtype), beside=value.detach())
             groups.setdefault(key, []).append(beside)
     return HeldWeights(
         groups=tuple(
@@ -87,7 +87,7 @@ def held_weights(
     )
 
 
-def names_of(group: Sequence[Held]) -> tuple[str, ...]:
+def names_of(group: Sequence[HeldTensor]) -> tuple[str, ...]:
     """Return the names of all tensors of a group."""
     return tuple(name for one in group for name in one.names)
 

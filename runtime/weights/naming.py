@@ -1,4 +1,4 @@
-"""What tensors are called when they come out, and what is made of several of them."""
+"""Names of tensors when they come out, and what is made of several tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from .held import Held
+from .held import HeldTensor
 from .out_plan import Conversion
 
 Rename = Callable[[str], str | None]
@@ -16,7 +16,7 @@ Rename = Callable[[str], str | None]
 class Naming(Protocol):
     """The way from the model's tensors to those that come out."""
 
-    def conversions(self, groups: Sequence[Sequence[Held]]) -> list[tuple[Conversion, ...]]:
+    def conversions(self, groups: Sequence[Sequence[HeldTensor]]) -> list[tuple[Conversion, ...]]:
         """Return the conversions of each group.
 
         Errors: ConfigError for what cannot be named
@@ -33,7 +33,7 @@ class Renamed:
         """`rename` returns the new name, or None for a tensor that is left out."""
         self._rename = rename
 
-    def conversions(self, groups: Sequence[Sequence[Held]]) -> list[tuple[Conversion, ...]]:
+    def conversions(self, groups: Sequence[Sequence[HeldTensor]]) -> list[tuple[Conversion, ...]]:
         """Return a conversion for each tensor; for several where ranks use one name for theirs."""
         return [
             tuple(

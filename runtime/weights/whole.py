@@ -12,7 +12,7 @@ from torch import Tensor
 from ..checkpoint.export.output_plan import Spec
 from ..mesh.domain import Domains
 from ..zero.units.sub_buffer import SubBuffer
-from .held import Held
+from .held import HeldTensor
 from .out_plan import Conversion, OutGroup, OutPlan
 
 
@@ -30,7 +30,7 @@ class WholeWeights:
     def __init__(
         self,
         plan: OutPlan,
-        held: Mapping[tuple[str, ...], tuple[Held, ...]],
+        held: Mapping[tuple[str, ...], tuple[HeldTensor, ...]],
         domains: Domains,
         *,
         device: torch.device,
@@ -72,7 +72,7 @@ class WholeWeights:
                 tensors = self._between_stages(group, conversion.sources, tensors)
             yield Gathered(conversion, tensors, conversion is group.conversions[-1])
 
-    def _whole(self, held: Held, views: Mapping[SubBuffer, tuple[Tensor, ...]]) -> dict[str, Tensor]:
+    def _whole(self, held: HeldTensor, views: Mapping[SubBuffer, tuple[Tensor, ...]]) -> dict[str, Tensor]:
         sub_buffer, name = held.sub_buffer, held.names[0]
         if held.beside is not None:
             whole = held.beside.clone(memory_format=torch.contiguous_format)
