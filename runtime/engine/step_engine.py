@@ -4,16 +4,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..errors import ConfigError
+from ..placement.generation_plan import Generation
 from ..zero.model.offload_kinds import OffloadStateTypeEnum
 from .base import EngineBase, to_half
+from .generating import Generating
 from .instruments import loss_value
 
 
@@ -21,6 +24,11 @@ class StepEngine(EngineBase):
     """Engine whose calls of `step()` each end a micro batch. At a gradient accumulation boundary it then
     takes one optimizer step, see `OptimizerStep`, and steps the scheduler.
     """
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:
+        """Order: a collective"""
+        super().__init__(module, **options)
+        self._generating = Generating(module, self._model)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""
@@ -161,6 +169,33 @@ class StepEngine(EngineBase):
         self._check_managed("set_gradient_accumulation_boundary()")
         self._accumulation.force_boundary(is_boundary)
 
+    def generating(
+        self, *, weights: str | None = None, cache_bytes: int = 0
+    ) -> AbstractContextManager[Generation]:
+        """Return a block in which the module generates: in evaluation mode, without gradients.
+
+        Each rank may run what forwards it likes inside; one that ends early, or raises, waits at the block's
+        end for the others. `weights` "whole" gathers sharded parameters once, at the beginning;
+        "units" gathers them in each forward, one part of the model after the other; None takes "whole" where
+        that leaves on every rank a tenth of the free memory, beside `cache_bytes` of keys and values. The
+        block gives the decision: `weights`, and the reason in one `line`. Training goes on afterwards as if
+        nothing had been generated.
+        Order:  a collective at both ends, and at each gather
+        Errors: ConfigError for another word, and where ranks compute a forward together (ep, sp)
+        """
+        return self._generating.block(weights=weights, cache_bytes=cache_bytes)
+
+    @property
+    def generate(self) -> Callable[..., Any]:
+        """The module's own `generate`, in a block of `generating()`. There is none if the module has none.
+
+        Order:  a collective
+        Errors: as `generating`; ConfigError if ranks that divide layers are given other inputs
+        """
+        own: Any = self.module.generate
+        compare = _take_all if self._divided is None else self._divided.inputs.compare
+        return partial(self._generating.generate, own, compare)
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -171,6 +206,10 @@ class StepEngine(EngineBase):
                 f"engine.{name}(): a PipelineModule has it; any other model has engine(batch), "
                 "engine.backward(loss) and engine.step()"
             ) from error
+
+
+def _take_all(args: Any, kwargs: Any) -> None:
+    """Take any inputs: no ranks divide the layers."""
 
 
 def _check_loss(loss: object, call: str) -> None:

@@ -19,7 +19,13 @@ _KINDS_FIRST_S, _KINDS_LAST_S = 2.0, 60.0
 _LOOK_S = 1.5  # numbers are taken so often, for every second line by default
 _KIB = 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+# A container's limit, what it uses, and the row of its cache in memory.stat, by cgroups of version 2 and 1.
+_CGROUPS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    (
+        "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+    ),
+)  # fmt: skip
 
 
 class MemoryNumbers:
@@ -92,12 +98,39 @@ class MemoryNumbers:
 
 def host_memory() -> int:
     """Return what this process may have: the memory of its host, or of its container."""
-    total = _PAGE * os.sysconf("SC_PHYS_PAGES")
-    for path in _CGROUP_LIMITS:
-        try:
-            said = Path(path).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if said.isdigit():
-            total = min(total, int(said))
-    return total
+    limits = (_read_number(f"{folder}/{limit}") for folder, limit, *_ in _CGROUPS)
+    return min([_PAGE * os.sysconf("SC_PHYS_PAGES"), *(limit for limit in limits if limit is not None)])
+
+
+def free_host_memory() -> int:
+    """Return the bytes of host memory that programs can have yet, files in the cache included."""
+    free = _row("/proc/meminfo", "MemAvailable:", unit=_KIB) or 0
+    for folder, limit_file, used_file, cached_row in _CGROUPS:
+        limit, used = _read_number(f"{folder}/{limit_file}"), _read_number(f"{folder}/{used_file}")
+        if limit is not None and used is not None:
+            cached = _row(f"{folder}/memory.stat", cached_row) or 0
+            free = min(free, max(0, limit - used + cached))
+    return free
+
+
+def free_device_memory(device: torch.device) -> int:
+    """Return the bytes that this process can have yet on a GPU, torch's cache included."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+
+
+def _read_number(path: str) -> int | None:
+    try:
+        said = Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(said) if said.isdigit() else None
+
+
+def _row(path: str, name: str, *, unit: int = 1) -> int | None:
+    try:
+        lines = Path(path).read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    rows = (line.split() for line in lines)
+    return next((int(row[1]) * unit for row in rows if row[:1] == [name]), None)

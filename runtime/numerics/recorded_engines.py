@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from ..engine.make_engine import Request
 from ..engine.stages_engine import StagesEngine
 from ..engine.step_engine import StepEngine
 from ..environment import CONFIGURED, NumericsRun, read_environment, read_numerics
+from ..metrics.memory_numbers import free_host_memory
 from ..placement.precision import precision_of
 from ..zero.param_access import safe_set_full_fp32_param, safe_set_full_grad
 from .loaded import write_loaded
@@ -179,12 +179,6 @@ def facts_of(engine: EngineBase) -> dict[str, Any]:
     }
 
 
-def _free_bytes() -> int:
-    """Return the bytes of host memory that programs can have, files in the cache included."""
-    rows = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    return next(int(row[1]) << 10 for row in rows if row[0] == "MemAvailable:")
-
-
 def memory_facts(engine: EngineBase) -> dict[str, int]:
     """Return the bytes that a rank of the plain run needs, and those that are free for it.
 
@@ -199,7 +193,7 @@ def memory_facts(engine: EngineBase) -> dict[str, int]:
         own[1] = torch.cuda.get_device_properties(engine.device).total_memory
     else:
         workers = read_environment().local_world_size
-        own[1] = _free_bytes() // max(workers, 1)
+        own[1] = free_host_memory() // max(workers, 1)
     everywhere = engine._domains.job.all_gather_objects(own.tolist(), what="memory of a plain run")
     stages = [everywhere[rank][0] for rank in engine._domains.stage_leaders]
     return {"plain_bytes": sum(stages), "free_bytes": min(free for _, free in everywhere)}

@@ -19,7 +19,7 @@ at least one of them has changed, and its error ends the job.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 from zlib import crc32
@@ -75,7 +75,7 @@ class InputCheck:
         given = {keystr(path): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
         self._compare_shapes(given)
         if self._num_forwards.bit_count() == 1:
-            self._compare({name: (*_form(leaf), _digest(leaf)) for name, leaf in given.items()})
+            self._compare(_digests(given), in_forward=self._num_forwards)
         for leaf in given.values():
             if leaf.is_cuda and is_strided(leaf):
                 before = 0 if self._values_on_gpu is None else self._values_on_gpu * _FACTORS[0]
@@ -141,7 +141,7 @@ class InputCheck:
         if len(set(said)) == 1:
             return
         if not is_on_gpu:
-            self._compare({name: _form(leaf) for name, leaf in given.items()})
+            self._compare({name: _form(leaf) for name, leaf in given.items()}, in_forward=self._num_forwards)
         other = next(place for place, one in enumerate(said) if one != self._shapes)
         first = dist.get_rank() - self._axis.index
         shown = ", ".join(f"{name} {tuple(leaf.shape)} {leaf.dtype}" for name, leaf in given.items())
@@ -151,7 +151,17 @@ class InputCheck:
             + _ADVICE.format(size=self._axis.size)
         )
 
-    def _compare(self, own: dict[str, Any]) -> None:
+    def compare(self, args: Any, kwargs: Any) -> None:
+        """Check the tensors and numbers that are given to what runs many forwards.
+
+        Order:  a collective
+        Errors: ConfigError that names the first one that differs
+        """
+        leaves = [(keystr(path), leaf) for path, leaf in tree_leaves_with_path((args, kwargs))]
+        numbers = {name: ("number", leaf) for name, leaf in leaves if isinstance(leaf, int | float)}
+        self._compare(_digests({name: leaf for name, leaf in leaves if isinstance(leaf, Tensor)}) | numbers)
+
+    def _compare(self, own: dict[str, Any], *, in_forward: int | None = None) -> None:
         everywhere = self._axis.group.all_gather_objects(own, what="what the model is given")
         first = dist.get_rank() - self._axis.index
         for place, other in enumerate(everywhere):
@@ -160,10 +170,10 @@ class InputCheck:
             ]
             if differing:
                 forms = {first: everywhere[0].get(differing[0]), first + place: other.get(differing[0])}
+                where = "" if in_forward is None else f" in forward {in_forward}"
                 raise ConfigError(
-                    f"{self._together(*forms)}, and were given different inputs in forward "
-                    f"{self._num_forwards}: {differing[0]} {_difference(forms)}; "
-                    + _ADVICE.format(size=self._axis.size)
+                    f"{self._together(*forms)}, and were given different inputs{where}: {differing[0]} "
+                    f"{_difference(forms)}; " + _ADVICE.format(size=self._axis.size)
                 )
 
     def _together(self, rank: int, other: int) -> str:
@@ -175,6 +185,10 @@ class InputCheck:
 
 def _form(value: Tensor) -> tuple[tuple[int, ...], str]:
     return tuple(value.shape), str(value.dtype)
+
+
+def _digests(given: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: (*_form(leaf), _digest(leaf)) for name, leaf in given.items()}
 
 
 def _difference(forms: dict[int, tuple[Any, ...] | None]) -> str:

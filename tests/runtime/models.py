@@ -50,6 +50,30 @@ class Blocks(nn.Module):
         return x
 
 
+class Writer(nn.Module):
+    """Layers over an embedding, with dropout; the next token is the likeliest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(11, 15)
+        self.blocks = nn.ModuleList(nn.Linear(15, 15) for _ in range(3))
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(15, 11)
+
+    def forward(self, tokens: Tensor, num_blocks: int = 3) -> Tensor:
+        x = self.embed(tokens).cumsum(1)
+        for block in self.blocks[:num_blocks]:
+            x = x + torch.tanh(self.dropout(block(x)))
+        made: Tensor = self.head(x)
+        return made
+
+    def generate(self, tokens: Tensor, num: int) -> Tensor:
+        for _ in range(num):
+            tokens = torch.cat([tokens, self(tokens)[:, -1:].argmax(-1)], dim=1)
+        return tokens
+
+
 def make_model(kind: Callable[[], nn.Module] = Uneven, *, seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return kind()

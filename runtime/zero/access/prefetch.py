@@ -18,8 +18,10 @@ from contextlib import contextmanager
 
 import torch
 
+from ...comm.rank_group import RankGroup
 from ..units.unit import Unit, UnitState
 from ..units.unit_uses import UnitUse, UnitUses
+from .lockstep import Lockstep, in_lockstep
 
 _LET_GO_S = 0.01
 _AHEAD = 2  # units that are kept if they come next; the first of them is gathered
@@ -82,6 +84,7 @@ class Prefetcher:
         self._is_end_awaited = False
         # The number that autograd gave the backward; in it, a checkpoint of the reentrant kind runs others.
         self._backward: int | None = None
+        self._lockstep: Lockstep | None = None
 
     # ---- forward
 
@@ -131,6 +134,8 @@ class Prefetcher:
 
     def end_forward(self) -> None:
         """Note that no forward is under way: one that was left has not failed."""
+        if self._lockstep is not None:
+            return  # other ranks may run other forwards, or none
         if self._has_gathered and not (self.num_forwards or in_backward() or torch.is_grad_enabled()):
             self._after_evaluation()
 
@@ -219,6 +224,21 @@ class Prefetcher:
             for unit in idle:
                 unit.reshard()
             self._wait_for(idle)
+
+    @contextmanager
+    def in_lockstep(self, holders: RankGroup, device: torch.device) -> Iterator[None]:
+        """Let each rank run as many forwards inside as it likes; see lockstep.py.
+
+        Order: a collective at each gather and at the end
+        """
+        self._reshard_all()
+        with in_lockstep(self._units, holders, device) as lockstep:
+            self._lockstep = lockstep
+            try:
+                yield
+            finally:
+                self._lockstep = None
+                self._reshard_all()
 
     @property
     def held_in_block(self) -> Unit | None:
@@ -315,6 +335,8 @@ class Prefetcher:
                 unit.reshard()
 
     def _note(self, unit: Unit) -> None:
+        if self._lockstep is not None:
+            self._lockstep.want(unit)
         self._unsharded[unit] = None
 
     def _note_backward(self) -> None:

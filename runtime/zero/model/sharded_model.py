@@ -276,6 +276,18 @@ class ShardedModel:
         with self.prefetcher.held(self.units if units is None else units):
             yield
 
+    @contextmanager
+    def in_lockstep(self) -> Iterator[None]:
+        """Let each rank run what forwards without gradients it likes inside.
+
+        Order:  a collective at each gather and at the end
+        Errors: ConfigError while parameters are offloaded
+        """
+        self.parked_states.check_here("what reads parameters", (OffloadStateTypeEnum.lp_params,))
+        self.before_gather()
+        with self.prefetcher.in_lockstep(self.domains.holders, self.device):
+            yield
+
     def take_edits(self) -> None:
         """Take over, in shards and float32 masters, what was written to parameters from outside."""
         self.before_change()

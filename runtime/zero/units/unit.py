@@ -141,6 +141,20 @@ class Unit:
                     self._referred_to.append(sub_buffer)
         self.state = UnitState.FREED
 
+    def take_part(self) -> None:
+        """Take part in a gather of the values for other ranks; they are here afterwards if they were before.
+
+        Order: a collective
+        """
+        if self.state is UnitState.FREED:
+            self.wait_for_values()
+            self.reshard()
+            return
+        self.wait_for_values()
+        with _outside_program():
+            for gather in [sub_buffer.param_shard.start_again() for sub_buffer in self._sharded]:
+                gather.wait()
+
     @property
     def is_resharded(self) -> bool:
         """Whether `reshard` has nothing to do."""

@@ -6,36 +6,12 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import dslaunch
 from dslaunch.runtime.compat.generation import unwrap_model_for_generation
-from tests.runtime.models import make_config
+from tests.runtime.models import Writer, make_config
 from tests.runtime.ranks import Ranks
-
-
-class Writer(nn.Module):
-    """Some layers over an embedding; the next token is the likeliest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(11, 15)
-        self.blocks = nn.ModuleList(nn.Linear(15, 15) for _ in range(3))
-        self.head = nn.Linear(15, 11)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens).cumsum(1)
-        for block in self.blocks:
-            x = x + torch.tanh(block(x))
-        made: Tensor = self.head(x)
-        return made
-
-    @torch.no_grad()
-    def generate(self, tokens: Tensor, num: int) -> Tensor:
-        for _ in range(num):
-            tokens = torch.cat([tokens, self(tokens)[:, -1:].argmax(-1)], dim=1)
-        return tokens
 
 
 def _step(engine: dslaunch.Engine, rank: int) -> None:
@@ -53,7 +29,7 @@ def _generates(rank: int, stage: int) -> None:
     for _ in range(2):
         _step(one, rank)
         _step(other, rank)
-        whole = Writer()
+        whole = Writer().eval()
         with dslaunch.zero.GatheredParameters(other.parameters()):
             whole.load_state_dict(copy.deepcopy(other.module.state_dict()))
         prompt = torch.tensor([[rank + 1, 2, 3]])

@@ -1,0 +1,90 @@
+"""engine.generating(): ranks that generate as much as each likes, and train on as if they had not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dslaunch
+from dslaunch.runtime.errors import ConfigError
+from tests.runtime.models import Writer, make_config
+from tests.runtime.ranks import Ranks
+
+
+def _engine(stage: int, **changes: Any) -> dslaunch.Engine:
+    return dslaunch.initialize(
+        model=Writer(), config=make_config(stage=stage, reduce_bucket_size=50, **changes)
+    )[0]
+
+
+def _step(engine: dslaunch.Engine, rank: int) -> None:
+    torch.manual_seed(rank)
+    tokens = torch.randint(11, (6, 5))
+    engine.backward(nn.functional.cross_entropy(engine(tokens).flatten(0, 1), tokens.flatten()))
+    engine.step()
+
+
+def _generates(rank: int, stage: int, weights: str | None) -> None:
+    one, other = _engine(stage), _engine(stage)
+    for _ in range(2):
+        _step(one, rank)
+        _step(other, rank)
+        whole = Writer().eval()
+        with dslaunch.zero.GatheredParameters(other.parameters()):
+            whole.load_state_dict({name: value.clone() for name, value in other.module.state_dict().items()})
+        prompt = torch.tensor([[rank + 1, 2, 3]])
+        num = 1 + 4 * (2 - rank)
+        with one.generating(weights=weights) as how:
+            assert how.weights == (weights or "whole")
+            made = one.generate(prompt, num)  # inside another block
+        assert torch.equal(made, whole.generate(prompt, num))
+        assert made.grad_fn is None
+        assert torch.equal(one.generate(prompt, num + 1), whole.generate(prompt, num + 1))
+        with pytest.raises(KeyError) if rank == 1 else one.generating(weights=weights):  # noqa: SIM117
+            with one.generating(weights=weights):
+                one.module.generate(prompt, 2 + rank)
+                if rank == 1:
+                    raise KeyError("a reward that fails on one rank")
+        assert one.module.training
+        assert one.module.dropout.training
+    _step(one, rank)
+    _step(other, rank)
+    with dslaunch.zero.GatheredParameters([*one.parameters(), *other.parameters()]):
+        for p, q in zip(one.parameters(), other.parameters(), strict=True):
+            assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize(("stage", "weights"), [(1, None), (3, None), (3, "units")])
+def test_ranks_generate_as_much_as_each_likes(ranks: Ranks, stage: int, weights: str | None) -> None:
+    ranks(_generates, stage, weights, world_size=3)
+
+
+def _goes_apart(rank: int) -> None:
+    engine, whole = _engine(3), Writer().eval()
+    tokens = torch.tensor([[1, 2, 3]])
+    with engine.generating(weights="units"):
+        for num_blocks in [3, 1, 2][: 3 - rank]:
+            made = engine.module(tokens, num_blocks=abs(num_blocks - rank))
+            assert torch.equal(made, whole(tokens, num_blocks=abs(num_blocks - rank)))
+    _step(engine, rank)
+
+
+def test_ranks_may_run_other_forwards(ranks: Ranks) -> None:
+    ranks(_goes_apart, world_size=2)
+
+
+def _is_refused(rank: int) -> None:
+    engine = _engine(3)
+    with pytest.raises(ConfigError, match="weights='all'"), engine.generating(weights="all"):
+        raise AssertionError
+    plain = dslaunch.initialize(model=nn.Linear(2, 2), config=make_config(stage=3))[0]
+    assert not hasattr(plain, "generate")
+    with pytest.raises(AttributeError, match="neither the engine nor its module"):
+        plain.generate(1)
+
+
+def test_what_is_not_there_is_refused(ranks: Ranks) -> None:
+    ranks(_is_refused, world_size=2)
