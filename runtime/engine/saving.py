@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ..checkpoint.export.output_plan import shard_bytes
 from ..errors import CheckpointError, ConfigError
-from ..weights.naming import Renamed
 from .checkpoints import Checkpoints
 from .instruments import Instruments
 from .weights import Weights
@@ -156,16 +155,20 @@ class Saving(nn.Module):
 
     def weights(
         self,
-        names: Literal["module"] | Callable[[str], str | None] = "module",
+        names: Literal["module", "hf"] | Callable[[str], str | None] = "module",
         *,
+        merge_lora: bool = False,
         only_trainable: bool = False,
         to: Literal["all", "first"] = "all",
     ) -> Iterator[tuple[str, Tensor]]:
         """Iterate over the names and the whole tensors of the model's weights, in its dtypes: for a server
         that generates, or for another format of files.
 
-        `names`: "module", those of the module's state_dict, or a function from such a name to another one,
-        or to None for a tensor that is left out. `only_trainable`: only parameters that need a gradient.
+        `names`: "module", those of the module's state_dict; "hf", those that transformers' from_pretrained()
+        reads, with fused experts as they are in files and without PEFT's prefixes; or a function from a name
+        of the module to another one, or to None for a tensor that is left out. `merge_lora`: layers of PEFT
+        come with their adapters merged, under the base model's names. `only_trainable`: only parameters that
+        need a gradient; with "hf", adapters as PEFT saves them.
         `to`: "all" ranks, or the "first", where others get no tensors and have to iterate all the same.
 
         One unit is gathered at a time, from the shards of parameters alone, and the parameters stay as they
@@ -175,7 +178,7 @@ class Saving(nn.Module):
         Order:  a collective: every rank iterates to the end, and calls nothing else of the engine meanwhile
         Errors: ConfigError, on all ranks and before anything is sent, for names that cannot be given
         """
-        naming = Renamed() if names == "module" else Renamed(names)
+        naming = self._weights.naming(names, merges=merge_lora, only_trainable=only_trainable)
         left_out = self._weights.not_trained() if only_trainable else set()
         return self._weights.one_pass(naming, left_out=left_out, to=to)
 

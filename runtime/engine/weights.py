@@ -17,7 +17,8 @@ from ..mesh.domain import Domains
 from ..placement.stage_policy import Placement
 from ..strided import is_strided
 from ..weights.files import write_weights
-from ..weights.naming import Naming
+from ..weights.model_names import make_naming
+from ..weights.naming import Naming, Rename
 from ..weights.weights_pass import To, WeightsPass
 from ..zero.access.whole_parameters import whole_parameters
 from ..zero.model.sharded_model import ShardedModel
@@ -110,6 +111,13 @@ class Weights:
                     )
                 raise
             self._model.take_edits()
+
+    def naming(self, names: str | Rename, *, merges: bool, only_trainable: bool) -> Naming:
+        """Return what these arguments of `engine.weights()` ask for.
+
+        Errors: ConfigError
+        """
+        return make_naming(self._module, names, merges=merges, only_trainable=only_trainable)
 
     def one_pass(
         self,

@@ -11,7 +11,8 @@ from torch import nn
 
 from ..checkpoint.export.output_plan import Spec
 from ..weights.held import HeldTensor
-from ..weights.naming import Naming
+from ..weights.model_names import make_naming
+from ..weights.naming import Naming, Rename
 
 
 class PlainWeights:
@@ -32,6 +33,10 @@ class PlainWeights:
         """Have `load(src=state_dict, dst=module)` write the weights."""
         with torch.no_grad():
             load(src=state_dict, dst=self._module)
+
+    def naming(self, names: str | Rename, *, merges: bool, only_trainable: bool) -> Naming:
+        """Return what these arguments of `engine.weights()` ask for."""
+        return make_naming(self._module, names, merges=merges, only_trainable=only_trainable)
 
     def one_pass(
         self, naming: Naming, *, left_out: Collection[str], to: str

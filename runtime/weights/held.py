@@ -34,7 +34,7 @@ class HeldTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldWeights:
-    """All weights of this rank by group: what one unit has of one dtype is gathered together."""
+    """All weights of this rank by group: what is gathered together."""
 
     groups: tuple[tuple[HeldTensor, ...], ...]
     aliases: dict[str, str]  # another name of a tied tensor -> its first name
@@ -42,16 +42,25 @@ class HeldWeights:
 
 
 def held_weights(
-    module: nn.Module, model: ShardedModel, domains: Domains, *, left_out: Collection[str]
+    module: nn.Module,
+    model: ShardedModel,
+    domains: Domains,
+    *,
+    left_out: Collection[str],
+    joins_dtypes: bool = False,
 ) -> HeldWeights:
     """Return all but those whose names are in `left_out`, in the order of the units: parameters, and buffers
-    that lie in the unit's modules.
+    that lie in the unit's modules. `joins_dtypes`: a group is what one unit has of all dtypes.
     """
     groups: dict[_Key, list[HeldTensor]] = {}
+
+    def key_of(place: int, dtype: torch.dtype, domain: Domain) -> _Key:
+        return _key(place, None if joins_dtypes else dtype, domain, domains)
+
     first_name: dict[int, str] = {}
     for place, unit in enumerate(model.units):
         for sub_buffer in unit.sub_buffers:
-            key = _key(place, sub_buffer.plan.dtype, sub_buffer.domain, domains)
+            key = key_of(place, sub_buffer.plan.dtype, sub_buffer.domain)
             for index, member in enumerate(sub_buffer.members):
                 first_name[id(member.param)] = sub_buffer.true_name(index)
                 if member.name not in left_out:
@@ -74,7 +83,7 @@ def held_weights(
         if first != name:
             aliases[name] = first
         elif id(value) in unit_of or not isinstance(value, nn.Parameter):
-            key = _key(unit_of.get(id(value), len(model.units)), value.dtype, domains.of(value), domains)
+            key = key_of(unit_of.get(id(value), len(model.units)), value.dtype, domains.of(value))
             beside = HeldTensor((name,), Spec(tuple(value.shape), value.dtype), beside=value.detach())
             groups.setdefault(key, []).append(beside)
     return HeldWeights(
@@ -94,11 +103,11 @@ def names_of(group: Sequence[HeldTensor]) -> tuple[str, ...]:
 
 class _Key(NamedTuple):
     place: int  # number of the unit
-    dtype: torch.dtype
+    dtype: torch.dtype | None
     between_stages: Domain | None
 
 
-def _key(place: int, dtype: torch.dtype, domain: Domain, domains: Domains) -> _Key:
+def _key(place: int, dtype: torch.dtype | None, domain: Domain, domains: Domains) -> _Key:
     """Return the key of a group. Weights that stages share come first, since units differ."""
     line = next(line for line in domain.sharers if domains.job.index in line)
     if set(line) <= set(domains.holder_ranks):

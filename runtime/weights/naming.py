@@ -16,6 +16,8 @@ Rename = Callable[[str], str | None]
 class Naming(Protocol):
     """The way from the model's tensors to those that come out."""
 
+    joins_dtypes: bool  # what one unit has of all dtypes is gathered together
+
     def conversions(self, groups: Sequence[Sequence[HeldTensor]]) -> list[tuple[Conversion, ...]]:
         """Return the conversions of each group.
 
@@ -28,6 +30,8 @@ class Naming(Protocol):
 
 class Renamed:
     """Tensors under other names, as they are."""
+
+    joins_dtypes = False
 
     def __init__(self, rename: Rename = lambda name: name) -> None:
         """`rename` returns the new name, or None for a tensor that is left out."""

@@ -51,8 +51,8 @@ class WeightsPass(Iterator[tuple[str, Tensor]]):
             )
         model.parked_states.check_here("the weights of the whole model")
         model.before_gather()
-        held = held_weights(module, model, domains, left_out=left_out)
         naming = naming or Renamed()
+        held = held_weights(module, model, domains, left_out=left_out, joins_dtypes=naming.joins_dtypes)
         plan = _plan(held, naming, domains)
         self.plan = plan.by_itemsize() if by_itemsize else plan
         by_sources = {names_of(group): group for group in held.groups}
