@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,10 +61,10 @@ class Writer(nn.Module):
         self.dropout = nn.Dropout(0.5)
         self.head = nn.Linear(15, 11)
 
-    def forward(self, tokens: Tensor, num_blocks: int = 3) -> Tensor:
+    def forward(self, tokens: Tensor, order: Sequence[int] = (0, 1, 2)) -> Tensor:
         x = self.embed(tokens).cumsum(1)
-        for block in self.blocks[:num_blocks]:
-            x = x + torch.tanh(self.dropout(block(x)))
+        for place in order:
+            x = x + torch.tanh(self.dropout(self.blocks[place](x)))
         made: Tensor = self.head(x)
         return made
 

@@ -245,10 +245,6 @@ class ParamShard:
             kept, when_read = self.spill.lend(self.kept)
             return to_device(kept, own(), then=gather_others, when_read=when_read)
 
-    def start_again(self) -> Pending:
-        """Begin to gather all values, which are here, for other ranks: the same values are written again."""
-        return self._gather_others()
-
     def start_read(self) -> None:
         """Begin to read what `start_unshard` needs, if it lies on a disk."""
         if self.spill is not None:

@@ -142,7 +142,7 @@ class Unit:
         self.state = UnitState.FREED
 
     def take_part(self) -> None:
-        """Take part in a gather of the values for other ranks; they are here afterwards if they were before.
+        """Take part in a gather of the values for other ranks; here they are afterwards if they were before.
 
         Order: a collective
         """
@@ -152,8 +152,8 @@ class Unit:
             return
         self.wait_for_values()
         with _outside_program():
-            for gather in [sub_buffer.param_shard.start_again() for sub_buffer in self._sharded]:
-                gather.wait()
+            for sub_buffer in self._sharded:
+                sub_buffer.param_shard.gather_copy()
 
     @property
     def is_resharded(self) -> bool:

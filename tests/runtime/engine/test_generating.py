@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -65,15 +66,17 @@ def test_ranks_generate_as_much_as_each_likes(ranks: Ranks, stage: int, weights:
 def _goes_apart(rank: int) -> None:
     engine, whole = _engine(3), Writer().eval()
     tokens = torch.tensor([[1, 2, 3]])
+    of_rank = random.Random(rank)
     with engine.generating(weights="units"):
-        for num_blocks in [3, 1, 2][: 3 - rank]:
-            made = engine.module(tokens, num_blocks=abs(num_blocks - rank))
-            assert torch.equal(made, whole(tokens, num_blocks=abs(num_blocks - rank)))
+        for _ in range(12 + rank):
+            order = [of_rank.randrange(3) for _ in range(of_rank.randrange(6))] * 2
+            for _ in range(2):  # the second time the next one is gathered early
+                assert torch.equal(engine.module(tokens, order), whole(tokens, order))
     _step(engine, rank)
 
 
 def test_ranks_may_run_other_forwards(ranks: Ranks) -> None:
-    ranks(_goes_apart, world_size=2)
+    ranks(_goes_apart, world_size=3)
 
 
 def _is_refused(rank: int) -> None:
