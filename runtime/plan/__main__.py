@@ -36,7 +36,8 @@ def main(request: dict[str, Any]) -> None:
         from .answer import answer_of
         from .requested import rehearsed
 
-        json.dump({**answer_of(rehearsed(request)), "writes_files": writes_files}, file)
+        rehearsal = rehearsed(request, holds_files_back=not writes_files)
+        json.dump({**answer_of(rehearsal), "writes_files": writes_files}, file)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # what the program would do at its end belongs to a run

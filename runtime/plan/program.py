@@ -37,6 +37,7 @@ from .memory import RunMemory
 from .pinned import PlannedPages
 from .planned_checkpoint import plan_loads
 from .ranks import join_alike_ranks
+from .saved_tensors import plan_saved_tensors
 from .stages import PlannedStages, UntoldInputError
 from .storages import Storages
 from .streams import host_waits
@@ -73,9 +74,11 @@ class Rehearsal:
         world_size: int,
         has_fused_attention: bool = True,
         told: Mapping[str, Any] | None = None,
+        holds_files_back: bool = False,
     ) -> None:
         """`has_fused_attention`: whether the device has the kernels that torch has for GPUs. `told`: what
-        rehearsals of other ranks have told; see [Note: what stages tell each other].
+        rehearsals of other ranks have told; see [Note: what stages tell each other]. `holds_files_back`: what
+        the program writes into files is gone with the process.
         """
         self.device = device
         self.memory, self.work, self.guesses = RunMemory(), WorkMeter(), Guesses()
@@ -88,6 +91,7 @@ class Rehearsal:
         self.saved_bytes = 0  # this rank's part of a checkpoint
         self.waits_for = ""  # what another rank has to tell first, where it has ended for that
         self.mode = WithoutValues(self.storages, self.guesses, device=device, computed=self._computed)
+        self._holds_files_back = holds_files_back
         self.stages = PlannedStages(self.mode, {} if told is None else told)
         self._put_stand_ins(device_bytes, rank, world_size)
         if has_fused_attention:
@@ -120,6 +124,7 @@ class Rehearsal:
         self.disk.put()
         plan_saves(memory)
         plan_loads(memory)
+        plan_saved_tensors(self.mode, may_overwrite=self._holds_files_back)
         kernels: Any = _C
         kernels.step, kernels.squared_norm = self._step, lambda *args, **kwargs: 1.0
         kernels.lamb_directions, kernels.lamb_apply = self._lamb_directions, lambda *args, **kwargs: None
