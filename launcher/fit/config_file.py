@@ -73,5 +73,5 @@ def _as_engines_read(word: str, cwd: str) -> dict[str, Any]:
         return config
     why = ended.stderr.decode("utf-8", "replace").strip().splitlines()
     raise LaunchError(
-        why[-1] if why else f"--deepspeed_config {word}: it cannot be read; give a file that can"
+        why[-1] if why else f"--deepspeed_config {word}: it cannot be read (no reason is known); report it"
     )

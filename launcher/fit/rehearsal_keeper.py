@@ -17,7 +17,7 @@ from ..node.system.process_tree import become_subreaper, descendants, die_with_p
 from ..node.workers.stack_dump import catches
 from ..node.workers.worker_hook import SIGNAL
 
-_PATIENCE_S = 5.0  # for the kernel to end processes that were killed
+END_TIMEOUT_S = 5.0  # for the kernel to end processes that were killed
 
 
 def main(parent: int, command: list[str]) -> None:
@@ -55,7 +55,7 @@ def main(parent: int, command: list[str]) -> None:
 
 
 def _end_all() -> None:
-    own, deadline = os.getpid(), time.monotonic() + _PATIENCE_S
+    own, deadline = os.getpid(), time.monotonic() + END_TIMEOUT_S
     while (kill_descendants(own) or descendants(own)) and time.monotonic() < deadline:
         reap()
         time.sleep(0.01)

@@ -26,7 +26,7 @@ _LENGTH_BYTES = 8  # of the header's length, with which a file of safetensors be
 
 
 class _Process:
-    """What a pickle that is read needs of this process."""
+    """State of this process that a pickle needs which is read."""
 
     mode: WithoutValues | None = None
     map_location: Any = None  # of the torch.load() that reads
@@ -59,7 +59,7 @@ def plan_saved_tensors(mode: WithoutValues, *, may_overwrite: bool) -> None:
 
 
 class _Saves:
-    """What torch and safetensors do with tensors, in place of theirs."""
+    """Functions of torch and safetensors for tensors, in place of theirs."""
 
     def __init__(self, mode: WithoutValues, *, may_overwrite: bool) -> None:
         self._mode, self._may_overwrite = mode, may_overwrite

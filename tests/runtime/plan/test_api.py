@@ -170,11 +170,28 @@ def test_a_mistake_of_the_program_is_told_with_its_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [({"hosts": "4y8"}, "'4x8'"), ({"device_memory": "much"}, "'24GB'")]
+    ("given", "said"),
+    [
+        ({"hosts": "4y8"}, "'4x8'"),
+        ({"device_memory": "much"}, "'24GB'"),
+        ({"device": "tpu"}, r"^plan\(device='tpu'\): give 'cuda' or 'cpu'"),
+        ({"config": "gone.json"}, "^gone.json: no such file; give the path of a ds_config"),
+    ],
 )
 def test_arguments_that_cannot_be_read_are_named(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        dslaunch.plan(Stack, batch, PLAIN, **given)  # type: ignore[arg-type]
+        dslaunch.plan(Stack, batch, **{"config": PLAIN, **given})  # type: ignore[arg-type]
+
+
+class Named(Stack):
+    """A model that returns its loss in a dict."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"scores": x, "loss": super().forward(x)}
+
+
+def test_the_loss_of_a_dict_is_found_by_its_name() -> None:
+    assert dslaunch.plan(Named, batch, PLAIN).peak_bytes
 
 
 def test_random_states_of_other_ranks_and_names_of_types_are_no_obstacle() -> None:
