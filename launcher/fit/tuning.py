@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from ...shared.table import table
 from ..wording import count
-from .step_time import shown_range
-from .suggestion import Tried
+from .suggestion import Tried, shown_step
 
 THROUGHPUT, LATENCY = "throughput", "latency"
 _EQUAL = 1.02  # factor of two measured times that are not told apart
@@ -143,7 +142,7 @@ class Tuning:
 
     def _row(self, name: str) -> list[str]:
         one = next(one for one in self.tried if one.candidate.text == name)
-        predicted = "-" if one.time is None else shown_range(one.time)
+        predicted = "-" if one.time is None else shown_step(one.time)
         last = self.halving.last(name, self.known)
         if last is None:
             return [name, predicted, "-", "-", "-", "did not run"]

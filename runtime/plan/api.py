@@ -16,8 +16,6 @@ from .memory import DEVICE, HOST, PINNED
 from .program import Rehearsal
 from .training import train
 
-_DEVICES = ("cuda", "cpu")
-
 
 class PlannedRank(NamedTuple):
     """Needs of one rank of a job; `answer` has all of it, as `dslaunch plan --json` prints it.
@@ -53,8 +51,6 @@ def plan(
     """
     num_hosts, num_local = _hosts(hosts)
     num_bytes = _bytes(device_memory)
-    if device not in _DEVICES:
-        raise ConfigError(f"plan(device={device!r}): give 'cuda' or 'cpu'")
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
 
@@ -74,8 +70,7 @@ def plan(
     if answer is None:
         raise ConfigError(f"the planning process ended with code {process.exitcode}; its output is above")
     if answer["problem"] is not None:
-        line, why = answer["problem"]["line"], answer["problem"]["why"]
-        raise ConfigError(f"{line}: {why}" if line else why)
+        raise ConfigError(f"{answer['problem']['line']}: {answer['problem']['why']}")
     return _planned(answer)
 
 

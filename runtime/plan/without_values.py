@@ -220,10 +220,9 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if tensor_device(one).type == "meta" and self.storages.of(one) is None:
                 self.storages.add(one, device, is_pinned=is_pinned)
                 new.append(one)
-        is_computed = False
         if values is not None and sum(one.numel() for one in new) <= KNOWN_NUMEL:
-            is_computed = self._compute(func, args, kwargs, values, made, new)
-        if not is_computed:
+            self._compute(func, args, kwargs, values, made, new)
+        else:
             for one in written:
                 self._forget(one)
         self._computed(func, args, kwargs, tensors, made, out)
@@ -269,8 +268,8 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         values: Mapping[int, Tensor],
         made: Sequence[Tensor],
         new: Sequence[Tensor],
-    ) -> bool:
-        """Compute values that are known, and give them to the results; tell whether that can be done here."""
+    ) -> None:
+        """Compute values that are known, and give them to the results."""
         on_host = dict(kwargs)
         if "device" in kwargs:
             on_host["device"] = _CPU
@@ -279,12 +278,11 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         host_args, host_kwargs = _replaced((args, on_host), values)
         try:
             out = func(*host_args, **host_kwargs)
-        except Exception:  # a library's own kernel may raise any
-            return False
+        except (RuntimeError, NotImplementedError):
+            return
         for one, value in zip(made, _tensors(out), strict=False):
             if any(one is other for other in new):
                 self.put_known(one, value)
-        return True
 
     def _as_meta(self, tensor: Tensor) -> Tensor:
         """Return the tensor itself, or for a real one a meta tensor in its place."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .key import details, is_empty, nothing_enabled, opaque, refused
+from .key import details, hint, is_empty, nothing_enabled, opaque, refused
 from .value import BOOL, COUNT, LIST, NUMBER, OBJECT, POSITIVE, SIZE, TEXT, TEXTS
 
 ABSENT = (
@@ -21,16 +21,18 @@ ABSENT = (
         model_parallel_size=POSITIVE,
         num_gpus_per_node=POSITIVE,
     ),
-    refused("hybrid_engine.enabled", note="the model generates as it is, at every stage"),
-    *details(
-        "hybrid_engine",
-        max_out_tokens=POSITIVE,
-        inference_tp_size=POSITIVE,
-        release_inference_cache=BOOL,
-        pin_parameters=BOOL,
-        tp_gather_partition_size=POSITIVE,
-        enable_cuda_graph=BOOL,
+    hint("hybrid_engine.enabled", BOOL, "engine.generate() is there at every stage", quiet=(False,)),
+    hint("hybrid_engine.max_out_tokens", POSITIVE, "generate() is told how many"),
+    refused(
+        "hybrid_engine.inference_tp_size",
+        POSITIVE,
+        off=(1,),
+        note="layers are divided as in training: tensor_parallel.autotp_size",
     ),
+    hint("hybrid_engine.release_inference_cache", BOOL, "keys and values go when generate() ends"),
+    hint("hybrid_engine.pin_parameters", BOOL, "engine.generating() gathers parameters for a generation"),
+    hint("hybrid_engine.tp_gather_partition_size", POSITIVE, "parameters are gathered unit by unit"),
+    refused("hybrid_engine.enable_cuda_graph", note="gathered parameters have other addresses each time"),
     refused("eigenvalue.enabled", note="leave it out"),
     *details(
         "eigenvalue",

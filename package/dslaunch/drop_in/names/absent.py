@@ -28,7 +28,12 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
     (
         INFERENCE,
         "runs trained models",
-        "inference model_implementations runtime.hybrid_engine runtime.hybrid_engine_graph runtime.rollout",
+        "inference model_implementations runtime.hybrid_engine runtime.hybrid_engine_graph",
+    ),
+    (
+        INFERENCE,
+        "gives a batch new prompts where others have ended; give fewer prompts at once",
+        "runtime.rollout.continuous_batching",
     ),
     (INFERENCE, "loads Megatron's state_dicts", "runtime.state_dict_factory"),
     (

@@ -373,6 +373,13 @@ PASSED_ON: dict[str, dict[str, str]] = {
         "deepspeed.accelerator": "get_accelerator",
         "deepspeed.utils": "logger",
     },
+    "deepspeed.runtime.rollout.hybrid_engine_rollout": {
+        "deepspeed.runtime.rollout.continuous_batching": "ContinuousBatchRequest ContinuousBatchScheduler",
+        "deepspeed.accelerator": "get_accelerator",
+    },
+    "deepspeed.runtime.rollout.opsd": {
+        "deepspeed.runtime.rollout.base": "RolloutBatch",
+    },
     "deepspeed.runtime.sequence_parallel.ulysses_sp": {
         "deepspeed.utils.logging": "logger",
         "deepspeed.sequence.layer": "register_all_to_all_group",

@@ -39,10 +39,41 @@ _CHECKPOINTING = (
         "partition_activations_in_checkpoint set_num_layers"
     ),
 )
+_ROLLOUT = (
+    works(
+        "dslaunch.runtime.compat.rollout",
+        "RolloutBatch RolloutConfig RolloutEngine RolloutRequest SamplingConfig",
+    ),
+    mapped(
+        "dslaunch.runtime.compat.rollout",
+        "HybridEngineRollout",
+        "each rank stops when its answers have ended; continuous batching is refused",
+    ),
+)
+_DISTILLATION = (
+    works("dslaunch.runtime.compat.distillation", "JSDLossOutput ResponseTokenBatch generalized_jsd_loss"),
+)
 _INIT = "models are made inside `with deepspeed.zero.Init()`, without any of torch's functions being replaced"
 
 TRAINING: tuple[Module, ...] = (
     Module("deepspeed.runtime"),
+    Module(
+        "deepspeed.runtime.rollout",
+        (*_ROLLOUT, *_DISTILLATION, works("dslaunch.runtime.compat.rollout", "build_rollout")),
+    ),
+    Module("deepspeed.runtime.rollout.base", (_ROLLOUT[0],)),
+    Module(
+        "deepspeed.runtime.rollout.hybrid_engine_rollout",
+        (
+            *_ROLLOUT,
+            mapped(
+                "dslaunch.runtime.compat.rollout",
+                "HybridEngineRolloutConfig",
+                "options of DeepSpeed's own loops are refused when on",
+            ),
+        ),
+    ),
+    Module("deepspeed.runtime.rollout.opsd", _DISTILLATION),
     Module(
         "deepspeed.zero",
         (
