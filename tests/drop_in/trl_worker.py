@@ -17,7 +17,16 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 from tiny import STEPS, Recorded, arguments, begin_case, config, norms, numbers, text, tokenizer
 from transformers import AutoModelForCausalLM, TrainerCallback
-from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    RLOOConfig,
+    RLOOTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 from trl.models import unwrap_model_for_generation
 
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -28,6 +37,14 @@ class LoggedSFT(Recorded, SFTTrainer):
 
 
 class LoggedDPO(Recorded, DPOTrainer):
+    pass
+
+
+class LoggedGRPO(Recorded, GRPOTrainer):
+    pass
+
+
+class LoggedRLOO(Recorded, RLOOTrainer):
     pass
 
 
@@ -137,6 +154,45 @@ def dpo(
     return result
 
 
+def _reward(completions: list[str], **columns: Any) -> list[float]:
+    """Like other words more than the ones before."""
+    return [len(set(words.split())) - 0.1 * len(words.split()) for words in completions]
+
+
+def online(
+    folder: Path,
+    *,
+    name: str,
+    kind: type[Any],
+    config_kind: type[Any],
+    stage: int | None,
+    lora: LoraConfig | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Train on answers that the model samples for itself; they end at different lengths."""
+    begin_case()
+    args = arguments(
+        folder / name,
+        stage=stage,
+        kind=config_kind,
+        bf16=False,
+        has_optimizer=False,
+        num_generations=2,
+        max_completion_length=8,
+        beta=0.1,
+        log_completions=False,
+        **more,
+    )
+    prompts = Dataset.load_from_disk(str(folder / "pairs")).select_columns(["prompt"])
+    trainer = kind(
+        str(base_folder(folder)), reward_funcs=_reward, args=args, train_dataset=prompts, peft_config=lora
+    )
+    trainer.train()
+    return _result(trainer, folder, name)
+
+
+_GRPO = partial(online, kind=LoggedGRPO, config_kind=GRPOConfig)
+_RLOO = partial(online, kind=LoggedRLOO, config_kind=RLOOConfig)
 CASES = {
     "model": write_model,
     "sft, ddp": partial(sft, name="sft", stage=None),
@@ -152,6 +208,14 @@ CASES = {
     "dpo precomputed, stage 2": partial(dpo, name="dpop2", stage=2, precompute_ref_log_probs=True),
     "dpo synced, ddp": partial(dpo, name="dpos", stage=None, sync_ref_model=True, ref_model_sync_steps=1),
     "dpo synced, stage 3": partial(dpo, name="dpos3", stage=3, sync_ref_model=True, ref_model_sync_steps=1),
+    "grpo, ddp": partial(_GRPO, name="grpo", stage=None),
+    "grpo, stage 2": partial(_GRPO, name="grpo2", stage=2),
+    "grpo, stage 3": partial(_GRPO, name="grpo3", stage=3),
+    "grpo ungathered, stage 3": partial(_GRPO, name="grpou3", stage=3, ds3_gather_for_generation=False),
+    "grpo lora, ddp": partial(_GRPO, name="grpol", stage=None, lora=LORA),
+    "grpo lora, stage 3": partial(_GRPO, name="grpol3", stage=3, lora=LORA),
+    "rloo, ddp": partial(_RLOO, name="rloo", stage=None),
+    "rloo, stage 3": partial(_RLOO, name="rloo3", stage=3),
 }
 
 if __name__ == "__main__":
