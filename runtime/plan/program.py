@@ -48,6 +48,10 @@ NUM_STEPS = 2
 BUILD, FORWARD, BACKWARD, STEP = "building the model", "forward", "backward", "optimizer step"
 
 
+# What no tensor without values causes.
+_IN_RUNS = (OSError, ImportError, SyntaxError, NameError, UnicodeError, KeyboardInterrupt)
+
+
 class PlanEnded(BaseException):
     """The planned steps are done. No `except Exception` of the program stops it."""
 
@@ -59,6 +63,12 @@ class Obstacle(NamedTuple):
     why: str
     is_in_runs: bool = False  # a run with values comes to it, too
     exit_code: int = 0  # the program's, if it ends by itself with another than 0 and has said why
+
+
+_NO_ENGINE = Obstacle(
+    "", "the program ends without a step of an engine; give one that calls initialize(), as programs of the "
+    "Trainer do with --deepspeed", is_in_runs=True
+)  # fmt: skip
 
 
 class Rehearsal:
@@ -299,7 +309,7 @@ class Rehearsal:
             pass
         except SystemExit as ended:
             if len(self.steps) < NUM_STEPS:
-                self.problem = _end_of_program(ended)
+                self.problem = _end_of_program(ended) if ended.code or self.engines else _NO_ENGINE
         except UntoldInputError as error:
             self.waits_for = error.place
             self.problem = Obstacle("", str(error))
@@ -308,7 +318,9 @@ class Rehearsal:
             if os.environ.get("DSLAUNCH_PLAN_TRACEBACK"):
                 traceback.print_exc()
         else:
-            if len(self.steps) < NUM_STEPS:
+            if not self.engines:
+                self.problem = _NO_ENGINE._replace(line=sys.argv[0])
+            elif len(self.steps) < NUM_STEPS:
                 self.problem = Obstacle(
                     sys.argv[0], f"the program ends after {len(self.steps)} optimizer steps"
                 )
@@ -378,8 +390,11 @@ def _obstacle(error: BaseException) -> Obstacle:
     """
     if isinstance(error, UserError):
         return Obstacle(_line_of(error), str(error), is_in_runs=True)
-    is_in_runs = isinstance(error, OSError | ImportError | SyntaxError)
-    return Obstacle(_line_of(error), f"{type(error).__name__}: {error}", is_in_runs)
+    is_in_runs = isinstance(error, _IN_RUNS)
+    why = f"{type(error).__name__}: {error}"
+    if isinstance(error, EOFError):
+        why += " (standard input is empty in a rehearsal)"
+    return Obstacle(_line_of(error), why, is_in_runs)
 
 
 def _line_of(error: BaseException) -> str:

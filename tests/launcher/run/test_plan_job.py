@@ -72,6 +72,32 @@ def test_a_program_that_fails_is_named_with_its_line(
     assert "--model" not in err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("print('trained')", "train.py: a run ends here, too: the program ends without a step of an engine;"),
+        (
+            "raise SystemExit",
+            "the program ends without a step of an engine; give one that calls initialize()",
+        ),
+        ("input('samples: ')", "EOF when reading a line (standard input is empty in a rehearsal); plan its"),
+        ("samples", "train.py:1: a run ends here, too: NameError: name 'samples' is not defined"),
+    ],
+)
+def test_an_end_is_told_with_what_it_comes_from(
+    text: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(text)
+    code, _, err = planned("-H", HOSTS, "--gpu", "A10", "train.py", capsys=capsys)
+    assert (code, message in " ".join(err.split())) == (2, True), err
+
+
 def test_a_program_that_refuses_its_arguments_is_told_with_its_own_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
