@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from .runtime.sequence import api as sequence_api
     from .runtime.tensor import api as tensor_api
     from .runtime.tensor.model_init import tp_model_init as tp_model_init
+    from .runtime.weights.digest import WeightsDigest as WeightsDigest
+    from .runtime.weights.weight_source import WeightSource as WeightSource
     from .runtime.zero import api
 
     comm = comm_api
@@ -59,6 +61,8 @@ _HOME_OF = {
     "PipelineModule": ".runtime.compat.pipeline.module",
     "RepeatingLoader": ".runtime.data.loader",
     "TiedLayerSpec": ".runtime.pipeline.layers",
+    "WeightSource": ".runtime.weights.weight_source",
+    "WeightsDigest": ".runtime.weights.digest",
     "add_config_arguments": ".runtime.compat.engine.initialize",
     "get_accelerator": ".runtime.compat.accelerator.current",
     "init_distributed": ".runtime.compat.init_distributed",
