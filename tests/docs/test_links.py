@@ -32,6 +32,7 @@ OTHER_PROGRAMS = {
     "bind-to": "mpirun of Open MPI",
     "mca": "mpirun of Open MPI",
     "tag-output": "mpirun of Open MPI",
+    "weight-transfer-config": "vllm serve",
     **dict.fromkeys(
         (
             "cpus-per-task",
