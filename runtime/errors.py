@@ -69,6 +69,10 @@ class OffloadError(UserError):
     exit_code = 1
 
 
+class RecordingError(UserError):
+    """The numbers of a run cannot be written for a comparison with another."""
+
+
 class LossScaleError(UserError):
     """float16 cannot hold the gradients, however small the loss scale is."""
 

@@ -82,6 +82,10 @@ def command(**given: Any) -> int:
     from ..run.make_plan import DEFAULT_PORT, current_folder, exact
 
     options = host_options(given, process=ProcessOptions(gives_stdin=False))
+    if given["asks_network"]:
+        from ..run.speeds_folder import check_speeds_place
+
+        check_speeds_place()  # before minutes of measuring
     settings = CheckSettings(
         python=exact(sys.executable),
         cwd=exact(current_folder()),

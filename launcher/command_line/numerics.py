@@ -9,6 +9,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from copy import copy
 from math import prod
 from pathlib import Path
@@ -46,9 +48,10 @@ All options of a job are allowed but for those of one in the background; `dslaun
 Each rank of the second run has the whole model. Where it does not fit in memory, the second run is the same
 engine at ZeRO stage 0; --reference says which.
 
-The exit code is 0 if both runs are equal within the bounds that are printed, 1 if they differ, and that of
-the job if one of its runs fails.
+The exit code is 0 if both runs are equal within the bounds that are printed, 1 if they differ, that of the
+job if one of its runs fails (2 where that is 1), and 2 for a mistake.
 """
+EXIT_DIFFERS, EXIT_FAILED = 1, 2
 
 
 @click.command(
@@ -89,22 +92,36 @@ def command(**given: Any) -> int:
 
     require_runtime("dslaunch numerics")
     options = job_options({**given, "dry_run": False})
-    folder = _folder(given["keep"])
-    try:
+    with _folder(given["keep"]) as folder:
         runs = _Runs(options, folder, given["steps"])
         code = runs.run(CONFIGURED)
         reference = "" if code else _reference(given["reference"], folder)
         code = code or runs.run(reference)
         if code:
-            return code
+            return EXIT_FAILED if code == EXIT_DIFFERS else code
         request = {"folder": str(folder), "reference": reference}
         return run_program("numerics", request, what="dslaunch numerics")
+
+
+@contextmanager
+def _folder(kept: str | None) -> Iterator[Path]:
+    """Make a new folder for the numbers of the runs; one that is kept goes if nothing was written into it.
+
+    Errors: LaunchError as _made_folder()
+    """
+    was_there = kept is not None and Path(kept).expanduser().exists()
+    folder = _made_folder(kept)
+    try:
+        yield folder
     finally:
-        if given["keep"] is None:
+        if kept is None:
             shutil.rmtree(folder, ignore_errors=True)
+        elif not was_there:
+            with suppress(OSError):  # it has what the runs have written
+                folder.rmdir()
 
 
-def _folder(kept: str | None) -> Path:
+def _made_folder(kept: str | None) -> Path:
     """Return a new folder for the numbers of the runs.
 
     Errors: LaunchError if it cannot be made, or has those of earlier runs

@@ -14,6 +14,8 @@ from ..job.mesh import JobMesh
 
 MICRO_BATCH, MICRO_BATCHES = "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 AUTO = "auto"  # a trainer fills it in
+# Keys of zero_optimization that are on the host, each with its old name, which is a flag.
+_ON_HOST = {"offload_optimizer": "cpu_offload", "offload_param": "cpu_offload_param"}
 _INNER = ("pp", "sp", "tp")  # ranks along these axes have parts of the same samples, or of their layers
 
 
@@ -114,12 +116,11 @@ class Candidate:
         for key, number in ((MICRO_BATCH, self.micro_batch_size), (MICRO_BATCHES, self.num_micro_batches)):
             if made.get(key) != AUTO:
                 made[key] = number
-        zero = dict(made.get("zero_optimization") or {})
+        zero = dict(_zero_section(made))
         zero["stage"] = self.placing.stage
-        for key, is_on_host in (
-            ("offload_optimizer", self.placing.has_optimizer_on_host),
-            ("offload_param", self.placing.has_parameters_on_host),
-        ):
+        are_on_host = (self.placing.has_optimizer_on_host, self.placing.has_parameters_on_host)
+        for (key, old_name), is_on_host in zip(_ON_HOST.items(), are_on_host, strict=True):
+            zero.pop(old_name, None)
             if not is_on_host:
                 zero.pop(key, None)
             elif not isinstance(zero.get(key), dict) or zero[key].get("device") == "none":
@@ -132,12 +133,12 @@ class Candidate:
 
 def placing_of(config: Mapping[str, Any]) -> Placing:
     """Return the placing that a ds_config asks for; a file on a disk counts as host memory."""
-    zero = config.get("zero_optimization")
-    given: Mapping[str, Any] = zero if isinstance(zero, dict) else {}
+    given = _zero_section(config)
 
     def is_offloaded(key: str) -> bool:
         found = given.get(key)
-        return isinstance(found, dict) and found.get("device", "none") != "none"
+        by_old_name = given.get(_ON_HOST[key]) is True
+        return by_old_name or (isinstance(found, dict) and found.get("device", "none") != "none")
 
     stage = given.get("stage", 0)
     return Placing(
@@ -145,6 +146,12 @@ def placing_of(config: Mapping[str, Any]) -> Placing:
         has_optimizer_on_host=is_offloaded("offload_optimizer"),
         has_parameters_on_host=is_offloaded("offload_param"),
     )
+
+
+def _zero_section(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return zero_optimization; its old form is true or false."""
+    given = config.get("zero_optimization")
+    return given if isinstance(given, dict) else {"stage": int(given is True)}
 
 
 def has_own_batch(config: Mapping[str, Any]) -> bool:

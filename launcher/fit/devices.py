@@ -104,7 +104,9 @@ def find_gpu(name: str) -> Gpu:
         return found
     names = [one.name for one in GPUS]
     near = difflib.get_close_matches(wanted, [_plain(one) for one in names], n=1, cutoff=0.5)
-    nearest = next((f"did you mean {one}? " for one in names if near and _plain(one) == near[0]), "")
+    meant = [one for one in names if _plain(one).startswith(wanted)]  # with several sizes of memory
+    meant = meant or [one for one in names if _plain(one) in near]
+    nearest = f"did you mean {' or '.join(meant)}? " if meant else ""
     raise LaunchError(
         f"--gpu={name}: no GPU of this name is known; {nearest}there are {', '.join(names)}, and {CPU} for "
         "hosts without GPUs; for another write --gpu_memory=24GB"

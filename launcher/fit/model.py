@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LaunchError
+from .config_file import read_ds_config
 
 CONFIG = "--deepspeed_config"
 _TRAINERS_CONFIG = "--deepspeed"  # the Trainer's option; elsewhere it is a flag without a value
@@ -32,7 +33,7 @@ def model_request(
         raise LaunchError(
             f"--batch={batch[:40]}: it must be samples and tokens of a micro batch; write e.g. --batch=4x2048"
         )
-    config = read_ds_config(Path(cwd, ds_config_of(arguments)))
+    config = read_ds_config(ds_config_of(arguments), cwd)
     size = int(batch.partition("x")[0])
     if config.get("train_micro_batch_size_per_gpu", size) != size:  # the batch is what is planned
         config.pop("train_batch_size", None)
@@ -119,21 +120,3 @@ def _place_of_config(arguments: Sequence[str]) -> int | None:
         if (name == CONFIG and named) or (name == _TRAINERS_CONFIG and named.endswith(".json")):
             return place if equals else place + 1
     return None
-
-
-def read_ds_config(path: Path) -> dict[str, Any]:
-    """Return the ds_config of a file.
-
-    Errors: LaunchError if it cannot be read, or is not a JSON object
-    """
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LaunchError(
-            f"--deepspeed_config {path}: it cannot be read ({error.strerror}); give a file that can"
-        ) from None
-    except ValueError as error:
-        raise LaunchError(f"--deepspeed_config {path}: it is not JSON ({error}); correct it") from None
-    if not isinstance(config, dict):
-        raise LaunchError(f"--deepspeed_config {path}: it is not an object of JSON; write its keys in braces")
-    return config

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...shared.zero_bytes import HeldBytes, adam_bytes, held_bytes
 from ..job.mesh import JobMesh
 from .answer import DEVICE, HOST, PINNED, Answer
-from .candidates import PLACINGS, Candidate, Setup, divisors
+from .candidates import AUTO, PLACINGS, Candidate, Setup, divisors
 from .verdict import OUTSIDE_BYTES, JobMemory
 
 ACTIVATIONS, PARAMETERS, STATES = "activations", "parameters", "masters and optimizer states"
@@ -142,11 +142,12 @@ def model_bytes(
     num_trained = sizes.get("num_trained", 0)
     num_ranks = max(1, world_size // setup.num_holders)
     num_sharers = num_ranks if setup.placing.stage else 1
-    if config is None:
+    sections = [{} if config is None else config.get(name) or {} for name in ("bf16", "bfloat16", "fp16")]
+    switches = [one.get("enabled") for one in sections if isinstance(one, dict)]
+    is_half = any(one is True for one in switches)
+    if config is None or (AUTO in switches and not is_half):
         held = _most(answer, PARAMETERS) * (num_ranks if setup.placing.stage == 3 else 1)
         is_half = 0 < held < 3 * (num_trained + sizes.get("num_frozen", 0))
-    else:
-        is_half = any((config.get(name) or {}).get("enabled") for name in ("bf16", "bfloat16", "fp16"))
     number_bytes = 2 if is_half else 4
     return ModelBytes(
         num_trained=num_trained,

@@ -21,6 +21,7 @@ from ...shared import variables
 from ..errors import LaunchError
 from ..job.master_address import LOOPBACK
 from ..job.plan import Plan, environment_of
+from ..job.verdict import signal_name
 from ..node.workers.preparation import apply_environment
 from ..node.workers.stack_dump import catches
 from ..node.workers.worker_hook import SIGNAL
@@ -36,6 +37,8 @@ TOLD_AFTER_S = 2.0
 _POLL_S = 0.05
 LINE_TIMEOUT_S = 3.0  # how long a process may take to tell its line
 _MODULE = f"{__package__.partition('.')[0]}.runtime.plan"
+_KEEPER = f"{__package__}.rehearsal_keeper"
+KEEPER_TIMEOUT_S = 10.0  # how long the keeper of a rehearsal may take to end what is below it
 _NUM_LAST_LINES = 3
 
 
@@ -260,11 +263,14 @@ class _Rehearsal:
             "told": str(given),
             "layers": str(self._folder / f"layers{len(self._begun)}"),
         }
+        asked = self._folder / "request.json"  # all arguments of a program are more than one may be long
+        asked.write_text(json.dumps(request))
         env = environment_of_rank(self._plan, self._kind)
         safe = ["-P"] if sys.version_info >= (3, 11) else []  # the folder of the job may have a torch.py
         with open(self._output, "wb") as output:
+            python = [sys.executable, *safe, "-u", "-m"]
             process = subprocess.Popen(
-                [sys.executable, *safe, "-u", "-m", _MODULE, json.dumps(request)],
+                [*python, _KEEPER, str(os.getpid()), *python, _MODULE, str(asked)],
                 cwd=bytes_of(self._plan.cwd),
                 env={os.fsdecode(name): os.fsdecode(value) for name, value in env.items()},
                 stdin=subprocess.DEVNULL,
@@ -301,6 +307,12 @@ class _Rehearsal:
     def end(self) -> None:
         """Kill what is left of the process and its children."""
         for process in self._begun[-1:]:
+            if process.poll() is not None:
+                return
+            process.terminate()  # the keeper kills them all
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(KEEPER_TIMEOUT_S)
+                return
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -313,6 +325,11 @@ class _Rehearsal:
         if self.found is not None:
             return self.found
         code = self._begun[-1].returncode if self._begun else None
+        if code is not None and code < 0:
+            raise LaunchError(
+                f"the rehearsal of {self.name} was killed by {signal_name(-code)}"
+                f"{self._last_words(_NUM_LAST_LINES)}; --verbose shows the program's output"
+            )
         raise LaunchError(
             f"the rehearsal of {self.name} has ended with exit code {code} and without an answer"
             f"{self._last_words(_NUM_LAST_LINES)}; --verbose shows the program's output"

@@ -140,11 +140,11 @@ def shown_seconds(seconds: float) -> str:
 
 
 def shown_range(time: TimeRange) -> str:
-    """Write a time, or its bounds in the unit of the greater one."""
+    """Write a time, or its bounds with two digits in the unit of the greater one: `0.43 to 1.9 ms`."""
     if time.is_number:
         return shown_seconds(time.high)
     factor, unit = (1e3, "ms") if time.high < 1 else (1, "s")
-    low, high = (f"{one * factor:.3g}" for one in time)
+    low, high = (f"{float(f'{one * factor:.2g}'):g}" for one in time)
     return f"{low} to {high} {unit}"
 
 

@@ -8,10 +8,10 @@ from math import sqrt
 from typing import Any
 
 from ...shared.table import table
-from ..wording import count, shown_time
+from ..wording import count
 from .candidates import Candidate, Placing
 from .finding import FitFinding
-from .step_time import TimeRange, whole_step
+from .step_time import TimeRange, shown_range, whole_step
 from .verdict import OUTSIDE_BYTES, gib
 from .ways_out import WayOut, candidate_data
 
@@ -125,7 +125,7 @@ class Suggestions:
         if found is None:
             return [one.candidate.text, "-", "-", "-", f"cannot be rehearsed: {one.why_not}"]
         time = one.time
-        step = "-" if time is None else shown_step(time)
+        step = "-" if time is None else shown_range(time)
         host = max(use.needed_bytes for use in found.uses)
         return [one.candidate.text, gib(one.device_bytes), gib(host), step, self._why(one)]
 
@@ -176,13 +176,6 @@ def _place(one: Tried) -> tuple[bool, float]:
     if not one.fits():
         return True, float(one.device_bytes or 1 << 62)
     return False, 0.0 if one.time is None else middle(one.time)
-
-
-def shown_step(time: TimeRange) -> str:
-    """Write a predicted time, or its bounds."""
-    if time.is_number:
-        return shown_time(time.high)
-    return f"{shown_time(time.low)} to {shown_time(time.high)}"
 
 
 def middle(time: TimeRange) -> float:

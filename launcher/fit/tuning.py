@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from ...shared.table import table
 from ..wording import count
-from .suggestion import Tried, shown_step
+from .step_time import shown_range
+from .suggestion import Tried
 
 THROUGHPUT, LATENCY = "throughput", "latency"
 _EQUAL = 1.02  # factor of two measured times that are not told apart
@@ -142,7 +143,7 @@ class Tuning:
 
     def _row(self, name: str) -> list[str]:
         one = next(one for one in self.tried if one.candidate.text == name)
-        predicted = "-" if one.time is None else shown_step(one.time)
+        predicted = "-" if one.time is None else shown_range(one.time)
         last = self.halving.last(name, self.known)
         if last is None:
             return [name, predicted, "-", "-", "-", "did not run"]

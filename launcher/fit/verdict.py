@@ -19,7 +19,6 @@ OUTSIDE_BYTES = GIB  # CUDA's context and NCCL's buffers, assumed
 LEAST_OUTSIDE_BYTES, MOST_OUTSIDE_BYTES = GIB // 2, 2 * GIB
 PROCESSES = "processes without their tensors"
 MAX_NAMED = 4
-_HINT = "which is fastest: --suggest rehearses stages, offload, micro batches, checkpointing and meshes"
 _ENDS = "the program ends"  # the beginning of what runtime/plan/program.py says of too few steps
 
 
@@ -126,7 +125,7 @@ def judge(rehearsed: Sequence[Rehearsed], memory: JobMemory) -> FitVerdict:
     notes = tuple(_notes(rehearsed, memory, uses, on_device))
     if on_device is not None and not on_device.fits:
         line = f"does not fit: {on_device.text(names_largest=True)}"
-        return FitVerdict(line=line, fits=False, notes=(*notes, _HINT))
+        return FitVerdict(line=line, fits=False, notes=notes)
     if too_small is not None:
         kind, num_bytes = too_small.kinds[0]
         line = (

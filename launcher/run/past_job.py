@@ -8,21 +8,23 @@ from typing import Any
 
 from ..errors import LaunchError
 from ..fit.finding import FitFinding
-from ..fit.measured_speeds import MEASURE, write_speeds
+from ..fit.measured_speeds import MEASURE
 from ..fit.past_run import ToldRun, as_data_beside, compare, lines_beside, told_run
 from ..fit.step_time import slowest
 from ..page.read_run import read_run
 from .find_run import find_run
 from .plan_job import PlannedJob
+from .speeds_folder import keep_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBeside:
-    """The run, and where it was kept; None: it was not, since no speeds were measured."""
+    """The run, and where it was kept; None: it was not, and `why_not` says why."""
 
     run: ToldRun
     found: FitFinding
     kept: Path | None
+    why_not: str = ""
 
     def lines(self, columns: int | None = None) -> list[str]:
         """Return what is printed below the job's own answer."""
@@ -30,7 +32,7 @@ class RunBeside:
         times = slowest(found.times) if found.times else None
         lines = lines_beside(self.run, times, peak_bytes=found.rank_peak_bytes, columns=columns)
         if self.kept is None:
-            return [*lines, "not kept: the speeds of these hosts were not measured; " + MEASURE + " does it"]
+            return [*lines, f"not kept: {self.why_not}"]
         return [*lines, f"kept in {self.kept}: later plans of jobs on these hosts are corrected by it"]
 
     def as_data(self) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def read_past_job(word: str) -> ToldRun:
 def put_beside(job: PlannedJob, found: FitFinding, run: ToldRun) -> RunBeside:
     """Return the run beside the plan, and keep what it took with the speeds of the job's hosts.
 
-    Errors: LaunchError if the run had another number of ranks, or it cannot be kept
+    Errors: LaunchError if the run had another number of ranks
     """
     if run.num_ranks != job.plan.world_size:
         raise LaunchError(
@@ -64,7 +66,8 @@ def put_beside(job: PlannedJob, found: FitFinding, run: ToldRun) -> RunBeside:
         )
     speeds = found.speeds
     if speeds is None or speeds.measured is None or speeds.path is None:
-        return RunBeside(run=run, found=found, kept=None)
+        why_not = f"the speeds of these hosts were not measured; {MEASURE} does it"
+        return RunBeside(run=run, found=found, kept=None, why_not=why_not)
     plain = job.times(found.rehearsed, speeds, with_factors=False)
-    write_speeds(speeds.path, speeds.measured.with_run(compare(run, slowest(plain))))
-    return RunBeside(run=run, found=found, kept=speeds.path)
+    why_not = keep_run(speeds.path, speeds.measured, compare(run, slowest(plain)))
+    return RunBeside(run=run, found=found, kept=None if why_not else speeds.path, why_not=why_not)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import LaunchError
@@ -19,12 +18,13 @@ from ..fit.candidates import (
     has_own_batch,
     placing_of,
 )
+from ..fit.config_file import read_ds_config
 from ..fit.devices import find_gpu
 from ..fit.finding import FitFinding
 from ..fit.forecast import Forecast
 from ..fit.job_speeds import of_sheet
 from ..fit.mesh_choices import mesh_choices
-from ..fit.model import ds_config_of, read_ds_config
+from ..fit.model import ds_config_of
 from ..fit.model_bytes import STATES, Need, holds, model_bytes, room_of, setups_of
 from ..fit.rehearse import Variant, rehearse_variants
 from ..fit.step_time import whole_step
@@ -277,7 +277,7 @@ def config_of(job: PlannedJob) -> dict[str, Any]:
     """
     if job.rehearsal.model is not None:
         return dict(job.rehearsal.model["config"])
-    config = read_ds_config(Path(job.plan.cwd, ds_config_of(job.plan.program.arguments)))
+    config = read_ds_config(ds_config_of(job.plan.program.arguments), job.plan.cwd)
     named = {key for key, _ in job.rehearsal.mapped}
     return {
         key: value

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ..errors import LaunchError
 from ..fit.measured_speeds import OPTION, ClusterSpeeds, file_name, find_speeds, read_speeds, write_speeds
+from ..fit.past_run import CompareRun
 from ..job.mesh import HostSlots
 from ..job.plan import NodePlan
-from ..registry.state_folder import SPEEDS, VARIABLE, readable_folder, writable_folder
+from ..registry.state_folder import SPEEDS, VARIABLE, alone_in, readable_folder, writable_folder
 
 
 def hosts_of(nodes: Sequence[NodePlan]) -> tuple[HostSlots, ...]:
@@ -22,14 +23,37 @@ def hosts_of(nodes: Sequence[NodePlan]) -> tuple[HostSlots, ...]:
     )
 
 
+def check_speeds_place() -> None:
+    """Errors: LaunchError if measured speeds cannot be kept in this user's folder"""
+    writable_folder(SPEEDS)
+
+
 def keep(cluster: ClusterSpeeds) -> Path:
     """Write the speeds into this user's folder; return the file.
 
     Errors: LaunchError if that fails
     """
     path = writable_folder(SPEEDS) / file_name(cluster.hosts, cluster.device)
-    write_speeds(path, cluster)
+    with alone_in(path.parent):
+        write_speeds(path, cluster)
     return path
+
+
+def keep_run(path: Path, planned_by: ClusterSpeeds, run: CompareRun) -> str:
+    """Add a run to the file of the speeds that it was planned by, as the file is now; return an empty text,
+    or why it was not added.
+    """
+    try:
+        with alone_in(path.parent):
+            cluster = read_speeds(path)
+            if cluster.measured_at != planned_by.measured_at:
+                return f"{path}: the hosts were measured anew meanwhile; plan the job once more"
+            write_speeds(path, cluster.with_run(run))
+    except LaunchError as error:
+        return str(error)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return ""
 
 
 def speeds_of(

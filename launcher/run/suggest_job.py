@@ -146,7 +146,14 @@ def check_config_place(path: Path) -> None:
 
 
 def write_config(path: Path, suggested: Suggestions) -> None:
-    """Write the ds_config of the best configuration, if there is one."""
-    if suggested.best is not None:
-        config = suggested.best.candidate.config(suggested.config)
+    """Write the ds_config of the best configuration, if there is one.
+
+    Errors: LaunchError if it cannot be written
+    """
+    if suggested.best is None:
+        return
+    config = suggested.best.candidate.config(suggested.config)
+    try:
         put_file(path, (json.dumps(config, indent=2) + "\n").encode())
+    except OSError as error:
+        raise LaunchError(f"--out={path}: cannot be written: {error.strerror}") from None

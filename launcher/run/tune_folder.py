@@ -49,19 +49,23 @@ class TuneFolder:
             raise LaunchError(
                 f"the folder of the trials, {path}: {error.strerror}; name another with --tune_dir=DIR"
             ) from None
-        except ValueError:
+        except (ValueError, RecursionError):
             state = {}
-        if state is None and names:
+        if _STATE in names:
+            self._read(state)
+        elif names:
             raise LaunchError(
                 f"--tune_dir={path}: there are other files; give a new folder, or an earlier one's"
             )
-        if state is not None:
-            self._read(state)
 
-    def _read(self, state: Mapping[str, Any]) -> None:
-        self.is_of_another = state.get("key") != self._key or state.get("version") != _VERSION
-        for one in () if self.is_of_another else state["ended"]:
-            self.known[TrialPlace(one["name"], one["round"])] = Outcome(**one["outcome"])
+    def _read(self, state: Any) -> None:
+        """Take the outcomes of a file of this key; one of another form is of another version."""
+        try:
+            self.is_of_another = state["key"] != self._key or state["version"] != _VERSION
+            ended = [] if self.is_of_another else state["ended"]
+            self.known = {TrialPlace(one["name"], one["round"]): Outcome(**one["outcome"]) for one in ended}
+        except (KeyError, TypeError):
+            self.is_of_another = True
 
     def add(self, place: TrialPlace, outcome: Outcome) -> None:
         """Keep the outcome of a trial.

@@ -14,8 +14,9 @@ from typing import Any
 
 from ..errors import LaunchError
 from ..fit.candidates import Candidate, Setup
+from ..fit.config_file import read_ds_config
 from ..fit.finding import FitFinding
-from ..fit.model import ds_config_of, read_ds_config, with_ds_config
+from ..fit.model import ds_config_of, with_ds_config
 from ..fit.scratch_folder import scratch_folder
 from ..fit.suggestion import Suggestions, Tried
 from ..fit.tuning import Halving, Outcome, TrialPlace, Tuning
@@ -71,7 +72,7 @@ def tuning_section(options: Options) -> Autotuning:
 
     Errors: LaunchError for a ds_config that cannot be read, and for keys that are not here
     """
-    config = read_ds_config(Path(os.getcwd(), ds_config_of(options.arguments)))
+    config = read_ds_config(ds_config_of(options.arguments), os.getcwd())
     return read_autotuning(config.get(SECTION))
 
 
@@ -160,7 +161,7 @@ def _check_sizes(section: Autotuning, job: PlannedJob, one: Candidate) -> None:
 @contextlib.contextmanager
 def _without_section(options: Options) -> Iterator[Options]:
     """Yield the options with a ds_config without the section `autotuning`, which no engine knows."""
-    config = read_ds_config(Path(os.getcwd(), ds_config_of(options.arguments)))
+    config = read_ds_config(ds_config_of(options.arguments), os.getcwd())
     if config.pop(SECTION, None) is None:
         yield options
         return

@@ -13,6 +13,7 @@ from .plan_job import PlannedJob
 from .search_job import Attempted, Search, config_of
 
 MOST_TRIED = 2  # changes of the configuration that are rehearsed
+_HINT = "--suggest rehearses more: all stages, offload, micro batches, checkpointing and meshes"
 
 
 def with_ways_out(job: PlannedJob, found: FitFinding, suggested: Suggestions | None = None) -> FitFinding:
@@ -31,12 +32,10 @@ def with_ways_out(job: PlannedJob, found: FitFinding, suggested: Suggestions | N
     else:
         best = suggested.best
         ways = [None if best is None else search.way_out(best), suggested.hosts or search.more_hosts()]
-    return replace(
-        found,
-        verdict=replace(found.verdict, notes=notes),
-        given=search.given,
-        ways_out=tuple(one for one in ways if one is not None),
-    )
+    ways_out = tuple(one for one in ways if one is not None)
+    if not ways_out and suggested is None and config is not None:
+        notes = (*notes, _HINT)
+    return replace(found, verdict=replace(found.verdict, notes=notes), given=search.given, ways_out=ways_out)
 
 
 def _searched(search: Search) -> list[WayOut | None]:

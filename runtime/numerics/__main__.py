@@ -1,7 +1,7 @@
 """`python -m dslaunch.runtime.numerics REQUEST`: compare two recordings, and print the result.
 
 REQUEST is JSON: the folder, and which run is the reference. The exit code is 0 if they are equal within
-bounds, 1 if they differ, 2 if a run has recorded nothing.
+bounds, 1 if they differ, 2 if a recording cannot be read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> int:
     request = json.loads(sys.argv[1])
     try:
         result = compare(request["folder"], request["reference"])
-    except FileNotFoundError as error:
+    except (OSError, ValueError, KeyError) as error:
         print(f"dslaunch: numerics: {error}", file=sys.stderr)
         return 2
     for line in lines_of(result, request["reference"]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ..environment import CONFIGURED
 from .bounds import Bounds, bounds_of
-from .record import BUFFER, GRADIENT, PARAMETER, STATE, StepRecord, num_engines, num_steps
+from .record import BUFFER, GRADIENT, OTHER, PARAMETER, STATE, StepRecord, num_engines, num_steps
 
 _SMALL = 1e-9  # bounds of numbers are not smaller than those of this one
 _DENORMAL = 1e-37  # squares of gradients that are mere rounding have few bits left
@@ -54,7 +55,8 @@ class Comparison:
 
 def compare(folder: str, reference: str) -> Comparison:
     """Compare the run as configured with the run `reference`, in the order of steps, and in a step of losses,
-    gradients, norm, parameters, states and buffers. A run that has taken fewer steps than the other differs.
+    gradients, norm, parameters, states, buffers and frozen parameters. A run that has taken fewer steps than
+    the other differs.
 
     Errors: FileNotFoundError if a run has recorded nothing
     """
@@ -70,11 +72,13 @@ def compare(folder: str, reference: str) -> Comparison:
     ]
     result.num_parameters = len(first.names(PARAMETER))
     before = [StepRecord(folder, CONFIGURED, one, 0) for one in range(result.num_engines)]
+    frozen = [_Frozen(one) for one in before]
     for step in range(1, max(last) + 1):
         for engine in range(result.num_engines):
             if step > last[engine]:
                 continue
             one = _Step(result, engine, step, before[engine], folder, reference)
+            one.frozen = frozen[engine].after(one.own, one.other)
             before[engine] = one.own
             result.notes = one.own.notes[0]
             result.difference = next(one.differences(), None)
@@ -99,6 +103,28 @@ def _missing_steps(result: Comparison, folder: str, reference: str) -> Iterator[
             )
 
 
+class _Frozen:
+    """Frozen parameters of one engine, which are recorded where the program has written to them."""
+
+    def __init__(self, first: StepRecord) -> None:
+        """`first`: the state before the first step, with which both runs begin."""
+        self._first = first
+        self._last: dict[str, tuple[StepRecord, StepRecord]] = {}
+
+    def after(self, own: StepRecord, other: StepRecord) -> dict[str, tuple[StepRecord, StepRecord]]:
+        """Return those that one of the runs has written to in a step, each with the records of its values
+        in both.
+        """
+        names = dict.fromkeys((*own.names(OTHER), *other.names(OTHER)))
+        for name in filter(partial(self._first.has, OTHER), names):
+            before = self._last.get(name, (self._first, self._first))
+            now = (
+                one if one.has(OTHER, name) else old for one, old in zip((own, other), before, strict=True)
+            )
+            self._last[name] = next(now), next(now)
+        return {name: self._last[name] for name in names if name in self._last}
+
+
 class _Step:
     """One step of one engine in both runs."""
 
@@ -108,6 +134,7 @@ class _Step:
         self._result, self._engine, self._step, self._before = result, engine, step, before
         self.own = StepRecord(folder, CONFIGURED, engine, step)
         self.other = StepRecord(folder, reference, engine, step)
+        self.frozen: dict[str, tuple[StepRecord, StepRecord]] = {}  # that a run has written to
 
     def differences(self) -> Iterator[FoundDifference]:
         """Yield all that differs, in order."""
@@ -126,6 +153,7 @@ class _Step:
         yield from self._parameters()
         yield from self._states()
         yield from self._buffers()
+        yield from self._written()
 
     def _losses(self) -> Iterator[FoundDifference]:
         theirs = self.other.notes
@@ -228,12 +256,21 @@ class _Step:
             if not self.own.has(BUFFER, key):
                 continue
             own, other = self.own.read(BUFFER, key), self.other.read(BUFFER, key)
-            largest = float(other.double().abs().max()) if other.numel() else 0.0
-            part = self._result.bounds.gradient if other.is_floating_point() else 0.0
-            bound = torch.full(other.shape, part * largest, dtype=torch.float64, device="cpu")
             rank, _, name = key.partition("/")
-            for found in self._tensors("buffer", name, own, other, bound):
+            for found in self._tensors("buffer", name, own, other, self._alike(other)):
                 yield replace(found, where=f"rank {rank}: {found.where}")
+
+    def _written(self) -> Iterator[FoundDifference]:
+        """Compare what the program has written to frozen parameters."""
+        for name, records in self.frozen.items():
+            own, other = (one.read(OTHER, name) for one in records)
+            yield from self._tensors("frozen parameter", name, own, other, self._alike(other))
+
+    def _alike(self, other: Tensor) -> Tensor:
+        """Return the bound of what no update has computed: integers are equal."""
+        largest = float(other.double().abs().max()) if other.numel() else 0.0
+        part = self._result.bounds.gradient if other.is_floating_point() else 0.0
+        return torch.full(other.shape, part * largest, dtype=torch.float64, device="cpu")
 
     def _tensors(
         self,

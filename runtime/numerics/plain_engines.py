@@ -33,6 +33,7 @@ from ..placement.stage_policy import Placement, policy_for_stage
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.loss_scale import LossScaler
 from ..zero.stand_ins import note_stand_in
+from .changes import Changes
 from .loaded import read_loaded, take_loaded
 from .own_buffers import own_buffers
 from .plain_gradients import PlainGradients
@@ -40,7 +41,7 @@ from .plain_model import place_whole
 from .plain_param import PlainParam
 from .plain_update import PlainScale, PlainUpdate, norm_of
 from .plain_weights import PlainWeights
-from .record import GRADIENT, OTHER, PARAMETER, StepRecord, num_steps
+from .record import BUFFER, GRADIENT, OTHER, PARAMETER, STATE, StepRecord, num_steps
 from .recorded_engines import facts_of
 from .recorder import Recorder
 from .same_numbers import SameNumbers
@@ -127,6 +128,16 @@ class Plain(EngineBase):
             "is_torchs": self._update_of.is_torchs,
         }
         recorder.begin({PARAMETER: self._update_of.masters.items() if self.global_rank == 0 else ()}, facts)
+        self._changes = Changes()
+        for _ in self._changes.of(self._frozen()):
+            pass  # all of them are new to it
+
+    def _frozen(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the parameters that no optimizer steps."""
+        trained = {} if self._update_of is None else self._update_of.masters
+        for name, param in self.module.named_parameters():
+            if name not in trained:
+                yield name, param.detach()
 
     @torch.no_grad()
     def _take_state(self, recorder: Recorder, update: PlainUpdate) -> list[str]:
@@ -214,12 +225,13 @@ class Plain(EngineBase):
             "terms": terms if self.global_rank == 0 and is_applied else {},
         }
         is_writer = self.global_rank == 0
-        recorder.after_update(
-            update.masters.items() if is_writer else (),
-            update.states() if is_writer else (),
-            own_buffers(self),
-            notes,
-        )
+        values = {
+            PARAMETER: update.masters.items() if is_writer else (),
+            STATE: update.states() if is_writer else (),
+            BUFFER: own_buffers(self),
+            OTHER: self._changes.of(self._frozen()) if is_writer else (),
+        }
+        recorder.after_update(values, notes)
         if step <= num_steps(recorder.run.folder, CONFIGURED, recorder.number):
             self._go_on_from(StepRecord(recorder.run.folder, CONFIGURED, recorder.number, step), update)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from math import prod
 from typing import Any
 
@@ -19,9 +20,10 @@ from ..environment import CONFIGURED, NumericsRun, read_environment, read_numeri
 from ..metrics.memory_numbers import free_host_memory
 from ..placement.precision import precision_of
 from ..zero.param_access import safe_set_full_fp32_param, safe_set_full_grad
+from .changes import Changes
 from .loaded import write_loaded
 from .own_buffers import own_buffers
-from .record import GRADIENT, OTHER, PARAMETER, STATE, StepRecord, num_steps
+from .record import BUFFER, GRADIENT, OTHER, PARAMETER, STATE, StepRecord, num_steps
 from .recorder import Recorder
 from .same_numbers import SameNumbers
 from .whole_values import WholeValues
@@ -53,10 +55,11 @@ class Recorded(EngineBase):
             self._begin(self._recorder)
 
     def _begin(self, recorder: Recorder) -> None:
+        self._changes = Changes()
         values = {
             PARAMETER: self._values.parameters(),
             STATE: self._values.states(),
-            OTHER: self._values.others(),
+            OTHER: chain(self._changes.of(self._values.frozen()), self._values.buffers()),
         }
         recorder.begin(values, facts_of(self) | memory_facts(self))
 
@@ -92,7 +95,13 @@ class Recorded(EngineBase):
             "is_compiled": self.is_compiled,
         }
         step = recorder.step
-        recorder.after_update(self._values.parameters(), self._values.states(), own_buffers(self), notes)
+        values = {
+            PARAMETER: self._values.parameters(),
+            STATE: self._values.states(),
+            BUFFER: own_buffers(self),
+            OTHER: self._changes.of(self._values.frozen()),
+        }
+        recorder.after_update(values, notes)
         if self._compared.part != CONFIGURED:
             self._take_parameters(step)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..comm.end_program import end_program
 from ..environment import NumericsRun
-from .record import BUFFER, GRADIENT, PARAMETER, STATE, place_of
+from .record import GRADIENT, place_of
 from .tensor_file import TensorWriter
 
 MOST_SKIPPED = 20  # steps without an update that are allowed beyond those asked for
@@ -65,20 +65,12 @@ class Recorder:
         for name, value in gradients:
             self._writer.add(GRADIENT + name, value if scale == 1.0 else value / scale)
 
-    def after_update(
-        self,
-        parameters: Iterable[tuple[str, Tensor]],
-        states: Iterable[tuple[str, Tensor]],
-        buffers: Iterable[tuple[str, Tensor]],
-        notes: dict[str, Any],
-    ) -> None:
-        """Write the parameters, the optimizer's states and this rank's buffers after the step; then end the
-        run if it was the last one.
-        """
+    def after_update(self, values: Mapping[str, Iterable[tuple[str, Tensor]]], notes: dict[str, Any]) -> None:
+        """Write what is there after the step, by kind; then end the run if it was the last one."""
         if self._writer is None:
             raise AssertionError("a step ends that has not begun")
-        for kind, values in ((PARAMETER, parameters), (STATE, states), (BUFFER, buffers)):
-            for name, value in values:
+        for kind, named in values.items():
+            for name, value in named:
                 self._writer.add(kind + name, value)
         norm = notes["norm"]
         notes["norm"] = norm if norm is not None and isfinite(norm) else None

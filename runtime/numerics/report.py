@@ -63,7 +63,7 @@ def _told(found: FoundDifference, result: Comparison, other: str) -> Iterator[st
     engine = f", engine {found.engine + 1}" if result.num_engines > 1 else ""
     state, _, name = found.name.partition("/") if found.quantity == "state" else ("", "", found.name)
     of = f" {state} of '{name}'" if state else f" of '{name}'" if found.quantity == "gradient" else ""
-    of = f" '{name}'" if found.quantity in ("parameter", "buffer") else of
+    of = f" '{name}'" if found.quantity in ("parameter", "buffer", "frozen parameter") else of
     if found.configured is not None and found.reference is not None:
         yield f"{found.where}: {found.configured:.9g} as configured, {found.reference:.9g} {other}"
         yield f"they differ by {abs(found.configured - found.reference):.3g}, and may by {found.bound:.3g}"

@@ -8,37 +8,63 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..errors import RecordingError
+
 _BYTES, _INDEX = ".bin", ".json"
 
 
 class TensorWriter:
-    """Writes the files of one rank and step; they count when `close` has returned."""
+    """Writes the files of one rank and step; they count when `close` has returned.
+
+    Errors: of each call RecordingError if the disk is full, for example
+    """
 
     def __init__(self, path: Path) -> None:
         """`path` is the beginning of the names of both files."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._file = open(f"{path}{_BYTES}", "wb")  # noqa: SIM115  (closed by close)
+        with self._told():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(f"{path}{_BYTES}", "wb")  # noqa: SIM115  (closed by close)
         self._places: dict[str, tuple[int, str, list[int]]] = {}
 
     def add(self, key: str, value: Tensor) -> None:
         """Append a tensor."""
         own = value.detach().to("cpu").contiguous()
         self._places[key] = (self._file.tell(), str(own.dtype).removeprefix("torch."), list(own.shape))
-        self._file.write(own.reshape(-1).view(torch.uint8).numpy().data)
+        with self._told():
+            try:
+                self._file.write(own.reshape(-1).view(torch.uint8).numpy().data)
+            except OSError:
+                with suppress(OSError):  # it writes what waits in a buffer
+                    self._file.close()
+                raise
 
     def close(self, notes: dict[str, Any]) -> None:
         """Finish the files; `notes` are values of JSON."""
-        self._file.close()
         temporary = f"{self._path}{_INDEX}.part"
-        Path(temporary).write_text(json.dumps({"tensors": self._places, "notes": notes}))
-        os.replace(temporary, f"{self._path}{_INDEX}")
+        with self._told():
+            self._file.close()
+            Path(temporary).write_text(json.dumps({"tensors": self._places, "notes": notes}))
+            os.replace(temporary, f"{self._path}{_INDEX}")
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RecordingError(
+                f"dslaunch numerics: {self._path}{_BYTES}: {error.strerror}; a recording needs about 32 "
+                "bytes for each trained parameter and step: give a folder with more room by --keep=DIR, or "
+                "fewer steps by --steps"
+            ) from None
 
 
 class TensorReader:

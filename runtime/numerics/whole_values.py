@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..engine.base import EngineBase
+from ..strided import is_strided
 from ..zero.gathered_parameters import GatheredParameters
 from ..zero.units.sub_buffer import SubBuffer
 from ..zero.units.unit import Unit
@@ -78,8 +79,8 @@ class WholeValues:
         return [flat[slot.offset : slot.offset + slot.numel].view(slot.shape) for slot in slots]
 
     @torch.no_grad()
-    def others(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the values of frozen parameters, and of buffers that a checkpoint keeps."""
+    def frozen(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the values of parameters that no optimizer steps, packed integers among them."""
         for _, sub_buffer in self._sub_buffers():
             if sub_buffer.is_trained:
                 continue
@@ -87,12 +88,19 @@ class WholeValues:
                 for index, member in enumerate(sub_buffer.members):
                     if self._writes(sub_buffer, index):
                         yield sub_buffer.true_name(index), member.param.detach()
-        domains, module = self._engine._domains, self._engine.module
-        known = {id(param) for param in module.parameters()}
-        for name, value in module.state_dict(keep_vars=True).items():
-            is_buffer = isinstance(value, Tensor) and id(value) not in known
-            if is_buffer and self._is_first_of_tp and domains.of(value).comm.sharers.is_first:
+        for name, param in self._engine.module.named_parameters():
+            if not param.is_floating_point() and self._writes_beside(param):
+                yield name, param.detach()
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the values of buffers."""
+        for name, value in self._engine.module.named_buffers():
+            if is_strided(value) and self._writes_beside(value):
                 yield name, value
+
+    def _writes_beside(self, value: Tensor) -> bool:
+        """Tell whether this rank writes what lies in no unit."""
+        return self._is_first_of_tp and self._engine._domains.of(value).comm.sharers.is_first
 
     @torch.no_grad()
     def stale(self) -> list[tuple[str, float, float]]:

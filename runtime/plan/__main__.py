@@ -1,9 +1,10 @@
 """`python -m dslaunch.runtime.plan REQUEST`: rehearse a program as one rank; the launcher starts it.
 
-REQUEST is JSON: `program` (its words: a script and arguments) and `is_module`, or `model`, the fields of a
-`ModelRequest`; `device` ("cuda" or "cpu"), `device_bytes`, `rank`, `world_size`, and the names of files:
-`answer`, `stacks` (where the program is, written at the signal `stacks_signal`), `told` (what rehearsals of
-other ranks have told, see stages.py) and `layers` (see scratch_files.py). The environment is the rank's.
+REQUEST is a file of JSON: `program` (its words: a script and arguments) and `is_module`, or `model`, the
+fields of a `ModelRequest`; `device` ("cuda" or "cpu"), `device_bytes`, `rank`, `world_size`, and the names of
+files: `answer`, `stacks` (where the program is, written at the signal `stacks_signal`), `told` (what
+rehearsals of other ranks have told, see stages.py) and `layers` (see scratch_files.py). The environment is
+the rank's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from .scratch_files import enter
@@ -34,11 +36,12 @@ def main(request: dict[str, Any]) -> None:
         from .answer import answer_of
         from .requested import rehearsed
 
-        json.dump({**answer_of(rehearsed(request)), "writes_files": writes_files}, file)
+        rehearsal = rehearsed(request, holds_files_back=not writes_files)
+        json.dump({**answer_of(rehearsal), "writes_files": writes_files}, file)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # what the program would do at its end belongs to a run
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(json.loads(Path(sys.argv[1]).read_text()))

@@ -16,6 +16,8 @@ from .memory import DEVICE, HOST, PINNED
 from .program import Rehearsal
 from .training import train
 
+_DEVICES = ("cuda", "cpu")
+
 
 class PlannedRank(NamedTuple):
     """Needs of one rank of a job; `answer` has all of it, as `dslaunch plan --json` prints it.
@@ -51,6 +53,8 @@ def plan(
     """
     num_hosts, num_local = _hosts(hosts)
     num_bytes = _bytes(device_memory)
+    if device not in _DEVICES:
+        raise ConfigError(f"plan(device={device!r}): give 'cuda' or 'cpu'")
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("fork")
 
@@ -70,7 +74,8 @@ def plan(
     if answer is None:
         raise ConfigError(f"the planning process ended with code {process.exitcode}; its output is above")
     if answer["problem"] is not None:
-        raise ConfigError(f"{answer['problem']['line']}: {answer['problem']['why']}")
+        line, why = answer["problem"]["line"], answer["problem"]["why"]
+        raise ConfigError(f"{line}: {why}" if line else why)
     return _planned(answer)
 
 

@@ -48,13 +48,19 @@ class PlannedGpu:
 
     def put(self) -> None:
         """Have torch.cuda show it, in this process."""
-        for name, value in {**_OF_DEVICES, **self._of_memory()}.items():
+        answers = {**_OF_DEVICES, **self._of_memory()}
+        for name, value in answers.items():
             setattr(torch.cuda, name, value)
+        of_any = {**answers, **_OF_ACCELERATORS, "get_memory_info": answers["mem_get_info"]}
+        for name in dir(torch.accelerator):
+            if name in of_any:
+                setattr(torch.accelerator, name, of_any[name])
         for name in _NO_OPERATIONS:
             setattr(torch.cuda, name, _no_operation())
         modules: Any = torch
         modules.cuda.nccl.version = lambda: (2, 27, 0)
         modules.backends.cuda.is_built = lambda: True
+        modules._C._cuda_getCurrentRawStream = lambda index: 0  # libraries with kernels of their own ask
         modules.version.cuda = torch.version.cuda or "planned"
 
     def _of_memory(self) -> dict[str, Any]:
@@ -129,4 +135,16 @@ _OF_DEVICES: dict[str, Any] = {
     "get_arch_list": lambda: ["sm_90"],
     "can_device_access_peer": lambda *_: True,
     "default_generators": (torch.default_generator,),
+}
+_OF_ACCELERATORS: dict[str, Any] = {
+    "current_accelerator": lambda check_available=False: torch.device("cuda"),
+    "current_device_index": lambda: 0,
+    "current_device_idx": lambda: 0,
+    "set_device_index": _no_operation(),
+    "set_device_idx": _no_operation(),
+    "device_index": _OnDevice,
+    "empty_cache": _no_operation(),
+    "empty_host_cache": _no_operation(),
+    "set_stream": _no_operation(),
+    "reset_accumulated_memory_stats": _no_operation(),
 }

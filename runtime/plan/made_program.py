@@ -52,7 +52,8 @@ def _model(request: ModelRequest) -> Any:
         config = AutoConfig.from_pretrained(request.model)
     except (OSError, ValueError) as error:
         raise ConfigError(f"--model {request.model}: {error}") from error
-    is_sharded = request.config.get("zero_optimization", {}).get("stage") == 3
+    section = request.config.get("zero_optimization")
+    is_sharded = isinstance(section, dict) and section.get("stage") == 3  # what is none is refused later
     with Init(config_dict_or_path=request.config, enabled=is_sharded):
         return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
 

@@ -10,7 +10,8 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from ...kernels.compiled import _C
 from ..engine.base import EngineBase
 from ..engine.stages_engine import StagesEngine
 from ..engine.step_engine import StepEngine
-from ..errors import CheckpointError, UserError
+from ..errors import UserError
 from ..mesh import parts
 from ..step import copied_gradients, grad_norm
 from .after_steps import plan_saves, rehearse_evaluation, rehearse_load, rehearse_save
@@ -31,12 +32,15 @@ from .autocast import cast_as_autocast, cast_in_this_thread
 from .by_device import choose_by_device
 from .census import tell_kinds
 from .cuda import PlannedGpu
+from .device_numbers import take_device_numbers
 from .disk import PlannedDisk
 from .guesses import Guesses
 from .memory import RunMemory
+from .other_libraries import OtherLibraries
 from .pinned import PlannedPages
 from .planned_checkpoint import plan_loads
 from .ranks import join_alike_ranks
+from .saved_tensors import plan_saved_tensors
 from .stages import PlannedStages, UntoldInputError
 from .storages import Storages
 from .streams import host_waits
@@ -83,12 +87,15 @@ class Rehearsal:
         world_size: int,
         has_fused_attention: bool = True,
         told: Mapping[str, Any] | None = None,
+        holds_files_back: bool = False,
     ) -> None:
         """`has_fused_attention`: whether the device has the kernels that torch has for GPUs. `told`: what
-        rehearsals of other ranks have told; see [Note: what stages tell each other].
+        rehearsals of other ranks have told; see [Note: what stages tell each other]. `holds_files_back`: what
+        the program writes into files is gone with the process.
         """
         self.device = device
         self.memory, self.work, self.guesses = RunMemory(), WorkMeter(), Guesses()
+        self.other_libraries = OtherLibraries(self.guesses)
         self.storages = Storages(born=self.memory.born, died=self.memory.died)
         self.disk = PlannedDisk(self.work)
         self.steps: list[RankWork] = []  # one for each optimizer step
@@ -98,6 +105,7 @@ class Rehearsal:
         self.saved_bytes = 0  # this rank's part of a checkpoint
         self.waits_for = ""  # what another rank has to tell first, where it has ended for that
         self.mode = WithoutValues(self.storages, self.guesses, device=device, computed=self._computed)
+        self._holds_files_back = holds_files_back
         self.stages = PlannedStages(self.mode, {} if told is None else told)
         self._put_stand_ins(device_bytes, rank, world_size)
         if has_fused_attention:
@@ -105,6 +113,7 @@ class Rehearsal:
 
     def _computed(self, func: Any, args: Any, kwargs: Any, tensors: Any, results: Any, out: Any) -> None:
         self.memory.tick()
+        self.other_libraries.ran(func)
         if _waits_for_copy(func, args, kwargs, tensors, results):
             host_waits()
         self.work.add(func, args, kwargs, tensors, results, out)
@@ -121,15 +130,18 @@ class Rehearsal:
                 peak=memory.peak,
                 reset_peak=memory.reset_peak,
             ).put()
+            take_device_numbers()
         self.work.is_on_gpu = is_on_gpu
         join_alike_ranks(rank=rank, size=world_size, backend="nccl" if is_on_gpu else "gloo")
         answer_for_tensors(self.mode)
         cast_as_autocast()
         choose_by_device()
+        self.other_libraries.put()
         self.work.watch_wires()
         self.disk.put()
         plan_saves(memory)
         plan_loads(memory)
+        plan_saved_tensors(self.mode, may_overwrite=self._holds_files_back)
         kernels: Any = _C
         kernels.step, kernels.squared_norm = self._step, lambda *args, **kwargs: 1.0
         kernels.lamb_directions, kernels.lamb_apply = self._lamb_directions, lambda *args, **kwargs: None
@@ -289,16 +301,27 @@ class Rehearsal:
             self.memory.name_modules(names)
 
     def _go_on(self) -> None:
-        """Do what runs do between steps."""
+        """Do what runs do between steps. A program may do nothing of it, and what it cannot do is left out:
+        a model that is never evaluated may have no forward for that, one that is never saved may have what no
+        checkpoint can hold.
+        """
         engine = self.engines[0]
         if self.last_forward is not None:
-            rehearse_evaluation(engine, self.last_forward, self.memory)
+            with self._left_out("the evaluation"):
+                rehearse_evaluation(engine, self.last_forward, self.memory)
             self.last_forward = None
-        self.saved_bytes = rehearse_save(engine, self.memory)
-        try:
+        with self._left_out("the save"):
+            self.saved_bytes = rehearse_save(engine, self.memory)
+        with self._left_out("the load"):
             rehearse_load(engine, self.memory)
-        except CheckpointError as error:  # a program that never saves may have what no checkpoint can hold
-            self.guesses.lines["the load after the steps"] = f"it is left out, because {error}"
+
+    @contextmanager
+    def _left_out(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            why = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            self.guesses.lines[f"{what} after the steps"] = f"it is left out, because of {why}"
 
     def _run(self, program: Callable[[], object]) -> None:
         self.memory.begin(BUILD)

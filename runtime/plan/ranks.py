@@ -254,6 +254,7 @@ def join_alike_ranks(*, rank: int, size: int, backend: str) -> None:
     def config(group: Any = None) -> str:
         return f"cpu:{backend},cuda:{backend}"
 
+    # Arguments have torch's names: programs, and torch.distributed.checkpoint, call them by these.
     def fill(object_list: list[Any], obj: Any, group: Any = None) -> None:
         object_list[:] = [pickle.loads(pickle.dumps(obj))] * len(object_list)
 
@@ -261,9 +262,14 @@ def join_alike_ranks(*, rank: int, size: int, backend: str) -> None:
         if object_gather_list is not None:
             fill(object_gather_list, obj)
 
-    def scatter_object_list(output: list[Any], inputs: list[Any] | None = None, *_: Any, **__: Any) -> None:
-        if inputs is not None:
-            output[0] = inputs[0]
+    def scatter_object_list(
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        if scatter_object_input_list is not None:
+            scatter_object_output_list[0] = scatter_object_input_list[0]
 
     patched: dict[str, Callable[..., Any]] = {
         "all_gather_object": fill,

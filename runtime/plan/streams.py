@@ -45,6 +45,10 @@ class PlannedStream:
         """Return that all is done."""
         return True
 
+    def is_capturing(self) -> bool:
+        """Return that no CUDA graph is made of it."""
+        return False
+
     def synchronize(self) -> None:
         """Let the host know that all is done."""
         self.record_event().synchronize()

@@ -32,7 +32,7 @@ def _forward(engine: Any, batch: Any) -> Any:
 
 
 def _loss_of(result: Any) -> Any:
-    loss = getattr(result, "loss", None)
+    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
     if loss is not None:
         return loss
     return result[0] if isinstance(result, (tuple, list)) else result

@@ -220,9 +220,10 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if tensor_device(one).type == "meta" and self.storages.of(one) is None:
                 self.storages.add(one, device, is_pinned=is_pinned)
                 new.append(one)
+        is_computed = False
         if values is not None and sum(one.numel() for one in new) <= KNOWN_NUMEL:
-            self._compute(func, args, kwargs, values, made, new)
-        else:
+            is_computed = self._compute(func, args, kwargs, values, made, new)
+        if not is_computed:
             for one in written:
                 self._forget(one)
         self._computed(func, args, kwargs, tensors, made, out)
@@ -268,8 +269,8 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         values: Mapping[int, Tensor],
         made: Sequence[Tensor],
         new: Sequence[Tensor],
-    ) -> None:
-        """Compute values that are known, and give them to the results."""
+    ) -> bool:
+        """Compute values that are known, and give them to the results; tell whether that can be done here."""
         on_host = dict(kwargs)
         if "device" in kwargs:
             on_host["device"] = _CPU
@@ -278,11 +279,12 @@ class WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
         host_args, host_kwargs = _replaced((args, on_host), values)
         try:
             out = func(*host_args, **host_kwargs)
-        except (RuntimeError, NotImplementedError):
-            return
+        except Exception:  # a library's own kernel may raise any
+            return False
         for one, value in zip(made, _tensors(out), strict=False):
             if any(one is other for other in new):
                 self.put_known(one, value)
+        return True
 
     def _as_meta(self, tensor: Tensor) -> Tensor:
         """Return the tensor itself, or for a real one a meta tensor in its place."""

@@ -23,6 +23,12 @@ _ATTENTION_ON_CPU: dict[str, tuple[Callable[..., Any], int]] = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": (sdpa_flop_count, 3),
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (sdpa_backward_flop_count, 4),
 }
+# Products with packed weights, for which bitsandbytes has no formulas: the first argument's last dimension
+# is summed over.
+_PACKED_PRODUCTS = frozenset(
+    f"bitsandbytes::{name}"
+    for name in ("gemm_4bit", "gemv_4bit", "int8_linear_matmul", "int8_scaled_mm", "int8_mixed_scaled_mm")
+)
 
 
 class OperationGroup(NamedTuple):
@@ -134,6 +140,9 @@ def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     if of_attention := _ATTENTION_ON_CPU.get(func._schema.name):
         count, num_shapes = of_attention
         return int(count(*(one.shape for one in args[:num_shapes])))
+    if func._schema.name in _PACKED_PRODUCTS:
+        product: Tensor = out[0] if isinstance(out, (tuple, list)) else out
+        return 2 * product.numel() * int(args[0].shape[-1])
     formula = flop_registry.get(func.overloadpacket)
     if formula is None:
         return 0

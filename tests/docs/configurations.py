@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.guide_section import CHECKOUT, replace_section, table
-from dslaunch.launcher.wording import shown_time
+from dslaunch.launcher.fit.step_time import TimeRange, shown_range
 
 EXAMPLES = CHECKOUT / "docs" / "examples"
 PAGE = CHECKOUT / "docs" / "train" / "which-configuration.md"
@@ -116,7 +116,7 @@ def cells(row: Configuration, found: dict[str, Any]) -> list[str]:
         "fits" if found["fits"] else "does not fit",
         f"{on_gpu / GIB:.1f} of {found['device']['memory_bytes'] / GIB:.1f}",
         f"{on_host / GIB:.0f}",
-        f"{shown_time(min(steps))} to {shown_time(max(steps))}",
+        shown_range(TimeRange(min(steps), max(steps))),
     ]
 
 

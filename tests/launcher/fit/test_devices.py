@@ -49,7 +49,12 @@ def test_a_gpu_is_found_however_its_name_is_written(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("H1000", "did you mean H100? there are A10, "), ("x", "known; there are ")]
+    ("name", "hint"),
+    [
+        ("H1000", "did you mean H100? there are A10, "),
+        ("A100", "did you mean A100-40 or A100-80? there are A10, "),
+        ("x", "known; there are "),
+    ],
 )
 def test_an_unknown_gpu_is_answered_with_the_nearest_and_all(name: str, hint: str) -> None:
     with pytest.raises(LaunchError, match=re.escape(hint)) as refused:

@@ -145,6 +145,32 @@ def test_a_candidate_changes_its_own_keys_of_the_ds_config() -> None:
     assert candidate(placing, 2, 4).config(trainers)["train_micro_batch_size_per_gpu"] == "auto"
 
 
+@pytest.mark.parametrize(
+    ("old", "placing"),
+    [
+        (True, Placing(stage=1)),
+        ({"stage": 2, "cpu_offload": True}, Placing(stage=2, has_optimizer_on_host=True)),
+        ({"stage": 3, "cpu_offload_param": True}, Placing(stage=3, has_parameters_on_host=True)),
+    ],
+)
+def test_old_spellings_of_a_placing_are_read_and_replaced(old: Any, placing: Placing) -> None:
+    assert placing_of({"zero_optimization": old}) == placing
+    made = candidate(Placing(stage=2)).config({"zero_optimization": old})
+    assert made["zero_optimization"] == {"stage": 2}
+
+
+@pytest.mark.parametrize(("held", "number_bytes"), [(2 * GIB, 2), (4 * GIB, 4)])
+def test_a_dtype_that_a_trainer_fills_in_is_that_of_the_parameters(held: int, number_bytes: int) -> None:
+    peak = {"bytes": held, "kinds": {"parameters": held}, "module": ""}
+    found = answer(
+        phases=[{"name": "step 2", "clock": 1, "peaks": {"device": peak}}],
+        model={"num_trained": GIB, "num_frozen": 0},
+    )
+    config = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+    setup = Setup(placing=Placing(stage=2))
+    assert model_bytes(found, config, setup, world_size=4, has_gpus=True).number_bytes == number_bytes
+
+
 HOSTS = (HostSlots("a", 2), HostSlots("b", 2))
 
 

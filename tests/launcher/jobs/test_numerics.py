@@ -69,11 +69,25 @@ def test_a_difference_is_the_exit_code_and_named(tmp_path: Path) -> None:
     assert verdict == "differs: step 1: gradient of '3.weight'"
 
 
-def test_a_run_that_fails_gives_its_exit_code(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import sys; sys.exit(7)")
+@pytest.mark.parametrize(("code", "told"), [(7, 7), (1, 2)])
+def test_a_run_that_fails_gives_its_exit_code_which_is_not_that_of_a_difference(
+    tmp_path: Path, code: int, told: int
+) -> None:
+    (tmp_path / "train.py").write_text(f"import sys; sys.exit({code})")
     job = Job(tmp_path, ["numerics", "--num_gpus=1", "train.py"])
-    assert job.wait() == 7
+    assert job.wait() == told
     assert "run 2 of 2" not in job.err
+
+
+def test_a_folder_is_left_only_with_numbers_in_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "there").mkdir()
+    for folder in ("new", "there"):
+        job = Job(tmp_path, ["numerics", f"--keep={folder}", "--hostfile=nosuch", "train.py"])
+        assert job.wait() == 2
+        assert "nosuch" in job.err
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "there").exists()
 
 
 def test_a_program_without_an_engine_is_refused(tmp_path: Path) -> None:

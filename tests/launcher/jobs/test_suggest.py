@@ -66,6 +66,16 @@ def test_the_first_line_says_the_way_out(folder: Path) -> None:
     assert change["device_bytes"] <= 1.45 * 2**30
     assert f"; fits with stage {change['stage']}" in found["verdict"]
     assert all(one["hosts"] > 2 for one in hosts)
+    assert not any("--suggest" in one for one in found["notes"])
+
+
+def test_without_a_way_out_the_last_note_says_what_looks_further(folder: Path) -> None:
+    """One layer alone is larger than what is left of a GPU."""
+    code, out, err = planned(folder, *GPUS[:2], "--gpu_memory=1.001GiB", "--json", *PROGRAM, "ds.json")
+    assert code == 1, err
+    found: dict[str, Any] = json.loads(out)
+    assert found["ways_out"] == []
+    assert found["notes"][-1].startswith("--suggest rehearses more: ")
 
 
 def test_without_a_ds_config_to_replace_only_hosts_are_searched(folder: Path) -> None:

@@ -77,6 +77,36 @@ def with_stale_mean(rank: int) -> None:
             model[2].reset_running_stats()
 
 
+class WithTeacher(torch.nn.Module):
+    """A model beside its moving average, which is frozen, and a buffer that no checkpoint keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = make_model(), make_model(seed=3).requires_grad_(False)
+        self.register_buffer("positions", torch.ones(7), persistent=False)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.student(inputs)
+        return result
+
+
+def teaching(rank: int, wrong: str) -> None:
+    """As configured the average, or a position, is `wrong` in the second step; no loss shows either."""
+    is_first = os.environ["DSLAUNCH_NUMERICS"].startswith("configured")
+    model = WithTeacher()
+    engine, *_ = dslaunch.initialize(model=model, config=make_config(stage=3))
+    for step in range(3):
+        params = [*model.student.parameters(), *model.teacher.parameters()]
+        with dslaunch.zero.GatheredParameters(params, modifier_rank=0), torch.no_grad():
+            for own, average in zip(model.student.parameters(), model.teacher.parameters(), strict=True):
+                average.lerp_(own, 0.5)
+            if is_first and step == 1 and rank == 0 and wrong == "average":
+                model.teacher.last.bias[0] += 0.01
+        if is_first and step == 1 and wrong == "position":
+            model.positions[2] = 2.0
+        train_engine(engine, steps=1, first=step)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -130,6 +160,22 @@ def test_a_buffer_that_differs_on_one_rank_is_named(ranks: Ranks, tmp_path: Path
     assert found is not None
     assert (found.step, found.quantity, found.name) == (2, "buffer", "2.running_mean")
     assert found.where.startswith("rank 1:")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "quantity", "name"),
+    [
+        ("nothing", "", ""),
+        ("average", "frozen parameter", "teacher.last.bias"),
+        ("position", "buffer", "positions"),
+    ],
+)
+def test_what_is_not_trained_is_compared_where_the_program_writes_to_it(
+    ranks: Ranks, tmp_path: Path, wrong: str, quantity: str, name: str
+) -> None:
+    found = compared(ranks, teaching, wrong, folder=tmp_path).difference
+    assert found is None or (found.step, found.quantity, found.name) == (2, quantity, name)
+    assert (found is None) == (wrong == "nothing")
 
 
 def test_stage_0_is_a_reference_where_the_model_fits_no_rank(ranks: Ranks, tmp_path: Path) -> None:

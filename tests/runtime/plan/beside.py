@@ -59,8 +59,13 @@ class Ended(BaseException):
 
 
 def predict(row: Row) -> Seen:
-    """Return what a rehearsal says. Where it waits for what stages of other ranks tell, these are rehearsed
-    before it, in turn.
+    """Return what a rehearsal says of the steps."""
+    return seen_of(answer_of_row(row))
+
+
+def answer_of_row(row: Row) -> dict[str, Any]:
+    """Return the answer of a rehearsal. Where it waits for what stages of other ranks tell, these are
+    rehearsed before it, in turn.
     """
     told: dict[str, Any] = {}
     answer = in_own_process(row, row.rank, told)
@@ -71,7 +76,7 @@ def predict(row: Row) -> Seen:
         told |= answer["told"]
         if rank == row.rank and not answer["waits_for"]:
             break
-    return seen_of(answer)
+    return answer
 
 
 def in_own_process(row: Row, rank: int, told: dict[str, Any]) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from typing import Any
 
 import dslaunch
-from tests.runtime.plan.beside import PLANNED_STEPS, Ended, Row, environment
+from tests.runtime.plan.beside import PLANNED_STEPS, Ended, Row, Seen, environment, measure
 from tests.runtime.plan.programs import Config
 from tests.runtime.plan.public_models import program_of
 from tests.runtime.plan.test_api import Stack
@@ -46,6 +47,46 @@ def measure_load(rank: int, row: Row, folder: str) -> int:
         except Ended:
             return peaks[0]
     raise AssertionError(f"{row.name} has ended before its second step")
+
+
+def save_trained(rank: int, row: Row, folder: str) -> None:
+    """Save what a program has trained; for a process of `cuda_ranks` that has run nothing else."""
+    from dslaunch.runtime.engine.base import EngineBase
+
+    os.environ.update(environment(rank, row.world_size), LOCAL_RANK=str(rank))
+    plain = EngineBase._end_micro_batch
+
+    def ended(engine: Any, *args: Any, **kwargs: Any) -> None:
+        plain(engine, *args, **kwargs)
+        if engine._progress.global_steps:
+            engine.save_checkpoint(folder)
+            raise Ended
+
+    EngineBase._end_micro_batch = ended  # type: ignore[method-assign]
+    with warnings.catch_warnings(), contextlib.suppress(Ended):
+        warnings.simplefilter("ignore")
+        program_of(row.program)(row.config)
+
+
+def measure_resumed(rank: int, row: Row) -> tuple[int, Seen]:
+    """Return the device's peak in the load of a program that resumes, and its steps; as measure_load()."""
+    from dslaunch.runtime.engine.base import EngineBase
+    from tests.fake_cuda.torch_cuda import device
+
+    native, peaks = device(), list[int]()
+    plain = EngineBase.load_checkpoint
+
+    def load(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        native.reset_peaks(rank)
+        result = plain(engine, *args, **kwargs)
+        assert result[0] is not None
+        peaks.append(native.memory(rank)["peak"])
+        return result
+
+    EngineBase.load_checkpoint = load  # type: ignore[method-assign]
+    seen = measure(rank, row)
+    (peak,) = peaks
+    return peak, seen
 
 
 def save(rank: int, folder: str, config: Config) -> str:

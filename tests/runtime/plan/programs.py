@@ -10,6 +10,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -270,6 +271,51 @@ def lora(config: Config) -> None:
     train(peft.get_peft_model(make_hugging_face("Llama", use_cache=False), adapted), config, loss_of_labels)
 
 
+class PackedLinear(nn.Module):
+    """A frozen layer of integers of four bits with a scale for each 64, and an adapter beside it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        packed = torch.arange(width * width // 2).to(torch.uint8)
+        self.packed = nn.Parameter(packed, requires_grad=False)
+        self.register_buffer("scale", torch.full((width * width // 64, 1), 0.01))
+        self.down, self.up = nn.Linear(width, 4, bias=False), nn.Linear(4, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers = torch.stack((self.packed & 15, self.packed >> 4), 1).to(x.dtype) - 8
+        weight = (numbers.view(-1, 64) * self.get_buffer("scale").to(x.dtype)).view(2 * [x.shape[-1]])
+        result: Tensor = functional.linear(x, weight) + self.up(self.down(x))
+        return result
+
+
+def packed_blocks(config: Config) -> None:
+    """Train adapters beside packed layers."""
+    model = Blocks().requires_grad_(False)
+    model.blocks = nn.ModuleList(PackedLinear(WIDTH) for _ in range(DEPTH))
+    train(model, config, loss_of_scores)
+
+
+def by_bitsandbytes(config: Config, kind: str) -> None:
+    """Train adapters beside a model whose layers bitsandbytes has quantized, on CPUs."""
+    import bitsandbytes
+    import peft
+
+    model = make_hugging_face("Llama", use_cache=False)
+    for name, layer in list(model.named_modules()):
+        if not name.endswith("_proj"):
+            continue
+        made: Any
+        sizes = layer.in_features, layer.out_features
+        if kind == "nf4":
+            made = bitsandbytes.nn.Linear4bit(*sizes, bias=False, quant_type="nf4")
+        else:
+            made = bitsandbytes.nn.Linear8bitLt(*sizes, bias=False, has_fp16_weights=False)
+        made.load_state_dict(layer.state_dict())
+        model.set_submodule(name, made.to("cpu"))
+    adapted = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    train(peft.get_peft_model(model, adapted), config, loss_of_labels)
+
+
 def trainer(config: Config) -> None:
     """Train a model of transformers with its own loop."""
     import importlib
@@ -408,6 +454,26 @@ def experts(config: Config, ep_size: int) -> None:
         engine.step()
 
 
+LOAD_FROM = "load_from"
+
+
+def resumed(config: Config, program: Program) -> None:
+    """Run a program whose new engine loads a checkpoint, from the folder that the config names, before its
+    first step.
+    """
+    config = dict(config)
+    folder = config.pop(LOAD_FROM)
+    plain: Any = dslaunch.initialize
+
+    def initialize(**given: Any) -> Any:
+        made = plain(**given)
+        made[0].load_checkpoint(folder)
+        return made
+
+    with patch.object(dslaunch, "initialize", initialize):
+        program(config)
+
+
 PROGRAMS: dict[str, Program] = {
     "blocks": blocks,
     "blocks, tied": partial(blocks, is_tied=True),
@@ -426,11 +492,16 @@ PROGRAMS: dict[str, Program] = {
     "Llama, eager attention": partial(hugging_face, kind="Llama", attn_implementation="eager"),
     "Llama, checkpointed": partial(hugging_face_checkpointed, kind="Llama"),
     "Llama, LoRA": lora,
+    "Llama, 4 bits, LoRA": partial(by_bitsandbytes, kind="nf4"),
+    "Llama, 8 bits, LoRA": partial(by_bitsandbytes, kind="int8"),
+    "packed, adapters": packed_blocks,
     "Llama, Trainer": trainer,
     "Bert": bert,
     "T5": t5,
     "ViT": vit,
     "train_chars.py": train_chars,
+    "blocks, resumed": partial(resumed, program=blocks),
+    "pipeline, resumed": partial(resumed, program=pipeline),
     "pipeline": pipeline,
     "pipeline, 4 stages": partial(pipeline, num_stages=4),
     "pipeline, two lengths": partial(pipeline, lengths=(LENGTH, 2 * LENGTH)),

@@ -35,7 +35,8 @@ _MODELS = (
     "blocks, autocast", "blocks, checkpointed",
     "blocks, checkpointed, reentrant",
     "Llama", "GPT2", "Mixtral", "Qwen3Moe", "Llama, eager attention",
-    "Llama, checkpointed", "Llama, LoRA", "Llama, Trainer", "Bert", "T5", "ViT", "train_chars.py",
+    "Llama, checkpointed", "Llama, LoRA", "packed, adapters", "Llama, Trainer", "Bert", "T5", "ViT",
+    "train_chars.py",
 )  # fmt: skip
 ROWS = [
     *_rows("blocks", *((zero,) for zero in _ZEROS)),

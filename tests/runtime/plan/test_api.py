@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -140,6 +142,38 @@ def test_packed_weights_count_as_they_are(bf16: dict[str, object], number_bytes:
     assert kinds["parameters"] == pytest.approx(held, rel=0.02)
 
 
+class Choosing(Stack):
+    """A model with an operation of another library, whose values decide how many columns it gives."""
+
+    def __init__(self, most: int | None) -> None:
+        super().__init__()
+        torch.library.define("standin::chosen", "(Tensor x) -> Tensor")
+
+        @torch.library.register_fake("standin::chosen")
+        def _(x: Tensor) -> Tensor:
+            return x.new_empty((x.shape[0], torch.library.get_ctx().new_dynamic_size(max=most)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.chosen = torch.ops.standin.chosen(x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("most", "said", "num_columns"), [(None, "the smallest, 0", 0), (WIDTH, "the largest", WIDTH)]
+)
+def test_operations_of_other_libraries_are_planned_by_their_shapes(
+    most: int | None, said: str, num_columns: int
+) -> None:
+    planned = dslaunch.plan(lambda: Choosing(most), batch, PLAIN)
+    kinds = [one["peaks"]["device"]["kinds"] for one in planned.answer["phases"] if "backward" in one["name"]]
+    plain = dslaunch.plan(Stack, batch, PLAIN)
+    assert kinds[0]["activations"] - plain.kinds["activations"] == num_columns * SAMPLES * 4
+    line, what = planned.answer["guesses"]
+    assert line["line"].startswith(__file__ + ":")
+    assert said in line["what"]
+    assert what["line"] == "the operations of standin"
+
+
 class Deciding(Stack):
     """A program whose steps depend on values."""
 
@@ -157,6 +191,32 @@ def test_a_guess_is_told_with_the_line_that_asks() -> None:
     assert "decides" in guess["what"]
 
 
+class Stubborn(Stack):
+    """A model that is only trained: no forward for an evaluation, and a state that no file can hold."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            raise TypeError("no labels")
+        return super().forward(x)
+
+    def get_extra_state(self) -> object:
+        return self
+
+    def set_extra_state(self, state: object) -> None: ...
+
+
+def test_what_a_program_cannot_do_after_its_steps_is_left_out_and_said() -> None:
+    planned = dslaunch.plan(Stubborn, batch, PLAIN, hosts=2)
+    assert planned.kinds["parameters"] == 4 * NUM_BYTES
+    evaluation, load = planned.answer["guesses"]
+    assert evaluation == {
+        "line": "the evaluation after the steps",
+        "what": "it is left out, because of TypeError: no labels",
+    }
+    assert load["line"] == "the load after the steps"
+    assert "the module's extra state" in load["what"]
+
+
 class Broken(Stack):
     """A model with a mistake in its forward."""
 
@@ -170,11 +230,44 @@ def test_a_mistake_of_the_program_is_told_with_its_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"), [({"hosts": "4y8"}, "'4x8'"), ({"device_memory": "much"}, "'24GB'")]
+    ("given", "said"),
+    [
+        ({"hosts": "4y8"}, "'4x8'"),
+        ({"device_memory": "much"}, "'24GB'"),
+        ({"device": "tpu"}, r"^plan\(device='tpu'\): give 'cuda' or 'cpu'"),
+        ({"config": "gone.json"}, "^gone.json: no such file; give the path of a ds_config"),
+    ],
 )
 def test_arguments_that_cannot_be_read_are_named(given: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        dslaunch.plan(Stack, batch, PLAIN, **given)  # type: ignore[arg-type]
+        dslaunch.plan(Stack, batch, **{"config": PLAIN, **given})  # type: ignore[arg-type]
+
+
+class Named(Stack):
+    """A model that returns its loss in a dict."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"scores": x, "loss": super().forward(x)}
+
+
+def test_the_loss_of_a_dict_is_found_by_its_name() -> None:
+    assert dslaunch.plan(Named, batch, PLAIN).peak_bytes
+
+
+def test_a_number_is_a_gpu_and_the_accelerator_too() -> None:
+    def model() -> nn.Module:
+        device = torch.device(0)
+        assert isinstance(device, torch.device)
+        assert pickle.loads(pickle.dumps([device])) == [torch.device("cuda", 0)]
+        assert torch.ones(2, device=0).new_zeros(2, device=0).is_cuda
+        assert torch.empty_like(torch.ones(2), device=0).is_cuda
+        assert torch.accelerator.is_available()
+        assert torch.accelerator.current_accelerator() == torch.device("cuda")
+        with torch.device(0):
+            assert torch.ones(2).is_cuda
+            return Stack()
+
+    assert dslaunch.plan(model, batch, PLAIN, hosts=2).kinds["parameters"] == 4 * NUM_BYTES
 
 
 def test_random_states_of_other_ranks_and_names_of_types_are_no_obstacle() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import dslaunch
-from tests.runtime.plan.beside import Row, in_own_process
+from tests.exhaustive import few
+from tests.runtime.plan.beside import Row, answer_of_row, in_own_process, seen_of
 from tests.runtime.plan.layouts import layout
-from tests.runtime.plan.loads import measure_load, save
+from tests.runtime.plan.loads import measure_load, measure_resumed, save, save_trained
+from tests.runtime.plan.programs import LOAD_FROM
 from tests.runtime.plan.test_api import NUM_BYTES, PLAIN, Stack, batch
 from tests.runtime.ranks import Ranks
 
@@ -62,6 +65,44 @@ def test_a_plan_says_what_a_load_needs_in_every_layout(
     device: Parent, program: str, zero: str, tmp_path: Path
 ) -> None:
     assert_alike(device, program, zero, tmp_path)
+
+
+RESUMED = [
+    ("blocks", "stage 2", "bf16", 0),
+    ("blocks", "stage 3, optimizer on cpu", "bf16", 0),
+    ("pipeline", "stage 1", "bf16, 4 micro batches", 0),
+    ("pipeline", "stage 1", "bf16, 4 micro batches", 1),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("program", "zero", "rest", "rank"), few(RESUMED, lambda *row: row[:2] == ("blocks", "stage 2"))
+)
+def test_a_plan_says_what_a_new_engine_needs_that_loads(
+    device: Parent, program: str, zero: str, rest: str, rank: int, tmp_path: Path
+) -> None:
+    """The first step has states then, which are made in it else."""
+    name, config = layout(zero, rest)
+    saved = Row(program=program, layout=name, config=config)
+    row = replace(
+        saved, program=f"{program}, resumed", config={**config, LOAD_FROM: str(tmp_path)}, rank=rank
+    )
+    for of_row, do, given in ((saved, save_trained, [str(tmp_path)]), (row, measure_resumed, [])):
+        ranks = Ranks(device.fork)
+        try:
+            found = ranks(do, of_row, *given, world_size=2)[rank]
+        finally:
+            ranks.stop()
+    load_bytes, steps = found
+    answer = answer_of_row(row)
+    first = next(one for one in answer["phases"] if one["name"] == LOAD)
+    assert first["peaks"]["device"]["bytes"] == pytest.approx(load_bytes, rel=TOLERANCE)
+    planned = seen_of(answer)
+    assert planned.problem == ""
+    assert planned.peaks == pytest.approx(steps.peaks, rel=TOLERANCE)
+    assert planned.sent == steps.sent
 
 
 def _phases(folder: Path, expected: object) -> list[dict[str, Any]]:

@@ -12,11 +12,11 @@ TOLERANCE = 0.05
 LAYOUTS = (("stage 0", "fp32"), ("stage 2", "bf16"), ("stage 3", "fp32"))
 
 
-def assert_alike(*words: str) -> None:
+def assert_alike(*words: str, program: str = "blocks") -> None:
     from tests.runtime.ranks import Ranks
 
     name, config = layout(*words)
-    row = Row(program="blocks", layout=name, config=config)
+    row = Row(program=program, layout=name, config=config)
     planned, problem = predict_on_cpu(row)
     ranks = Ranks()  # of its own: the census stays in the processes
     try:
@@ -43,3 +43,13 @@ def test_a_plan_says_what_memory_a_run_on_cpus_needs() -> None:
 )
 def test_a_plan_says_what_memory_a_run_on_cpus_needs_in_every_layout(words: tuple[str, str]) -> None:
     assert_alike(*words)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.ranks
+@pytest.mark.parametrize("zero", ["stage 0", "stage 2", "stage 3"])
+@pytest.mark.parametrize("program", ["Llama, 4 bits, LoRA", "Llama, 8 bits, LoRA"])
+def test_a_plan_says_what_memory_adapters_of_a_quantized_model_need(zero: str, program: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    assert_alike(zero, "bf16", program=program)
