@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LaunchError
+from ..inputs.named_file import read_named
 from .verdict import gib
 
 _MOST = 10**9  # tokens of a sample, and samples of a length
@@ -67,7 +68,7 @@ def read_lengths(path: Path) -> Lengths:
     Errors: LaunchError for a file that cannot be read, and with the number of a line that has another form
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_named(path).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise LaunchError(f"--lengths={path}: it cannot be read ({why}); give a file that can") from None
@@ -92,7 +93,7 @@ def _rows(text: str, path: Path) -> Iterator[tuple[str, list[str]]]:
         return
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LaunchError(f"--lengths={path}: it is not JSON ({error}); {_FORM}") from None
     for number, one in enumerate(found, 1):
         yield f"item {number}", [str(word) for word in one] if isinstance(one, list) else [str(one)]

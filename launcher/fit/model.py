@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import LaunchError
+from ..inputs.named_file import read_named
 from .config_file import read_ds_config
 
 CONFIG = "--deepspeed_config"
@@ -49,8 +50,8 @@ def _check_weights(model: Path) -> None:
     """Errors: LaunchError for a model whose weights are quantized"""
     path = model / "config.json" if model.is_dir() else model
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        given = json.loads(read_named(path))
+    except (OSError, ValueError, RecursionError):
         return  # transformers says what is wrong with it
     sections = [given, given.get("text_config")] if isinstance(given, dict) else []
     found = next(

@@ -17,7 +17,7 @@ SIX = Lengths(counts=((10, 3), (20, 2), (100, 1)))
 @pytest.mark.parametrize(
     "text",
     ["10\n20\n100\n10\n10\n\n20\n", "10 3\n20 2\n100 1\n", "10,3\n20,2\n100", "[10, 10, 20, 10, 20, 100]",
-     "[[100, 1], [20, 2], [10, 3]]"],
+     "[[100, 1], [20, 2], [10, 3]]", "\ufeff10 3\n20 2\n100 1\n"],
 )  # fmt: skip
 def test_lengths_are_read_in_each_form(text: str, tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
@@ -33,6 +33,7 @@ def test_lengths_are_read_in_each_form(text: str, tmp_path: Path) -> None:
         ("10 2 3\n", "line 1: '10 2 3' is no length"),
         ("[10, -1]", "item 2: '-1' is no length"),
         ("[10,", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
         ("\n", "it has no length"),
         (None, "it cannot be read (No such file or directory)"),
     ],
@@ -44,6 +45,11 @@ def test_mistakes_say_where_they_are(text: str | None, message: str, tmp_path: P
     with pytest.raises(LaunchError) as caught:
         read_lengths(path)
     assert message in str(caught.value)
+
+
+def test_what_has_no_end_is_refused() -> None:
+    with pytest.raises(LaunchError, match=r"--lengths=/dev/zero: it cannot be read \(it is a device\)"):
+        read_lengths(Path("/dev/zero"))
 
 
 def test_a_micro_batch_is_padded_to_its_longest() -> None:
