@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ OPTION = "--speeds"
 KIND, VERSION = "dslaunch measured speeds", 1
 MEASURE = "dslaunch check --bandwidth"
 MAX_RUNS = 8
+_LEAST = 1e-30  # seconds, and speeds: what is less, or more than its inverse, is no measurement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,12 +299,15 @@ def _curves(given: Mapping[str, Any]) -> dict[str, Points]:
 
 
 def _points(given: Iterable[Any]) -> Points:
-    return tuple((_number(at), _number(value)) for at, value in given)
+    points = tuple((_number(at), _number(value)) for at, value in given)
+    if not all(at for at, _ in points):
+        raise ValueError("a curve has a point at 0")
+    return points
 
 
 def _number(value: Any) -> float:
     number = float(value)
-    if not (math.isfinite(number) and number >= 0):
+    if number and not _LEAST <= number <= 1 / _LEAST:
         raise ValueError(f"{value!r} is no speed")
     return number
 

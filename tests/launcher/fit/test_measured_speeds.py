@@ -99,6 +99,14 @@ def test_a_file_has_all_that_was_measured(tmp_path: Path) -> None:
             json.dumps(speeds_as_dict(cluster()) | {"memory": {"f": -1}}),
             "is damaged (ValueError: -1 is no speed)",
         ),
+        (
+            json.dumps(speeds_as_dict(cluster()) | {"launch_s": 1e308}),
+            "is damaged (ValueError: 1e+308 is no speed)",
+        ),
+        (
+            json.dumps(speeds_as_dict(cluster()) | {"inside": {"all_gather": [[0, 1]]}}),
+            "is damaged (ValueError: a curve has a point at 0)",
+        ),
         (json.dumps(speeds_as_dict(cluster()) | {"runs": [{}]}), "is damaged (KeyError: "),
     ],
 )
