@@ -51,6 +51,7 @@ class WeightsPass(Iterator[tuple[str, Tensor]]):
             )
         model.parked_states.check_here("the weights of the whole model")
         model.before_gather()
+        model.reshard_idle()
         naming = naming or Renamed()
         held = held_weights(module, model, domains, left_out=left_out, joins_dtypes=naming.joins_dtypes)
         plan = _plan(held, naming, domains)

@@ -25,6 +25,25 @@ T = TypeVar("T")
 _SAY_WHOSE = "say whose values count: GatheredParameters(params, modifier_rank=0)"
 
 
+class _Keeps:
+    """The one model of a block in which parameters are read; see `KeepsValues`."""
+
+    def __init__(self, model: ShardedModel) -> None:
+        self._model = model
+        self.is_right = False  # until the block has ended without a write or an error
+
+    def are_right(self) -> bool:
+        """Whether the program has written nothing."""
+        return self.is_right
+
+    def have_all(self, has: bool) -> bool:
+        """Whether all ranks that gather have the values."""
+        told = self._model.domains.holders.all_gather_numbers(
+            [has], device=self._model.device, what="whether a unit is kept"
+        )
+        return all(one for (one,) in told)
+
+
 class GatheredParameters:
     """Inside `with GatheredParameters(params):` every rank has these parameters whole, to be read.
 
@@ -58,6 +77,7 @@ class GatheredParameters:
         self._modifier_rank = modifier_rank
         self._versions: list[int] = []
         self._is_open_ended = False
+        self._keeps: _Keeps | None = None
         self._open = ExitStack()
         # edits of models that have no engine yet; they end before the program's writes go to other ranks
         self._edits = ExitStack()
@@ -69,9 +89,13 @@ class GatheredParameters:
 
     def __enter__(self) -> None:
         self._check_modifier()
-        for model in _unique(location.model for location in self._locations):
+        models = _unique(location.model for location in self._locations)
+        is_read = self._modifier_rank is None and not self._is_open_ended and not self._early
+        self._keeps = _Keeps(models[0]) if is_read and len(models) == 1 else None
+        for model in models:
             units = {location.unit for location in self._locations if location.model is model}
-            self._open.enter_context(model.gathered([unit for unit in model.units if unit in units]))
+            gathered = [unit for unit in model.units if unit in units]
+            self._open.enter_context(model.gathered(gathered, keeps=self._keeps))
             if not self._is_open_ended:
                 self._open.enter_context(model.saved_values())
         for init, params in self._by_init().items():
@@ -160,10 +184,8 @@ class GatheredParameters:
         self._whole.close()
         if modifier_rank is not None:
             self._spread(modifier_rank)
-        elif self._loses_writes:
-            self._warn_of_writes()
         else:
-            self._check_unchanged()
+            self._end_reading()
 
     @property
     def _owners(self) -> list[ShardedModel | InitContext]:
@@ -189,12 +211,21 @@ class GatheredParameters:
         ]
         return written + [early.name for early in self._outer_early if early.is_edited]
 
-    def _warn_of_writes(self) -> None:
-        """Warn once for each owner: to compare all values each time would cost."""
-        untold = [owner for owner in self._owners if not owner.has_lost_writes]
-        written = self._written() if untold else []
-        if not written:
-            return
+    def _end_reading(self) -> None:
+        if self._loses_writes:
+            untold = [owner for owner in self._owners if not owner.has_lost_writes]
+            # to compare all values each time would cost
+            written = self._written() if untold or self._keeps is not None else []
+            if untold and written:
+                self._warn_of_writes(written, untold)
+        else:
+            written = self._written()
+            self._check_unchanged(written)
+        if self._keeps is not None:
+            self._keeps.is_right = not written
+
+    def _warn_of_writes(self, written: list[str], untold: list[ShardedModel | InitContext]) -> None:
+        """Warn once for each owner."""
         logger.warning(
             "parameter '%s' was written inside GatheredParameters without modifier_rank, so what was written "
             "is lost, as with DeepSpeed; %s",
@@ -204,8 +235,7 @@ class GatheredParameters:
         for owner in untold:
             owner.has_lost_writes = True
 
-    def _check_unchanged(self) -> None:
-        written = self._written()
+    def _check_unchanged(self, written: list[str]) -> None:
         # Tell all ranks that gather these parameters: otherwise those that saw nothing would go on to a
         # collective and wait for the others there.
         groups: dict[RankGroup, torch.device] = {

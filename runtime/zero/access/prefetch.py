@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 
@@ -57,6 +58,26 @@ class Route:
         return last[index : index + _AHEAD] if is_known else ()
 
 
+class KeepsValues(Protocol):
+    """A block of the program that may leave its unit's values to the next block.
+
+    [Note: blocks of one unit]
+    Programs read a model parameter by parameter, each in a block of its own, and would gather a unit once for
+    each of its parameters. So the values of a block's only unit stay, until anything else is gathered, a
+    forward, a step or a change. All ranks know which unit the last block had; whether it is still there, and
+    as it was gathered, each says in the next block.
+    """
+
+    def are_right(self) -> bool:
+        """Whether the values are still those that were gathered."""
+
+    def have_all(self, has: bool) -> bool:
+        """Whether all ranks have the values.
+
+        Order: a collective
+        """
+
+
 class Prefetcher:
     """The units of one model. Order: every method that unshards a unit is a collective."""
 
@@ -85,6 +106,8 @@ class Prefetcher:
         # The number that autograd gave the backward; in it, a checkpoint of the reentrant kind runs others.
         self._backward: int | None = None
         self._lockstep: Lockstep | None = None
+        # The unit of the program's last block, if that had one unit: another block of it may find it kept.
+        self._last: Unit | None = None
 
     # ---- forward
 
@@ -206,8 +229,14 @@ class Prefetcher:
     # ---- beside both
 
     @contextmanager
-    def held(self, units: Sequence[Unit]) -> Iterator[None]:
-        """Have these units unsharded inside."""
+    def held(self, units: Sequence[Unit], keeps: KeepsValues | None = None) -> Iterator[None]:
+        """Have these units unsharded inside. See [Note: blocks of one unit] for `keeps`."""
+        last, self._last = self._last, None
+        if last is not None:
+            is_again = keeps is not None and tuple(units) == (last,) and not self._held[last]
+            if is_again and keeps is not None and keeps.have_all(last.state is UnitState.KEPT):
+                last.take_kept()
+            last.drop_kept()
         for unit in units:
             unit.start_unshard()
             self._held[unit] += 1
@@ -221,9 +250,19 @@ class Prefetcher:
             for unit in units:
                 self._held[unit] -= 1
             idle = [unit for unit in units if not self._held[unit] and not unit.num_forwards]
+            if keeps is not None and len(units) == 1 and idle and self._lockstep is None:
+                self._last = idle[0]
+                if keeps.are_right():
+                    idle[0].keep()
             for unit in idle:
-                unit.reshard()
+                if unit.state is not UnitState.KEPT:
+                    unit.reshard()
             self._wait_for(idle)
+
+    def drop_kept(self) -> None:
+        """Give back the memory of a unit that is kept for another block. No other rank needs to do so."""
+        if self._last is not None:
+            self._last.drop_kept()
 
     @contextmanager
     def in_lockstep(self, holders: RankGroup, device: torch.device) -> Iterator[None]:
@@ -265,7 +304,7 @@ class Prefetcher:
         ahead = self._route.ahead() if self._walk is None else self._walk[0].before(self._walk[1], _AHEAD)
         if may_reshard:
             self._reshard_but((unit, *ahead))
-        self._has_gathered = self._has_gathered or unit.state is UnitState.FREED
+        self._has_gathered = self._has_gathered or unit.is_away
         unit.start_unshard()
         if ahead:
             ahead[0].start_unshard()
@@ -337,6 +376,7 @@ class Prefetcher:
     def _note(self, unit: Unit) -> None:
         if self._lockstep is not None:
             self._lockstep.want(unit)
+        self.drop_kept()
         self._unsharded[unit] = None
 
     def _note_backward(self) -> None:

@@ -20,7 +20,7 @@ from ...offload.offload import Offload
 from ...placement.precision import Precision
 from ...placement.stage_policy import Placement, Policy, UnitSizes
 from ..access.access import Access
-from ..access.prefetch import Prefetcher, in_backward
+from ..access.prefetch import KeepsValues, Prefetcher, in_backward
 from ..gradients.replicated_gradients import ReplicatedGradients
 from ..parameters.param_shard import holder_of
 from ..parameters.param_status import detach
@@ -141,6 +141,7 @@ class ShardedModel:
 
     def before_change(self) -> None:
         """Prepare for a change of shards, masters or states by anything but a step."""
+        self.prefetcher.drop_kept()
         self._trainer.before_change()
 
     def before_gather(self) -> None:
@@ -148,6 +149,7 @@ class ShardedModel:
 
         Order: a collective
         """
+        self.prefetcher.drop_kept()
         self._trainer.before_gather()
 
     def hide_gradients_as_none(self) -> None:
@@ -265,15 +267,17 @@ class ShardedModel:
         return sub_buffer.comm.all_gather_(sub_buffer.param_shard.values.flat, what=sub_buffer.label)
 
     @contextmanager
-    def gathered(self, units: Sequence[Unit] | None = None) -> Iterator[None]:
-        """Have the parameters of these units, default all, here.
+    def gathered(
+        self, units: Sequence[Unit] | None = None, *, keeps: KeepsValues | None = None
+    ) -> Iterator[None]:
+        """Have the parameters of these units, default all, here. `keeps`: see prefetch.py.
 
         Order:  a collective
         Errors: ConfigError while parameters are offloaded
         """
         self.parked_states.check_here("what reads parameters", (OffloadStateTypeEnum.lp_params,))
-        self.before_gather()
-        with self.prefetcher.held(self.units if units is None else units):
+        self._trainer.before_gather()
+        with self.prefetcher.held(self.units if units is None else units, keeps):
             yield
 
     @contextmanager
@@ -301,6 +305,7 @@ class ShardedModel:
         """Take over what the program has written to parameters that are here, before the optimizer updates
         what they are copies of.
         """
+        self.prefetcher.drop_kept()
         self._turns.go_on()
         for sub_buffer in self._copied:
             sub_buffer.take_writes()

@@ -207,9 +207,17 @@ class SubBuffer:
 
         What was written to them meanwhile is taken over.
         """
+        self.cover()
+        return self.param_shard.hide()
+
+    def cover(self) -> None:
+        """Let the parameters be placeholders, if they are not, and keep the memory; take over what was
+        written.
+        """
         if not self.param_shard.is_covered:
             self.take_writes()
-        return self.param_shard.hide()
+            self.param_shard.writes.forget()
+            self.param_shard.cover()
 
     @torch.no_grad()
     def take_edits(self, *, keeps_masters: bool = False) -> None:

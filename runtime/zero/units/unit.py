@@ -29,6 +29,8 @@ class UnitState(Enum):
     GATHERING = "gathering"  # n/N + n elements: allocated and being filled; not to be read yet
     # n/N + n elements: the values can be read where they lie; parameters are placeholders still
     GATHERED = "gathered"
+    # n/N + n elements: parameters are placeholders again; the values wait for another block of the program
+    KEPT = "kept"
     LIVE = "live"  # n/N + n elements: every parameter can be used; n where nothing is sharded
 
 
@@ -68,6 +70,7 @@ class Unit:
 
         Order: a collective
         """
+        self.drop_kept()
         if self.state is UnitState.FREED:
             self.on_unshard(self)
             with _outside_program():
@@ -80,6 +83,29 @@ class Unit:
         if self.state is UnitState.FREED:
             for sub_buffer in self._sharded:
                 sub_buffer.param_shard.start_read()
+
+    def keep(self) -> None:
+        """Keep the values for another block of the program, while parameters are placeholders."""
+        if self.state is UnitState.LIVE and self._sharded:
+            with _outside_program():
+                for sub_buffer in self._sharded:
+                    sub_buffer.cover()
+            self.state = UnitState.KEPT
+
+    def take_kept(self) -> None:
+        """Have the values that were kept."""
+        self.state = UnitState.GATHERED
+        self.on_unshard(self)
+
+    def drop_kept(self) -> None:
+        """Give back the memory of values that are kept."""
+        if self.state is UnitState.KEPT:
+            self.reshard()
+
+    @property
+    def is_away(self) -> bool:
+        """True if a use of the unit has to gather it."""
+        return self.state is UnitState.FREED or self.state is UnitState.KEPT
 
     @property
     def is_here(self) -> bool:
