@@ -15,19 +15,42 @@ from contextlib import contextmanager
 import torch
 
 from ...comm.rank_group import RankGroup
-from ...errors import CollectiveError
+from ...errors import CollectiveError, ConfigError
 from ..units.unit import Unit
 
 _NONE = -1  # said by a rank that wants no more
+_OPEN: list[Lockstep] = []  # that of the block around the program's line, for all blocks inside
 
 
 class Lockstep:
-    """The ranks that hold the same units, in one block of the program."""
+    """The ranks that hold the same units, in one block of the program and in those inside it, which may be of
+    other models.
+    """
 
-    def __init__(self, units: Sequence[Unit], holders: RankGroup, device: torch.device) -> None:
-        self._units, self._holders, self._device = tuple(units), holders, device
-        self._places = {unit: place for place, unit in enumerate(units)}
+    def __init__(self, holders: RankGroup, device: torch.device) -> None:
+        self._holders, self._device = holders, device
+        self._units: list[Unit] = []
         self._is_serving = False
+
+    @contextmanager
+    def with_units(self, units: Sequence[Unit]) -> Iterator[None]:
+        """Know these units inside, too; a rank that leaves the block, by an error too, follows the others.
+
+        Order: a collective at the end
+        """
+        before = len(self._units)
+        self._units += units
+        try:
+            yield
+        except CollectiveError:  # the others may not be there
+            raise
+        except Exception:
+            self._serve_until(_NONE)
+            raise
+        else:
+            self._serve_until(_NONE)
+        finally:
+            del self._units[before:]
 
     def want(self, unit: Unit) -> None:
         """Return when all ranks are about to gather this unit.
@@ -35,14 +58,7 @@ class Lockstep:
         Order: a collective
         """
         if not self._is_serving:
-            self._serve_until(self._places[unit])
-
-    def follow(self) -> None:
-        """Return when no rank wants a unit any longer.
-
-        Order: a collective
-        """
-        self._serve_until(_NONE)
+            self._serve_until(self._units.index(unit))
 
     def _serve_until(self, own: int) -> None:
         self._is_serving = True
@@ -61,16 +77,27 @@ class Lockstep:
 
 @contextmanager
 def in_lockstep(units: Sequence[Unit], holders: RankGroup, device: torch.device) -> Iterator[Lockstep]:
-    """Let a rank that leaves the block, by an error too, follow the others.
+    """Have the ranks gather these units in lockstep inside.
 
     Order: a collective at the end
     """
-    lockstep = Lockstep(units, holders, device)
+    if _OPEN:
+        with _OPEN[0].with_units(units):
+            yield _OPEN[0]
+        return
+    _OPEN.append(Lockstep(holders, device))
     try:
-        yield lockstep
-    except CollectiveError:  # the others may not be there
-        raise
-    except Exception:
-        lockstep.follow()
-        raise
-    lockstep.follow()
+        with _OPEN[0].with_units(units):
+            yield _OPEN[0]
+    finally:
+        _OPEN.clear()
+
+
+def check_in_lockstep(unit: Unit, lockstep: Lockstep | None) -> None:
+    """Errors: ConfigError if another model's block is open, whose ranks would not come to this gather"""
+    if _OPEN and lockstep is None:
+        raise ConfigError(
+            f"'{unit.name}' of one model is gathered inside engine.generating(weights=\"units\") of another "
+            "one, where other ranks may have no use of it; open a block of generating() for this model, too, "
+            "or run it after that block"
+        )

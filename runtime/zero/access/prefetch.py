@@ -22,7 +22,7 @@ import torch
 from ...comm.rank_group import RankGroup
 from ..units.unit import Unit, UnitState
 from ..units.unit_uses import UnitUse, UnitUses
-from .lockstep import Lockstep, in_lockstep
+from .lockstep import Lockstep, check_in_lockstep, in_lockstep
 
 _LET_GO_S = 0.01
 _AHEAD = 2  # units that are kept if they come next; the first of them is gathered
@@ -271,13 +271,14 @@ class Prefetcher:
         Order: a collective at each gather and at the end
         """
         self._reshard_all()
-        with in_lockstep(self._units, holders, device) as lockstep:
-            self._lockstep = lockstep
-            try:
-                yield
-            finally:
-                self._lockstep = None
-                self._reshard_all()
+        try:
+            with in_lockstep(self._units, holders, device) as self._lockstep:
+                try:
+                    yield
+                finally:
+                    self._reshard_all()
+        finally:
+            self._lockstep = None
 
     @property
     def held_in_block(self) -> Unit | None:
@@ -374,6 +375,7 @@ class Prefetcher:
                 unit.reshard()
 
     def _note(self, unit: Unit) -> None:
+        check_in_lockstep(unit, self._lockstep)
         if self._lockstep is not None:
             self._lockstep.want(unit)
         self.drop_kept()

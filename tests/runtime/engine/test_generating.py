@@ -79,6 +79,25 @@ def test_ranks_may_run_other_forwards(ranks: Ranks) -> None:
     ranks(_goes_apart, world_size=3)
 
 
+def _with_two_models(rank: int) -> None:
+    one, other, whole = _engine(3), _engine(3), Writer().eval()
+    tokens = torch.tensor([[1, 2, 3]])
+    with one.generating(weights="units"), other.generating(weights="units"):
+        for engine, num in ((one, 2 + 2 * rank), (other, 5 - 2 * rank), (one, 2)):
+            assert torch.equal(engine.generate(tokens, num), whole.generate(tokens, num))
+    with (
+        pytest.raises(ConfigError, match=r"of one model is gathered inside .* of another one"),
+        one.generating(weights="units"),
+    ):
+        other.module(tokens)
+    _step(one, rank)
+    _step(other, rank)
+
+
+def test_two_models_generate_in_one_block(ranks: Ranks) -> None:
+    ranks(_with_two_models, world_size=2)
+
+
 def _is_refused(rank: int) -> None:
     engine = _engine(3)
     with pytest.raises(ConfigError, match="weights='all'"), engine.generating(weights="all"):
