@@ -271,6 +271,8 @@ class Prefetcher:
         Order: a collective at each gather and at the end
         """
         self._reshard_all()
+        self.drop_kept()
+        self._last = None
         try:
             with in_lockstep(self._units, holders, device) as self._lockstep:
                 try:
@@ -279,6 +281,11 @@ class Prefetcher:
                     self._reshard_all()
         finally:
             self._lockstep = None
+
+    @property
+    def is_in_lockstep(self) -> bool:
+        """Whether a block is open in which ranks may be at different places of the program."""
+        return self._lockstep is not None
 
     @property
     def held_in_block(self) -> Unit | None:

@@ -147,10 +147,19 @@ class ShardedModel:
     def before_gather(self) -> None:
         """Prepare for a gather of parameters for the program, not for the model.
 
-        Order: a collective
+        Order:  a collective
+        Errors: ConfigError where ranks may be at different places of the program
         """
+        self._check_together("a save, a load, a pass over weights or a move of states")
         self.prefetcher.drop_kept()
         self._trainer.before_gather()
+
+    def _check_together(self, what: str) -> None:
+        if self.prefetcher.is_in_lockstep:
+            raise ConfigError(
+                f'{what} inside engine.generating(weights="units"), where each rank goes at its own pace: '
+                "leave the block first"
+            )
 
     def hide_gradients_as_none(self) -> None:
         """Let `p.grad` be None, as in DeepSpeed, where it would be an AbsentGradient."""
@@ -166,8 +175,10 @@ class ShardedModel:
     def begin_backward(self) -> None:
         """Make everything ready for gradients.
 
-        Errors: ConfigError if the user did something to `p.grad` that has no meaning
+        Errors: ConfigError if the user did something to `p.grad` that has no meaning, and where ranks may be
+                at different places of the program
         """
+        self._check_together("engine.backward()")
         if not self._reducer.is_coalescing:
             self._adopt_gradients()
         self.prefetcher.begin_backward()

@@ -85,6 +85,11 @@ def _with_two_models(rank: int) -> None:
     with one.generating(weights="units"), other.generating(weights="units"):
         for engine, num in ((one, 2 + 2 * rank), (other, 5 - 2 * rank), (one, 2)):
             assert torch.equal(engine.generate(tokens, num), whole.generate(tokens, num))
+    with one.generating(weights="units"):
+        with pytest.raises(ConfigError, match=r"a pass over weights .* inside engine.generating"):
+            next(iter(one.weights()))
+        with torch.enable_grad(), pytest.raises(ConfigError, match=r"engine.backward\(\) inside"):
+            one.backward(one.module(tokens).sum())
     with (
         pytest.raises(ConfigError, match=r"of one model is gathered inside .* of another one"),
         one.generating(weights="units"),
