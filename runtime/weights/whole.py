@@ -96,7 +96,7 @@ class WholeWeights:
         """Return the tensors, which the group's first stage sends to the stages that do not hold them."""
         source = group.stages[0]
         stages = range(len(self._line)) if self._to_all else range(1)
-        others = [stage for stage in stages if stage not in group.stages]
+        others = [place for place in stages if place not in group.stages]
         if not self._to_all and not self._domains.leads:
             return tensors
         if self._stage == source:

@@ -51,14 +51,14 @@ class Blocks(nn.Module):
 
 
 class Writer(nn.Module):
-    """Layers over an embedding, with dropout; the next token is the likeliest."""
+    """Layers over an embedding; the next token is the likeliest."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(11, 15)
         self.blocks = nn.ModuleList(nn.Linear(15, 15) for _ in range(3))
-        self.dropout = nn.Dropout(0.5)
+        self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(15, 11)
 
     def forward(self, tokens: Tensor, order: Sequence[int] = (0, 1, 2)) -> Tensor:

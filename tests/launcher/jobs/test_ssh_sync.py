@@ -161,7 +161,7 @@ def test_a_kill_in_the_middle_leaves_the_old_files_and_the_next_sync_goes_on(
     again = project.run("show.py")
     assert_shows(again, "second", "node1:0", "node2:1")
     most = 10e6 * (1 if is_other_done else 2) - 1e6 * num_there
-    assert lab.head.tx_bytes() - before < 1.1 * most, "what had come was sent again"
+    assert lab.head.tx_bytes() - before < 1.15 * most, "what had come was sent again"
     for number in range(10):
         for node in lab.nodes[:2]:
             name = f"large{number}"

@@ -22,7 +22,9 @@ KNOWN: dict[Place, str] = {
         "ssh's own file in the user's home, as ssh writes it",
     ("command_line/help_screen.py", "HelpScreen.write_text", "super().write_text"):
         "a method of click's formatter, no file",
-    ("command_line/numerics.py", "command", "shutil.rmtree"): "a folder that mkdtemp() made; links as links",
+    ("command_line/numerics.py", "_folder", "folder.rmdir"): "a folder that was made here, if it is empty",
+    ("command_line/numerics.py", "_folder", "shutil.rmtree"): "a folder that mkdtemp() made; links as links",
+    ("fit/rehearse.py", "_Rehearsal.begin", "asked.write_text"): "in a TemporaryDirectory of its own",
     ("fit/rehearse.py", "_Rehearsal.__init__", "path.write_text"): "in a TemporaryDirectory of its own",
     ("run/tune_job.py", "_without_section", "path.write_text"): "in a TemporaryDirectory of its own",
     ("fit/rehearse.py", "_Rehearsal.begin", "open"): "in a TemporaryDirectory of its own",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from dslaunch.launcher.fit.answer import Answer
@@ -21,7 +20,7 @@ def answer_at_once(replace: Callable[[object, str, object], None]) -> None:
 
 
 def _rehearse(plan: Plan, kinds: Sequence[object], *_: object, **__: object) -> tuple[Answer, ...]:
-    config = read_ds_config(Path(plan.cwd, ds_config_of(plan.program.arguments)))
+    config = read_ds_config(ds_config_of(plan.program.arguments), plan.cwd)
     return tuple(_answer(config) for _ in kinds)
 
 

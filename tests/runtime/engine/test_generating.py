@@ -17,7 +17,7 @@ from tests.runtime.ranks import Ranks
 
 def _engine(stage: int, **changes: Any) -> dslaunch.Engine:
     return dslaunch.initialize(
-        model=Writer(), config=make_config(stage=stage, reduce_bucket_size=50, **changes)
+        model=Writer(dropout=0.5), config=make_config(stage=stage, reduce_bucket_size=50, **changes)
     )[0]
 
 

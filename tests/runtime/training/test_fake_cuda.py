@@ -27,10 +27,10 @@ from dslaunch.runtime.offload.pinned_memory import PINNED_MEMORY
 from dslaunch.runtime.zero.model import parked_states
 from tests.exhaustive import few
 from tests.fake_cuda.torch_cuda import device
-from tests.runtime.compat.test_generation import Writer
 from tests.runtime.models import (
     GLOBAL_BATCH,
     Uneven,
+    Writer,
     batch,
     loss_of,
     make_config,
@@ -795,7 +795,7 @@ def _text_loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
 def _generated(rank: int) -> dict[str, Tensor]:
     engine, *_ = dslaunch.initialize(model=Writer(), config=config_of(Case(3, "fp32"), ""))
-    whole = Writer()
+    whole = Writer().eval()
     for number in range(3):
         own = _texts(number, 2).chunk(2)[rank].to(engine.device)
         engine.backward(_text_loss(engine, own))
