@@ -10,9 +10,13 @@
 #   make docs    check the documents and build their site in build/site;   make docs-serve shows it at http://127.0.0.1:8000
 #   make bench-zero     a training step at each ZeRO stage beside DDP, fully_shard and DeepSpeed (twenty minutes)
 #   make bench-parallel  steps of models divided in each direction beside DeepSpeed and torch, into docs/reference/benchmarks.md (ten minutes)
+#   make bench-generation  tokens a second beside transformers and DeepSpeed, into docs/reference/benchmarks.md (five minutes)
 #   make bench-launch   time to start on 1 to 64 hosts beside other launchers, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-checkpoint  saving and loading beside DeepSpeed, fully_shard and a plain write, into docs/reference/benchmarks.md (ten minutes)
+#   make bench-recovery  from a fault to the next step beside torchrun, NVRx and torchft, into docs/reference/benchmarks.md (ten minutes)
+#   make soak    200 random faults in a row in one job on hosts made here: what is lost, left and told (an hour; FAULTS=20 for less)
 #   make bench-kernels  the optimizer kernels beside a copy of memory, torch and DeepSpeed, into docs/reference/benchmarks.md (ten minutes)
+#   make bench-narrow-states  losses with masters and states of fewer bits beside float32, into docs/reference/benchmarks.md (twenty minutes)
 #   make bench-offload  memory, files and time of training wherever values lie, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-drop-in  the same programs under dslaunch's package deepspeed and DeepSpeed's, into docs/reference/benchmarks.md (ten minutes)
 #   make bench-plan     predicted memory beside that of real steps, into docs/reference/plan-accuracy.md (ten minutes)
@@ -33,7 +37,7 @@ MKDOCS  = NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 unexport PYTHONDONTWRITEBYTECODE
 KERNELS = $(wildcard kernels/CMakeLists.txt kernels/*.h kernels/*/*.cpp kernels/*/*.h)
 
-.PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-parallel bench-checkpoint bench-kernels bench-offload bench-drop-in bench-plan bench-plan-time field lab docs docs-serve gpu gpu-bundle setup clean
+.PHONY: demo test test-fast test-exhaustive test-all test-deepspeed check check-sanitizers bench bench-launch bench-zero bench-parallel bench-generation bench-checkpoint bench-recovery soak bench-kernels bench-narrow-states bench-offload bench-drop-in bench-plan bench-plan-time field lab docs docs-serve gpu gpu-bundle setup clean
 
 setup: $(VENV)/ready
 
@@ -106,11 +110,29 @@ bench-parallel: setup
 bench-checkpoint: setup
 	$(BIN)/python benchmarks/bench_checkpoint.py --publish
 
+bench-recovery: setup
+	@# in a folder of their own, as DeepSpeed is; what pip does not have is left out by name
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --upgrade --target $(VENV)/recovery_peers \
+		torchft nvidia-resiliency-ext defusedxml nvidia-ml-py pynvml || echo "without torchft and NVRx"
+	$(BIN)/python -m compileall -q launcher package runtime kernels
+	$(BIN)/python benchmarks/bench_recovery.py --publish
+
+soak: setup
+	$(BIN)/python -m compileall -q launcher package runtime kernels
+	$(BIN)/python benchmarks/soak.py --faults $(or $(FAULTS),200) --seed $(or $(SEED),1)
+
 bench-kernels: setup
 	$(BIN)/python benchmarks/bench_kernels.py --publish
 
+bench-narrow-states: setup
+	$(BIN)/python benchmarks/bench_narrow_states.py --publish
+
 bench-offload: setup
 	$(BIN)/python benchmarks/bench_offload.py --publish
+
+bench-generation: setup
+	$(BIN)/python -m compileall -q package runtime kernels
+	$(BIN)/python benchmarks/bench_generation.py --publish
 
 field: setup
 	$(BIN)/python -m compileall -q package launcher runtime kernels

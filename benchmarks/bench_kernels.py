@@ -31,6 +31,7 @@ from benchmarks.kernel_works import (
     fp32_step,
     kernel_works,
     load_deepspeed_adam,
+    narrow_work,
 )
 from benchmarks.memory_copy import build_copy
 
@@ -41,6 +42,7 @@ COPY_BYTES = 8  # a float32 read, a float32 written
 NUMEL, SHORT_NUMEL = 2**24, 2**18
 SHARE_GOAL = 0.9
 DEEPSPEED_GOAL = 0.6
+NARROW_GOAL = 1.05
 
 K = TypeVar("K")
 
@@ -115,6 +117,19 @@ def peer_rows(
     return rows
 
 
+def narrow_rows(numel: int, min_s: float) -> list[list[str]]:
+    rows = []
+    for num_threads in thread_counts():
+        times = best_s(narrow_work(numel, num_threads).calls, min_s)
+        wide = next(iter(times.values()))
+        for name, seconds in times.items():
+            ratio = seconds / wide
+            limit = goal(ratio, NARROW_GOAL) if seconds != wide else ""
+            rows.append([name, str(num_threads), f"{seconds / numel * 1e9:.3f}", f"{ratio:.2f}", limit])
+            print("  ".join(rows[-1]), flush=True)
+    return rows
+
+
 def thread_counts() -> list[int]:
     return sorted({1, len(os.sched_getaffinity(0))})
 
@@ -135,6 +150,8 @@ def measure(numel: int, min_s: float) -> str:
         *peer_rows(lambda n, t: fp32_step(n, t, deepspeed_adam), numel, min_s, None),
         *peer_rows(lambda n, t: bf16_step(n, t, deepspeed_adam), numel, min_s, DEEPSPEED_GOAL),
     ]
+    narrow = narrow_rows(numel, min_s)
+    narrow_head = ["AdamW with", "threads", "ns / element", "time / float32's", "goal"]
     head = [
         "kernel",
         "threads",
@@ -148,7 +165,14 @@ def measure(numel: int, min_s: float) -> str:
     peer_head = ["work", "threads", "by", "ns / element", "dslaunch's time / this", "goal"]
     about = f"{conditions()}, torch {torch.__version__}; {numel:,} elements, best of the runs, taking turns."
     without = f"Without DeepSpeed: {why_none}." if why_none else ""
-    return paragraphs(about, without, table(head, of_kernels), table(peer_head, peers))
+    return paragraphs(
+        about,
+        without,
+        table(head, of_kernels),
+        table(peer_head, peers),
+        "A step whose states and masters have fewer bits, rounded by random bits:",
+        table(narrow_head, narrow),
+    )
 
 
 def main() -> None:

@@ -189,6 +189,31 @@ def _shard(numel: int, grad: torch.dtype, out: torch.dtype | None) -> dict[str, 
     }
 
 
+def narrow_work(numel: int, num_threads: int) -> Work:
+    """Return AdamW of a bf16 model with values of fewer bits, beside float32 in the same run."""
+
+    def call(state: torch.dtype, param: torch.dtype = FP32) -> Call:
+        arrays = _shard(numel, BF16, None if param is BF16 else BF16)
+        arrays["param"] = arrays["param"].to(param)
+        segment = kernels.AdamSegment(**COUNTED, **ADAM, numel=numel, seed=None if state is FP32 else 1)
+        states = {"exp_avg": _zeros(numel, state), "exp_avg_sq": _zeros(numel, state)}
+        scales = tuple(_zeros(-(-numel // 256)) for _ in states) if state is torch.uint8 else ()
+        shard = kernels.AdamShard(**arrays, **states, scales=scales, segments=(segment,))
+        return partial(kernels.adamw_step, (shard,), num_threads=num_threads)
+
+    return Work(
+        name="AdamW",
+        num_bytes=28,
+        calls={
+            "float32 states and masters": call(FP32),
+            "bf16 states": call(BF16),
+            "bf16 states and masters": call(BF16, BF16),
+            "8-bit states": call(torch.uint8),
+            "8-bit states, bf16 masters": call(torch.uint8, BF16),
+        },
+    )
+
+
 def _adam(arrays: dict[str, Any], numel: int, state: torch.dtype = FP32) -> kernels.AdamShard:
     segment = kernels.AdamSegment(**COUNTED, **ADAM, numel=numel)
     states = {"exp_avg": _zeros(numel, state), "exp_avg_sq": _zeros(numel, state)}

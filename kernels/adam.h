@@ -38,6 +38,9 @@ struct AdamHyper {
 
 // Mode 0 is Adam, mode 1 AdamW.
 struct Adam : Optimizer<AdamHyper, AdamCoefficients, 2, 2> {
+    static constexpr bool has_eight_bits = true;
+    static constexpr bool is_signed[2] = {true, false};
+
     // One step of one element. Agrees with torch.optim.Adam and AdamW (amsgrad and maximize off).
     // The mode is a template argument, not a zero in `l2`: 0 * p is NaN for an infinite p and
     // would reach m and v.

@@ -1,6 +1,8 @@
 // Declarations of an optimizer's header, for every loop on the host and on a device and for the
 // Python edge alike:
 //
+//   static constexpr bool has_eight_bits;   whether states may be of 8 bits, and
+//   static constexpr bool is_signed[];      which of them have a sign
 //   template <int mode> static void update(float& p, float g, float& first_state, float& second_state,
 //                                          const Coefficients& c);   the step of one element
 //
@@ -25,6 +27,8 @@ struct Optimizer {
     static constexpr int num_modes = modes;
     template <int mode>
     static constexpr int num_states = states;
+    static constexpr bool has_eight_bits = false;  // states may be of 8 bits, see eight_bits.h
+    static constexpr bool is_signed[2] = {true, true};
 
 #if !defined(__CUDACC_RTC__)
     static constexpr bool may_lack_states = false;  // None in a shard says that there are none
@@ -40,6 +44,7 @@ template <typename Kind, int mode>
 struct InMode {
     using Coefficients = typename Kind::Coefficients;
     static constexpr int num_states = Kind::template num_states<mode>;
+    static constexpr bool may_narrow = true;
 
     static DSLAUNCH_INLINE void update(float& p, float g, float& first, float& second, const Coefficients& c) {
         Kind::template update<mode>(p, g, first, second, c);

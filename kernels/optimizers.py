@@ -50,14 +50,14 @@ class AdamSegment(Segment):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamShard(Shard):
-    """See `Shard`; the moments are [n] float32, or both bfloat16."""
+    """See `Shard`; the moments are [n] float32, both bfloat16, or both uint8."""
 
     exp_avg: HostArray
     exp_avg_sq: HostArray
     segments: Iterable[AdamSegment]
 
 
-ADAM = Kernel("Adam", AdamShard, AdamSegment)
+ADAM = Kernel("Adam", AdamShard, AdamSegment, has_eight_bits=True)
 
 
 def adamw_step(

@@ -7,7 +7,8 @@ its memory through DLPack.
 Every `*_step` updates `param` and the states of all shards in place and
 writes `param_out` where it is given. `grad_scale` is multiplied into
 the gradient first: 1 / loss scale times the clip factor. All arithmetic
-is float32; values stored as 16 bits are rounded once, to nearest even.
+is float32; values stored as 16 bits are rounded once, to nearest even
+or, where a segment has a seed, by random bits.
 Elements outside every segment, or without a gradient, are left as they
 are, in every array. The result has the same bits for every vector width
 and every `num_threads` (0: OpenMP's default). The GIL is released.
@@ -43,6 +44,9 @@ class Segment:
     """The elements [offset, offset + numel) of a shard; subclasses add the hyper-parameters of
     their optimizer group.
 
+    With a `seed` of 32 bits, another in each step, bfloat16 parameters and states are rounded by
+    random bits, which depend on it and on the element's place in its parameter alone; the place
+    of this segment's first element is `first`. See kernels/random_bits.h.
     Units: elements; a step counts from 1
     """
 
@@ -50,6 +54,8 @@ class Segment:
     numel: int
     lr: float
     weight_decay: float
+    seed: int | None = None  # None: states are rounded to nearest
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +63,25 @@ class Shard:
     """The arrays of one flat shard, or of one parameter: the same n elements in each;
     subclasses add the states.
 
-    Shapes: [n] each, contiguous, host memory. `param` is float32. `grads` is the gradient in pieces that
+    Shapes: [n] each, contiguous, host memory. `param` is float32, or bfloat16 where all segments have a
+            seed (LAMB: float32). `grads` is the gradient in pieces that
             follow one another: where each begins, and its elements, float32, bfloat16 or float16.
-            `param_out`, of any of the three dtypes, takes a copy of the result. States are float32, or all
-            bfloat16, whose 8 bits lose what is added to a state 256 times as large. A tensor that requires
+            `param_out`, of any of the three dtypes, takes a copy of the result; of a bfloat16
+            parameter it is bfloat16. States are float32, or all
+            bfloat16, whose 8 bits lose what is added to a state 256 times as large, unless the segment has
+            a seed. Adam's may be uint8, codes of 8 bits as kernels/eight_bits.h describes them; `scales`
+            then has an array of [ceil(n / 256)] float32 for each state, segments have seeds, and begin
+            at multiples of 256. A tensor that requires
             grad must be passed as its `.detach()`.
     """
 
     param: HostArray
     grads: Iterable[tuple[int, HostArray]]
     param_out: HostArray | None = None
+    scales: Iterable[HostArray] = ()
 
+
+PLACES = ("offset", "numel", "seed", "first")  # fields of a segment that are no hyper-parameters
 
 AnyShard = TypeVar("AnyShard", bound=Shard)
 
@@ -80,8 +94,11 @@ class Kernel(Generic[AnyShard]):
     `mode` is what the header says.
     """
 
-    def __init__(self, name: str, shard: type[AnyShard], segment: type[Segment]) -> None:
+    def __init__(
+        self, name: str, shard: type[AnyShard], segment: type[Segment], *, has_eight_bits: bool = False
+    ) -> None:
         self.name = name
+        self.has_eight_bits = has_eight_bits  # states may be uint8
         self.shard = shard
         self.segment = segment
         common = {"segments", "update", *(field.name for field in fields(Shard))}
@@ -90,7 +107,7 @@ class Kernel(Generic[AnyShard]):
         self.may_lack_states = any("None" in str(field.type) for field in states)
         self.has_update = "update" in shard.__dataclass_fields__
         self.counts_steps = "step" in segment.__dataclass_fields__
-        self.numbers = tuple(field for field in fields(segment) if field.name not in ("offset", "numel"))
+        self.numbers = tuple(field for field in fields(segment) if field.name not in PLACES)
 
     def step(
         self, shards: Iterable[AnyShard], *, grad_scale: float = 1.0, mode: int = 0, num_threads: int = 0

@@ -18,6 +18,16 @@ _DEBUG = "collectives"  # allowed value of DSLAUNCH_DEBUG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSettings:
+    """Snapshots in memory that the launcher was asked for: every so many steps, or seconds."""
+
+    memory: str  # socket of the agent that holds them
+    attempt: int  # number of starts of this job before
+    steps: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnvironment:
     """One process of a job. `local_rank` chooses a device on its host and says nothing about `rank`."""
 
@@ -33,6 +43,7 @@ class WorkerEnvironment:
     mesh: tuple[tuple[str, int], ...] = ()  # sizes of axes that the launcher was given, by name
     mesh_order: tuple[str, ...] = ()  # axes, the outermost first; empty: the launcher was given none
     resize_file: str | None = None  # exists once the hosts are to change; None: they cannot change
+    snapshots: SnapshotSettings | None = None  # None: none are taken
     place_file: str | None = None  # file in which the launcher reads this rank's place along the axes
     # set if MPI or Slurm started this process: then all that is known of the job comes from them
     started: StartedProcess | None = None
@@ -40,7 +51,8 @@ class WorkerEnvironment:
 
 def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironment:
     """Read RANK, LOCAL_RANK, WORLD_SIZE, DEEPSPEED_TIMEOUT (minutes), DSLAUNCH_WATCHDOG_S,
-    DSLAUNCH_DEBUG, DSLAUNCH_MESH, DSLAUNCH_PLACE_FILE, DSLAUNCH_RESIZE_FILE and the number of restarts.
+    DSLAUNCH_DEBUG, DSLAUNCH_MESH, DSLAUNCH_PLACE_FILE, DSLAUNCH_RESIZE_FILE, DSLAUNCH_MEMORY,
+    DSLAUNCH_SNAPSHOT_EVERY, DSLAUNCH_ATTEMPT and the number of restarts.
 
     If LOCAL_WORLD_SIZE is missing, LOCAL_SIZE is read; if RANK and WORLD_SIZE are missing, the variables of
     MPI or Slurm.
@@ -72,6 +84,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> WorkerEnvironm
         mesh=mesh,
         mesh_order=mesh_order,
         resize_file=env.get(variables.RESIZE_FILE) or None,
+        snapshots=_snapshots(env),
         place_file=env.get(variables.PLACE_FILE) or None,
         started=started,
     )
@@ -102,14 +115,37 @@ def read_metrics(environ: Mapping[str, str] | None = None) -> MetricsPlace | Non
     )
 
 
-def claim_metrics(path: str) -> bool:
-    """Return whether this process writes the worker's numbers into that pipe: the first process that asks
-    does. Its child processes find its number in DSLAUNCH_METRICS_PROCESS and leave the pipe alone. A child
-    that is a worker of another job finds a different pipe there, and claims its own.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MilestonesPlace:
+    """Destination of the phases of a worker's start."""
+
+    path: str  # named pipe
+    rank: int
+
+
+def read_milestones(environ: Mapping[str, str] | None = None) -> MilestonesPlace | None:
+    """Read DSLAUNCH_MILESTONES and RANK; None if no pipe is set.
+
+    Errors: ConfigError for a value that is not allowed
     """
-    pid, _, of = os.environ.get("DSLAUNCH_METRICS_PROCESS", "").partition(" ")
+    env = os.environ if environ is None else environ
+    path = env.get(variables.MILESTONES)
+    return MilestonesPlace(path=path, rank=_number(env, "RANK", 0)) if path else None
+
+
+def claim_metrics(path: str) -> bool:
+    """Return whether this process writes the worker's numbers into that pipe."""
+    return claim("DSLAUNCH_METRICS_PROCESS", path)
+
+
+def claim(variable: str, path: str) -> bool:
+    """Return whether this process writes into that pipe: the first process that asks does. Its child
+    processes find its number in the variable and leave the pipe alone. A child that is a worker of another
+    job finds a different pipe there, and claims its own.
+    """
+    pid, _, of = os.environ.get(variable, "").partition(" ")
     if of != path:
-        os.environ["DSLAUNCH_METRICS_PROCESS"] = f"{os.getpid()} {path}"
+        os.environ[variable] = f"{os.getpid()} {path}"
         return True
     return pid == str(os.getpid())
 
@@ -234,6 +270,25 @@ def _check_alike(env: Mapping[str, str], started: StartedProcess | None) -> None
             f"{given}={env[given]} is set, but {started.who} is one of {started.size} processes; "
             f"set {missing}, too, or leave out {given}"
         )
+
+
+def _snapshots(env: Mapping[str, str]) -> SnapshotSettings | None:
+    memory, every = env.get(variables.MEMORY, ""), env.get(variables.SNAPSHOT_EVERY, "")
+    if not memory or not every:
+        return None
+    number = every[:-1] if every.endswith("s") else every
+    steps = None if every.endswith("s") else _number(env, variables.SNAPSHOT_EVERY, 0)
+    try:
+        seconds = float(number) if steps is None else None
+    except ValueError:
+        seconds = 0.0
+    if not (isfinite(seconds) and seconds > 0.0 if seconds is not None else steps is not None and steps > 0):
+        raise ConfigError(
+            f"{variables.SNAPSHOT_EVERY}={every!r} in the environment: must be a number of steps, or of "
+            "seconds as 30s; dslaunch --snapshot_every sets it"
+        )
+    attempt = _number(env, variables.ATTEMPT, 0)
+    return SnapshotSettings(memory=memory, attempt=attempt, steps=steps, seconds=seconds)
 
 
 def _timeout(env: Mapping[str, str]) -> timedelta:

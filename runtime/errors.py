@@ -57,6 +57,12 @@ class NoCheckpointError(CheckpointError, FileNotFoundError):
     """There is no checkpoint in the given place."""
 
 
+class WrongNumbersError(UserError, RuntimeError):
+    """A rank has computed something wrong: its host is faulty."""
+
+    exit_code = 1
+
+
 class CollectiveError(UserError):
     """The ranks did not do the same collectives in the same order."""
 

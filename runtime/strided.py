@@ -39,6 +39,11 @@ def kind_of(tensor: Tensor) -> str:
         return "a tensor without memory"
 
 
+def no_value(dtype: torch.dtype) -> float:
+    """Return what stands where a value is elsewhere: NaN, or the largest integer."""
+    return torch.nan if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max
+
+
 def bytes_of(tensor: Tensor) -> memoryview:
     """Return bytes that are equal for equal values: the elements in their order, of a tensor that is strided.
 

@@ -11,7 +11,7 @@ namespace {
 
 using Code = nb::dlpack::dtype_code;
 
-constexpr Dtype all_dtypes[] = {Dtype::float32, Dtype::bfloat16, Dtype::float16};
+constexpr Dtype all_dtypes[] = {Dtype::float32, Dtype::bfloat16, Dtype::float16, Dtype::eight_bits};
 
 std::optional<Dtype> known(nb::dlpack::dtype dtype) {
     const auto is = [&](Code code, int bits) {
@@ -20,6 +20,7 @@ std::optional<Dtype> known(nb::dlpack::dtype dtype) {
     if (is(Code::Float, 32)) return Dtype::float32;
     if (is(Code::Bfloat, 16)) return Dtype::bfloat16;
     if (is(Code::Float, 16)) return Dtype::float16;
+    if (is(Code::UInt, 8)) return Dtype::eight_bits;
     return std::nullopt;
 }
 
@@ -86,6 +87,7 @@ const char* dtype_name(Dtype dtype) {
     switch (dtype) {
         case Dtype::bfloat16: return "bfloat16";
         case Dtype::float16: return "float16";
+        case Dtype::eight_bits: return "uint8";
         default: return "float32";
     }
 }

@@ -20,9 +20,11 @@ struct ArrayRule {
     unsigned dtypes;
 };
 
-constexpr unsigned float32_bit = 1, bfloat16_bit = 2, float16_bit = 4;
+constexpr unsigned float32_bit = 1, bfloat16_bit = 2, float16_bit = 4, eight_bits_bit = 8;
 constexpr ArrayRule param_rule{true, float32_bit};
+constexpr ArrayRule narrow_param_rule{true, float32_bit | bfloat16_bit};
 constexpr ArrayRule state_rule{true, float32_bit | bfloat16_bit};
+constexpr ArrayRule scaled_state_rule{true, float32_bit | bfloat16_bit | eight_bits_bit};
 constexpr ArrayRule grad_rule{false, float32_bit | bfloat16_bit | float16_bit};
 constexpr ArrayRule out_rule{true, float32_bit | bfloat16_bit | float16_bit};
 
@@ -37,7 +39,7 @@ struct FlatArray {
 
     std::uintptr_t begin() const { return reinterpret_cast<std::uintptr_t>(data); }
     std::uintptr_t end() const { return begin() + static_cast<std::uintptr_t>(numel) * element_bytes(); }
-    std::uintptr_t element_bytes() const { return dtype == Dtype::float32 ? 4 : 2; }
+    std::uintptr_t element_bytes() const { return dtype == Dtype::float32 ? 4 : dtype == Dtype::eight_bits ? 1 : 2; }
 };
 
 const char* dtype_name(Dtype dtype);

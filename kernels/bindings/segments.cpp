@@ -28,6 +28,15 @@ double Fields::step() const {
     return static_cast<double>(step);
 }
 
+Rounding Fields::rounding() const {
+    if (attribute(segment_, "seed", name_, kind_).is_none()) return {false, 0, 0};
+    const auto seed = number<std::int64_t>("seed");
+    const auto first = number<std::int64_t>("first");
+    if (seed < 0 || seed >> 32 != 0) refuse_value(name_, ".seed: ", seed, "; must be None or fit in 32 bits");
+    if (first < 0) refuse_value(name_, ".first: ", first, "; must be >= 0");
+    return {true, static_cast<unsigned int>(seed), first};
+}
+
 void Fields::check_has_states(const char* field, double value) const {
     if (lacking_.empty() || number<std::int64_t>("numel") == 0) return;
     refuse_value(lacking_, ": None, but ", name_, " has ", field, ' ', value, "; pass an array, of zeros before step 1");

@@ -46,6 +46,9 @@ class Fields {
         return value;
     }
 
+    // `seed` and `first`; a segment whose seed is None is rounded to nearest.
+    Rounding rounding() const;
+
     double finite(const char* field) const;
     double non_negative(const char* field) const;
     double beta(const char* field) const;   // in [0, 1)
@@ -84,7 +87,7 @@ std::vector<Segment<typename Kind::Hyper>> read_segments(nb::handle objects, con
         const auto offset = fields.number<std::int64_t>("offset");
         const auto numel = fields.number<std::int64_t>("numel");
         check_fits(offset, numel, shard_numel, fields.name());
-        segments.push_back({offset, numel, Kind::read(fields)});
+        segments.push_back({offset, numel, Kind::read(fields), fields.rounding()});
         ranges.emplace_back(offset, numel);
     }
     check_overlap(ranges, name);

@@ -49,12 +49,28 @@ std::vector<GradArray> ShardArrays::grads() {
     return read;
 }
 
-std::string read_states(ShardArrays& arrays, const char* const* names, std::size_t num_states, bool may_lack_states,
+void ShardArrays::read_scales(std::size_t num_states, float** scales) {
+    const std::int64_t wanted = (numel_ + scaled_numel - 1) / scaled_numel;
+    std::size_t place = 0;
+    for (nb::handle object : field("scales")) {
+        const FlatArray& added = arrays_.add(text(name_, ".scales[", place, ']'), object, param_rule);
+        if (place == num_states || added.numel != wanted) {
+            refuse_value(added.name, ": ", added.numel, " elements; must be ", num_states, " arrays of ", wanted,
+                         ", one number for each ", scaled_numel, " elements of a state");
+        }
+        scales[place++] = static_cast<float*>(added.data);
+    }
+    if (place != num_states) {
+        refuse_value(name_, ".scales: ", place, " arrays; must be ", num_states, ", one for each state of 8 bits");
+    }
+}
+
+std::string read_states(ShardArrays& arrays, const char* const* names, std::size_t num_states, StateRule rule,
                         void** states, Dtype& dtype) {
     std::string lacking;
     for (std::size_t i = 0; i < num_states; ++i) {
         const FlatArray* state =
-            may_lack_states ? arrays.array_or_none(names[i], state_rule) : &arrays.array(names[i], state_rule);
+            rule.may_lack ? arrays.array_or_none(names[i], rule.rule) : &arrays.array(names[i], rule.rule);
         if (state == nullptr) {
             lacking = arrays.name_of(names[i]);
             continue;

@@ -9,7 +9,7 @@
 
 namespace dslaunch {
 
-enum class Dtype : unsigned char { float32, bfloat16, float16 };
+enum class Dtype : unsigned char { float32, bfloat16, float16, eight_bits };
 
 // A gradient to be read; in a shard, of the elements from `offset` on.
 struct GradArray {
@@ -19,22 +19,32 @@ struct GradArray {
     Dtype dtype;
 };
 
+// How values that are kept in 16 bits are rounded: to nearest, or by random bits (random_bits.h).
+struct Rounding {
+    bool is_random;
+    unsigned int seed;   // of the parameter and the step
+    std::int64_t first;  // the place in its parameter of the segment's first element
+};
+
 // A run of elements that share hyper-parameters.
 template <typename Hyper>
 struct Segment {
     std::int64_t offset;
     std::int64_t numel;
     Hyper hyper;
+    Rounding rounding;
 };
 
 // Arrays of equal length that do not share memory, with each other or with another shard's. An array that the
 // optimizer does not have, or the caller does not want, is null.
 template <typename Hyper>
 struct Shard {
-    float* param;
+    void* param;
+    Dtype param_dtype;  // float32 or bfloat16
     std::vector<GradArray> grads;  // in order; elements that none has are left alone
     void* states[2];               // in the order of the optimizer's element
-    Dtype state_dtype;             // float32 or bfloat16
+    Dtype state_dtype;             // float32, bfloat16 or eight_bits
+    float* scales[2];              // of the states' blocks, where they are eight_bits
     void* param_out;
     Dtype out_dtype;
     float* update;  // LAMB: between its two passes

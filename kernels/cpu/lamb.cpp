@@ -49,11 +49,11 @@ LambSums direct_plainly(const LambBlock& block, bool eps_inside_sqrt) {
     double param_lanes[num_lanes] = {};
     double update_lanes[num_lanes] = {};
     for (std::int64_t i = block.begin; i < block.end; ++i) {
-        const double p = shard.param[i];
+        const double p = static_cast<const float*>(shard.param)[i];
         const float g = load(block.grad->data, block.grad->dtype, i - block.grad->offset);
         float m = load(shard.states[0], shard.state_dtype, i);
         float v = load(shard.states[1], shard.state_dtype, i);
-        float direction = shard.param[i];
+        float direction = static_cast<const float*>(shard.param)[i];
         eps_inside_sqrt ? Lamb::update<1>(direction, g, m, v, block.coefficients)
                         : Lamb::update<0>(direction, g, m, v, block.coefficients);
         const double u = direction;
@@ -99,15 +99,16 @@ DSLAUNCH_INLINE void direct_range(const LambCoefficients c, std::int64_t numel, 
 template <bool eps_inside_sqrt, typename Grad, typename State>
 DSLAUNCH_INLINE LambSums direct_types(const LambBlock& block) {
     const Shard<LambHyper>& shard = *block.shard;
+    const float* const param = static_cast<const float*>(shard.param);
     double param_lanes[num_lanes] = {};
     double update_lanes[num_lanes] = {};
     for (std::int64_t at = block.begin; at < block.end; at += tile_numel) {
         const std::int64_t numel = std::min(tile_numel, block.end - at);
-        direct_range<eps_inside_sqrt>(block.coefficients, numel, shard.param + at,
+        direct_range<eps_inside_sqrt>(block.coefficients, numel, param + at,
                                       static_cast<const Grad*>(block.grad->data) + (at - block.grad->offset),
                                       static_cast<State*>(shard.states[0]) + at,
                                       static_cast<State*>(shard.states[1]) + at, shard.update + at);
-        add_squares(param_lanes, shard.param + at, numel);
+        add_squares(param_lanes, param + at, numel);
         add_squares(update_lanes, shard.update + at, numel);
     }
     return {sum_of_lanes(param_lanes), sum_of_lanes(update_lanes)};
@@ -150,6 +151,7 @@ namespace {
 
 struct LambApply {
     static constexpr int num_states = 0;
+    static constexpr bool may_narrow = false;
     using Coefficients = float;  // the step size
     static DSLAUNCH_INLINE void update(float& p, float u, float&, float&, float step_size) {
         lamb_element(p, u, step_size);

@@ -3,6 +3,7 @@
 //
 // A Rule is an optimizer in one mode, as InMode in optimizer.h:
 //   static constexpr int num_states;   0, 1 or 2
+//   static constexpr bool may_narrow;  whether parameters may be bfloat16, and states be rounded by random bits
 //   using Coefficients = ...;
 //   static void update(float& p, float g, float& first_state, float& second_state, const Coefficients& c);
 #pragma once
@@ -12,7 +13,9 @@
 
 #include "../bfloat16.h"
 #include "../float16.h"
+#include "../random_bits.h"
 #include "blocks.h"
+#include "eight_bits.h"
 #include "flat.h"
 
 namespace dslaunch {
@@ -26,7 +29,17 @@ struct Block {
     std::int64_t begin;
     std::int64_t end;
     Coefficients coefficients;
+    void* states[2];  // of the shard, or where a tile of them is float32: an element is at its place in the shard
+    Dtype state_dtype;
+
+    // The place in its parameter of the element at `begin`.
+    std::int64_t place() const { return segment->rounding.first + (begin - segment->offset); }
+
+    Keys keys() const { return keys_of(segment->rounding.seed, static_cast<unsigned int>(place() >> 32)); }
 };
+
+// Places of a parameter that share their keys.
+constexpr std::int64_t keyed_numel = std::int64_t{1} << 32;
 
 // Shard after shard, segment after segment: what has a gradient, in blocks of at most `max_numel` elements.
 // `coefficients_of` makes a segment's coefficients.
@@ -45,9 +58,12 @@ auto cut_into_blocks(const Shards<Hyper>& shards, std::int64_t max_numel, const 
                 const std::int64_t end = std::min(segment_end, grad->offset + grad->numel);
                 std::int64_t begin = std::max(segment.offset, grad->offset);
                 while (begin < end) {
-                    const std::int64_t stop = end - begin > max_numel ? begin + max_numel : end;
-                    blocks.push_back({&shard, &segment, &*grad, begin, stop, c});
-                    begin = stop;
+                    Block<Hyper, Coefficients> block{&shard, &segment, &*grad, begin, end, c,
+                                                         {shard.states[0], shard.states[1]}, shard.state_dtype};
+                    const std::int64_t keyed = keyed_numel - (block.place() & (keyed_numel - 1));
+                    block.end = begin + std::min({end - begin, max_numel, keyed});
+                    begin = block.end;
+                    blocks.push_back(block);
                 }
             }
         }
@@ -75,16 +91,31 @@ inline void store(void* data, Dtype dtype, std::int64_t i, float value) {
     }
 }
 
+inline void keep(void* data, Dtype dtype, std::int64_t i, float value, bool is_random, unsigned int bits) {
+    if (!is_random || dtype != Dtype::bfloat16) return store(data, dtype, i, value);
+    static_cast<bfloat16*>(data)[i] = round_by(bits, value);
+}
+
 template <typename Rule, typename Hyper>
 void update_plainly(const Block<Hyper, typename Rule::Coefficients>& block) {
     const Shard<Hyper>& shard = *block.shard;
+    const Keys keys = block.keys();
+    const bool is_random = block.segment->rounding.is_random;
     for (std::int64_t i = block.begin; i < block.end; ++i) {
         const float g = load(block.grad->data, block.grad->dtype, i - block.grad->offset);
+        float p = load(shard.param, shard.param_dtype, i);
         float states[2] = {};
-        for (int s = 0; s < Rule::num_states; ++s) states[s] = load(shard.states[s], shard.state_dtype, i);
-        Rule::update(shard.param[i], g, states[0], states[1], block.coefficients);
-        for (int s = 0; s < Rule::num_states; ++s) store(shard.states[s], shard.state_dtype, i, states[s]);
-        if (shard.param_out != nullptr) store(shard.param_out, shard.out_dtype, i, shard.param[i]);
+        for (int s = 0; s < Rule::num_states; ++s) states[s] = load(block.states[s], block.state_dtype, i);
+        Rule::update(p, g, states[0], states[1], block.coefficients);
+        const unsigned int index = spread(static_cast<unsigned int>(block.place() + (i - block.begin)));
+        const unsigned int bits = random_bits(index, keys.states);
+        for (int s = 0; s < Rule::num_states; ++s) {
+            keep(block.states[s], block.state_dtype, i, states[s], is_random, s == 0 ? bits : bits >> 16);
+        }
+        keep(shard.param, shard.param_dtype, i, p, is_random, random_bits(index, keys.param));
+        if (shard.param_out != nullptr) {
+            store(shard.param_out, shard.out_dtype, i, load(shard.param, shard.param_dtype, i));
+        }
     }
 }
 
@@ -92,56 +123,84 @@ void update_plainly(const Block<Hyper, typename Rule::Coefficients>& block) {
 
 // __restrict on parameters: the arrays do not share memory, so the loop needs no check for it at run time.
 // (On local pointers clang 14 ignores the word, makes that check, finds it too long and does not vectorise.)
-// Out is void if there is no copy to write.
-template <typename Rule, typename Grad, typename State, typename Out>
-DSLAUNCH_INLINE void update_range(const typename Rule::Coefficients c, std::int64_t numel, float* __restrict param,
-                                  const Grad* __restrict grad, State* __restrict first_state,
-                                  State* __restrict second_state, Out* __restrict param_out) {
+// Out is void if there is no copy to write. Random bits that no array needs are not worked out.
+template <typename Rule, bool is_random, typename Grad, typename Param, typename State, typename Out>
+DSLAUNCH_INLINE void update_range(const typename Rule::Coefficients c, const Keys keys, unsigned int place,
+                                  std::int64_t numel, Param* __restrict param, const Grad* __restrict grad,
+                                  State* __restrict first_state, State* __restrict second_state,
+                                  Out* __restrict param_out) {
     for (std::int64_t i = 0; i < numel; ++i) {
-        float p = param[i];
+        float p = to_float(param[i]);
         float first = 0.0f;
         float second = 0.0f;
         if constexpr (Rule::num_states > 0) first = to_float(first_state[i]);
         if constexpr (Rule::num_states > 1) second = to_float(second_state[i]);
         Rule::update(p, to_float(grad[i]), first, second, c);
-        param[i] = p;
-        if constexpr (Rule::num_states > 0) assign(first_state[i], first);
-        if constexpr (Rule::num_states > 1) assign(second_state[i], second);
-        if constexpr (!std::is_void_v<Out>) assign(param_out[i], p);
+        if constexpr (is_random) {
+            const unsigned int index = spread(place + static_cast<unsigned int>(i));
+            const unsigned int bits = random_bits(index, keys.states);
+            keep(param[i], p, random_bits(index, keys.param));
+            if constexpr (Rule::num_states > 0) keep(first_state[i], first, bits);
+            if constexpr (Rule::num_states > 1) keep(second_state[i], second, bits >> 16);
+            if constexpr (!std::is_void_v<Out>) assign(param_out[i], to_float(param[i]));
+        } else {
+            assign(param[i], p);
+            if constexpr (Rule::num_states > 0) assign(first_state[i], first);
+            if constexpr (Rule::num_states > 1) assign(second_state[i], second);
+            if constexpr (!std::is_void_v<Out>) assign(param_out[i], p);
+        }
     }
 }
 
 // One type after another is chosen; each function adds one to the list.
 
-template <typename Rule, typename Grad, typename State, typename Out, typename Hyper>
+template <typename Rule, bool is_random, typename Grad, typename Param, typename State, typename Out, typename Hyper>
 DSLAUNCH_INLINE void update_types(const Block<Hyper, typename Rule::Coefficients>& block) {
     const Shard<Hyper>& shard = *block.shard;
     const std::int64_t at = block.begin;
-    State* const first = Rule::num_states > 0 ? static_cast<State*>(shard.states[0]) + at : nullptr;
-    State* const second = Rule::num_states > 1 ? static_cast<State*>(shard.states[1]) + at : nullptr;
+    State* const first = Rule::num_states > 0 ? static_cast<State*>(block.states[0]) + at : nullptr;
+    State* const second = Rule::num_states > 1 ? static_cast<State*>(block.states[1]) + at : nullptr;
     Out* param_out = nullptr;
     if constexpr (!std::is_void_v<Out>) param_out = static_cast<Out*>(shard.param_out) + at;
-    update_range<Rule, Grad, State, Out>(block.coefficients, block.end - at, shard.param + at,
-                                         static_cast<const Grad*>(block.grad->data) + (at - block.grad->offset), first,
-                                         second, param_out);
+    update_range<Rule, is_random, Grad, Param, State, Out>(
+        block.coefficients, block.keys(), static_cast<unsigned int>(block.place()), block.end - at,
+        static_cast<Param*>(shard.param) + at, static_cast<const Grad*>(block.grad->data) + (at - block.grad->offset),
+        first, second, param_out);
 }
 
-template <typename Rule, typename Grad, typename State, typename Hyper>
-DSLAUNCH_INLINE void update_grad_state(const Block<Hyper, typename Rule::Coefficients>& block) {
-    if (block.shard->param_out == nullptr) return update_types<Rule, Grad, State, void>(block);
+template <typename Rule, bool is_random, typename Grad, typename State, typename Hyper>
+DSLAUNCH_INLINE void update_out(const Block<Hyper, typename Rule::Coefficients>& block) {
+    if (block.shard->param_out == nullptr) return update_types<Rule, is_random, Grad, float, State, void>(block);
     switch (block.shard->out_dtype) {
-        case Dtype::bfloat16: return update_types<Rule, Grad, State, bfloat16>(block);
-        case Dtype::float16: return update_types<Rule, Grad, State, float16>(block);
-        default: return update_types<Rule, Grad, State, float>(block);
+        case Dtype::bfloat16: return update_types<Rule, is_random, Grad, float, State, bfloat16>(block);
+        case Dtype::float16: return update_types<Rule, is_random, Grad, float, State, float16>(block);
+        default: return update_types<Rule, is_random, Grad, float, State, float>(block);
     }
+}
+
+// A bfloat16 parameter is always rounded by random bits, and its copies are bfloat16.
+template <typename Rule, typename Grad, typename State, typename Hyper>
+DSLAUNCH_INLINE void update_narrow(const Block<Hyper, typename Rule::Coefficients>& block) {
+    if (block.shard->param_out == nullptr) return update_types<Rule, true, Grad, bfloat16, State, void>(block);
+    update_types<Rule, true, Grad, bfloat16, State, bfloat16>(block);
 }
 
 template <typename Rule, typename Grad, typename Hyper>
 DSLAUNCH_INLINE void update_grad(const Block<Hyper, typename Rule::Coefficients>& block) {
+    const bool is_narrow = Rule::may_narrow && block.shard->param_dtype == Dtype::bfloat16;
     if constexpr (Rule::num_states > 0) {
-        if (block.shard->state_dtype == Dtype::bfloat16) return update_grad_state<Rule, Grad, bfloat16>(block);
+        if (block.state_dtype == Dtype::bfloat16) {
+            if constexpr (Rule::may_narrow) {
+                if (is_narrow) return update_narrow<Rule, Grad, bfloat16>(block);
+                if (block.segment->rounding.is_random) return update_out<Rule, true, Grad, bfloat16>(block);
+            }
+            return update_out<Rule, false, Grad, bfloat16>(block);
+        }
     }
-    update_grad_state<Rule, Grad, float>(block);
+    if constexpr (Rule::may_narrow) {
+        if (is_narrow) return update_narrow<Rule, Grad, float>(block);
+    }
+    update_out<Rule, false, Grad, float>(block);
 }
 
 // To be called from a function with DSLAUNCH_CLONES, into which everything above is inlined.
@@ -188,16 +247,54 @@ DSLAUNCH_INLINE void step_block(const BlockOf<Kind>& block, int wanted) {
     }
 }
 
+// A block whose states are of 8 bits: tile by tile, by `step` of a block whose states are float32. Tiles begin where
+// blocks of scales do.
+template <typename Kind, bool is_plain, typename Step>
+void step_in_tiles(const BlockOf<Kind>& block, const Step& step) {
+    float tiles[2][scaled_tile_numel];
+    const Keys keys = block.keys();
+    for (std::int64_t at = block.begin; at < block.end; at += scaled_tile_numel) {
+        BlockOf<Kind> tile = block;
+        tile.begin = at;
+        tile.end = std::min(at + scaled_tile_numel, block.end);
+        tile.state_dtype = Dtype::float32;
+        const auto run = [&](int s) {
+            return ScaledRun{static_cast<eight_bits*>(block.states[s]) + at,
+                             block.shard->scales[s] + at / scaled_numel, tile.end - at};
+        };
+        for (int s = 0; s < 2; ++s) {
+            decode<is_plain>(run(s), tiles[s], Kind::is_signed[s]);
+            tile.states[s] = tiles[s] - at;
+        }
+        step(tile);
+        for (int s = 0; s < 2; ++s) {
+            const ScaledBits bits{static_cast<unsigned int>(tile.place()), keys.states, 16 * s};
+            encode<is_plain>(run(s), tiles[s], bits, Kind::is_signed[s]);
+        }
+    }
+}
+
+// In tiles where the block's states are of 8 bits, else at once.
+template <typename Kind, bool is_plain, typename Step>
+void step_any(const BlockOf<Kind>& block, const Step& step) {
+    if constexpr (Kind::has_eight_bits) {
+        if (block.state_dtype == Dtype::eight_bits) return step_in_tiles<Kind, is_plain>(block, step);
+    }
+    step(block);
+}
+
 }  // namespace dslaunch
 
 #define DSLAUNCH_CPU_STEP(Kind)                                                                              \
     namespace dslaunch {                                                                                     \
     void cpu_step_reference(Kind, const ShardsOf<Kind>& shards, const StepOptions& options) {                \
-        for (const auto& block : cut<Kind>(shards, options, uncut)) step_block<Kind, true>(block, options.mode); \
+        const auto step = [&](const auto& block) { step_block<Kind, true>(block, options.mode); };           \
+        for (const auto& block : cut<Kind>(shards, options, uncut)) step_any<Kind, true>(block, step);       \
     }                                                                                                        \
     DSLAUNCH_CLONES void Kind##_block(const BlockOf<Kind>& block, int mode) { step_block<Kind, false>(block, mode); } \
     void cpu_step(Kind, const ShardsOf<Kind>& shards, const StepOptions& options, int num_threads) {         \
+        const auto step = [&](const auto& block) { Kind##_block(block, options.mode); };                     \
         update_blocks(cut<Kind>(shards, options, block_numel), num_threads,                                  \
-                      [&](const auto& block) { Kind##_block(block, options.mode); });                        \
+                      [&](const auto& block) { step_any<Kind, false>(block, step); });                       \
     }                                                                                                        \
     }

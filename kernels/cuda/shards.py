@@ -217,6 +217,12 @@ class _ShardReader:
         the coefficients out.
         """
         name, objects = f"{self._name}.segments", tuple(self._field("segments"))
+        for place, one in enumerate(objects):
+            seed = getattr(one, "seed", None)
+            if seed is not None:
+                raise ValueError(
+                    f"{name}[{place}].seed: {seed}; must be None: kernels on a device round to nearest"
+                )
         packed = _C.pack_segments(
             self._rule.kernel.name,
             objects,

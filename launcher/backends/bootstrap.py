@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import LaunchError
 from ..inputs.host import Host
@@ -127,7 +127,7 @@ module.main()
 
 # The modules that travel to a node stand in these folders. They import nothing from outside them but the
 # standard library and one file of names.
-_FOLDERS = ("wire", "node.system", "node.observe", "node.workers", "node.files", "node.agent")
+_FOLDERS = ("wire", "node.system", "node.observe", "node.workers", "node.files", "node.memory", "node.agent")
 _PACKAGES = ("", ".shared", ".launcher", ".launcher.node", *(f".launcher.{folder}" for folder in _FOLDERS))
 
 # Makes each module from its source or code at once; those of _later() are made when they are imported.
@@ -220,9 +220,21 @@ _NO_AGENT_LOADS = frozenset(
 
 # Only jobs that move files need these: a quarter of all.
 _FOR_FILES = ("wire.manifest", "node.files.")
+# Only jobs with snapshots need these.
+_FOR_MEMORY = ("node.memory.", "shared.memory_messages")
 
 _BUILDING = threading.Lock()
 COMPRESSION = 1  # 3 ms once, and half of the bytes for every host
+
+
+class AgentParts(NamedTuple):
+    """Parts of an agent that only some jobs need."""
+
+    moves_files: bool = False
+    holds_memory: bool = False
+
+
+USUAL = AgentParts()
 
 
 def agent_python(host: Host) -> str:
@@ -279,24 +291,24 @@ def node_python(code: str, python: str = sys.executable) -> tuple[str, ...]:
     return "/bin/sh", "-c", _FIND_PYTHON, python, code
 
 
-def agent_source(*, moves_files: bool = False) -> bytes:
+def agent_source(parts: AgentParts = USUAL) -> bytes:
     """Return the bytes before any frame: a loader, and the agent's modules as this Python compiles them.
 
     A node with another Python writes WANTS_TEXT before anything else; `agent_text` is the answer. Any thread
     may call: the first call makes the bytes, which takes 8 ms; later ones reuse them.
     """
     with _BUILDING, _own_files():
-        return _agent_source(moves_files)
+        return _agent_source(parts)
 
 
 @functools.cache
-def _agent_source(moves_files: bool) -> bytes:
-    return _compiled(_AGENT, _later(moves_files))
+def _agent_source(parts: AgentParts) -> bytes:
+    return _compiled(_AGENT, _later(parts))
 
 
-def agent_text(*, moves_files: bool = False) -> bytes:
+def agent_text(parts: AgentParts = USUAL) -> bytes:
     """Return the agent's modules as text."""
-    return _text(_AGENT, _later(moves_files))
+    return _text(_AGENT, _later(parts))
 
 
 def relay_source() -> bytes:
@@ -328,7 +340,7 @@ def _own_files() -> Iterator[None]:
         ) from error
 
 
-def _later(moves_files: bool) -> tuple[str, ...]:
+def _later(parts: AgentParts) -> tuple[str, ...]:
     """List the modules that most agents never import: they are sent to all, and loaded only where one is
     imported.
     """
@@ -337,9 +349,11 @@ def _later(moves_files: bool) -> tuple[str, ...]:
         for folder in _FOLDERS
         for info in pkgutil.iter_modules(import_module(f"{_LAUNCHER}.{folder}").__path__)
     )
-    names = set(found) - set(_AGENT) - _NO_AGENT_LOADS
-    if not moves_files:
+    names = {*found, "shared.memory_messages"} - set(_AGENT) - _NO_AGENT_LOADS
+    if not parts.moves_files:
         names = {name for name in names if not name.startswith(_FOR_FILES)}
+    if not parts.holds_memory:
+        names = {name for name in names if not name.startswith(_FOR_MEMORY)}
     return tuple(sorted(names))
 
 

@@ -55,7 +55,9 @@ def dslaunch(**given: Any) -> int:
         click.echo(f"dslaunch {__version__}")
         return 0
     if not given["script"]:
-        raise click.UsageError("which script? Write: dslaunch [options] script.py [its arguments]")
+        raise click.UsageError(
+            f"which script? Write: dslaunch [options] script.py [its arguments]{_eaten(given)}"
+        )
     options = job_options(given)
     if options.autotuning is not None:
         from .autotune import autotune
@@ -68,6 +70,14 @@ def dslaunch(**given: Any) -> int:
     from ..run.run_job import run
 
     return run(options)
+
+
+def _eaten(given: dict[str, Any]) -> str:
+    """Return a hint if the script may have become the command of a role; else nothing."""
+    servers = [one for one in given["role"] or () if one.command]
+    if not servers:
+        return ""
+    return f"; {servers[-1].command[:80]!r} is the command of {servers[-1].given}, which takes the next word"
 
 
 _place = 1 + [one.name for one in JOB_OPTIONS].index("exec_prefix")
@@ -92,6 +102,7 @@ COMMANDS: dict[str, str] = {
     "exec": ".exec",
     "env": ".env",
     "plan": ".plan",
+    "drill": ".drill",
     "jobs": ".jobs",
     "logs": ".logs",
     "attach": ".attach",

@@ -92,6 +92,21 @@ Examples:
       the same, and a host where that file is there is left at the next checkpoint
 """
 
+ROLES = """
+A job may have servers beside its trainers, e.g. to generate while it trains. The first failure of either
+stops all; when the trainers have ended well, the servers are ended. Each process has the hosts of each role
+in its environment: DSLAUNCH_HOSTS_TRAINER, DSLAUNCH_HOSTS_ROLLOUT.
+
+\b
+Examples:
+  dslaunch -H hosts --role rollout=node5 "vllm serve model --port 8000" train.py
+      train.py on all hosts but node5, and the server there
+  dslaunch -H hosts --role rollout=node[5-6] ./serve.sh --role_health rollout=8000 train.py
+      two servers; train.py starts when both answer on port 8000
+  dslaunch -H hosts --role rollout ./serve.sh --role_restarts rollout=3 train.py
+      on the hosts with role=rollout in the hostfile; one that ends is started again, three times at most
+"""
+
 FILES = """
 For hosts that share no folder with this one. What a host has already is not sent, and many hosts take it from
 each other. Files that were changed on a host are named, and nothing starts, unless --sync_force is there.
@@ -120,6 +135,7 @@ TOPICS = (
     Topic("failures", "Failures and restarts", FAILURES),
     Topic("detach", "Jobs that outlive the terminal", DETACH),
     Topic("elastic", "Elastic jobs: other hosts after a failure, and while they run", ELASTIC),
+    Topic("roles", "Roles: servers beside the trainers", ROLES),
     Topic("files", "Files where nothing is shared", FILES),
     Topic("launchers", "Other launchers, and no SSH", LAUNCHERS),
     Topic("deepspeed", "DeepSpeed's spellings"),
@@ -141,6 +157,7 @@ COMMANDS = {
     "exec": "a command once on every host, equal output shown once",
     "env": "the variables that each rank would get, and where they come from",
     "plan": "will this job fit? memory of GPUs and hosts, without any of them",
+    "drill": "make faults in a run: how long until it trains again?",
     "jobs": "your jobs on this machine, how far each is, and its last line",
     "logs": "what a detached job has shown so far, of some ranks or all",
     "attach": "the console of a detached job; Ctrl-C asks what to do",

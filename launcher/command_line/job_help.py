@@ -34,7 +34,7 @@ def write_first_page(formatter: click.HelpFormatter, ctx: click.Context, job: cl
     with formatter.section("Commands, each with a --help of its own"):
         formatter.write_dl(list(COMMANDS.items()))
     topics = ", ".join(topic_names()[:-1])
-    _write_text(formatter, f"All options are shown by `dslaunch help TOPIC`: {topics}, or all.")
+    _write_text(formatter, f"All options: `dslaunch help TOPIC` for {topics}, or all.")
 
 
 def write_topics(

@@ -235,6 +235,11 @@ def _tuned(given: dict[str, Any], options: Options, request: FitRequest) -> Tune
         raise LaunchError(
             "--tune runs the program, and --model plans another in its place; leave one of them out"
         )
+    if options.roles.is_on:
+        raise LaunchError(
+            "--tune and --role exclude each other: trials run one after the other, and start no servers; "
+            "leave out one of them"
+        )
     from ..run.tune_job import TuneRequest, tune
 
     folder = given["tune_dir"]

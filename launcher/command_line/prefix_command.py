@@ -86,6 +86,18 @@ def _without_empty(
     return left
 
 
+def _with_next(one: Typed, options: Mapping[str, click.Option], rest: list[str]) -> Typed:
+    """Return the option with the first word of `rest`, which is taken from there, if the word belongs to its
+    value and is no option itself.
+    """
+    option = options.get(one.name)
+    is_alone = not isinstance(option, JobOption) or not one.value or not option.takes_next(one.value)
+    if is_alone or not rest or rest[0].startswith("-"):
+        return one
+    value = f"{one.value} {rest.pop(0)}"
+    return Typed(one.name, [one.name, value], value)
+
+
 def _refuse_value(one: Typed, option: click.Option, options: Mapping[str, click.Option]) -> None:
     """Errors: click.UsageError for a value that was meant as something else: the next option, the end of the
     options, or a stream
@@ -225,6 +237,7 @@ class PrefixCommand(click.Command):
             if takes_next and rest:
                 value = rest.pop(0)
                 typed[-1] = Typed(typed[-1].name, [*typed[-1].words, value], value)
+            typed[-1] = _with_next(typed[-1], options, rest)
         return typed, rest
 
     def _split_short(self, word: str, options: Mapping[str, click.Option]) -> tuple[list[Typed], bool]:

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..backends.bootstrap import AgentParts
 from ..backends.channel import Channel
 from ..errors import EXIT_MISTAKE
-from ..job.master_address import is_for_others, master_address
 from ..job.plan import NodePlan, Plan, job_of, origins_of
 from ..job.verdict import (
     Failure,
+    HangFailure,
     HostFailure,
-    OutputFailure,
     RankFailure,
     Verdict,
     lost_peer,
@@ -34,6 +34,7 @@ from ..wire.frames import (
     Exited,
     Found,
     Frame,
+    Healthy,
     Hello,
     Leaving,
     Listening,
@@ -53,20 +54,25 @@ from ..wire.frames import (
     Took,
 )
 from ..wire.job import as_json
+from .address_search import AddressSearch
 from .file_traffic import FileTraffic
 from .job_signals import watch
+from .lasting import Lasting
 from .link import LinkEnd
-from .master_search import MasterSearch
+from .memory_hosts import introduce
+from .output_watch import OutputWatch
 from .peers import PeerEvent, Peers, PeerTalk
 from .protocol_check import Phase, contradiction
 from .resizing import HostWatch, Resizing
 from .roster import AgentEvent, HostState, Roster
 from .running_job import RunningJob
+from .servers import Servers
 from .silence import Silence
-from .timings import Timings
+from .timings import DECIDED, DETECTED, STOPPED, Timings
 
 HELLO_TIMEOUT_S = 60.0  # from an open connection to the agent's first word
 STOP_MARGIN_S = 10.0  # for the agents to answer, after the workers' grace
+HANG_GRACE_S = 1.0  # for the workers of a job that hangs
 # To hear how a rank ended that others have lost; torch takes some tenths of a second to leave
 CAUSE_WAIT_S = 1.0
 POLL_S = 0.2
@@ -92,32 +98,35 @@ class Controller:
         peers: Peers | None = None,
         watch: HostWatch | None = None,
         files: SyncJob | None = None,
+        lasting: Lasting = Lasting(),  # noqa: B008 - it cannot change
     ) -> None:
         self._plan = plan
         self._console = console
         self._events: queue.SimpleQueue[AgentEvent | _SignalReceived | PeerEvent] = queue.SimpleQueue()
         self._roster = Roster(
-            plan.nodes,
+            plan.all_nodes,
             connect=connect,
             silence_s=plan.heartbeat_s,
             hello_timeout_s=HELLO_TIMEOUT_S,
             enter_timeout_s=plan.prepare_timeout_s,
             window=window,
-            moves_files=files is not None,
+            parts=AgentParts(moves_files=files is not None, holds_memory=bool(plan.snapshot_every)),
         )
-        self._search = MasterSearch(plan, lambda rank, frame: self._roster.hosts[rank].send(frame))
-        self._job = RunningJob(self._roster, console, plan)
-        self._resizing = Resizing(self._roster, console, watch, kill_grace_s=plan.kill_grace_s)
+        self._kept = lasting.kept
+        self._search = AddressSearch(plan, self._roster, console)
+        self._failures: list[Failure] = []
+        self._job = RunningJob(self._roster, console, plan, self._failures, lasting.limits)
+        self._servers = Servers(self._roster, console, plan)
+        self._resizing = Resizing(self._roster, console, watch, plan)
         self._peers = PeerTalk(peers)
         self._timings = Timings(plan.world_size, tell=self._job.phase)
-        self._failures: list[Failure] = []
+        self._output = OutputWatch(console, self._failures)
         self._files = FileTraffic(files, console, plan, self.stop, self._failures)
         self._silence = Silence(self._roster, self._failures, self._fail_host, heartbeat_s=plan.heartbeat_s)
         self._ended_well: dict[int, float] = {}  # the time of the end, by rank
         self._interrupts: list[int] = []
         # The signal that ended the job, unless a failure ended it before
         self._interrupted_by: int | None = None
-        self._is_output_lost = False
         self._look_at = self._look_for_silence_at = 0.0
         self._heard_at = 0.0  # time at which the last handled event arrived
         self._announced = ""  # the reported reason why the job was stopped; empty if none was
@@ -135,8 +144,11 @@ class Controller:
             try:
                 self._run_phases()
                 self._stop_and_wait()
+                self._timings.mark(STOPPED)
                 self._files.say_collected(self._roster.hosts)
                 self._wait_for_peers()
+                if self._kept is not None and not self._interrupts:
+                    self._roster.keep(self._kept)
             finally:
                 self._files.end_sync()
                 self._roster.close()
@@ -150,10 +162,15 @@ class Controller:
             announced=self._announced,
         )
         change = "" if self._is_failing() else self._resizing.change
-        return verdict._replace(change=change, leaving=self._resizing.leaving)
+        end_s = {} if verdict.culprit is None else self._timings.end_s(verdict.culprit.at_s)
+        return verdict._replace(
+            change=change,
+            leaving=self._resizing.leaving,
+            servers=self._servers.ends,
+            end_s=tuple(end_s.items()),
+        )
 
-    # Messages of the peers, the controllers of other nodes. These three methods may be called from any
-    # thread.
+    # Messages of the peers, the controllers of other nodes, from any thread.
 
     def allow_start(self) -> None:
         """Allow the start: all peers are ready."""
@@ -170,14 +187,21 @@ class Controller:
     # The phases. After each one: a failure, or an interrupt, ends them.
 
     def _run_phases(self) -> None:
-        for phase in (self._connect, self._find_master, self._wait_for_start, self._start):
+        for phase in (
+            self._connect,
+            self._find_master,
+            self._find_servers,
+            self._wait_for_start,
+            self._start_servers,
+            self._start,
+        ):
             phase()
             if self._is_failing():
                 return
 
     def _connect(self) -> None:
         self._timings.begin()
-        self._roster.begin(self._deliver_for)
+        self._roster.begin(self._deliver_for, kept=self._kept)
         self._wait("connected", lambda host: host.hello is not None, is_phase=False)
         if not self._is_failing():
             self._timings.end("connected", max(host.link.opened_at or 0.0 for host in self._roster))
@@ -194,43 +218,51 @@ class Controller:
         self._files.say_synced()
         for note in self._roster.notes():
             self._console.say(note)
-        self._begin_search()
-        while not self._search.is_over and not self._is_failing():
+        self._search.begin()
+        self._end_search(is_phase=True)
+        self._servers.master_addr = self._search.address
+
+    def _find_servers(self) -> None:
+        """Find the address at which the trainers reach each server."""
+        for host in self._servers.hosts:
+            if self._is_failing():
+                return
+            self._search.begin_for(host.plan, *self._servers.names_of(host))
+            self._end_search(is_phase=False)
+            self._servers.found(host, self._search.address)
+
+    def _end_search(self, *, is_phase: bool) -> None:
+        """Wait for the end of the search, and report what it found."""
+        while not self._search.is_over() and not self._is_failing():
             self._wait(
                 "reached",
-                lambda host: self._search.is_answered(host.plan.node_rank),
-                is_over=lambda: self._search.is_over,
+                self._search.is_answered,
+                is_over=self._search.is_over,
                 timeout_s=ANSWER_TIMEOUT_S,
+                is_phase=is_phase,
             )
-        for node_rank, message in self._search.failures:
-            self._fail_host(self._roster.hosts[node_rank], message, time.monotonic())
-        for note in self._search.notes:
-            self._console.say(note)
-        for warning in self._search.warnings:
-            self._console.warn(warning)
-
-    def _begin_search(self) -> None:
-        first, *others = self._roster
-        if self._search.is_begun or first.hello is None:
-            return
-        default = self._plan.master.address or master_address(
-            is_one_machine=not self._search.is_needed,
-            reached_at=first.hello.reached_at,
-            hostname=first.hello.hostname,
-            address_to_peers=next((one.link.local_address for one in others if one.link.local_address), ""),
-        )
-        self._search.begin(default, more=(first.hello.hostname, first.name))
+        self._search.report(lambda host, why: self._fail_host(host, why, time.monotonic()))
 
     def _wait_for_start(self) -> None:
         self._peers.ready()
         while not self._peers.is_start_allowed and not self._is_failing():
             self._take_event()
 
+    def _start_servers(self) -> None:
+        """Start the servers, and wait until they are healthy."""
+        if self._servers.is_there:
+            self._servers.start()
+            self._wait("healthy", self._servers.is_ready, is_patient=False)
+
     def _start(self) -> None:
         first = self._roster.hosts[0].ready
         port = (first.master_port if first else 0) or self._plan.master.port
+        of_memory = introduce(self._roster, self._plan, self._console)
+        start = Start(self._servers.master_addr, port, {**self._servers.variables(), **of_memory})
         self._started_at = time.monotonic()
-        self._roster.send(Start(self._search.address, port))
+        for host in self._roster:
+            if not host.is_started:
+                host.start(start)
         self._wait("started", lambda host: len(host.pids) == len(host.ranks), is_patient=False)
         self._console.end_progress(is_up=not self._is_failing())
         self._wait("ended", lambda host: host.is_over, is_patient=False)
@@ -281,11 +313,12 @@ class Controller:
 
     def _show_progress(self, phase: str, missing: dict[HostState, None], began_at: float) -> None:
         if phase == "started":
-            self._console.progress_of_workers(self._roster.num_up, self._plan.world_size, began_at)
+            num_up = self._roster.num_up - self._servers.num_up
+            self._console.progress_of_workers(num_up, self._plan.world_size, began_at)
+        elif phase == "healthy":
+            self._console.progress_of(self._servers.progress(), began_at)
         elif phase != "ended":
-            num_failed = sum(host.has_failed for host in self._roster)
-            names, what = [host.name for host in missing], self._files.named(phase)
-            self._console.progress(what, len(self._roster), names, began_at, num_failed=num_failed)
+            self._roster.show_progress(self._console, self._files.named(phase), [*missing], began_at)
 
     # Events.
 
@@ -313,10 +346,11 @@ class Controller:
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + POLL_S
-            self._look_at_console()
+            self._output.look(self._interrupts)
             self._job.look(started_at=None if self._stopped_at else self._started_at)
             self._resizing.look(is_running=self._is_running)
             self._files.look(now)
+            self._look_at_servers()
         if now >= self._look_for_silence_at:
             self._look_for_silence_at = now + max(POLL_S, self._plan.heartbeat_s / SILENCE_LOOKS)
             changed += self._silence.look()
@@ -332,8 +366,19 @@ class Controller:
             self._heard_at = event.at_s
             self._handle(event.host, event.item, event.at_s)
             changed.append(event.host)
+        if self._failures:
+            self._timings.mark(DETECTED)
         self._tell_peers()
         return changed
+
+    def _look_at_servers(self) -> None:
+        if self._is_failing() or self._stopped_at is not None:
+            return
+        failure = self._servers.look()
+        if failure is not None:
+            self._failures.append(failure)
+        else:
+            self._servers.end_with_trainers()
 
     def _handle(self, host: HostState, item: Frame | LinkEnd, at_s: float) -> None:
         if host.is_over:
@@ -347,23 +392,30 @@ class Controller:
             self._greet(host, item)
         elif isinstance(item, Ready):
             host.ready = item
-            self._search.prepare(host.plan.node_rank)
+            self._search.prepare(host)
         elif isinstance(item, Listening | Reached):
-            self._search.take(host.plan.node_rank, item)
+            self._search.take(host, item)
         elif isinstance(item, Problem):
-            self._fail_host(host, item.message, at_s, exit_code=item.exit_code)
+            who = f"{host.plan.role}: " if host.plan.role else ""
+            self._fail_host(host, who + item.message, at_s, exit_code=item.exit_code)
         elif isinstance(item, Pong):
             host.clock_offset_s = min(host.clock_offset_s, at_s - item.at)
             self._files.note_clock(host, item, at_s)
-        elif isinstance(item, Started | Exited | Stacks | Milestone):
+        elif isinstance(item, Started | Exited | Healthy | Stacks | Milestone):
             self._handle_worker(host, item, at_s)
         elif isinstance(item, Leaving | Note):
             self._resizing.hear(host, item)
         elif isinstance(item, Done):
+            host.is_done = True
             host.is_over = not self._files.collect(host)
             self._job.warn_of_left_over(host, item.left_over)
-        elif isinstance(item, LinkEnd):
+        elif isinstance(item, LinkEnd) and not self._connects_anew(host):
             self._silence.lose_host(host, item, at_s)
+
+    def _connects_anew(self, host: HostState) -> bool:
+        """Tell whether a host is connected once more, as its kept agent was gone before it was asked."""
+        is_starting = self._stopped_at is None and not self._is_failing() and not self._files.is_syncing
+        return is_starting and self._roster.connect_anew(host)
 
     def _greet(self, host: HostState, hello: Hello) -> None:
         """Ask a host whose agent has just started to prepare, while others are still being connected."""
@@ -382,17 +434,17 @@ class Controller:
             f"{host.name}: agent {hello.pid}, Python {hello.python}, {hello.num_devices} GPUs"
         )
         if host.plan.node_rank == 0:
-            self._search.listen()
-            if self._plan.master.address or is_for_others(hello.reached_at):
-                # Begin now: facts that come later do not change the address to try first
-                self._begin_search()
+            self._search.greet_first(hello)
 
     def _handle_worker(
-        self, host: HostState, item: Started | Exited | Stacks | Milestone, at_s: float
+        self, host: HostState, item: Started | Exited | Healthy | Stacks | Milestone, at_s: float
     ) -> None:
         if isinstance(item, Started):
             host.pids[item.rank] = item.pid
-            self._console.debug(f"{host.name}: rank {item.rank} is process {item.pid}")
+            self._console.debug(f"{host.name}: {host.plan.role or f'rank {item.rank}'} is process {item.pid}")
+            self._servers.has_started(host, item)
+        elif isinstance(item, Healthy):
+            self._servers.hear(host, item)
         elif isinstance(item, Stacks):
             self._job.take_stacks(item)
         elif isinstance(item, Milestone):
@@ -402,35 +454,41 @@ class Controller:
 
     def _handle_exit(self, host: HostState, item: Exited, at_s: float) -> None:
         host.exit_codes[item.rank] = item.code
-        ended_at = min(at_s, item.at + host.clock_offset_s)
-        if item.code == 0:
-            self._ended_well[item.rank] = ended_at
-        if item.code == 0 or self._resizing.takes_end(item.code):
+        failure = rank_failure(
+            item,
+            local_rank=next(one.local_rank for one in host.plan.ranks if one.rank == item.rank),
+            host=host.name,
+            pid=host.pids.get(item.rank, 0),
+            at_s=min(at_s, item.at + host.clock_offset_s),
+            place=self._plan.place_of(item.rank),
+            role=host.plan.role,
+        )
+        if host.plan.role:
+            is_running = not self._is_failing() and self._stopped_at is None
+            ended = self._servers.failure_by(host, failure, is_running=is_running)
+            if ended is None:
+                return
+            failure = ended
+        elif item.code == 0:
+            self._ended_well[item.rank] = failure.at_s
+            return
+        elif self._resizing.takes_end(item.code):
             return
         self._console.failed()
-        self._failures.append(
-            rank_failure(
-                item,
-                local_rank=next(one.local_rank for one in host.plan.ranks if one.rank == item.rank),
-                host=host.name,
-                pid=host.pids.get(item.rank, 0),
-                at_s=ended_at,
-                place=self._plan.place_of(item.rank),
-            )
-        )
+        self._failures.append(failure)
 
     def _contradiction(self, host: HostState, item: Frame | LinkEnd) -> str:
         if isinstance(item, LinkEnd):
             return ""
-        phase = Phase.RUNNING if self._started_at is not None else Phase.PREPARING
+        phase = Phase.RUNNING if host.is_started else Phase.PREPARING
         if self._stopped_at is not None:
             phase = Phase.STOPPING
         return contradiction(
             item,
             phase=Phase.CONNECTING if host.hello is None else phase,
             ranks=host.ranks,
-            num_ended=len(host.exit_codes),
-            is_first=host.plan.node_rank == 0,
+            num_ended=len(host.ranks if host.plan.role else host.exit_codes),
+            is_first=host.plan.node_rank == 0 or bool(host.plan.role),
         )
 
     def _fail_host(
@@ -445,17 +503,6 @@ class Controller:
         self._roster.leave(host)
         if host.plan.node_rank == 0:
             self._search.lose_first()
-
-    def _look_at_console(self) -> None:
-        self._console.look()
-        if self._interrupts:
-            self._console.give_up_if_stuck(is_urgent=len(self._interrupts) > 1)
-        failure = self._console.failure
-        if failure is not None and not self._is_output_lost:
-            self._is_output_lost = True
-            self._failures.append(
-                OutputFailure(message=str(failure), at_s=time.monotonic(), exit_code=failure.exit_code)
-            )
 
     def _receive(self, number: int) -> None:
         """Take a signal to this process."""
@@ -489,9 +536,12 @@ class Controller:
             return
         self._wait_for_cause()
         grace_s = self._plan.kill_grace_s if self._roster.num_up else 0.0
+        if any(isinstance(one, HangFailure) for one in self._failures):
+            grace_s = min(grace_s, HANG_GRACE_S)  # what stands still does not save
         if len(self._interrupts) > 1:
             grace_s = 0.0
         self._stopped_at = time.monotonic()
+        self._timings.mark(DECIDED)
         self._interrupted_by = self._interrupts[0] if self._interrupts and not self._failures else None
         self._announced = self._job.announce_stop(
             grace_s, self._failures, self._interrupted_by, has_started=self._started_at is not None

@@ -66,7 +66,7 @@ class FileTraffic:
 
             self._sender = Sender(
                 job.manifest,
-                num_hosts=len(plan.nodes),
+                num_hosts=len(plan.all_nodes),
                 limit_s=plan.prepare_timeout_s,
                 fail=self._fail,
                 is_forced=job.is_forced,

@@ -14,7 +14,9 @@ from ..backends.bootstrap import (
     ENTERING,
     NO_AGENT_RUNS_WITH,
     OLDEST_PYTHON,
+    USUAL,
     WANTS_TEXT,
+    AgentParts,
     agent_source,
     agent_text,
 )
@@ -54,10 +56,13 @@ class Link:
         *,
         connect: Callable[[NodePlan], Channel],
         window: threading.BoundedSemaphore,
-        moves_files: bool = False,
+        parts: AgentParts = USUAL,
     ) -> None:
         self._plan = plan
-        self._moves_files = moves_files
+        self._deliver: Callable[[Frame | LinkEnd, float], None] = lambda item, at_s: None
+        self._end: LinkEnd | None = None  # the last item, once it was delivered
+        self._handing_over = threading.Lock()
+        self._parts = parts
         self._connect = connect
         self._window = window
         self._channel: Channel | None = None
@@ -73,12 +78,23 @@ class Link:
 
     def start(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
         """Connect and read, in a thread of its own."""
-        name = f"link to {self._plan.host.name}"
-        threading.Thread(target=self._run, args=(deliver,), name=name, daemon=True).start()
+        self._deliver = deliver
+        threading.Thread(target=self._run, name=f"link to {self._plan.host.name}", daemon=True).start()
+
+    def hand_over(self, plan: NodePlan, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
+        """Deliver to another one from now on, for the same host in another plan; a LinkEnd that was there
+        before is delivered again.
+        """
+        with self._handing_over:
+            self._plan, self._deliver = plan, deliver
+            end = self._end
+        self.connecting_at = self.opened_at = time.monotonic()
+        if end is not None:
+            deliver(end, time.monotonic())
 
     @property
     def is_open(self) -> bool:
-        return self._channel is not None and not self._is_abandoned
+        return self._channel is not None and not self._is_abandoned and self._end is None
 
     @property
     def local_address(self) -> str:
@@ -131,7 +147,7 @@ class Link:
         if self._closing is not None:
             self._closing.join(None if self._plan.is_local else CLOSE_TIMEOUT_S)
 
-    def _run(self, deliver: Callable[[Frame | LinkEnd, float], None]) -> None:
+    def _run(self) -> None:
         end = LinkEnd("the connection ended")
         try:
             with self._window:
@@ -151,15 +167,17 @@ class Link:
             if not self._waits_for_source:
                 self._send_source(channel)
             self._channel = channel
-            end = LinkEnd(self._read(channel, deliver))
+            end = LinkEnd(self._read(channel))
         except (LaunchError, ProtocolError) as error:
             end = LinkEnd(str(error), is_way_lost=isinstance(error, WayLost))
         except OSError as error:
             end = LinkEnd(f"the connection broke: {error.strerror or error}")
         finally:
+            with self._handing_over:
+                self._end, deliver = end, self._deliver
             deliver(end, time.monotonic())
 
-    def _read(self, channel: Channel, deliver: Callable[[Frame | LinkEnd, float], None]) -> str:
+    def _read(self, channel: Channel) -> str:
         """Read until the stream ends; return why it ended."""
         decoder = Decoder()
         noise = b""
@@ -182,7 +200,7 @@ class Link:
                 if not magic:
                     if WANTS_TEXT in noise and not is_asked:
                         is_asked = True
-                        channel.write(agent_text(moves_files=self._moves_files))
+                        channel.write(agent_text(self._parts))
                     if len(noise) > MAX_NOISE_BYTES:
                         raise ProtocolError(
                             f"not an agent: it printed {noise[:60]!r}...; let login scripts print "
@@ -197,10 +215,10 @@ class Link:
                         self._wait_for_place()
                     elif prefix and isinstance(frame, Problem):
                         frame = frame._replace(message=f"inside {shlex.join(prefix)}: {frame.message}")
-                    deliver(frame, time.monotonic())
+                    self._deliver(frame, time.monotonic())
 
     def _send_source(self, channel: Channel) -> None:
-        source = agent_source(moves_files=self._moves_files)
+        source = agent_source(self._parts)
         with contextlib.suppress(OSError):  # the stream has ended already, but its output can still be read
             channel.write(source)
 

@@ -1,4 +1,4 @@
-"""The address of node 0 that all others reach, found by trying.
+"""The address of node 0 that all others reach, and that of a server's node, found by trying.
 
 Node 0's agent listens on the master port for a moment, the other agents connect. The address that
 endpoint.py derives is tried first, which takes one round trip. Only if a node cannot reach it are node 0's
@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ..job.plan import Plan
+from ..job.plan import NodePlan, Plan
 from ..wire.frames import Frame, Listen, Listening, Reach, Reached
 
 REACH_TIMEOUT_S = 5.0
@@ -18,13 +18,22 @@ MAX_CANDIDATES = 16
 
 
 class MasterSearch:
-    """One search. It sends frames through `send(node_rank, frame)`, and `take` gets the answers."""
+    """One search. It sends frames through `send(node_rank, frame)`, and `take` gets the answers.
 
-    def __init__(self, plan: Plan, send: Callable[[int, Frame], None]) -> None:
+    With `server`, the node of a server, it is for the address at which the trainers reach that node, tried at
+    the port at which the server will listen, if that is known. No failure comes of it, only warnings.
+    """
+
+    def __init__(
+        self, plan: Plan, send: Callable[[int, Frame], None], *, server: NodePlan | None = None
+    ) -> None:
         self._plan = plan
         self._send = send
+        self._server = server
+        self._first = plan.nodes[0] if server is None else server
+        self._given = plan.master.address if server is None else None
         self._token = secrets.token_hex(16)
-        self._peers = tuple(node.node_rank for node in plan.nodes[1:])
+        self._peers = tuple(node.node_rank for node in plan.nodes if node is not self._first)
         self._listening: Listening | None = None
         self._prepared: set[int] = set()  # node ranks that can be asked
         self.is_begun = False
@@ -49,12 +58,15 @@ class MasterSearch:
     @property
     def is_needed(self) -> bool:
         """Tell whether another machine has to reach node 0."""
-        return len(self._plan.nodes) > 1 and not all(node.is_local for node in self._plan.nodes)
+        nodes = (self._first, *(self._plan.nodes[rank] for rank in self._peers))
+        return len(nodes) > 1 and not all(node.is_local for node in nodes)
 
     def listen(self) -> None:
-        """Let node 0 listen as soon as its port is chosen."""
+        """Let node 0 listen as soon as its port is chosen; a server's node chooses one of its own for 0."""
+        health = None if self._server is None else self._plan.role_of(self._server).health
+        port = 0 if health is None or health.host else health.port
         if self.is_needed:
-            self._send(0, Listen(0, self._token))
+            self._send(self._first.node_rank, Listen(port, self._token))
 
     def begin(self, default: str, *, more: Iterable[str] = ()) -> None:
         """Try `default`; `more` are further names of node 0, tried after its own addresses."""
@@ -91,7 +103,13 @@ class MasterSearch:
                 self._judge()
             return
         self._listening = frame
-        if frame.problem:
+        if frame.problem and self._server is not None:
+            self.is_over = True
+            self.warnings = (
+                f"{self._first.host.name}: {frame.problem} before {self._server.role} is started there, and "
+                "it cannot listen on it, too; end what does",
+            )
+        elif frame.problem:
             self.is_over = True
             self.failures = ((0, f"{frame.problem}, though it was free just now; start the job again"),)
         elif self.is_begun:
@@ -104,8 +122,7 @@ class MasterSearch:
 
     def _try_default(self, listening: Listening) -> None:
         own, names = listening.addresses, self._names_of_first
-        given = self._plan.master.address is not None
-        self._more = [] if given else candidates_of(self.address, own, names)[1:]
+        self._more = [] if self._given is not None else candidates_of(self.address, own, names)[1:]
         self._try([self.address])
 
     def _try(self, candidates: list[str]) -> None:
@@ -132,7 +149,7 @@ class MasterSearch:
             self._first_problems = {rank: one for rank, (one, *_) in self._problems.items() if one}
             if found is not None:
                 return
-            if self._plan.master.address is not None:
+            if self._given is not None:
                 self.warnings = tuple(
                     f"--master_addr={default}: from {self._names(ranks)} it {problem} (port {self._port})"
                     for problem, ranks in _grouped(self._first_problems).items()
@@ -147,7 +164,8 @@ class MasterSearch:
             reasons = (
                 f"{one} from {self._names(ranks)}" for one, ranks in _grouped(self._first_problems).items()
             )
-            self.notes = (f"MASTER_ADDR={found}, because {self.address} {', '.join(reasons)}",)
+            what = f"MASTER_ADDR={found}" if self._server is None else f"{self._first.host.name} is {found}"
+            self.notes = (f"{what}, because {self.address} {', '.join(reasons)}",)
             self.address = found
 
     def _fail(self, candidates: list[str]) -> None:
@@ -156,7 +174,14 @@ class MasterSearch:
             rank: [self._first_problems.get(rank, ""), *(self._problems[rank] if is_second_round else ())]
             for rank in self._peers
         }
-        self.failures = who_fails(self._plan.nodes[0].host.name, self._port, candidates, tried)
+        if self._server is None:
+            self.failures = who_fails(self._first.host.name, self._port, candidates, tried)
+            return
+        self.warnings = tuple(
+            f"{self._names(ranks)} cannot reach {self._first.host.name}, where {self._server.role} will "
+            f"listen on port {self._port}: {self.address} {problem}; let the hosts connect to each other"
+            for problem, ranks in _grouped(self._first_problems).items()
+        )
 
     def _names(self, node_ranks: Sequence[int]) -> str:
         names = [self._plan.nodes[rank].host.name for rank in node_ranks]

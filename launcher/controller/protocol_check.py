@@ -16,6 +16,7 @@ from ..wire.frames import (
     Facts,
     Found,
     Frame,
+    Healthy,
     Hello,
     Leaving,
     Listening,
@@ -42,6 +43,7 @@ UP = (
     Exited,
     Facts,
     Found,
+    Healthy,
     Hello,
     Leaving,
     Listening,
@@ -85,7 +87,7 @@ def contradiction(
         return f"its agent sent {kind}, which only a launcher sends"
     is_before_start = phase in (Phase.CONNECTING, Phase.PREPARING)
     if is_before_start and isinstance(
-        item, Done | Exited | Leaving | Metrics | Milestone | Note | Output | Started | Told
+        item, Done | Exited | Healthy | Leaving | Metrics | Milestone | Note | Output | Started | Told
     ):
         return f"its agent sent {kind} before the start"
     if phase is Phase.CONNECTING and not isinstance(item, Hello):
@@ -101,7 +103,10 @@ def contradiction(
 
 
 def _wrong_value(item: Frame, ranks: Collection[int]) -> str:
-    if isinstance(item, Started | Exited | Output | Stacks | Milestone | Told) and item.rank not in ranks:
+    if (
+        isinstance(item, Started | Exited | Healthy | Output | Stacks | Milestone | Told)
+        and item.rank not in ranks
+    ):
         return f"rank {item.rank}, which is not on this host"
     if isinstance(item, Metrics):
         known = {str(rank) for rank in ranks}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+MAX_PING_EVERY_S = 5.0
 LATE_S = 1.0  # a busy machine may take so long for a beat
 
 

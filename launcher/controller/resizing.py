@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from ..errors import EXIT_CHANGE
+from ..job.partners import partners_of
+from ..job.plan import Plan
 from ..output.console import Console
 from ..wire.frames import Leaving, Note, Resize, Stop
 from .roster import HostState, Roster
@@ -29,14 +31,14 @@ class HostWatch(Protocol):
 class Resizing:
     """The request to the workers to end for a change of hosts, and its result."""
 
-    def __init__(
-        self, roster: Roster, console: Console, watch: HostWatch | None, *, kill_grace_s: float
-    ) -> None:
+    def __init__(self, roster: Roster, console: Console, watch: HostWatch | None, plan: Plan) -> None:
         """If `watch` is None, the job's hosts never change."""
+        self._has_snapshots = bool(plan.snapshot_every)
         self._roster = roster
         self._console = console
         self._watch = watch
-        self._kill_grace_s = kill_grace_s
+        self._kill_grace_s = plan.kill_grace_s
+        self._by_disk = False
         self._why = ""  # the reason that the workers were told; empty before they were asked
         self._reminded_at = 0.0
         self._first_end_at: float | None = None
@@ -59,17 +61,28 @@ class Resizing:
             self._look_at_end(now)
             return
         why = self._watch.why_change(self.leaving)
-        if why and why != self._why:
-            self._console.say(f"{why}: the hosts change when the program has saved its next checkpoint")
-            self._roster.send(Resize(why))
+        by_disk = self._has_snapshots and self._lose_both_copies()
+        if why and (why, by_disk) != (self._why, self._by_disk):
+            by = "checkpoint, or a snapshot" if self._has_snapshots and not by_disk else "checkpoint"
+            self._console.say(f"{why}: the hosts change when the program has saved its next {by}")
+            self._roster.send(Resize(why, by_disk))
             self._reminded_at = self._reminded_at or now
-            self._why = why
+            self._why, self._by_disk = why, by_disk
         if self._why and now - self._reminded_at > PATIENCE_S:
             self._reminded_at = now
             self._console.warn(
                 f"the program has saved no checkpoint for {PATIENCE_S / 60:g} minutes since it was asked "
                 f"({self._why}), so the hosts stay as they are; the job goes on"
             )
+
+    def _lose_both_copies(self) -> bool:
+        """Tell whether a host is told to go together with the one that has copies of its snapshots."""
+        hosts = [one for one in self._roster if not one.plan.role]
+        partners = partners_of([one.plan.host.rack for one in hosts])
+        return any(
+            one.name in self.leaving and (place is None or hosts[place].name in self.leaving)
+            for one, place in zip(hosts, partners, strict=True)
+        )
 
     def _look_at_end(self, now: float) -> None:
         """End ranks that do not end with the others, which would wait for them."""

@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
 
+from ..backends.bootstrap import USUAL, AgentParts
 from ..backends.channel import Channel
 from ..job.plan import NodePlan
 from ..options.start import CONNECT_WINDOW
-from ..wire.frames import Frame, Hello, Ping, Ready, encode
+from ..output.console import Console
+from ..wire.frames import Frame, Hello, Ping, Ready, Renew, Start, encode
 from ..wording import cleaned
+from .kept_agents import KeptAgents
 from .link import Link, LinkEnd
-from .pulse import Pulse
+from .pulse import MAX_PING_EVERY_S, Pulse
 
-MAX_PING_EVERY_S = 5.0
 LOOK_EVERY_S = 0.2  # looks for silence
 MAX_NAMED = 4
 MAX_NOTES = 16  # notes per host; an agent of ours has a few
@@ -42,8 +44,12 @@ class HostState:
     clock_offset_s: float = float("inf")  # our monotonic clock minus the host's, delay of one frame included
     pinged: tuple[int, float] = (-1, 0.0)  # the number of the last ping, and the time of sending
     has_failed: bool = False
+    is_started: bool = False  # its processes were asked to start
     is_over: bool = False
     is_lost: bool = False
+    is_kept: bool = False  # its agent is there from an attempt before
+    is_done: bool = False  # its agent said that nothing of the job is left
+    is_staying: bool = False  # its agent is kept for another attempt
 
     @property
     def name(self) -> str:
@@ -54,14 +60,28 @@ class HostState:
         """Workers that started and have not ended."""
         return 0 if self.is_over else len(self.pids) - len(self.exit_codes)
 
+    @property
+    def can_stay(self) -> bool:
+        """Tell whether its agent can serve another attempt of the job."""
+        has_ended_well = self.is_done and self.ready is not None and self.hello is not None
+        return has_ended_well and self.is_over and not self.has_failed and self.link.is_open
+
     def send(self, *frames: Frame) -> None:
         if not self.is_over:
             self.link.send(b"".join(map(encode, frames)))
 
+    def start(self, frame: Start) -> None:
+        """Ask it to start its processes."""
+        self.is_started = True
+        self.send(frame)
+
     def ping(self, number: int) -> None:
-        """Ping the host; the answer shows that it lives, and how far the two clocks are apart."""
+        """Ping the host; the answer shows that it lives, and how far the two clocks are apart. An agent that
+        may stay is pinged while others end: it would be silent for too long, and be lost with its snapshots.
+        """
         self.pinged = number, time.monotonic()
-        self.send(Ping(number))
+        if not self.is_over or self.can_stay:
+            self.link.send(encode(Ping(number)))
 
 
 class AgentEvent(NamedTuple):
@@ -91,15 +111,14 @@ class Roster:
         enter_timeout_s: float = 600.0,
         connect_timeout_s: float = float("inf"),
         window: int = CONNECT_WINDOW,
-        moves_files: bool = False,
+        parts: AgentParts = USUAL,
     ) -> None:
         places = threading.BoundedSemaphore(window)
+        self._link_to: Callable[[NodePlan], Link] = lambda node: Link(
+            node, connect=connect, window=places, parts=parts
+        )
         self.hosts = tuple(
-            HostState(
-                plan=node,
-                link=Link(node, connect=connect, window=places, moves_files=moves_files),
-                ranks=frozenset(one.rank for one in node.ranks),
-            )
+            HostState(plan=node, link=self._link_to(node), ranks=frozenset(one.rank for one in node.ranks))
             for node in nodes
         )
         self._silence_s = silence_s
@@ -121,12 +140,27 @@ class Roster:
     ) -> None:
         self.close()
 
-    def begin(self, deliver_for: Callable[[HostState], Callable[[Frame | LinkEnd, float], None]]) -> None:
-        """Connect to all in the background, and ping those whose agent runs, in a thread of its own: a
-        terminal that blocks our output must not make us look dead.
+    def begin(
+        self,
+        deliver_for: Callable[[HostState], Callable[[Frame | LinkEnd, float], None]],
+        *,
+        kept: KeptAgents | None = None,
+    ) -> None:
+        """Connect to all in the background, but to those of an attempt before whose agents are kept; and ping
+        those whose agent runs, in a thread of its own: a terminal that blocks our output must not make us
+        look dead.
         """
+        self._deliver_for = deliver_for
         for host in self.hosts:
-            host.link.start(deliver_for(host))
+            deliver = deliver_for(host)
+            agent = None if kept is None else kept.take(host.plan)
+            if agent is None:
+                host.link.start(deliver)
+                continue
+            host.link, host.is_kept = agent.link, True
+            deliver(agent.hello, time.monotonic())  # before anything else that comes over its link
+            host.link.hand_over(host.plan, deliver)
+            host.send(Renew())
         threading.Thread(target=self._ping, name="ping", daemon=True).start()
 
     def __iter__(self) -> Iterator[HostState]:
@@ -153,6 +187,14 @@ class Roster:
         for host in self.hosts:
             host.send(frame)
 
+    def show_progress(
+        self, console: Console, what: str, missing: Sequence[HostState], began_at: float
+    ) -> None:
+        """Show for which hosts a phase is waited for."""
+        num_failed = sum(host.has_failed for host in self.hosts)
+        names = [host.name for host in missing]
+        console.progress(what, len(self.hosts), names, began_at, num_failed=num_failed)
+
     def greet(self, host: HostState, hello: Hello) -> HostState | None:
         """Greet the agent. If another host is the same machine and was given some of the same devices,
         return it.
@@ -163,6 +205,29 @@ class Roster:
         twin = next((one for one in others if not devices.isdisjoint(one.plan.devices)), None)
         others.append(host)
         return twin
+
+    def connect_anew(self, host: HostState) -> bool:
+        """Connect to a host whose kept agent has gone before it has done anything for this attempt; return
+        False for any other host.
+        """
+        if not host.is_kept or host.ready is not None or host.is_over:
+            return False
+        host.link.abandon()
+        if host.hello is not None:
+            self._of_machine[host.hello.machine] = [
+                one for one in self._of_machine.get(host.hello.machine, []) if one is not host
+            ]
+        host.is_kept, host.hello = False, None
+        host.link = self._link_to(host.plan)
+        host.link.start(self._deliver_for(host))
+        return True
+
+    def keep(self, kept: KeptAgents) -> None:
+        """Keep the agents that another attempt of the job can have; `close` leaves them alone."""
+        for host in self.hosts:
+            if host.can_stay and host.hello is not None:
+                host.is_staying = True
+                kept.add(host.plan, host.link, host.hello)
 
     def next(self, timeout_s: float) -> AgentEvent | None:
         """Return the next frame of a host, or None.
@@ -252,19 +317,20 @@ class Roster:
     def close(self) -> None:
         """End all streams and wait until no process or file of them is left on this machine."""
         self._is_closed.set()
-        for host in self.hosts:
+        ending = [host for host in self.hosts if not host.is_staying]
+        for host in ending:
             host.link.abandon()
-        for host in self.hosts:
+        for host in ending:
             if not host.is_lost:
                 host.link.close()
 
     def running_ranks(self) -> dict[int, str]:
-        """`HOST, pid N` of each worker that runs."""
+        """`HOST, pid N` of each rank that runs."""
         return {
             rank: f"{host.name}, pid {pid}"
             for host in self.hosts
             for rank, pid in host.pids.items()
-            if not host.is_over and rank not in host.exit_codes
+            if not host.is_over and rank not in host.exit_codes and not host.plan.role
         }
 
     def ended_ranks(self) -> set[int]:

@@ -12,6 +12,7 @@ from ..inputs.rank_set import format_ranks
 from ..wire.frames import Stacks
 
 TIMEOUT_S = 20.0  # for the answers of all hosts; py-spy on a host takes longest
+STOPPED = "stopped"  # a state, as `node/workers/stack_dump.py` calls it
 MAX_NAMED = 8  # ranks with equal stacks that are named one by one, with their places
 _THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+", re.MULTILINE)
 
@@ -61,6 +62,11 @@ class StackWatch:
     def is_asked(self) -> bool:
         """Tell whether answers are on their way, or wait to be shown."""
         return bool(self._processes)
+
+    @property
+    def stopped(self) -> set[int]:
+        """Ranks that the kernel had stopped, as the last answers say."""
+        return {rank for rank, answer in self._answers.items() if answer.state == STOPPED}
 
     def take(self, answer: Stacks) -> None:
         if answer.rank in self._processes:

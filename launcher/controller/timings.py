@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 
 FIRST_OUTPUT = "first output"
+FIRST_STEP = "first step"
+FAULT, DETECTED, DECIDED, STOPPED = "fault", "detected", "decided", "stopped"  # moments of an attempt's end
 BAR_COLUMNS = 40
 
 
@@ -22,6 +24,7 @@ class Timings:
         self._latest: dict[str, tuple[set[int], float]] = {}
         self.began_at = time.monotonic()
         self.phases_s: dict[str, float] = {}
+        self._end_s: dict[str, float] = {}  # moments of the end
         # Seconds until the first line of any rank; set by the threads that read.
         self._first_output_s: float | None = None
 
@@ -40,12 +43,26 @@ class Timings:
         self._tell(phase, ended_at)
 
     def take(self, rank: int, phase: str, at_s: float) -> None:
-        """End the phase for one rank."""
+        """End the phase for one rank, whose first word on it counts.
+
+        All ranks end a step together, so the first step ends with the first word on it: in many programs rank
+        0 alone tells of steps.
+        """
         ranks, latest = self._latest.get(phase, (set(), 0.0))
+        if rank in ranks or phase in self.phases_s:
+            return
         ranks.add(rank)
         self._latest[phase] = ranks, max(latest, at_s)
-        if len(ranks) == self._num_ranks:
+        if phase == FIRST_STEP or len(ranks) == self._num_ranks:
             self.end(phase, self._latest[phase][1])
+
+    def mark(self, moment: str) -> None:
+        """Note a moment of the attempt's end, the first time that it is given."""
+        self._end_s.setdefault(moment, time.monotonic() - self.began_at)
+
+    def end_s(self, fault_at_s: float) -> dict[str, float]:
+        """Return the seconds from the beginning to each moment of an end by this fault."""
+        return {FAULT: max(0.0, fault_at_s - self.began_at), **self._end_s}
 
     def all_s(self) -> dict[str, float]:
         """Return the seconds of every phase, in the order of time."""

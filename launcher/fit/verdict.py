@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import LaunchError
@@ -18,6 +18,8 @@ OUTSIDE = "outside of torch"
 OUTSIDE_BYTES = GIB  # CUDA's context and NCCL's buffers, assumed
 LEAST_OUTSIDE_BYTES, MOST_OUTSIDE_BYTES = GIB // 2, 2 * GIB
 PROCESSES = "processes without their tensors"
+SNAPSHOTS = "snapshots"
+GENERATIONS = 2  # copies in time of each state that a host holds
 MAX_NAMED = 4
 _ENDS = "the program ends"  # the beginning of what runtime/plan/program.py says of too few steps
 
@@ -30,6 +32,8 @@ class JobMemory:
     hosts: tuple[HostSlots, ...]
     host_bytes: tuple[int | None, ...]  # what each of these hosts has
     process_bytes: int  # what a rank has before its first tensor: the interpreter and torch
+    # With snapshots: for each host the places of those whose copies it has; empty without
+    copies: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +94,12 @@ def hosts_used(rehearsed: Sequence[Rehearsed], memory: JobMemory) -> tuple[HostU
     """Return each host's use, in the order of the job; each rank needs what its kind does."""
     of_rank = {rank: one.answer for one in rehearsed for rank in one.alike}
     uses: list[HostUse] = []
+    snapshots = _snapshots(of_rank, memory)
     first = 0
-    for host, total in zip(memory.hosts, memory.host_bytes, strict=True):
+    for place, (host, total) in enumerate(zip(memory.hosts, memory.host_bytes, strict=True)):
         kinds: Counter[str] = Counter({PROCESSES: host.num_ranks * memory.process_bytes})
+        if snapshots:
+            kinds[SNAPSHOTS] = snapshots[place]
         for rank in range(first, first + host.num_ranks):
             kinds.update(_host_kinds(of_rank[rank]))
         first += host.num_ranks
@@ -106,6 +113,22 @@ def hosts_used(rehearsed: Sequence[Rehearsed], memory: JobMemory) -> tuple[HostU
             )
         )
     return tuple(uses)
+
+
+def _snapshots(of_rank: Mapping[int, Answer], memory: JobMemory) -> list[int]:
+    """Return the bytes of snapshots on each host, those of its own ranks and copies; none without them."""
+    if not memory.copies:
+        return []
+    own: list[int] = []
+    first = 0
+    for host in memory.hosts:
+        ranks = range(first, first + host.num_ranks)
+        own.append(sum(dict(of_rank[rank].file_bytes).get("checkpoint", 0) for rank in ranks))
+        first += host.num_ranks
+    return [
+        GENERATIONS * (own[place] + sum(own[one] for one in others))
+        for place, others in enumerate(memory.copies)
+    ]
 
 
 def _host_kinds(answer: Answer) -> dict[str, int]:
@@ -213,6 +236,12 @@ def _notes(
         f"assumed: {gib(memory.process_bytes)} of host memory for each rank's process before its first "
         "tensor; all ranks of a host have their peaks at the same time"
     )
+    if memory.copies:
+        fullest = max(uses, key=lambda one: dict(one.kinds)[SNAPSHOTS])
+        yield (
+            f"counted: {gib(dict(fullest.kinds)[SNAPSHOTS])} of host memory on {fullest.name} for snapshots, "
+            "two generations of its own ranks and of the hosts whose copies it has; no host has more"
+        )
     unknown = [one.name for one in uses if one.total_bytes is None]
     if unknown:
         more = f" and {len(unknown) - MAX_NAMED} more" if len(unknown) > MAX_NAMED else ""

@@ -12,7 +12,17 @@ from .env_file import EnvEntry
 from .exec_prefix import EXAMPLE, PrefixMistake, prefix_of, read_prefix
 from .host_range import RangeMistake, expand
 
-KEYS = ("slots", "devices", "port", "user", "python", "cwd", "exec_prefix")  # besides env.NAME
+KEYS = (
+    "slots",
+    "devices",
+    "port",
+    "user",
+    "python",
+    "cwd",
+    "role",
+    "rack",
+    "exec_prefix",
+)  # besides env.NAME
 MAX_SLOTS = 4096  # far above any machine; a larger number is a slip that would start that many processes
 MAX_PORT = 65535
 MAX_NAME_LENGTH = 253  # DNS's limit for a name
@@ -22,8 +32,11 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # '@' and '\' are allowed because names from a directory service contain them.
 _USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+$@\\-]*")
 USER_RULE = "is made of letters, digits and _.+-$@\\ and begins with none of +-$@\\"
+ROLE_RULE = "is made of small letters, digits and '_', begins with a letter, and has 40 characters at most"
 _BRACES = re.compile(r"\{.*\}")
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?")
+_ROLE = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_RACK = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 _DEVICE = re.compile(r"[0-9]+|GPU-[0-9A-Za-z-]+|MIG-[0-9A-Za-z/-]+")
 _MAX_DEVICE_DIGITS = 4
 
@@ -44,6 +57,8 @@ class Host(NamedTuple):
     cwd: str | None = None
     env: tuple[EnvEntry, ...] = ()
     exec_prefix: tuple[str, ...] | None = None  # None: not given; empty: no prefix, whatever other hosts have
+    role: str = ""  # the name of a --role; empty: not given
+    rack: str = ""  # hosts of one rack may fail together; empty: not known
 
     @property
     def device_ids(self) -> tuple[str, ...]:
@@ -86,6 +101,7 @@ def hosts_named(
     port = _parse_number(values["port"], "port", MAX_PORT, place) if "port" in values else None
     python, cwd = (_parse_path(values, key, place) for key in ("python", "cwd"))
     prefix = _parse_prefix(values, place)
+    role, rack = _parse_role(values, place), _parse_rack(values, place)
     return tuple(
         Host(
             name=name,
@@ -97,6 +113,8 @@ def hosts_named(
             cwd=cwd,
             env=env,
             exec_prefix=None if prefix is None else prefix_of(prefix, name),
+            role=role,
+            rack=rack,
         )
         for name in names
     )
@@ -303,6 +321,28 @@ def _parse_path(values: Mapping[str, str], key: str, place: Place) -> str | None
         example=(("slots", "8"), (key, sample)),
         key=key,
     )
+
+
+def is_role(text: str) -> bool:
+    """Tell whether `text` can be the name of a role."""
+    return _ROLE.fullmatch(text) is not None
+
+
+def _parse_role(values: Mapping[str, str], place: Place) -> str:
+    role = values.get("role", "")
+    if "role" not in values or is_role(role):
+        return role
+    example = (("slots", "8"), ("role", "rollout"))
+    raise place.refusal(f"the name of a role {ROLE_RULE}", example=example, key="role")
+
+
+def _parse_rack(values: Mapping[str, str], place: Place) -> str:
+    rack = values.get("rack", "")
+    if "rack" not in values or _RACK.fullmatch(rack):
+        return rack
+    example = (("slots", "8"), ("rack", "r12"))
+    rule = "is made of letters, digits and '_.:/-', and has 64 characters at most"
+    raise place.refusal(f"the name of a rack {rule}", example=example, key="rack")
 
 
 def _parse_prefix(values: Mapping[str, str], place: Place) -> tuple[str, ...] | None:

@@ -16,12 +16,20 @@ MAX_PREFIX_LENGTH = 200
 
 
 class Origin(NamedTuple):
-    """The worker that a line comes from."""
+    """The worker that a line comes from. `role` is empty for a rank; a server has the name of its role, and a
+    number in the place of a rank.
+    """
 
     host: str
     node_rank: int
     rank: int
     local_rank: int
+    role: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the number of a rank, or the role of a server."""
+        return self.role or str(self.rank)
 
 
 def check_template(template: str) -> None:
@@ -61,7 +69,7 @@ def prefix(template: str, origin: Origin, stream: int) -> bytes:
 
 def folded_prefix(origins: tuple[Origin, ...]) -> bytes:
     """Return a prefix for several workers' line: `host1:0-3, host2:4-7 | `, or `ranks 0-511 | `."""
-    ranks_of: dict[str, list[int]] = {}
+    ranks_of: dict[str, list[int]] = {}  # servers' lines are not folded
     for one in sorted(origins, key=lambda one: one.rank):
         ranks_of.setdefault(one.host, []).append(one.rank)
     if len(ranks_of) > MAX_HOSTS_NAMED:
@@ -70,4 +78,13 @@ def folded_prefix(origins: tuple[Origin, ...]) -> bytes:
 
 
 def _text(template: str, origin: Origin, stream: int) -> str:
-    return template.format(**origin._asdict(), stream=STREAM_NAMES[stream])
+    values = {**origin._asdict(), "rank": _RoleName(origin.role)} if origin.role else origin._asdict()
+    return template.format(**values, stream=STREAM_NAMES[stream])
+
+
+class _RoleName(str):
+    """The name of a role in the place of a rank, for which the template may ask for digits."""
+
+    def __format__(self, spec: str) -> str:
+        width = "".join(filter(str.isdigit, spec))
+        return self.rjust(int(width or 0))

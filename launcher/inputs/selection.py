@@ -110,6 +110,22 @@ def hosts_in_question(
     return tuple(_first(hosts, num_nodes))
 
 
+def named_hosts(text: str, hosts: Sequence[Host], *, option: str) -> dict[str, tuple[str, ...] | None]:
+    """Return the names of the hosts that `text` names in the form of --include, each with its devices in the
+    host's order, or None if it is named without slots. A host whose slots are unknown may be named so.
+
+    Errors: LaunchError that names the option: unknown hosts, or slots that a host does not have
+    """
+    found: dict[str, tuple[str, ...] | None] = {}
+    for name, items in _parse_items(text, hosts, option=option).items():
+        if any(item.slots is None for item in items):
+            found[name] = None
+        else:
+            devices = _devices_of(items)
+            found[name] = tuple(one for one in items[0].host.device_ids if one in devices)
+    return found
+
+
 def local_devices_from_visible(value: str) -> tuple[str, ...]:
     """Return the devices that a value of CUDA_VISIBLE_DEVICES shows, verbatim and in its order.
 

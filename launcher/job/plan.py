@@ -6,6 +6,7 @@ Pure arithmetic; `--dry_run` prints it, the controller carries it out.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from ..inputs.hostfile import Host
 from ..inputs.line_prefix import Origin
 from ..inputs.selection import Selected
 from ..options.elastic import ElasticOptions
+from ..options.roles import Role
 from ..wire.job import NodeJob, RankJob
 from .mesh import HostSlots, JobMesh
 from .mesh_estimate import Estimate
@@ -38,7 +40,8 @@ class RankPlan(NamedTuple):
 class NodePlan(NamedTuple):
     """One host's part of the job. `is_local` means no SSH: the host is this machine.
 
-    `stdin_rank` reads our input.
+    `stdin_rank` reads our input. `role` is the name of a server's role; its one process has the number of a
+    rank that the job does not have: see roles.py.
     """
 
     node_rank: int
@@ -47,6 +50,7 @@ class NodePlan(NamedTuple):
     devices: tuple[str, ...]  # one for each rank
     ranks: tuple[RankPlan, ...]
     stdin_rank: int | None = None
+    role: str = ""
 
 
 class Endpoint(NamedTuple):
@@ -70,7 +74,7 @@ class Program(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A whole job."""
+    """A whole job. `nodes` run its program; `servers` are the nodes beside them, `roles` what runs there."""
 
     nodes: tuple[NodePlan, ...]
     master: Endpoint
@@ -85,7 +89,8 @@ class Plan(NamedTuple):
     save_pid: int | None = None
     # Modules that each host imports once, to fork its workers from; None: the host decides.
     preload: tuple[str, ...] | None = None
-    has_timings: bool = False  # the workers report the phases of their start
+    has_timings: bool = False  # the workers report their first collective, too
+    has_milestones: bool = False  # the workers report the phases of their start
     prepare_timeout_s: float = 600.0
     # The cores that a host's ranks share; empty for all that the host allows
     bind_cores: tuple[int, ...] | None = None
@@ -94,10 +99,25 @@ class Plan(NamedTuple):
     hosts_from: str = ""  # the file or variable that named the hosts, if the user did not
     elastic: ElasticOptions = ElasticOptions()
     metrics_interval_s: float = 0.0  # each rank reports its numbers once in this time; 0: never
+    servers: tuple[NodePlan, ...] = ()
+    roles: tuple[Role, ...] = ()
+    health_timeout_s: float = 600.0  # a server has this long to become healthy
+    snapshot_every: str = ""  # steps, or seconds as 30s, between snapshots in memory; empty: there are none
+    attempt: int = 0  # number of starts of the job before
+    keeps_agents: bool = False  # another attempt may follow, with the same agents
+
+    @property
+    def all_nodes(self) -> tuple[NodePlan, ...]:
+        """Return the nodes in the order of their node_rank, servers last."""
+        return self.nodes + self.servers
 
     @property
     def world_size(self) -> int:
         return sum(len(node.ranks) for node in self.nodes)
+
+    def role_of(self, node: NodePlan) -> Role:
+        """Return the role of a server's node."""
+        return next(one for one in self.roles if one.name == node.role)
 
     def place_of(self, rank: int) -> str:
         """Return the rank's place along the axes of --mesh; empty without it."""
@@ -239,10 +259,10 @@ def _plan_rank(rank: int, local: _LocalRankPlan, of_node: tuple[tuple[str, str],
 
 
 def origins_of(plan: Plan) -> tuple[Origin, ...]:
-    """Return the origin of each rank's output."""
+    """Return the origin of the output of each rank and server."""
     return tuple(
-        Origin(node.host.name, node.node_rank, one.rank, one.local_rank)
-        for node in plan.nodes
+        Origin(node.host.name, node.node_rank, one.rank, one.local_rank, node.role)
+        for node in plan.all_nodes
         for one in node.ranks
     )
 
@@ -250,7 +270,7 @@ def origins_of(plan: Plan) -> tuple[Origin, ...]:
 def job_of(plan: Plan, node: NodePlan) -> NodeJob:
     """Return the node's part of the plan as its agent gets it."""
     program = plan.program
-    return NodeJob(
+    job = NodeJob(
         cwd=node.host.cwd or plan.cwd,
         python=python_of(plan, node.host),
         keeps_python=node.host.python is not None,
@@ -260,6 +280,7 @@ def job_of(plan: Plan, node: NodePlan) -> NodeJob:
         adds_local_rank=program.takes_local_rank,
         preload=None if plan.preload is None else list(plan.preload),
         has_timings=plan.has_timings,
+        has_milestones=plan.has_milestones,
         venv_script=plan.venv_script,
         environment=[[entry.name, *entry.value] for entry in environment_of(plan, node.host)],
         devices=list(node.devices),
@@ -279,4 +300,47 @@ def job_of(plan: Plan, node: NodePlan) -> NodeJob:
         metrics_interval_s=plan.metrics_interval_s,
         folds_metrics=plan.world_size > MOST_SINGLE_RANKS,
         is_verbatim=False,
+        is_server=False,
+        health=None,
+        holds_memory=bool(plan.snapshot_every),
+        keeps_agent=plan.keeps_agents,
     )
+    return _as_server(plan, node, job) if node.role else job
+
+
+def _as_server(plan: Plan, node: NodePlan, job: NodeJob) -> NodeJob:
+    """Return the job of a server's node: a command in place of the program, for which no Python is looked
+    for, no module imported and no core chosen.
+    """
+    health = plan.role_of(node).health
+    return job._replace(
+        python=None,
+        script=None,
+        module=None,
+        num_head=len(node.ranks[0].arguments),
+        adds_local_rank=False,
+        preload=[],
+        has_timings=False,
+        has_milestones=False,
+        environment=_with_path(plan, node.host, job),
+        master_port=None,
+        has_stacks=False,
+        bind_cores=None,
+        is_elastic=False,
+        notice_file=None,
+        notice_command=None,
+        folds_metrics=False,
+        is_server=True,
+        holds_memory=False,
+        health=None if health is None else [health.host, str(health.port), health.path],
+    )
+
+
+def _with_path(plan: Plan, host: Host, job: NodeJob) -> list[list[str]]:
+    """Return the environment in which a command is first looked for beside the job's Python, as in a shell
+    whose environment is active. --venv_script has set its own.
+    """
+    python = python_of(plan, host)
+    if not python or not python.startswith("/") or plan.venv_script:
+        return job.environment
+    return [["PATH", f"{os.path.dirname(python)}:", "PATH", ""], *job.environment]

@@ -4,13 +4,14 @@ asking a host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...shared import variables
 from ..inputs.env_file import EnvEntry, is_secret
 from .master_address import LOOPBACK
 from .plan import NodePlan, Plan, RankPlan, environment_of
+from .server_plan import hosts_variables
 
 OURS = "dslaunch"
 MASK = "***"
@@ -53,15 +54,27 @@ def variables_of(plan: Plan, node: NodePlan, rank: RankPlan, *, shows_secrets: b
     if plan.metrics_interval_s:
         add(variables.METRICS_PIPE, "(a pipe of this host's own)", OURS)
         add(variables.METRICS_INTERVAL, repr(f"{plan.metrics_interval_s:g}"), OURS)
-    if plan.elastic.is_on:
-        add(variables.RESIZE_FILE, "(a file of this host's own, there when the hosts change)", OURS)
+    if plan.has_milestones:
+        add(variables.MILESTONES, "(a pipe of this host's own)", OURS)
+    for name, value in _files_of_host(plan):
+        add(name, value, OURS)
     if any(name == variables.TRACE for name, _ in rank.env):
         add(variables.TRACE_FILE, "(files of this rank's own)", OURS)
         if variables.PROFILER_LOG not in found:
             add(variables.PROFILER_LOG, repr(variables.PROFILER_LOG_QUIET), f"{OURS}, {variables.UNSET}")
+    for name in hosts_variables(plan, dict.fromkeys(range(len(plan.all_nodes)), "")):
+        add(name, "(the addresses of the hosts)", OURS)
     for name, value in rank.env:
         add(name, "(a name that each run gets)" if name == "TORCHELASTIC_RUN_ID" else repr(value), OURS)
     return tuple(sorted(found.values(), key=lambda one: one.name))
+
+
+def _files_of_host(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield the variables that name a file which a host makes for all of its ranks."""
+    if plan.snapshot_every:
+        yield variables.MEMORY, "(a socket of this host's own)"
+    if plan.elastic.is_on:
+        yield variables.RESIZE_FILE, "(a file of this host's own, there when the hosts change)"
 
 
 def describe(plan: Plan, *, only_rank: int | None = None, shows_secrets: bool = False) -> str:

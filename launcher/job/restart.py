@@ -2,8 +2,9 @@
 
 A spare takes the place, and so the ranks, of a host that could not be used or was lost; without a spare the
 hosts behind it move up, if --min_nodes allows fewer; otherwise a lost host is tried once more, because it
-may be back. A host whose ranks failed first twice in a row is replaced too, if there is a spare. A job whose
-ranks fail right after the start is not started again: it would fail again.
+may be back. A host whose ranks failed first twice in a row is replaced too, if there is a spare; one for
+whose ranks the others waited in vain twice in a row is left out like a lost one. A job whose ranks fail right
+after the start is not started again: it would fail again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from ..errors import LaunchError
 from ..inputs.selection import Selected
 from ..options.restart import RestartOptions
 from ..wording import count
-from .verdict import HostFailure, OutputFailure, RankFailure, Verdict
+from .roles import Server
+from .verdict import HangFailure, HostFailure, OutputFailure, RankFailure, Verdict
 
 
 class Attempt(NamedTuple):
@@ -34,6 +36,7 @@ class Attempt(NamedTuple):
     last_culprit: str | None = None  # the host whose rank failed first
     hosts_from: str = ""  # the file or variable that named the hosts, if the user did not
     joined: frozenset[str] = frozenset()  # the hosts that joined the job with this attempt
+    servers: tuple[Server, ...] = ()  # the same in all attempts
 
 
 class Decision(NamedTuple):
@@ -75,7 +78,7 @@ def decide(attempt: Attempt, verdict: Verdict, options: RestartOptions) -> Decis
         return Decision(attempt=None, why="")
     if isinstance(verdict.culprit, OutputFailure):
         return Decision(attempt=None, why="")
-    bad = _bad_hosts(attempt, verdict)
+    bad = _bad_hosts(attempt, verdict, may_shrink=options.min_nodes is not None)
     had_run = verdict.ran_s is not None
     if had_run and attempt.num_restarts >= options.max_restarts:
         return Decision(attempt=None, why=f"not started again: {_used(options.max_restarts)}")
@@ -99,6 +102,13 @@ def without_unfit(attempt: Attempt, unfit: dict[str, str], options: RestartOptio
     """
     # Without the advice, which was printed
     unfit = {name: reason.partition(";")[0] for name, reason in unfit.items()}
+    for one in attempt.servers:
+        if one.host.host.name in unfit:
+            name, why = one.host.host.name, unfit[one.host.host.name]
+            return Decision(
+                attempt=None,
+                why=f"not started: {name}, which has the role {one.role.name}, cannot be used ({why})",
+            )
     hosts, spares, changes = replace_hosts(attempt, unfit, keeps_lost=False)
     changes += [
         f"without the spare {one.host.name} ({unfit[one.host.name]})"
@@ -136,7 +146,7 @@ def _without(
         spares=spares,
         number=attempt.number + 1,
         num_restarts=attempt.num_restarts + had_run,
-        last_culprit=culprit.host if isinstance(culprit, RankFailure) else None,
+        last_culprit=culprit.host if isinstance(culprit, RankFailure | HangFailure) else None,
         joined=frozenset(),
     )
     what = f"starting again ({following.num_restarts} of {options.max_restarts} restarts)"
@@ -145,15 +155,27 @@ def _without(
     )
 
 
-def _bad_hosts(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
+def _bad_hosts(attempt: Attempt, verdict: Verdict, *, may_shrink: bool) -> dict[str, str]:
     """Return the hosts that must not take part again, each with the reason."""
     failures = [one for one in (verdict.culprit, *verdict.others) if one is not None]
-    bad = {one.host: one.message for one in failures if isinstance(one, HostFailure) and one.is_host_at_fault}
+    bad = {
+        one.host: one.message
+        for one in failures
+        if isinstance(one, HostFailure) and one.is_host_at_fault and one.host not in _server_hosts(attempt)
+    }
     culprit = verdict.culprit
     is_again = isinstance(culprit, RankFailure) and culprit.host == attempt.last_culprit
-    if isinstance(culprit, RankFailure) and is_again and attempt.spares:
+    if isinstance(culprit, RankFailure) and is_again and attempt.spares and not culprit.role:
         bad[culprit.host] = "its ranks failed first twice in a row"
+    is_hang_again = isinstance(culprit, HangFailure) and culprit.host and culprit.host == attempt.last_culprit
+    if isinstance(culprit, HangFailure) and is_hang_again and (attempt.spares or may_shrink):
+        bad[culprit.host] = "the others waited for its ranks in vain twice in a row"
     return bad
+
+
+def _server_hosts(attempt: Attempt) -> set[str]:
+    """Return the hosts of servers, which no spare replaces."""
+    return {one.host.host.name for one in attempt.servers}
 
 
 def replace_hosts(

@@ -15,13 +15,16 @@ from ..wire.frames import Exited
 from ..wording import cleaned
 
 MAX_SENTENCE = 500  # characters
+EXIT_HANG = 124  # that of timeout(1)
+EXIT_TOO_EARLY = 1  # a job ends with it whose server ended with 0 before the trainers did
 
 
 class RankFailure(NamedTuple):
-    """A worker that did not exit with 0. `at_s` is on the launcher's monotonic clock.
+    """A worker that did not exit with 0, or a server that ended before the trainers did. `at_s` is on the
+    launcher's monotonic clock.
 
-    The fields with defaults are its agent's findings. Their names are keys of the report:
-    docs/launch/failures.md.
+    The fields with defaults are its agent's findings, but for `role`, which is empty for a rank. Their names
+    are keys of the report: docs/launch/failures.md.
     """
 
     rank: int
@@ -40,13 +43,21 @@ class RankFailure(NamedTuple):
     traceback: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
     last_lines_of: str = "stderr"  # "stdout" if the rank wrote nothing to stderr
+    role: str = ""
+
+    @property
+    def worker(self) -> str:
+        return self.role or f"rank {self.rank}"
 
     @property
     def name(self) -> str:
-        return f"rank {self.rank} on {self.host}"
+        return f"{self.worker} on {self.host}"
 
     def describe(self) -> str:
         how = f"was killed by {signal_name(self.signal)}" if self.signal else f"exited with code {self.code}"
+        if self.role:
+            too_early = "" if self.code else ", before the trainers did"
+            return f"{self.name} (pid {self.pid}) {how}{too_early}"
         place = f"{self.place}; " if self.place else ""
         return f"{self.name} ({place}local rank {self.local_rank}, pid {self.pid}) {how}"
 
@@ -84,6 +95,26 @@ class HostFailure(NamedTuple):
         return f"{self.host}: {self.message}"
 
 
+class HangFailure(NamedTuple):
+    """A job that stood still for longer than --hang_limit allows. `at_s` is when it was given up.
+
+    `rank` and its host are what the others wait for; None and empty if that is not known.
+    """
+
+    message: str
+    at_s: float
+    rank: int | None = None
+    host: str = ""
+    exit_code: int = EXIT_HANG
+
+    @property
+    def name(self) -> str:
+        return "the job" if self.rank is None else f"rank {self.rank} on {self.host}"
+
+    def describe(self) -> str:
+        return f"{self.name} hangs: {self.message}"
+
+
 class OutputFailure(NamedTuple):
     """Failure to write to our own stdout or stderr."""
 
@@ -114,7 +145,15 @@ class LauncherFailure(NamedTuple):
         return self.message
 
 
-Failure = RankFailure | HostFailure | OutputFailure | LauncherFailure
+Failure = RankFailure | HostFailure | HangFailure | OutputFailure | LauncherFailure
+
+
+class ServerEnd(NamedTuple):
+    """One server of a job with roles, and how often it was started again."""
+
+    role: str
+    host: str
+    restarts: int
 
 
 class Verdict(NamedTuple):
@@ -136,6 +175,8 @@ class Verdict(NamedTuple):
     announced: str = ""
     change: str = ""  # why all workers were asked to end for a change of hosts, and did; empty otherwise
     leaving: Mapping[str, str] = MappingProxyType({})  # hosts that were told to go, each with the reason
+    servers: tuple[ServerEnd, ...] = ()
+    end_s: tuple[tuple[str, float], ...] = ()  # as phases_s, of the moments of an end by a failure
 
     @property
     def correction(self) -> str:
@@ -163,12 +204,13 @@ class Verdict(NamedTuple):
         if self.interrupted_by is not None:
             return 128 + self.interrupted_by
         if isinstance(self.culprit, RankFailure):
-            return self.culprit.code
+            return self.culprit.code or EXIT_TOO_EARLY
         if self.culprit is None:
             return EXIT_CHANGE if self.change else 0
         return self.culprit.exit_code
 
     def to_dict(self) -> dict[str, Any]:
+        servers = [one._asdict() for one in self.servers]
         return {
             "exit_code": self.exit_code,
             "text": self.text,
@@ -176,7 +218,9 @@ class Verdict(NamedTuple):
             "others": [_to_dict(one) for one in self.others],
             "interrupted_by": signal_name(self.interrupted_by) if self.interrupted_by else None,
             "phases_s": dict(self.phases_s),
+            "end_s": dict(self.end_s),
             "change": self.change or None,
+            **({"servers": servers} if servers else {}),
         }
 
 
@@ -313,14 +357,21 @@ def with_early_ends(
 
 
 def rank_failure(
-    exited: Exited, *, local_rank: int, host: str, pid: int, at_s: float, place: str = ""
+    exited: Exited,
+    *,
+    local_rank: int,
+    host: str,
+    pid: int,
+    at_s: float,
+    place: str = "",
+    role: str = "",
 ) -> RankFailure:
     """Return an agent's report of a worker that failed. `place` is the rank's place as far as the launcher
     knows it; a place that the worker reported is preferred.
     """
     found = {name: _read(value) for name, value in exited.evidence.items() if _is_evidence(name, value)}
     found["place"] = found.get("place") or place
-    if exited.code == EXIT_CHANGE:
+    if exited.code == EXIT_CHANGE and not role:
         unasked = "code 75 says that it saved and ended for a change of hosts, and it was not asked to"
         found["evidence"] = (*found.get("evidence", ()), unasked)
     return RankFailure(
@@ -331,6 +382,7 @@ def rank_failure(
         code=exited.code,
         signal=exited.signal,
         at_s=at_s,
+        role=role,
         **found,
     )
 
@@ -358,9 +410,19 @@ def _read(value: Any) -> Any:
 
 
 def _to_dict(failure: Failure) -> dict[str, Any]:
-    kinds = {RankFailure: "rank", HostFailure: "host", OutputFailure: "output", LauncherFailure: "launcher"}
+    kinds = {
+        RankFailure: "rank",
+        HostFailure: "host",
+        HangFailure: "hang",
+        OutputFailure: "output",
+        LauncherFailure: "launcher",
+    }
     kind = kinds[type(failure)]
     found = {"kind": kind, "text": sentence_on(failure), **failure._asdict()}
+    if isinstance(failure, RankFailure):
+        found["kind"] = "server" if failure.role else "rank"
+        for name in ("rank", "local_rank", "place") if failure.role else ("role",):
+            del found[name]
     if isinstance(failure, RankFailure) and failure.signal:
         found["signal_name"] = signal_name(failure.signal)
     return found

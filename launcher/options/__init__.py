@@ -27,10 +27,12 @@ from .logs import LogOptions
 from .mesh import MeshOptions
 from .metrics import MetricsOptions
 from .number import PORT, Seconds, Whole
-from .option import flag, option, options_of, record
+from .option import flag, given_in, option, options_of, record
 from .process import ProcessOptions
 from .rendezvous import RendezvousOptions
 from .restart import RestartOptions
+from .roles import RoleOptions
+from .snapshots import SnapshotOptions
 from .start import StartOptions
 from .sync import SyncOptions
 from .text import address
@@ -152,6 +154,8 @@ class Options(NamedTuple):
     end: EndOptions = EndOptions()
     trace: TraceOptions = TraceOptions()
     restart: RestartOptions = RestartOptions()
+    snapshots: SnapshotOptions = SnapshotOptions()
+    roles: RoleOptions = RoleOptions()
     heartbeat_s: float = option(
         "--heartbeat",
         topic="failures",
@@ -188,11 +192,28 @@ class Options(NamedTuple):
         """Tell whether files go to the hosts before the job, or come from them after it."""
         return self.sync.is_on or self.trace.is_on
 
+    @property
+    def may_start_again(self) -> bool:
+        """Tell whether another attempt of the job may follow."""
+        return self.restart.is_on or self.elastic.is_on
+
     def settled(self, given: Mapping[str, Any]) -> Options:
         """Settle the options. Errors: LaunchError for options without effect in this way of starting a job"""
         launcher, no_ssh = self.backend.launcher, self.rendezvous.no_ssh
-        for subject in (self.tree, self.detach, self.sync):
+        for subject in (self.tree, self.detach, self.sync, self.roles):
             subject.check(launcher, no_ssh=no_ssh)
+        self.snapshots.check(
+            launcher,
+            no_ssh=no_ssh,
+            may_start_again=self.may_start_again,
+            has_tree=self.tree.above is not None,
+        )
+        if self.roles.is_on and self.elastic.is_on:
+            name = next((one for one in given_in(self.elastic)), "--max_nodes (--num_nodes MIN:MAX)")
+            raise LaunchError(
+                f"{name} and --role exclude each other: servers do not move when the hosts of a job change; "
+                "leave out one of them (--spares and --min_nodes replace trainers after a failure)"
+            )
         if self.autotuning is not None:
             self._check_autotuning()
         return self._replace(log_level="error") if self.quiet else self
@@ -203,11 +224,12 @@ class Options(NamedTuple):
             ("--dry_run", self.dry_run),
             ("--detach", self.detach.is_on),
             ("--watch", self.detach.is_watched),
+            ("--role", self.roles.is_on),
         ):
             if is_given:
                 raise LaunchError(
                     f"--autotuning={self.autotuning} and {name} exclude each other: trials run one after "
-                    "the other, in the foreground; leave out one of them"
+                    "the other, in the foreground, and start no servers; leave out one of them"
                 )
 
 

@@ -90,6 +90,11 @@ class LogOptions(NamedTuple):
             return self.each_rank_dir is None
         return any(rank in one for one in self.ranks)
 
+    @property
+    def shows_servers(self) -> bool:
+        """Tell whether the console shows the output of servers, whichever ranks it shows."""
+        return self.each_rank_dir is None if self.ranks is None else bool(self.ranks)
+
     def check(self, world_size: int) -> None:
         """Errors: LaunchError if --tee names ranks that the job does not have"""
         for one in self.ranks or ():

@@ -19,6 +19,7 @@ class JobOption(click.Option):
     For scripts written for DeepSpeed: `deepspeed` is a second name, and `absent` a value that means not
     given. `may_be_empty`: an empty value has a meaning. Other options refuse an empty value, because it
     usually comes from a shell variable that is not set. `takes_stream`: - stands for standard input.
+    `takes_next` tells of a value whether the word behind it belongs to it, after a space.
     """
 
     def __init__(
@@ -31,12 +32,14 @@ class JobOption(click.Option):
         absent: Any = None,
         may_be_empty: bool = False,
         takes_stream: bool = False,
+        takes_next: Callable[[str], bool] = lambda value: False,
         **of_click: Any,
     ) -> None:
         super().__init__([*names, *filter(None, [deepspeed])], **of_click)
         self.topic, self.needs = topic, needs
         self.deepspeed, self.absent = deepspeed, absent
         self.may_be_empty, self.takes_stream = may_be_empty, takes_stream
+        self.takes_next = takes_next
 
     def is_given(self, given: Mapping[str, Any]) -> bool:
         """Tell whether the option is in `given`, the values of the command line by parameter name."""
@@ -51,10 +54,10 @@ class _Field(NamedTuple):
     default: Any
 
 
-def option(*names: str, default: Any = None, read: Callable[[str], Any] | None = None, **more: Any) -> Any:
+def option(*names: str, default: Any = None, read: Callable[[Any], Any] | None = None, **more: Any) -> Any:
     """Make a field of a record: `default` is its value where the option is not given, `read` makes the value
-    of the text, or raises a ValueError with the allowed values. `more` are further arguments of JobOption
-    and click.Option.
+    of the text (with `multiple`, of all texts), or raises a ValueError with the allowed values. `more` are
+    further arguments of JobOption and click.Option.
     """
     if read is not None:
         more["callback"] = _callback(read)
@@ -66,8 +69,8 @@ def flag(*names: str, **more: Any) -> Any:
     return option(*names, default=False, is_flag=True, **more)
 
 
-def _callback(read: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
-    def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+def _callback(read: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def callback(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
         try:
             return None if value is None else read(value)
         except ValueError as error:

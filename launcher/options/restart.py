@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import LaunchError
+from .hang_limit import GivenLimits, read_limits
 from .hosts import NODE_LIMIT
 from .number import Seconds, Whole
 from .option import flag, option, record
@@ -23,7 +24,7 @@ class RestartOptions(NamedTuple):
         default=0,
         type=Whole(),
         metavar="N",
-        help="After a failure start the job again, N times.  [default: 0]",
+        help="After a failure start again, N times.  [default: 0]",
     )
     min_uptime_s: float = option(
         "--min_uptime",
@@ -32,6 +33,18 @@ class RestartOptions(NamedTuple):
         type=Seconds(),
         metavar="S",
         help="Do not start again what failed within S seconds of its start.  [default: 10]",
+    )
+    # None: learned in a job that may start again, else off
+    hang_limit: GivenLimits | None = option(
+        "--hang_limit",
+        topic="failures",
+        read=read_limits,
+        metavar="LIMITS",
+        help=(
+            "End a job that stands still for longer, and name the rank that the others wait for: seconds for "
+            "some of start, load, step, save, evaluation and generation, such as step=60,save=600, or "
+            "`learned`, or `off`.  [default: learned, if it may start again]"
+        ),
     )
     spares: int = option(
         "--spares",

@@ -12,6 +12,7 @@ from ..inputs.line_prefix import Origin
 from ..job.verdict import Failure, RankFailure, Verdict, describe_all
 from ..node.observe.evidence import last_error
 from ..options.logs import LogOptions
+from ..run_state.run_state import RunState
 from ..telemetry.summary import progress
 from ..telemetry.telemetry import Telemetry
 from ..wording import cleaned, count, shown_time
@@ -88,7 +89,7 @@ class Console:
         self.has_begun = True
         is_first = self._ranks.folder is None
         self._ranks.begin(origins)
-        self._num_workers = len(origins)
+        self._num_workers = sum(not one.role for one in origins)
         self.register(origins)
         if is_first and self._ranks.folder is not None:
             keep_events(self.telemetry, self._ranks.folder, on_problem=self.warn)
@@ -235,10 +236,11 @@ class Console:
     def _describe_success(self, took_s: float, written: str) -> str:
         what = count(self._num_workers, "worker") if self._num_workers else "the job"
         state = self.telemetry.state
-        num_hosts = 0 if state.attempt is None else len(state.attempt.hosts)
+        num_hosts = len({one.host for one in state.ranks.values()})
         where = f" on {num_hosts} hosts" if num_hosts > 1 and self._num_workers else ""
         words = [
             f"{what} ended with code 0 after {shown_time(took_s)}{where}",
+            _servers(state),
             progress(state),
         ]
         words += [f"log files: {place}" for place in self._ranks.places]
@@ -289,7 +291,7 @@ class Console:
             if culprit.last_lines_of != "stderr":
                 title = f"last lines ({culprit.last_lines_of})"
         if lines:
-            self.show(f"{title} of rank {culprit.rank}:", lines)
+            self.show(f"{title} of {culprit.worker}:", lines)
 
     def _log(self, level: int, message: str, *, is_event: bool = True) -> None:
         if level >= _LEVELS["info"]:
@@ -299,3 +301,14 @@ class Console:
         if level < self._level:
             return
         self._display.put(Said(time.time(), level, cleaned(message)))
+
+
+def _servers(state: RunState) -> str:
+    """Describe the servers beside the workers, and how often they were started again; empty without any."""
+    words = []
+    for role in dict.fromkeys(one.role for one in state.servers.values()):
+        of_role = [one for one in state.servers.values() if one.role == role]
+        restarts = sum(one.num_restarts for one in of_role)
+        again = f", started again {count(restarts, 'time')}" if restarts else ""
+        words.append(f"{role}: {count(len(of_role), 'server')}{again}")
+    return "; ".join(words)

@@ -8,9 +8,10 @@ import json
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..errors import LaunchError
@@ -70,19 +71,23 @@ class BegunAttempt:
 
 
 def report_of(
-    attempts: Sequence[EndedAttempt], exit_code: int | None = None, interrupted_by: int | None = None
+    attempts: Sequence[EndedAttempt],
+    exit_code: int | None = None,
+    interrupted_by: int | None = None,
+    *,
+    course: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Return the end of the job, which is that of its last attempt, and all attempts.
 
     `exit_code` is the command's where the next attempt could not be made, and `interrupted_by` the signal
-    that came before it. The keys: docs/launch/failures.md.
+    that came before it. `course` has keys on the job as a whole. The keys: docs/launch/failures.md.
     """
     last = attempts[-1].verdict.to_dict()
     if exit_code is not None:
         last["exit_code"] = exit_code
     if interrupted_by is not None:
         last["interrupted_by"] = signal_name(interrupted_by)
-    return {**last, "attempts": [one.to_dict() for one in attempts]}
+    return {**last, **course, "attempts": [one.to_dict() for one in attempts]}
 
 
 def check_place(path: Path, *, option: str, may_be_pipe: bool = False) -> None:
@@ -116,9 +121,10 @@ def write_report(
     option: str,
     exit_code: int | None = None,
     interrupted_by: int | None = None,
+    course: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Write the report. Errors: LaunchError with `option`, if the file cannot be written"""
-    text = json.dumps(report_of(attempts, exit_code, interrupted_by), indent=2) + "\n"
+    text = json.dumps(report_of(attempts, exit_code, interrupted_by, course=course), indent=2) + "\n"
     try:
         if is_of_system(path.parent):  # /dev/stdout, or /dev/fd/63 as the shell makes it of `>(jq .)`
             path.write_text(text)

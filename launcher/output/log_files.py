@@ -2,6 +2,7 @@
 
     DIR/<run>/attempt_<n>/rank<nnn>.stdout.log     --log_dir DIR; attempts count from 0,
                                                    <run> is the time of the start
+    DIR/<run>/attempt_<n>/<role>.stdout.log        of a server; <role>-<host> if there are several
     DIR/<run>/report.json
     DIR/latest -> <run>
     DIR/<time>_rank<n>.log                         --enable_each_rank_log DIR: stdout and stderr, as DeepSpeed
@@ -19,8 +20,9 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from ..errors import LaunchError
 from ..inputs.line_prefix import STREAM_NAMES
@@ -53,13 +55,15 @@ class RankFiles:
         """Return why files cannot be written any more, if that is so."""
         return self._writer.failure
 
-    def begin(self, ranks: Sequence[int]) -> None:
-        """Make the folders and empty files of the next attempt.
+    def begin(self, ranks: Sequence[int], *, servers: Mapping[int, str] = MappingProxyType({})) -> None:
+        """Make the folders and empty files of the next attempt. `servers`: the beginning of the names of each
+        server's files, by its number.
 
         Errors: LaunchError if that is not possible
         """
+        whose = {**{rank: f"rank{rank}" for rank in ranks}, **servers}
         sinks: dict[tuple[int, int], list[_LogFile]] = {
-            (rank, stream): [] for rank in ranks for stream in STREAM_NAMES
+            (rank, stream): [] for rank in whose for stream in STREAM_NAMES
         }
         self.places = () if self._each_rank_dir is None else (self._each_rank_dir,)
         if self._log_dir is not None:
@@ -72,13 +76,14 @@ class RankFiles:
             mode = mode_in(str(self._log_dir))
             num_digits = max(3, len(str(max(ranks))))
             for (rank, stream), files in sinks.items():
-                name = f"rank{rank:0{num_digits}}.{STREAM_NAMES[stream]}.log"
+                start = servers.get(rank, f"rank{rank:0{num_digits}}")
+                name = f"{start}.{STREAM_NAMES[stream]}.log"
                 files.append(_LogFile(folder / name, "--log_dir", self._files, mode=mode))
         if self._each_rank_dir is not None:
             option = "--enable_each_rank_log"
             _make_folder(self._each_rank_dir, option)
             mode = mode_in(str(self._each_rank_dir))
-            for rank, path in _paths_by_time(self._each_rank_dir, ranks).items():
+            for rank, path in _paths_by_time(self._each_rank_dir, whose).items():
                 file = _LogFile(path, option, self._files, mode=mode)
                 for stream in STREAM_NAMES:
                     sinks[rank, stream].append(file)
@@ -199,13 +204,13 @@ def _make_run_folder(log_dir: Path) -> Path:
     raise AssertionError("there is always another number")
 
 
-def _paths_by_time(folder: Path, ranks: Sequence[int]) -> dict[int, Path]:
+def _paths_by_time(folder: Path, whose: Mapping[int, str]) -> dict[int, Path]:
     """Return DeepSpeed's names. If another attempt or job has files of that second, take the next free
     second: names must not be shared.
     """
     for second in itertools.count(int(time.time())):
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(second))
-        paths = {rank: folder / f"{name}_rank{rank}.log" for rank in ranks}
+        paths = {rank: folder / f"{name}_{one}.log" for rank, one in whose.items()}
         if not any(os.path.lexists(path) for path in paths.values()):
             return paths
     raise AssertionError("there is always another second")

@@ -30,6 +30,7 @@ class RankOutput:
         self._folding = Folding(self._write_folded) if logs.is_folding else None
         self._failures = FailureFolding(self._show_failure) if logs.folds_failures else None
         self._shown: dict[int, tuple[int]] = {}  # the ranks that are shown
+        self._servers: set[int] = set()
         self._num_attempts = 0
 
     @property
@@ -55,11 +56,19 @@ class RankOutput:
         self.flush()
         self._display.put(Begun(self._num_attempts, origins))
         self._num_attempts += 1
-        self._shown = {one.rank: (one.rank,) for one in origins if self._logs.shows(one.rank)}
+        self._shown = {
+            one.rank: (one.rank,)
+            for one in origins
+            if (self._logs.shows_servers if one.role else self._logs.shows(one.rank))
+        }
+        self._servers = {one.rank for one in origins if one.role}
         if self._folding is not None:
-            self._folding.begin(len(self._shown))
+            self._folding.begin(len(self._shown.keys() - self._servers))
         if self._files is not None:
-            self._files.begin([one.rank for one in origins])
+            self._files.begin(
+                [one.rank for one in origins if not one.role],
+                servers={one.rank: _file_name(one, origins) for one in origins if one.role},
+            )
 
     def put(self, rank: int, stream: int, text: str, on_done: Callable[[], None] | None = None) -> None:
         """Take whole lines of one worker; `on_done` is called when they are written."""
@@ -123,7 +132,7 @@ class RankOutput:
     def _show(
         self, ranks: tuple[int, ...], stream: int, body: bytes, on_done: Callable[[], None] | None
     ) -> None:
-        if self._folding is not None:
+        if self._folding is not None and ranks[0] not in self._servers:
             self._folding.add(ranks[0], stream, body, on_done)
         else:
             self._display.put(Lines(time.time(), ranks, stream, body), on_done)
@@ -133,3 +142,9 @@ class RankOutput:
         for place, (stream, line, ranks, first_at) in enumerate(lines, start=1):
             done = on_done if place == len(lines) else None
             self._display.put(Lines(wall_clock + first_at, ranks, stream, line + b"\n"), done)
+
+
+def _file_name(one: Origin, origins: Sequence[Origin]) -> str:
+    """Return the beginning of the names of a server's files: its role, and its host if there are several."""
+    is_alone = sum(other.role == one.role for other in origins) == 1
+    return one.role if is_alone else f"{one.role}-{one.host}"

@@ -41,6 +41,7 @@ _STRETCHES = {
     "saving": figures.TEAL,
     "loading": figures.TEAL,
     "evaluating": figures.PINK,
+    "generating": figures.PINK,
     "state": figures.GREY,
     "straggler": figures.ORANGE,
     "hang": figures.RED,

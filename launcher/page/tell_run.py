@@ -9,6 +9,9 @@ from typing import Any
 
 from ..inputs.host_list import folded
 from ..run_state.attempt import AttemptState, AttemptVerdict, failure_text
+from ..run_state.goodput import share_of
+from ..run_state.metric_table import SPENT
+from ..run_state.recovery import STAGES
 from ..run_state.run_state import SaidNote, Straggler
 from ..run_state.values import items, text, texts
 from ..wording import count, shown_size, shown_time
@@ -19,6 +22,7 @@ from .run import Run
 
 MAX_HOSTS = 400  # rows of the table
 MAX_FAILURES = 20  # failures in full
+MAX_WAYS = 100  # ways back into training
 
 
 def state_of(run: Run) -> tuple[str, str]:
@@ -45,10 +49,12 @@ def facts(run: Run) -> str:
         ("time", shown_time(run.duration_s)),
         ("hosts", str(len(run.hosts)) if run.last_attempt else ""),
         ("ranks", str(run.num_ranks or "")),
+        ("servers", str(len(run.state.servers) or "")),
         ("attempts", str(run.state.num_attempts or "")),
         ("steps", shown_steps(run)),
         ("rate", _rate(run)),
         ("last loss", "" if last_loss is None else said(last_loss)),
+        ("goodput", _goodput(run)),
     ]
     cells = "".join(
         element("div", element("dt", escaped(name)) + element("dd", escaped(value)))
@@ -77,6 +83,44 @@ def _rate(run: Run) -> str:
     if math.isnan(rate):
         return ""
     return f"{shown(rate, 3)} steps/s" if rate >= 0.5 or rate == 0 else f"{shown(1 / rate, 3)} s/step"
+
+
+def _goodput(run: Run) -> str:
+    share = share_of(run.state.spent_s)
+    return "" if share is None else f"{100 * share:.0f} %"
+
+
+def spent(run: Run) -> str:
+    """Return the time of the job by what it was spent on, and each way back into training."""
+    seconds = run.state.spent_s
+    total = sum(seconds.values())
+    if share_of(seconds) is None:
+        return ""
+    rows = [
+        (one.label, shown_time(seconds[name]), f"{100 * seconds[name] / total:.1f} %", one.help)
+        for name, one in SPENT.items()
+    ]
+    made = table(("", "time", "part", ""), rows)
+    ways = run.state.recoveries[-MAX_WAYS:]
+    if not ways:
+        return made
+    known = [one for one in STAGES if any(one.title in way.stages_s for way in ways)]
+    cells = [
+        (
+            str(way.attempt + 1),
+            *(_seconds(way.stages_s.get(one.title)) for one in known),
+            _seconds(way.total_s),
+            "" if way.steps_again is None else str(way.steps_again),
+        )
+        for way in ways
+    ]
+    head = ("attempt", *(one.title for one in known), "in all", "steps again")
+    made += table(head, cells, caption="From a failure to the next step, in seconds", numbers=True)
+    return made + fold("The columns", pairs([(one.title, escaped(one.help)) for one in known]))
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def command(run: Run) -> str:
@@ -256,6 +300,15 @@ def hangs(run: Run) -> str:
     for one in run.state.stacks:
         made += fold(f"{moment(one.at)}: {one.title[:300]}", lines_of(one.lines, 2000))
     return made
+
+
+def servers(run: Run) -> str:
+    """Return a table of the servers beside the ranks, in the last attempt; empty without any."""
+    rows = [
+        (one.role, one.host, str(one.num_restarts), "" if one.exit_code is None else str(one.exit_code))
+        for one in run.state.servers.values()
+    ]
+    return table(("role", "host", "started again", "exit code"), rows, caption="Servers") if rows else ""
 
 
 def hosts(run: Run) -> str:

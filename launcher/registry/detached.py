@@ -60,40 +60,42 @@ def start_apart(folder: Path, options: Options, run: Callable[[Options, Console]
     heard, told = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    between = os.fork()
-    if between == 0:
+    # From before the fork on: the job has a record, so it can be seen to start, before this process goes on.
+    with _passing_on(folder) as pass_on:
+        between = os.fork()
+        if between == 0:
+            try:
+                os.setsid()
+                if os.fork():
+                    os._exit(0)
+                os.close(heard)
+                _be_job(folder, options, run, Front(told), inherited)
+            finally:
+                os._exit(1)
+        os.close(told)
+        os.waitpid(between, 0)
         try:
-            os.setsid()
-            if os.fork():
-                os._exit(0)
-            os.close(heard)
-            _be_job(folder, options, run, Front(told), inherited)
+            return _show_start(folder, heard, pass_on)
         finally:
-            os._exit(1)
-    os.close(told)
-    os.waitpid(between, 0)
-    try:
-        return _show_start(folder, heard)
-    finally:
-        os.close(heard)
+            os.close(heard)
 
 
 # The command in front.
 
 
-def _show_start(folder: Path, heard: int) -> News | None:
+def _show_start(folder: Path, heard: int, pass_on: Callable[[], object]) -> News | None:
     replay, reader = Replay(Choice(has_ranks=False)), JournalReader(folder)
     data = b""
-    with _passing_on(folder):
-        while not data.endswith(b"\n"):
-            replay.show(reader.entries())
-            if select.select([heard], [], [], _POLL_S)[0]:
-                more = os.read(heard, 1 << 16)
-                if not more:
-                    break
-                data += more
-        news = News(**json.loads(data)) if data.endswith(b"\n") else None
-        _show_last_words(replay, reader, is_started=news is not None and news.code is None)
+    while not data.endswith(b"\n"):
+        pass_on()
+        replay.show(reader.entries())
+        if select.select([heard], [], [], _POLL_S)[0]:
+            more = os.read(heard, 1 << 16)
+            if not more:
+                break
+            data += more
+    news = News(**json.loads(data)) if data.endswith(b"\n") else None
+    _show_last_words(replay, reader, is_started=news is not None and news.code is None)
     replay.writer.drain(_DRAIN_S)
     return news
 
@@ -112,19 +114,27 @@ def _show_last_words(replay: Replay, reader: JournalReader, *, is_started: bool)
 
 
 @contextlib.contextmanager
-def _passing_on(folder: Path) -> Iterator[None]:
-    """Pass Ctrl-C on to the job while it starts."""
+def _passing_on(folder: Path) -> Iterator[Callable[[], object]]:
+    """Keep Ctrl-C for the job while it starts; the yielded function passes on what the job can get by now."""
+    kept: list[int] = []
 
-    def pass_on(number: int, _: FrameType | None) -> None:
-        with contextlib.suppress(OSError), Process(folder) as process:
-            process.signal(number)
+    def pass_on() -> None:
+        with contextlib.suppress(OSError):  # the job's process has not come so far
+            while kept:
+                with Process(folder) as process:
+                    process.signal(kept[0])
+                del kept[0]
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    def receive(number: int, _: FrameType | None) -> None:
+        kept.append(number)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield pass_on
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        pass_on()
 
 
 # The job.

@@ -167,7 +167,7 @@ class EntryWatch:
             state=JobState.STARTING,
             attempt=self._attempt,
             hosts=hosts,
-            num_ranks=len(origins),
+            num_ranks=sum(not one.role for one in origins),
             first_rank=min((one.rank for one in origins), default=0),
             log_folder="" if log_folder is None else str(log_folder.absolute()),
         )

@@ -15,7 +15,8 @@ from pathlib import Path
 from ..errors import LaunchError
 
 VARIABLE = "XDG_STATE_HOME"
-JOBS, SPEEDS = "jobs", "speeds"  # records of jobs; measured speeds of clusters
+# Records of jobs; measured speeds of clusters; how long programs have stood still
+JOBS, SPEEDS, LIMITS = "jobs", "speeds", "limits"
 _LOCK_WAIT_S = 1.0
 _INSTEAD = f"or set {VARIABLE} to a folder of your own"
 

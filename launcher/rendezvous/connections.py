@@ -82,13 +82,14 @@ class Connections:
         if True in self._doors:
             self._close(self._doors.pop(True))
 
-    def adopt(self, sock: socket.socket, *, where: str, is_at_second_door: bool = False) -> None:
+    def adopt(self, sock: socket.socket, *, where: str, is_at_second_door: bool = False) -> Peer:
         """Take over a connection that was made elsewhere."""
         sock.setblocking(False)
         peer = Peer(sock, where=where, is_at_second_door=is_at_second_door, mark=self.mark)
         self.peers.append(peer)
         self._selector.register(sock, selectors.EVENT_READ, peer)
         self.send(peer, Welcome(PROTOCOL, peer.nonce))
+        return peer
 
     def serve(self, timeout_s: float) -> None:
         """Wait for events, deal with them, and close connections that took too long to become members."""

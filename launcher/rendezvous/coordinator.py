@@ -84,6 +84,7 @@ class Coordinator:
         self._state = CoordinatorState.GATHERING
         self._is_started = False
         self._connections = Connections(self)
+        self._own: Peer | None = None  # node 0's part, over a connection that was made here
         self._members: dict[int, Peer] = {}
         self._expected = set(range(len(identity.names)))  # nodes whose end is waited for
         # When each node reported that no process of its part is left; after `join`, too.
@@ -103,7 +104,7 @@ class Coordinator:
 
     def adopt(self, sock: socket.socket) -> None:
         """Take over a connection that was made elsewhere; before `start`."""
-        self._connections.adopt(sock, where="here")
+        self._own = self._connections.adopt(sock, where="here")
 
     def start(self) -> None:
         self._began_at = time.monotonic()
@@ -309,7 +310,8 @@ class Coordinator:
             peer.nonce = both(peer.nonce, news.nonce)
             self._connections.send(peer, Proof(self._identity.coordinator_proof(peer.nonce)))
         elif isinstance(news, Join) and peer.is_challenged:
-            if news.node_rank == 0 and self._state is CoordinatorState.STOPPING:
+            is_stopping = self._state is CoordinatorState.STOPPING
+            if news.node_rank == 0 and is_stopping and peer is not self._own:
                 # It is the node 0 of the next attempt; it asks again, until this one is gone.
                 self._connections.drop(peer)
             else:

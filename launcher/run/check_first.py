@@ -62,8 +62,12 @@ def _all_hosts(attempt: Attempt) -> tuple[Selected, ...]:
     return (*attempt.hosts, *attempt.spares)
 
 
+def _and_servers(attempt: Attempt) -> tuple[Selected, ...]:
+    return (*_all_hosts(attempt), *(one.host for one in attempt.servers))
+
+
 def _look(options: Options, attempt: Attempt, console: Console, refused: RefusedBefore) -> _Unfit:
-    hosts = _all_hosts(attempt)
+    hosts = _and_servers(attempt)
     nodes = nodes_of(tuple((one, len(one.devices)) for one in hosts), options)
     settings = CheckSettings(
         python=exact(sys.executable),

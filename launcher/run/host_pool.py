@@ -127,7 +127,7 @@ def _with_known_slots(hosts: tuple[Host, ...], options: Options, console: Consol
         hosts,
         include=options.include,
         exclude=options.exclude,
-        num_nodes=-1 if options.restart.is_on else options.num_nodes,
+        num_nodes=-1 if options.restart.is_on or options.roles.is_on else options.num_nodes,
         num_gpus=options.num_gpus,
     )
 

@@ -65,7 +65,7 @@ def _synced(options: Options, plan: Plan, console: Console, *, collector: Collec
     if options.sync.folder is None:
         return SyncJob(collector=collector)
     root, cwd = checked_folder(options.sync.folder), bytes_of(plan.cwd)
-    others = [node for node in plan.nodes if not node.is_local]
+    others = [node for node in plan.all_nodes if not node.is_local]
     for node in others:
         root_on(node.host, root, cwd)
     if not (os.path.realpath(cwd) + b"/").startswith(os.path.realpath(root) + b"/"):
@@ -111,7 +111,7 @@ def describe_sync(options: Options, plan: Plan) -> str:
     manifest = walk(root, besides=_besides(options), reads=False)
     places = [
         f"{node.host.name}:{root_on(node.host, root, bytes_of(plan.cwd))}"
-        for node in plan.nodes
+        for node in plan.all_nodes
         if not node.is_local
     ]
     more = f" and {len(places) - MAX_NAMED} more" if len(places) > MAX_NAMED else ""

@@ -11,17 +11,20 @@ from ...shared import variables
 from ..errors import LaunchError
 from ..inputs import env_file
 from ..inputs.env_file import EnvEntry
+from ..inputs.host_list import folded
 from ..job.mesh import HostSlots, JobMesh, check_hosts, make_mesh
 from ..job.mesh_estimate import estimate_of
 from ..job.plan import Endpoint, Plan, plan_nodes, plan_program
 from ..job.restart import Attempt, first_attempt
+from ..job.roles import divide
+from ..job.server_plan import plan_servers, with_role
 from ..job.stdin_rank import with_stdin
 from ..job.trace_ranks import with_trace
 from ..options import Options
 from ..output.console import Console
 from ..wire.frames import text_of
 from ..wording import count
-from .host_pool import local_names, read_pool, select_hosts
+from .host_pool import local_names, read_pool
 
 DEFAULT_PORT = 29500
 MAX_PORT = 65535
@@ -35,20 +38,23 @@ def choose_attempt(options: Options, console: Console, *, may_look: bool = True)
     """
     pool = read_pool(options, console, may_look=may_look)
     hosts = pool.hosts
-    selected = select_hosts(hosts, options)
+    division = divide(hosts, options)
     restart, run_id = options.restart, uuid.uuid4().hex[:12]
     may_have_spares = restart.is_on or restart.max_nodes is not None
     if may_have_spares and options.num_nodes > 0:  # the hosts that this leaves out may be spares
-        selected = select_hosts(hosts, options._replace(num_nodes=-1))
+        division = divide(hosts, options._replace(num_nodes=-1))
+    selected = division.trainers
+    if division.left_out:
+        console.say(f"no role, so no part in the job: {folded(division.left_out)}")
     if restart.min_nodes is not None and len(selected) < restart.min_nodes:
         raise LaunchError(
             f"--min_nodes={restart.min_nodes}, but there {'is' if len(selected) == 1 else 'are'} only "
             f"{count(len(selected), 'host')}; give it at most that"
         )
     if not may_have_spares:
-        return Attempt(hosts=selected, run_id=run_id, hosts_from=pool.found_in)
+        return Attempt(hosts=selected, run_id=run_id, hosts_from=pool.found_in, servers=division.servers)
     first = first_attempt(selected, restart, num_nodes=options.num_nodes, run_id=run_id)
-    return first._replace(hosts_from=pool.found_in)
+    return first._replace(hosts_from=pool.found_in, servers=division.servers)
 
 
 def make_plan(options: Options, attempt: Attempt) -> Plan:
@@ -77,11 +83,19 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
     )
     mesh = _mesh_of(options, attempt)
     env = _restart_env(options, attempt) | ({} if mesh is None else {variables.MESH: mesh.text})
+    if options.snapshots.is_on:
+        env |= {variables.SNAPSHOT_EVERY: options.snapshots.every, variables.ATTEMPT: str(attempt.number)}
     nodes = plan_nodes(attempt.hosts, program, local_names=local_names(options), env=env)
     nodes = with_trace(with_stdin(nodes, options), options.trace, is_first=attempt.number == 0)
+    servers = plan_servers(
+        attempt.servers,
+        first_rank=sum(len(node.ranks) for node in nodes),
+        first_node=len(nodes),
+        local_names=local_names(options),
+    )
     first_port = DEFAULT_PORT if options.master_port is None else options.master_port
     return Plan(
-        nodes=nodes,
+        nodes=with_role(nodes) if servers else nodes,
         master=Endpoint(
             address=options.master_addr,
             port=_port_of(attempt, first_port),
@@ -96,6 +110,7 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         stack_on_hang_s=options.process.stack_on_hang_s,
         preload=options.start.preload,
         has_timings=options.start.shows_timings,
+        has_milestones=options.start.shows_timings or options.restart.is_on,
         prepare_timeout_s=options.start.prepare_timeout_s,
         save_pid=os.getpid() if options.process.saves_pid else None,
         bind_cores=options.binding.cores,
@@ -104,6 +119,12 @@ def make_plan(options: Options, attempt: Attempt) -> Plan:
         hosts_from=attempt.hosts_from,
         elastic=options.elastic,
         metrics_interval_s=options.metrics.interval_s,
+        servers=servers,
+        roles=options.roles.roles,
+        health_timeout_s=options.roles.health_timeout_s,
+        snapshot_every=options.snapshots.every,
+        attempt=attempt.number,
+        keeps_agents=options.may_start_again,
     )
 
 

@@ -15,6 +15,7 @@ from ..output.job_report import EndedAttempt, write_report
 from ..output.log_files import REPORT
 from ..registry.record import name_from
 from ..sync.sync_job import SyncJob
+from ..telemetry.summary import course_of
 from .no_workers_yet import InterruptedJob, given_up_at_signal
 
 
@@ -39,10 +40,14 @@ def write_reports(
         places.append((console.log_folder / REPORT, "--log_dir"))
     if options.report:
         places.append((Path(options.report), "--report"))
+    with console.telemetry.lock:
+        course = course_of(console.telemetry.state)
     failure: LaunchError | None = None
     for path, option in places:
         try:
-            write_report(path, attempts, option=option, exit_code=exit_code, interrupted_by=number)
+            write_report(
+                path, attempts, option=option, exit_code=exit_code, interrupted_by=number, course=course
+            )
         except LaunchError as error:
             failure = failure or error
     return failure

@@ -24,6 +24,7 @@ from ..fit.rehearse import RehearsalOptions, Variant, checked, rehearse, rehears
 from ..fit.step_time import TimeRange
 from ..fit.verdict import JobMemory, check_rehearsed
 from ..job.mesh import JobMesh
+from ..job.partners import copies_on
 from ..job.plan import Plan
 from ..job.restart import Attempt
 from ..node.observe.devices import count_accelerators, gpu_models
@@ -208,6 +209,7 @@ def plan_job(options: Options, request: FitRequest) -> tuple[PlannedJob, FitFind
             hosts=plan.host_slots,
             host_bytes=tuple(here if node.is_local else request.host_memory_bytes for node in plan.nodes),
             process_bytes=process_bytes(has_gpus=device.num_bytes is not None),
+            copies=copies_on([one.host.rack for one in plan.nodes]) if options.snapshots.is_on else (),
         ),
         deadline=time.monotonic() + request.limit_s,
         lengths=lengths,

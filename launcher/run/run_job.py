@@ -6,19 +6,20 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import click
 
 from ..backends.choose import HostAccess, choose_access
 from ..backends.refused_before import RefusedBefore
 from ..controller.job_signals import ENDING, no_worker_signals, received, unignored
+from ..controller.lasting import Lasting
 from ..errors import LaunchError
 from ..job.gateways import plan_groups
 from ..job.mesh import fit
 from ..job.plan import Plan
 from ..job.resize import next_attempt
-from ..job.restart import Attempt, decide
+from ..job.restart import Attempt, Decision, decide
 from ..job.verdict import Verdict
 from ..options import Options
 from ..options.backend import PDSH
@@ -32,11 +33,15 @@ from ..sync.sync_job import SyncJob
 from ..telemetry.summary import end_event
 from ..telemetry.telemetry import Telemetry, describe_job
 from .host_watch import Hosts, watch_hosts
+from .known_limits import keep_limits, limits_of
 from .make_plan import choose_attempt, make_plan
 from .no_workers_yet import no_workers_yet
 from .outcome import end_job, forget_trace, noted, show_timings, write_reports, write_trace_of
 from .pdsh import as_openssh
 from .show_plan import show_job, warn_of_plan
+
+if TYPE_CHECKING:
+    from ..controller.kept_agents import KeptAgents
 
 
 def run(options: Options, *, telemetry: Telemetry | None = None, output: IO[bytes] | None = None) -> int:
@@ -211,6 +216,9 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
     """
     attempt: Attempt | None = first
     refused = RefusedBefore()
+    kept = _kept_agents(options)
+    limits = limits_of(options)
+    lasting = Lasting(kept, limits)
     hosts = watch_hosts(options, first, console, refused)
     files: SyncJob | None = None
     try:
@@ -221,30 +229,26 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
                     attempt = _checked(options, attempt, console, hosts, refused)
                 plan = make_plan(options, attempt)
                 if is_first:
-                    warn_of_plan(plan, console)
-                    names = given_in(options.ssh)
-                    is_here = all(node.is_local for node in plan.nodes)
-                    if names and is_here and not options.restart.is_on:
-                        console.warn(f"no effect, for all ranks run on this machine: {', '.join(names)}")
+                    _warn(options, plan, console)
                 if options.moves_files:
                     from .job_files import files_of
 
                     files = files_of(options, plan, console, before=files)
             begun = BegunAttempt(number=attempt.number, hosts=plan.host_names)
-            groups = plan_groups(plan.nodes, options.tree)
-            access = choose_access(options, plan.nodes, groups, say=console.say, refused=refused)
+            groups = plan_groups(plan.all_nodes, options.tree)
+            access = choose_access(options, plan.all_nodes, groups, say=console.say, refused=refused)
             try:
-                verdict = _run_attempt(plan, access, console, attempt, hosts, files)
+                with _warm_spares(options, attempt, plan, kept, refused, console):
+                    verdict = _run_attempt(plan, access, console, attempt, hosts, files, lasting)
             finally:
                 access.close()
+            decision = _decide(options, attempt, verdict, hosts)
+            if kept is not None:
+                _keep_for(decision.attempt, kept)
             if options.start.shows_timings:
                 show_timings(verdict, console, access.summary())
             interrupted = write_trace_of(options, plan, files, console, verdict)
             console.report(verdict, took_s=begun.duration_s, written=options.report or "")
-            if hosts is None:
-                decision = fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
-            else:
-                decision = next_attempt(attempt, verdict, hosts.known(), hosts.rules)
             if decision.why:
                 console.say(decision.why)
             ended.append(noted(begun.end(verdict, decision.why), console))
@@ -252,7 +256,63 @@ def _run_attempts(options: Options, first: Attempt, console: Console, ended: lis
             if attempt is not None and interrupted is not None:
                 raise interrupted
     finally:
+        if kept is not None:
+            kept.close()
+        if limits is not None:
+            keep_limits(options, limits)
         forget_trace(files)
+
+
+def _warn(options: Options, plan: Plan, console: Console) -> None:
+    """Warn of what the first plan shows."""
+    warn_of_plan(plan, console)
+    names = given_in(options.ssh)
+    is_here = all(node.is_local for node in plan.all_nodes)
+    if names and is_here and not options.restart.is_on:
+        console.warn(f"no effect, for all ranks run on this machine: {', '.join(names)}")
+
+
+def _kept_agents(options: Options) -> KeptAgents | None:
+    """Return the keeper of agents between attempts; None for a job whose agents end with each attempt.
+
+    Those of hosts behind gateways do: who is to blame for a lost gateway is known to its own attempt only.
+    """
+    if not options.may_start_again or options.tree.above is not None:
+        return None
+    from ..controller.kept_agents import KeptAgents
+
+    return KeptAgents(heartbeat_s=options.heartbeat_s)
+
+
+def _warm_spares(
+    options: Options,
+    attempt: Attempt,
+    plan: Plan,
+    kept: KeptAgents | None,
+    refused: RefusedBefore,
+    console: Console,
+) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the agents of spares are started."""
+    if kept is None or not attempt.spares:
+        return contextlib.nullcontext()
+    from .warm_spares import warm_spares
+
+    return warm_spares(options, attempt.spares, kept, plan=plan, refused=refused, tell=console.debug)
+
+
+def _decide(options: Options, attempt: Attempt, verdict: Verdict, hosts: Hosts | None) -> Decision:
+    if hosts is None:
+        return fit(decide(attempt, verdict, options.restart), options.mesh, options.restart)
+    return next_attempt(attempt, verdict, hosts.known(), hosts.rules)
+
+
+def _keep_for(attempt: Attempt | None, kept: KeptAgents) -> None:
+    """Keep the agents that this attempt could have, before anything is reported: the others end now."""
+    if attempt is None:
+        kept.close()
+    else:
+        members = (*attempt.hosts, *attempt.spares, *(one.host for one in attempt.servers))
+        kept.leave_only({one.host.name for one in members})
 
 
 def _checked(
@@ -275,12 +335,19 @@ def _run_attempt(
     attempt: Attempt,
     hosts: Hosts | None,
     files: SyncJob | None,
+    lasting: Lasting,
 ) -> Verdict:
     # At this place, because it takes 10 ms, and the first hosts are being connected already.
     from ..controller.controller import Controller
 
     controller = Controller(
-        plan, connect=access.connect, console=console, window=access.window, watch=hosts, files=files
+        plan,
+        connect=access.connect,
+        console=console,
+        window=access.window,
+        watch=hosts,
+        files=files,
+        lasting=lasting,
     )
     if hosts is None:
         return controller.run()

@@ -21,7 +21,7 @@ from .make_plan import make_plan
 def show_job(options: Options, first: Attempt, console: Console) -> int:
     """Print the plan of a job whose processes we start ourselves."""
     plan = make_plan(options, first)
-    gateways = gateways_of(plan_groups(plan.nodes, options.tree))
+    gateways = gateways_of(plan_groups(plan.all_nodes, options.tree))
     from ..job.plan_text import describe
 
     text = describe(plan, gateways=gateways)

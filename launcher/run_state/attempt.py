@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .values import items, mapping, number, text, whole
+from .values import items, mapping, number, numbers, text, whole
 
 MAX_WORKERS = 1_000_000
 MAX_EXITS = 200  # kept of an attempt; all are counted
@@ -13,12 +13,13 @@ MAX_PHASES = 30
 
 
 class AttemptWorker(NamedTuple):
-    """One process of an attempt."""
+    """One process of an attempt; `role` is empty for a rank, and that of a server."""
 
     host: str
     node_rank: int
     rank: int
     local_rank: int
+    role: str = ""
 
 
 class StartPhase(NamedTuple):
@@ -69,6 +70,19 @@ class AttemptState:
         self.exits: list[Exit] = []
         self.num_exits = 0
         self.verdict: AttemptVerdict | None = None
+        self.resumed_step: int | None = None  # the step from which it went on
+        self.last_step: int | None = None  # the last one that was told
+
+    @property
+    def end_s(self) -> dict[str, float]:
+        """Seconds from its beginning to the moments of an end by a failure."""
+        return {} if self.verdict is None else numbers(self.verdict.keys.get("end_s"))
+
+    @property
+    def fault_at(self) -> float:
+        """The time of the failure that ended it; 0 if none did."""
+        fault_s = self.end_s.get("fault")
+        return 0.0 if fault_s is None else self.began_at + fault_s
 
     @property
     def ended_at(self) -> float:
@@ -77,7 +91,7 @@ class AttemptState:
     def begin(self, workers: tuple[AttemptWorker, ...], log_folder: str) -> None:
         self.has_begun = True
         self.hosts = tuple(dict.fromkeys(one.host for one in workers))
-        self.num_ranks, self.log_folder = len(workers), log_folder
+        self.num_ranks, self.log_folder = sum(not one.role for one in workers), log_folder
 
     def end(self, verdict: AttemptVerdict) -> None:
         """Take the verdict; its hosts and phases count where no other event of the attempt has them."""
@@ -96,11 +110,12 @@ def workers_of(value: Any) -> tuple[AttemptWorker, ...]:
     found = []
     for one in items(value)[:MAX_WORKERS]:
         row = items(one)
-        if len(row) != 4:
+        if len(row) not in (4, 5):
             continue
-        node_rank, rank, local_rank = (whole(word) for word in row[1:])
+        node_rank, rank, local_rank = (whole(word) for word in row[1:4])
+        role = text(row[4]) if len(row) > 4 else ""
         if node_rank is not None and rank is not None and local_rank is not None and text(row[0]):
-            found.append(AttemptWorker(text(row[0]), node_rank, rank, local_rank))
+            found.append(AttemptWorker(text(row[0]), node_rank, rank, local_rank, role))
     return tuple(found)
 
 

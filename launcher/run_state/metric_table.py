@@ -95,6 +95,25 @@ def names_of(*kinds: str) -> tuple[str, ...]:
     return tuple(f"{name}_s" for name, phase in PHASES.items() if phase.kind in kinds)
 
 
+class SpentTime(NamedTuple):
+    """One use of a job's time: its name in a list, and a sentence on it."""
+
+    label: str
+    help: str
+
+
+# In the order of a job; the names are keys of the report, and labels of Prometheus.
+SPENT = {
+    "useful": SpentTime("steps that were kept", "Steps whose result the job kept, and evaluations."),
+    "start": SpentTime("start", "From the beginning to the first step."),
+    "restart": SpentTime("restarts", "From a failure to the next step, of all restarts."),
+    "redone": SpentTime("steps done again", "Steps that a restart did again, and what a failure cut off."),
+    "save": SpentTime("saves", "Waiting for checkpoints, between steps."),
+    "hang": SpentTime("hangs", "Waiting in a collective that never ended, until the failure."),
+    "end": SpentTime("end", "After the last step."),
+}
+SPENT_FAMILY = Family("dslaunch_job_seconds", "Seconds of the job, by what they were spent on.")
+GOODPUT_FAMILY = Family("dslaunch_goodput_ratio", "Part of the job's time in steps that were kept, 0 to 1.")
 _STEP_SECONDS = Family("dslaunch_step_seconds", "Seconds a step took, by phase, in the last interval.")
 _MEMORY = Family("dslaunch_memory_bytes", "Memory of the device that the rank trains on, by kind.")
 _STEP = Family("dslaunch_step", "Optimizer steps done, skipped ones too.")
@@ -119,6 +138,8 @@ def _memory(kind: str, *, part: str = "", label: str = "", column: str = "") -> 
 RANK: dict[str, Metric] = {
     "step": Metric(family=_STEP),
     "total_steps": Metric(),
+    "waiting": Metric(),
+    "pause": Metric(),
     "samples": Metric(family=_SAMPLES),
     "tokens": Metric(family=_TOKENS),
     "steps": Metric(family=_STEPS),
@@ -136,6 +157,7 @@ RANK: dict[str, Metric] = {
         f"{name}_s": Metric("", TIME, _STEP_SECONDS, ("phase", one.series or name), "times")
         for name, one in PHASES.items()
     },
+    "saving_s": Metric("", TIME, _STEP_SECONDS, ("phase", "saving"), "times"),
     "mem_used": _memory("used", label="Memory in use", column="used"),
     "mem_peak": _memory("peak"),
     "mem_total": _memory("total"),

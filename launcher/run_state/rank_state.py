@@ -71,7 +71,7 @@ class NumberSource:
 
 
 class RankState(NumberSource):
-    """One rank of the running attempt, or of the last one."""
+    """One rank, or one server, of the running attempt or of the last one."""
 
     def __init__(self, rank: int, host: str, local_rank: int) -> None:
         super().__init__(str(rank), host)
@@ -83,6 +83,10 @@ class RankState(NumberSource):
         self.exit_code: int | None = None
         self.signal = 0
         self.has_hang = False  # a watchdog has reported it, and no step came since
+        # A server has a number in the place of a rank, and a role.
+        self.role = ""
+        self.is_healthy = False
+        self.num_restarts = 0
 
     def take(self, at: float, row: Mapping[str, Any]) -> None:
         before = self.step_at

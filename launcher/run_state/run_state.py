@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .attempt import MAX_EXITS, AttemptState, Exit, verdict_of, workers_of
+from .goodput import Goodput
 from .rank_state import FOLDED, HostNumbers, NumberSource, RankState
 from .rates import Rates
+from .recovery import Recovery, recoveries
 from .series import Curve, Kept, single
 from .step_times import StepTimes
-from .values import items, mapping, mean_of, number, text, whole, whole_or
+from .values import items, mapping, mean_of, number, numbers, text, whole, whole_or
 
 # Numbers of entries that are kept of a long list: the first and the last.
 NOTES = (200, 800)
@@ -109,6 +111,7 @@ class RunState:
         self.attempt: AttemptState | None = None  # the last one; None before the first
         self.num_attempts = self.num_failed_attempts = 0
         self.ranks: dict[int, RankState] = {}
+        self.servers: dict[int, RankState] = {}  # by their numbers, which follow those of the ranks
         self.folded: dict[str, NumberSource] = {}  # by host
         self.hosts: dict[str, HostNumbers] = {}
         self.configs: dict[int, Any] = {}  # by rank
@@ -122,6 +125,7 @@ class RunState:
         self.hangs: Kept[ToldText] = Kept(*REPORTS)
         self.stacks: Kept[ToldText] = Kept(*REPORTS)
         self.last_hang: ToldText | None = None
+        self.limits: dict[str, float] = {}  # seconds that the job may stand still, by section
         self.has_numbers = False  # numbers of ranks: without them there are only lines of output
         self.num_lines = 0
         self.num_lost = 0  # events that are not in the file
@@ -133,6 +137,7 @@ class RunState:
         self._recent: dict[str, deque[tuple[float, float]]] = {}
         self._metrics_at = 0.0
         self._rates = Rates()
+        self._goodput = Goodput()
         self._loss_of = ""
         self._take: dict[str, Callable[[float, Mapping[str, Any]], None]] = {
             "job": self._job,
@@ -140,11 +145,14 @@ class RunState:
             "phase": self._phase,
             "started": self._started,
             "running": self._running,
+            "healthy": self._healthy,
+            "server_restart": self._server_restart,
             "metrics": self._metrics,
             "config": self._config,
             "trial": self._trial,
             "hang": self._hang,
             "note": self._note,
+            "limits": self._limits,
             "stacks": self._stacks,
             "straggler": self._straggler,
             "straggler_over": self._straggler_over,
@@ -201,6 +209,16 @@ class RunState:
         """The straggler that others wait for most, as far as reported; None if there is none now."""
         return max(self._present.values(), key=lambda one: (one.share, one.at), default=None)
 
+    @property
+    def recoveries(self) -> list[Recovery]:
+        """The ways back into training, one for each start after a failure."""
+        return recoveries(self.attempts.values())
+
+    @property
+    def spent_s(self) -> dict[str, float]:
+        """Seconds of the job by what they were spent on, as far as that is known."""
+        return self._goodput.spent(self.attempts.values(), began_at=self.began_at, at=self.at)
+
     def recent(self, name: str) -> tuple[tuple[float, float], ...]:
         """Return time and value of a rate of the run in the last ten minutes."""
         return tuple(self._recent.get(name, ()))
@@ -246,7 +264,8 @@ class RunState:
             self.num_attempts += 1
             self.began_at = min(self.began_at, attempt.began_at)
             if len(self.attempts) > MAX_ATTEMPTS:
-                del self.attempts[next(iter(self.attempts))]
+                oldest = self.attempts.pop(next(iter(self.attempts)))
+                self._goodput.drop(oldest, self.attempts.values(), began_at=self.began_at)
             if place > current:
                 self.attempt = attempt
         attempt.last_at = max(attempt.last_at, at)
@@ -260,7 +279,11 @@ class RunState:
         attempt.began_at = at
         attempt.begin(workers, text(event.get("log_folder")))
         self.attempt = attempt
-        self.ranks = {one.rank: RankState(one.rank, one.host, one.local_rank) for one in workers}
+        states = {one.rank: RankState(one.rank, one.host, one.local_rank) for one in workers}
+        for one in workers:
+            states[one.rank].role = one.role
+        self.ranks = {rank: one for rank, one in states.items() if not one.role}
+        self.servers = {rank: one for rank, one in states.items() if one.role}
         self.folded, self._present, self._rates, self._metrics_at = {}, {}, Rates(), 0.0
         self.hosts = {host: self.hosts.get(host, HostNumbers(host)) for host in attempt.hosts}
         for observer in self._observers:
@@ -274,6 +297,17 @@ class RunState:
         rank = self._rank_of(event)
         if rank is not None:
             rank.pid = whole(event.get("pid")) or 0
+
+    def _healthy(self, _: float, event: Mapping[str, Any]) -> None:
+        server = self._rank_of(event)
+        if server is not None:
+            server.is_healthy = True
+
+    def _server_restart(self, _: float, event: Mapping[str, Any]) -> None:
+        server = self._rank_of(event)
+        if server is not None:
+            server.num_restarts += 1
+            server.is_healthy, server.pid, server.exit_code, server.signal = False, 0, None, 0
 
     def _running(self, at: float, event: Mapping[str, Any]) -> None:
         attempt = self._attempt_of(at, event)
@@ -293,6 +327,7 @@ class RunState:
         rank = whole(event.get("rank"))
         report = ToldText(at, rank, "", tuple(text(event.get("report")).split("\n")))
         self.hangs.append(report)
+        self._goodput.hang(at, self.attempt)
         self.last_hang = report
         if rank in self.ranks:
             self.ranks[rank].has_hang = True
@@ -304,6 +339,9 @@ class RunState:
         self.notes.append(note)
         for observer in self._observers:
             observer.noted(note)
+
+    def _limits(self, at: float, event: Mapping[str, Any]) -> None:
+        self.limits = numbers(event.get("limits"))
 
     def _stacks(self, at: float, event: Mapping[str, Any]) -> None:
         self.stacks.append(
@@ -350,7 +388,7 @@ class RunState:
 
     def _rank_of(self, event: Mapping[str, Any]) -> RankState | None:
         rank = whole(event.get("rank"))
-        return None if rank is None else self.ranks.get(rank)
+        return None if rank is None else self.ranks.get(rank, self.servers.get(rank))
 
     # Numbers.
 
@@ -376,6 +414,7 @@ class RunState:
         for observer in self._observers:
             observer.told(at, sources, hosts, lines)
         self._count_lines(at, lines)
+        self._goodput.take(at, self.attempt, sources)
         self._follow_steps(at, sources)
 
     def _source(self, name: str) -> NumberSource | None:
@@ -391,7 +430,7 @@ class RunState:
     def _count_lines(self, at: float, lines: Mapping[int, int]) -> None:
         passed_s = at - self._metrics_at if self._metrics_at else 0.0
         self._metrics_at = at
-        for rank in self.ranks.values():
+        for rank in (*self.ranks.values(), *self.servers.values()):
             told = lines.get(rank.rank, 0)
             rank.num_lines += told
             rank.lines_per_s = told / passed_s if passed_s > 0 else 0.0

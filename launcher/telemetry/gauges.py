@@ -11,13 +11,16 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..run_state.attempt import AttemptState
+from ..run_state.goodput import share_of
 from ..run_state.metric_table import (
     COUNTER,
     GAUGE,
+    GOODPUT_FAMILY,
     GPU,
     HOST,
     RANK,
     REPORTED_FAMILY,
+    SPENT_FAMILY,
     STATE_FAMILY,
     Family,
     Metric,
@@ -200,6 +203,12 @@ class Gauges(Observer):
             yield _ATTEMPTS, {}, float(state.num_attempts)
         if any(one.verdict is not None for one in state.attempts.values()):
             yield _FAILED, {}, float(state.num_failed_attempts)
+        spent = state.spent_s
+        share = share_of(spent)
+        if share is not None:
+            yield GOODPUT_FAMILY, {}, share
+            for name, seconds in spent.items():
+                yield SPENT_FAMILY, {"spent": name}, seconds
         for family, counts in self._counts.items():
             for labels_of, num in counts.items():
                 yield family, dict(labels_of), float(num)
@@ -285,7 +294,7 @@ def all_names() -> set[str]:
     """Return every name that a series may have, as it is shown."""
     of_job: Iterable[Family] = (
         *(_JOB, _START, _ATTEMPTS, _FAILED, _WORKERS, _RUNNING, _NOTES, _STRAGGLERS, _HANGS, _LINES),
-        *(_HOST_TIME, STATE_FAMILY, REPORTED_FAMILY),
+        *(_HOST_TIME, STATE_FAMILY, REPORTED_FAMILY, SPENT_FAMILY, GOODPUT_FAMILY),
     )
     told = (one.family for one in (*RANK.values(), *HOST.values(), *GPU.values()) if one.family is not None)
     return {shown_name(family) for family in (*of_job, *told)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..run_state.goodput import share_of
 from ..run_state.run_state import RunState
 
 _OF_STREAM = ("at", "event")  # keys of an event that are not the verdict's
@@ -30,6 +31,17 @@ def progress(state: RunState) -> str:
     return ", ".join(words)
 
 
+def course_of(state: RunState) -> dict[str, Any]:
+    """Return the keys of the report on the whole job: its time by use, and its recoveries."""
+    spent = state.spent_s
+    share = share_of(spent)
+    return {
+        "goodput": None if share is None else round(share, 4),
+        "spent_s": {name: round(seconds, 3) for name, seconds in spent.items()},
+        "recoveries": [one.as_data() for one in state.recoveries],
+    }
+
+
 def end_event(state: RunState, *, exit_code: int, duration_s: float, at: float, error: str) -> dict[str, Any]:
     """Return the event `end` with all of this, for --on_end and --webhook.
 
@@ -50,6 +62,7 @@ def end_event(state: RunState, *, exit_code: int, duration_s: float, at: float, 
         "step": None if state.last_step is None else _whole(state.last_step),
         "loss": loss if loss is None or math.isfinite(loss) else str(loss),
         "steps_per_s": steps_per_s(state),
+        "goodput": share_of(state.spent_s),
         "verdict": verdict and {name: one for name, one in verdict.items() if name not in _OF_STREAM},
         "error": error or None,
         "log_folder": (None if attempt is None else attempt.log_folder) or None,

@@ -122,7 +122,8 @@ class Telemetry:
         for key in [one for one in self._opening if one[0] == "config"]:
             del self._opening[key]
         folder = "" if log_folder is None else str(log_folder.absolute())
-        self.record_of_attempt("attempt", workers=[list(one) for one in origins], log_folder=folder)
+        workers = [list(one) if one.role else list(one[:4]) for one in origins]
+        self.record_of_attempt("attempt", workers=workers, log_folder=folder)
 
     def heard_output(self, rank: int, num_lines: int) -> None:
         """Count lines of a rank. May be called from any thread."""

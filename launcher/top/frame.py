@@ -7,6 +7,7 @@ import textwrap
 import time
 from typing import NamedTuple
 
+from ..run_state.goodput import describe, share_of
 from ..run_state.metric_table import PHASES
 from ..run_state.run_state import RunState, Straggler
 from ..telemetry.stragglers import WINDOW_S
@@ -49,6 +50,7 @@ def make_frame(
     slow = state.straggler if facts.is_live else None
     above = [
         *_head(state, facts, width, now),
+        *_spent(state, width, height),
         *_pictures(state, width, 1 if height < _TALL else 3, glyphs),
         *_warnings(state, facts, slow, width, height, now),
     ]
@@ -88,7 +90,8 @@ def _head(state: RunState, facts: JobFacts, width: int, now: float) -> list[Line
     num_hosts = len(state.hosts) or facts.num_hosts
     num_ranks = len(state.ranks) or facts.num_ranks
     if num_ranks:
-        pieces.append(StyledText(f"  {count(num_hosts, 'host')}, {count(num_ranks, 'rank')}"))
+        servers = f", {count(len(state.servers), 'server')}" if state.servers else ""
+        pieces.append(StyledText(f"  {count(num_hosts, 'host')}, {count(num_ranks, 'rank')}{servers}"))
     attempt = state.attempt.number if state.attempt is not None else facts.attempt
     if attempt:
         pieces.append(StyledText(f"  attempt {attempt + 1}", "warn"))
@@ -97,7 +100,11 @@ def _head(state: RunState, facts: JobFacts, width: int, now: float) -> list[Line
     command = shown(" ".join(state.job.command), left - 3) if left > 20 else ""
     pieces.append(StyledText(f"  {command}" if command else "", "dim"))
     space = " " * max(1, width - width_of(tuple(pieces)) - len(clock))
-    return [line(*pieces, space, StyledText(clock, "dim")), _progress(state, facts, now)]
+    progress, share = _progress(state, facts, now), share_of(state.spent_s)
+    goodput = "" if share is None else f"   goodput {100 * share:.0f} %"
+    if width_of(progress) + len(goodput) <= width:
+        progress = line(*progress, goodput)
+    return [line(*pieces, space, StyledText(clock, "dim")), progress]
 
 
 def _progress(state: RunState, facts: JobFacts, now: float) -> Line:
@@ -151,6 +158,16 @@ def _ending(state: RunState, facts: JobFacts) -> Line:
     if not code:
         return line(StyledText(f"ended with exit code {code or 0}", "good"), f": {shown(why)}" if why else "")
     return line(StyledText(f"ended with exit code {code}", "bad"), f": {shown(why)}" if why else "")
+
+
+def _spent(state: RunState, width: int, height: int) -> list[Line]:
+    """Describe where the time of the job went, its limits, and the last ways back, where there is room."""
+    if height < _TALL:
+        return []
+    limits = ", ".join(f"{section} {shown_time(one)}" for section, one in state.limits.items())
+    stands = f"may stand still (--hang_limit): {limits}" if limits else ""
+    found = [describe(state.spent_s), stands, *(one.text for one in state.recoveries[-4:])]
+    return [line(StyledText(shown(one, width), "dim")) for one in found if one]
 
 
 def _pictures(state: RunState, width: int, height: int, glyphs: Glyphs) -> list[Line]:

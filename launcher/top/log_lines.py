@@ -33,7 +33,7 @@ class LogLines:
     def _lines(self, entry: Entry) -> Iterator[str]:
         shown = shown_of(entry)
         if isinstance(shown, Begun):
-            self._hosts = {one.rank: f"{one.host}:{one.local_rank}" for one in shown.origins}
+            self._hosts = {one.rank: f"{one.host}:{one.role or one.local_rank}" for one in shown.origins}
         elif isinstance(shown, Lines):
             ranks = [self._hosts.get(rank, str(rank)) for rank in shown.ranks]
             for text in _lines_of(shown.body):

@@ -31,7 +31,7 @@ def frame_text(watched: Watched, view: View) -> str:
     facts: JobFacts = watched.facts
     width = shutil.get_terminal_size((_WIDTH, 24)).columns
     encoding = sys.stdout.encoding if sys.stdout is not None else None
-    height = len(watched.state.ranks) + len(watched.state.hosts) + 100
+    height = len(watched.state.ranks) + len(watched.state.servers) + len(watched.state.hosts) + 100
     frame = make_frame(
         watched.state, facts, view, width=width, height=height, now=time.time(), glyphs=glyphs_for(encoding)
     )

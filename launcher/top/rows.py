@@ -68,11 +68,43 @@ def is_by_hosts(state: RunState, by: str) -> bool:
 
 
 def rank_rows(state: RunState, slow: Straggler | None, now: float) -> list[TopRow]:
-    """Return one row for each rank. `now` is infinite if the job has ended."""
+    """Return one row for each rank, then one for each server. `now` is infinite if the job has ended."""
     num_on_host: dict[str, int] = {}
     for one in state.ranks.values():
         num_on_host[one.host] = num_on_host.get(one.host, 0) + 1
-    return [_rank_row(state, rank, slow, num_on_host[rank.host], now) for rank in state.ranks.values()]
+    rows = [_rank_row(state, rank, slow, num_on_host[rank.host], now) for rank in state.ranks.values()]
+    return rows + [_server_row(state, one, now) for one in state.servers.values()]
+
+
+def _server_row(state: RunState, server: RankState, now: float) -> TopRow:
+    host = state.hosts.get(server.host)
+    word, style = _state_of_server(server, now)
+    return TopRow(
+        key=server.rank,
+        name=server.role,
+        host=server.host,
+        state=word,
+        state_style=style,
+        mem_share=None if host is None else host.mem_share,
+        numbers=_numbers([], host, {} if host is None else _of_gpus(host.values)),
+        lines_per_s=server.lines_per_s,
+    )
+
+
+def _of_gpus(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the numbers of all GPUs of a host, together."""
+    return {name: values[GPU_PREFIX + name] for name in GPU if GPU_PREFIX + name in values}
+
+
+def _state_of_server(server: RankState, now: float) -> tuple[str, str]:
+    """Return a word for its state, and its style."""
+    if server.exit_code is not None and math.isfinite(now):
+        return (f"exit {server.exit_code}", "bad") if server.exit_code else ("done", "dim")
+    if math.isinf(now):
+        return "ended", "dim"
+    if server.is_healthy:
+        return "serving", "good"
+    return ("again", "warn") if server.num_restarts else ("starting", "dim")
 
 
 def _rank_row(
@@ -108,13 +140,17 @@ def _rank_row(
 
 
 def host_rows(state: RunState, slow: Straggler | None, now: float) -> list[TopRow]:
-    """Return one row for each host."""
+    """Return one row for each host, then one for each server."""
     by_host: dict[str, list[RankState]] = {host: [] for host in state.hosts}
     for one in state.ranks.values():
         by_host.setdefault(one.host, []).append(one)
-    return [
+    servers = [_server_row(state, one, now) for one in state.servers.values()]
+    for row in servers:
+        by_host.pop(row.host, None)
+    rows = [
         _host_row(place, state, host, ranks, slow, now) for place, (host, ranks) in enumerate(by_host.items())
     ]
+    return rows + servers
 
 
 def _host_row(
@@ -127,7 +163,7 @@ def _host_row(
     steps = [one.step for one in sources if one.step is not None]
     shares = [one.mem_share for one in sources if one.mem_share is not None]
     its_own = host.values
-    gpus = {name: its_own[GPU_PREFIX + name] for name in GPU if GPU_PREFIX + name in its_own}
+    gpus = _of_gpus(its_own)
     word, style = _state_of_host(ranks, state, now, 0.0 if folded is None else folded.step_at)
     is_slowest = slow is not None and slow.host == name
     waits, waits_style = ("", "")

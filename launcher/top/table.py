@@ -17,6 +17,7 @@ _GAP = 1
 _MEM_BAR = 5
 _MAX_STEP_BAR = 40
 _MAX_WAITS = 24
+_MAX_NAME = 16
 # Width of a number, and its form; other units are shown unchanged.
 _SHOWN: dict[NumberUnit, tuple[int, Callable[[float], str]]] = {
     BYTES: (8, lambda value: shown_size(int(value)) if math.isfinite(value) else str(value)),
@@ -45,7 +46,8 @@ def columns_for(rows: Sequence[TopRow], *, by_hosts: bool, has_numbers: bool) ->
     host = TableColumn(
         "host", max(4, host_width), 0, _text(lambda row: row.host), lambda row: row.host, False
     )
-    name = _number("ranks" if by_hosts else "rank", 5, 0, lambda row: float(row.name), lambda row: row.name)
+    name_width = min(_MAX_NAME, max([5, *(num_columns(one.name) for one in rows)]))  # a server has its role
+    name = _number("ranks" if by_hosts else "rank", name_width, 0, _of_name, lambda row: row.name)
     found = [host, name] if by_hosts else [name, host]
     found.append(
         TableColumn(
@@ -178,6 +180,11 @@ def _of_metric(metric: Metric) -> TableColumn:
 
 def _text(text: Callable[[TopRow], str]) -> Callable[[TopRow, int, Glyphs], Line]:
     return lambda row, *_: line(text(row))
+
+
+def _of_name(row: TopRow) -> float:
+    """Return the number of a rank, or of ranks; a server stands behind the ranks."""
+    return float(row.name) if row.name.isdigit() else float(row.key)
 
 
 def _of_step(row: TopRow) -> float | None:

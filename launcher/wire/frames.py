@@ -39,10 +39,30 @@ class Prepare(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Start the prepared workers. An empty `master_addr` means that they do not form a job."""
+    """Start the prepared workers, with these variables besides the prepared ones. An empty `master_addr`
+    means that they do not form a job.
+    """
 
     master_addr: str
     master_port: int
+    env: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+
+class MemoryHosts(NamedTuple):
+    """The agents that hold snapshots of the job: each as its name, addresses and port. This one is `name`;
+    `partner` gets copies of what it holds, none if empty. A connection begins with the token.
+    """
+
+    name: str
+    peers: list[Any]
+    partner: str
+    token: str
+
+
+class StartAgain(NamedTuple):
+    """End what the server that has ended left running, then start it again, after `after_s` seconds."""
+
+    after_s: float
 
 
 class Listen(NamedTuple):
@@ -123,10 +143,19 @@ class AskStacks(NamedTuple):
 class Resize(NamedTuple):
     """The job goes on with other hosts: tell the workers, which save and end with code 75.
 
-    Only for a job that is elastic.
+    Only for a job that is elastic. `by_disk`: with these hosts, some of what they hold in memory goes.
     """
 
     why: str
+    by_disk: bool = False
+
+
+class ImportAhead(NamedTuple):
+    """Have the imports done that the workers of the prepared job share, for an attempt that may come."""
+
+
+class Renew(NamedTuple):
+    """Be as after Hello: the job is over on this host, and another attempt of it follows."""
 
 
 class Stop(NamedTuple):
@@ -174,10 +203,14 @@ class Hello(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The job can start here. `master_port` is a port that was free just now (node 0 only, else 0)."""
+    """The job can start here. `master_port` is a port that was free just now (node 0 only, else 0). Other
+    agents reach the snapshots that this one holds at `memory_port`; 0: it holds none.
+    """
 
     master_port: int
     notes: list[str]
+    memory_port: int = 0
+    memory_addresses: list[str] = []  # noqa: RUF012 - never changed
 
 
 class Listening(NamedTuple):
@@ -270,6 +303,14 @@ class Exited(NamedTuple):
     evidence: dict[str, Any] = {}  # noqa: RUF012 - never changed; of a failure, made by evidence.py, `evidence_of`
 
 
+class Healthy(NamedTuple):
+    """The server answers, or `problem` says how it does not. `note` is for the user."""
+
+    rank: int
+    problem: str
+    note: str
+
+
 class Stacks(NamedTuple):
     """The state of a worker: a word of the kernel's, and its stacks, or why there are none.
 
@@ -340,6 +381,8 @@ if TYPE_CHECKING:
     Frame = Union[  # noqa: UP007 - one name
         Prepare,
         Start,
+        MemoryHosts,
+        StartAgain,
         Listen,
         Reach,
         Inspect,
@@ -352,6 +395,8 @@ if TYPE_CHECKING:
         Hold,
         AskStacks,
         Resize,
+        ImportAhead,
+        Renew,
         Stop,
         Ping,
         Hello,
@@ -367,6 +412,7 @@ if TYPE_CHECKING:
         Started,
         Output,
         Exited,
+        Healthy,
         Stacks,
         Milestone,
         Metrics,

@@ -41,7 +41,8 @@ class NodeJob(NamedTuple):
     num_head: int  # number of a rank's arguments up to and with the script, module or command
     adds_local_rank: bool  # after these comes --local_rank=N, which is not the user's
     preload: list[str] | None  # None: torch if the script imports it and sharing is safe
-    has_timings: bool
+    has_timings: bool  # the workers tell of their first collective, and the host what it imports
+    has_milestones: bool  # the workers tell of the phases of their start
     venv_script: str | None
     environment: list[list[str]]  # name, then the value: text and the names of variables to put in, by turns
     devices: list[str]  # one for each rank; empty for a command that may use all of them
@@ -61,6 +62,10 @@ class NodeJob(NamedTuple):
     metrics_interval_s: float  # workers report their numbers at most once in it; 0: never
     folds_metrics: bool  # sends only the least, mean and greatest over all ranks here
     is_verbatim: bool  # output is passed on unchanged, without lines
+    is_server: bool  # its command ends with the job and may be started again; it is no rank
+    health: list[str] | None  # host, port and path at which the server is asked whether it is healthy
+    holds_memory: bool  # the agent holds snapshots of its workers
+    keeps_agent: bool  # another attempt of the job may follow, with the same agent
 
 
 class WrongForm(ValueError):

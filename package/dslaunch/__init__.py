@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         add_config_arguments as add_config_arguments,
         initialize as initialize,
     )
+    from .runtime.compat.inference.init_inference import init_inference as init_inference
     from .runtime.compat.init_distributed import init_distributed as init_distributed
     from .runtime.compat.on_device import OnDevice as OnDevice
     from .runtime.compat.pipeline.module import PipelineModule as PipelineModule, pipeline as pipeline
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         PipelineError as PipelineError,
     )
     from .runtime.experts import api as experts_api
+    from .runtime.inference.engine import InferenceEngine as InferenceEngine
     from .runtime.metrics import profiler
     from .runtime.metrics.report import report as report
     from .runtime.pipeline.layers import LayerSpec as LayerSpec, TiedLayerSpec as TiedLayerSpec
@@ -54,6 +56,7 @@ _HOME_OF = {
     "CheckpointError": ".runtime.errors",
     "ConfigError": ".runtime.errors",
     "Engine": ".runtime.compat.engine.engines",
+    "InferenceEngine": ".runtime.inference.engine",
     "LayerSpec": ".runtime.pipeline.layers",
     "OnDevice": ".runtime.compat.on_device",
     "PipelineEngine": ".runtime.compat.engine.engines",
@@ -65,6 +68,7 @@ _HOME_OF = {
     "WeightsDigest": ".runtime.weights.digest",
     "add_config_arguments": ".runtime.compat.engine.initialize",
     "get_accelerator": ".runtime.compat.accelerator.current",
+    "init_inference": ".runtime.compat.inference.init_inference",
     "init_distributed": ".runtime.compat.init_distributed",
     "initialize": ".runtime.compat.engine.initialize",
     "pipeline": ".runtime.compat.pipeline.module",

@@ -2,7 +2,8 @@
 
 Of a checkpointed function only the inputs are kept; the backward computes again what else autograd needs.
 torch.utils.checkpoint (use_reentrant=False) does that, and repeats the same random numbers. Here is what
-DeepSpeed adds: inputs that wait in host memory, a tracker of random states, and the settings for both.
+DeepSpeed adds: inputs that wait in host memory, a tracker of random states, and the settings for both. Inputs
+of torch's own checkpoint(), as models of transformers call it, wait there too if an engine runs the model.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..errors import ConfigError
 from ..mesh.mpu import tensor_place
 from ..zero.param_location import ParamLocation, location_of
 from ..zero.parameters.uncompiled import uncompiled
-from .host_inputs import inputs_on_host
+from .host_inputs import HostInputs, is_of_torchs_checkpoint
 from .rng_tracker import DEFAULT_NAME, RngReplay, RngTracker, device_random
 
 __all__ = [
@@ -55,6 +56,7 @@ class _Process:
         self.is_configured = False
         self.is_explicit = False  # True after configure(), False if a ds_config of initialize() configured it
         self.was_called = False  # True once checkpoint() was called
+        self.inputs = HostInputs()
         self.is_warned = False
         self.tracker = RngTracker()
         self.clock = _make_clock(self.config)
@@ -158,7 +160,7 @@ def checkpoint(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             _Boundary("checkpoint recompute", process, RngReplay(process.tracker)),
         )
 
-    with inputs_on_host() if process.config.cpu_checkpointing else nullcontext():
+    with process.inputs.hooks(_is_not_sharded) if process.config.cpu_checkpointing else nullcontext():
         return torch_checkpoint(run, *leaves, use_reentrant=False, context_fn=contexts)
 
 
@@ -190,6 +192,17 @@ def model_parallel_cuda_manual_seed(seed: int) -> None:
 # ---- for the engine
 
 
+def around_forward() -> AbstractContextManager[object]:
+    """Return a context for a forward of a model: with cpu_checkpointing, inputs of torch's own checkpoint()
+    inside it wait in host memory, too, whichever kind it is.
+    """
+    process = _PROCESS
+    if not process.config.cpu_checkpointing or not torch.is_grad_enabled():
+        return nullcontext()
+    process.inputs.begin_forward()
+    return process.inputs.hooks(is_of_torchs_checkpoint)
+
+
 def configure_from(config: ActivationConfig | None) -> None:
     """Use a ds_config's section; without one, or after a call of `configure()`, change nothing."""
     if config is not None and not _PROCESS.is_explicit:
@@ -197,17 +210,22 @@ def configure_from(config: ActivationConfig | None) -> None:
 
 
 def warn_if_never_called(config: ActivationConfig | None) -> None:
-    """Warn, once, if a ds_config configures checkpointing and `checkpoint()` was never called. DeepSpeed
-    says nothing then.
+    """Warn, once, if a ds_config configures checkpointing and nothing of it had an effect. DeepSpeed says
+    nothing then.
     """
     if config is None or not config.asks_for_something or _PROCESS.was_called or _PROCESS.is_warned:
+        return
+    if _PROCESS.inputs.num_taken and config.asks_for_inputs_alone:
         return
     _PROCESS.is_warned = True
     if _rank() == 0:
         _log.warning(
             "activation_checkpointing is configured, but a whole step has passed without "
-            "dslaunch.checkpointing.checkpoint(), so nothing of it has an effect; call that in the model in "
-            "place of torch.utils.checkpoint.checkpoint(), or leave the section out"
+            "dslaunch.checkpointing.checkpoint(), so %s; call that in the model in place of "
+            "torch.utils.checkpoint.checkpoint(), or leave the section out",
+            "nothing of it but cpu_checkpointing has an effect"
+            if _PROCESS.inputs.num_taken
+            else "nothing of it has an effect",
         )
 
 
@@ -217,6 +235,10 @@ def take_times() -> str:
 
 
 # ---- around one function
+
+
+def _is_not_sharded(tensor: Tensor) -> bool:
+    return _sharded_location(tensor) is None
 
 
 def _sharded_location(leaf: Any) -> ParamLocation | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +64,7 @@ class LoadPlan:
     with_scheduler: bool
     with_progress: bool
     with_module: bool = True  # False: the program loads the weights
+    strict_argument: str = "load_module_strict"
     may_be_missing: bool = False  # a job that is started again after a failure finds nothing the first time
     is_lenient: bool = False  # a folder without `latest` is no error, as in DeepSpeed
 
@@ -72,7 +73,7 @@ class LoadPlan:
         return {
             "tag": tag,
             "load_module_only": not self.with_progress,
-            "load_module_strict": self.strict,
+            self.strict_argument: self.strict,
             "load_optimizer_states": self.with_optimizer,
             "load_lr_scheduler_states": self.with_scheduler,
             "custom_load_fn": not self.with_module,
@@ -97,20 +98,44 @@ def load_checkpoint(
     Errors: CheckpointError, on every rank, if they ask for different things, one of them cannot read it,
             or it does not fit
     """
-    candidates = _candidates(training, store, tag, plan)
+    candidates = [(store, one) for one in _candidates(training, store, tag, plan)]
     if not candidates:
         return None
-    names = _names_of_all(training)
-    for number, candidate in enumerate(candidates):
-        load = _Load(training, store, candidate, plan, names, take_module)
+    _, place, own_state = load_first_good(training, candidates, plan, take_module=take_module)
+    return place, own_state
+
+
+def load_first_good(
+    training: Training,
+    candidates: Sequence[tuple[Store, str]],
+    plan: LoadPlan,
+    *,
+    take_module: Callable[[dict[str, Any]], object] | None = None,
+) -> tuple[int, str, dict[str, Any]]:
+    """Take the state of the first of these checkpoints that is not damaged; return its index, where it is,
+    and this rank's client_state.
+
+    Order:  every rank must call this, with the same checkpoints
+    Errors: as `load_checkpoint`
+    """
+    names = names_of_all(training)
+    for number, (store, candidate) in enumerate(candidates):
+        load = Load(
+            training,
+            partial(_open, store, candidate, training),
+            f"{store.where}/{candidate}",
+            plan,
+            names,
+            take_module,
+        )
         problem = load.run()
         if problem is None:
-            return load.reader.place, load.client_state
+            return number, load.reader.place, load.client_state
         text, is_damage = problem
         if not is_damage or number + 1 == len(candidates):
             raise CheckpointError(text) from load.cause
         if training.job.is_first:
-            _log.warning("%s; trying %s, the one before", text, candidates[number + 1])
+            _log.warning("%s; trying %s, the one before", text, candidates[number + 1][1])
     raise AssertionError("there is always a candidate")
 
 
@@ -119,7 +144,7 @@ def _candidates(training: Training, store: Store, tag: str | None, plan: LoadPla
     found: list[str] | str = [] if tag is None else [tag]
     if tag is None and training.job.is_first:
         try:
-            found = _look(store, plan)
+            found = look(store, plan)
         except CheckpointError as error:
             found = str(error)
         except OSError as error:
@@ -143,7 +168,8 @@ def _check_asked(asked: list[dict[str, Any]]) -> None:
                 )
 
 
-def _look(store: Store, plan: LoadPlan) -> list[str]:
+def look(store: Store, plan: LoadPlan) -> list[str]:
+    """Return what may be loaded without a tag, best first. Errors: CheckpointError, OSError"""
     latest, tags = latest_tag(store), store.tags()
     if latest is None and plan.is_lenient:
         held = ", ".join(tags) or "no checkpoint"
@@ -169,10 +195,18 @@ def _look(store: Store, plan: LoadPlan) -> list[str]:
     return [latest, *reversed(older)]
 
 
+def _open(store: Store, tag: str, training: Training) -> OpenCheckpoint:
+    if not tag:
+        raise _Unfit(
+            f"tag {tag!r} is no name of a checkpoint; give one, or None for the one that {LATEST} names"
+        )
+    return open_checkpoint(store, tag, groups=_group_names(training))
+
+
 _Problem = tuple[str, bool]  # the problem, and whether another checkpoint may be better
 
 
-class _Load:
+class Load:
     """Load of one checkpoint, in the steps of "All or nothing"."""
 
     reader: OpenCheckpoint
@@ -182,13 +216,13 @@ class _Load:
     def __init__(
         self,
         training: Training,
-        store: Store,
-        tag: str,
+        open_reader: Callable[[], OpenCheckpoint],
+        where: str,
         plan: LoadPlan,
-        names: _Names,
-        take_module: Callable[[dict[str, Any]], object] | None,
+        names: Names,
+        take_module: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
-        self._training, self._store, self._tag, self._plan = training, store, tag, plan
+        self._training, self._open, self._where, self._plan = training, open_reader, where, plan
         self._names = names
         self._take_module = take_module
         self._module_state: dict[str, Any] = {}
@@ -209,7 +243,7 @@ class _Load:
             if problem is not None:
                 return f"{problem[0]}; until another one is loaded the engine cannot be used", problem[1]
             undo.pop_all()
-        self._training.model.parked_states.barred = None
+        self._training.model.parked_states.note_load()
         self._training.model.zero_gradients()
         return None
 
@@ -228,22 +262,16 @@ class _Load:
         return f"on rank {rank}: {problem[0]}", problem[1]
 
     def _describe(self, error: Exception) -> _Problem:
-        where = f"{self._store.where}/{self._tag}"
         if isinstance(error, CheckpointError):
             return str(error), not isinstance(error, _Unfit)
         if isinstance(error, OSError):
-            return f"{where} cannot be read: {error}", True
-        return f"{where} cannot be taken over: {type(error).__name__}: {error}", False
+            return f"{self._where} cannot be read: {error}", True
+        return f"{self._where} cannot be taken over: {type(error).__name__}: {error}", False
 
     def _prepare(self, undo: ExitStack) -> None:
         """Check that all that will be read is good and fits, and take over all but the model's tensors."""
         training, plan = self._training, self._plan
-        if not self._tag:
-            raise _Unfit(
-                f"tag {self._tag!r} is no name of a checkpoint; give one, or None for the "
-                f"one that {LATEST} names"
-            )
-        self.reader = open_checkpoint(self._store, self._tag, groups=_group_names(training))
+        self.reader = self._open()
         self.saved = self.reader.training()
         job = training.job
         self.client_state = client_state.of_rank(self.saved, rank=job.index, num_ranks=job.size)
@@ -276,8 +304,8 @@ class _Load:
         was = offloaded.barred
         offloaded.barred = None  # bar of an earlier load, whose remains this one replaces
         why = (
-            f"load_checkpoint() of {self._store.where}/{self._tag} has failed in the middle, so parameters "
-            "and optimizer states are of no one state; load a checkpoint, or make a new engine"
+            f"a load of {self._where} has failed in the middle, so parameters and optimizer states are of no "
+            "one state; load a checkpoint, or make a new engine"
         )
         try:
             yield
@@ -298,7 +326,7 @@ def _members(training: Training) -> Iterator[tuple[SubBuffer, int, Member]]:
                 yield sub_buffer, index, member
 
 
-class _Names(NamedTuple):
+class Names(NamedTuple):
     """Names of a whole model, whatever stages it is in."""
 
     parameters: set[str]
@@ -306,27 +334,27 @@ class _Names(NamedTuple):
     trained: set[str]
 
 
-def _own_names(training: Training) -> _Names:
+def _own_names(training: Training) -> Names:
     members = [
         (sub_buffer.is_trained, name)
         for sub_buffer, index, _ in _members(training)
         for name in sub_buffer.true_names(index)
     ]
-    return _Names(
+    return Names(
         parameters={name for _, name in members},
         buffers=set(training.beside_units()),
         trained={name for is_trained, name in members if is_trained},
     )
 
 
-def _names_of_all(training: Training) -> _Names:
+def names_of_all(training: Training) -> Names:
     """Order: a collective where ranks hold other layers"""
     own = _own_names(training)
     if len(training.domains.stage_leaders) == 1:
         return own
     answers = training.job.all_gather_objects(own if training.leads else None, what="names of parameters")
     stages = [one for one in answers if one is not None]
-    return _Names(*(set().union(*parts) for parts in zip(*stages, strict=True)))
+    return Names(*(set().union(*parts) for parts in zip(*stages, strict=True)))
 
 
 def _group_names(training: Training) -> list[list[str]]:
@@ -342,7 +370,7 @@ def _group_names(training: Training) -> list[list[str]]:
 
 
 def _check(
-    training: Training, reader: OpenCheckpoint, saved: dict[str, Any], plan: LoadPlan, names: _Names
+    training: Training, reader: OpenCheckpoint, saved: dict[str, Any], plan: LoadPlan, names: Names
 ) -> None:
     shapes = {name: tuple(found.size) for name, found in reader.tensors().items()}
     weights = {name[len(MODEL) :]: shape for name, shape in shapes.items() if name.startswith(MODEL)}
@@ -356,8 +384,14 @@ def _check(
             name: tuple(getattr(value, "shape", ())) for name, value in training.beside_units().items()
         }
         theirs, left_out = set(saved["buffers"]), set(saved["left_out"])
-        _check_names("parameters", names.parameters - left_out, set(weights) - theirs, strict=plan.strict)
-        _check_names("buffers", names.buffers, theirs, strict=plan.strict)
+        _check_names("parameters", names.parameters - left_out, set(weights) - theirs, plan)
+        _check_names("buffers", names.buffers - left_out, theirs, plan)
+        valueless = training.model.parked_states.valueless - set(weights)
+        if valueless:
+            raise _Unfit(
+                f"the checkpoint does not have {_listed(set(valueless))}, which have no values: the model "
+                "was made on the meta device; make the model inside dslaunch.zero.Init(), or on a device"
+            )
         for name, here in (params | buffers).items():
             there = weights.get(name, here)
             if here != there:
@@ -369,7 +403,7 @@ def _check(
     if plan.with_scheduler:
         _check_scheduler(training.scheduler, saved["scheduler"])
     if plan.with_optimizer and training.optimizer is not None:
-        _check_optimizer(training.optimizer, saved["optimizer"], names.trained, shapes, strict=plan.strict)
+        _check_optimizer(training.optimizer, saved["optimizer"], names.trained, shapes, plan)
 
 
 def _check_scheduler(scheduler: Any, saved: dict[str, Any] | None) -> None:
@@ -388,8 +422,7 @@ def _check_optimizer(
     saved: dict[str, Any] | None,
     trained: set[str],
     shapes: Mapping[str, tuple[int, ...]],
-    *,
-    strict: bool,
+    plan: LoadPlan,
 ) -> None:
     advice = "load with load_optimizer_states=False to take the weights alone"
     if saved is None:
@@ -406,14 +439,15 @@ def _check_optimizer(
     kinds = [name[len(STATE) :].rpartition(".") for name in shapes if name.startswith(STATE)]
     remembered = {name for name, _, kind in kinds if kind != MASTER} | set(saved["beside"])
     if remembered:
-        _check_names("optimizer states", trained, remembered, strict=strict)
+        remembered |= {name for name in trained if 0 in shapes.get(model_name(name), ())}
+        _check_names("optimizer states", trained, remembered, plan)
 
 
-def _check_names(what: str, ours: set[str], theirs: set[str], *, strict: bool) -> None:
-    if strict and ours != theirs:
+def _check_names(what: str, ours: set[str], theirs: set[str], plan: LoadPlan) -> None:
+    if plan.strict and ours != theirs:
         raise _Unfit(
             f"{what} differ: only in the model: {_listed(ours - theirs)}; only in the checkpoint: "
-            f"{_listed(theirs - ours)}; load_module_strict=False takes what both have"
+            f"{_listed(theirs - ours)}; {plan.strict_argument}=False takes what both have"
         )
 
 
@@ -472,7 +506,7 @@ def _all_runs(
     for unit in training.model.units:
         for sub_buffer in unit.sub_buffers:
             kinds = (
-                {*sub_buffer.optimizer_shard.states, *more_kinds}
+                {*sub_buffer.optimizer_shard.state_names, *more_kinds}
                 if plan.with_optimizer and sub_buffer.is_trained
                 else ()
             )

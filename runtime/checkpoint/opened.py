@@ -66,6 +66,11 @@ def is_checkpoint(store: Store) -> bool:
     return store.size(MANIFEST) is not None or (isinstance(store, FolderStore) and is_deepspeed(store.root))
 
 
+def holds_checkpoints(store: Store) -> bool:
+    """Whether the folder has checkpoints in it."""
+    return latest_tag(store) is not None or bool(store.tags())
+
+
 def open_checkpoint(store: Store, tag: str, *, groups: Sequence[Sequence[str]] = ()) -> OpenCheckpoint:
     """Return the checkpoint `tag`, dslaunch's or DeepSpeed's.
 

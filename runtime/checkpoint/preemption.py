@@ -18,11 +18,13 @@ from typing import Any
 
 import torch
 
+from ...shared import variables
 from ..comm.rank_group import Job
 from ..errors import without_credentials
 
 EXIT_CODE = 128 + signal.SIGTERM
 CHANGE_CODE = os.EX_TEMPFAIL  # 75: the launcher starts the job again, with other hosts
+_BY_DISK_CODE = CHANGE_CODE + 1  # among ranks: the same, and a snapshot in memory is not enough
 
 _log = logging.getLogger("dslaunch")
 
@@ -36,6 +38,7 @@ class Preemption:
         self._job = job
         self._is_asked = False
         self.agreed_code = 0  # exit code with which all ranks are to end; 0: none was asked to
+        self.is_by_disk = False  # the hosts that go take a part of the snapshots with them
         self._before: Any = None
         self._is_listening = save_dir is not None and threading.current_thread() is threading.main_thread()
         if self._is_listening:
@@ -53,13 +56,17 @@ class Preemption:
     def own_code(self) -> int:
         """The exit code with which this rank was asked to end; 0: it was not."""
         is_change = self._file is not None and os.path.exists(self._file)
-        return EXIT_CODE if self._is_asked else CHANGE_CODE if is_change else 0
+        if self._is_asked or not is_change:
+            return EXIT_CODE if self._is_asked else 0
+        return _BY_DISK_CODE if os.path.exists(f"{self._file}{variables.BY_DISK}") else CHANGE_CODE
 
     def settle(self, codes: Sequence[float]) -> None:
         """Take the codes of all ranks. Where SIGTERM and the file ask, the signal counts: its sender
         does not start the job again.
         """
-        self.agreed_code = int(max(codes))
+        code = int(max(codes))
+        self.is_by_disk = code == _BY_DISK_CODE
+        self.agreed_code = CHANGE_CODE if self.is_by_disk else code
 
     def ask(self, device: torch.device) -> None:
         """Settle it between two steps, whose norms bring the ranks' codes.

@@ -85,15 +85,15 @@ class PreparedSave:
         notes = self.notes
         problem: str | None
         if self.rank == 0:
-            mark, problem = self._told(self.store.begin, self.tag)
+            mark, problem = self.told(self.store.begin, self.tag)
             begun = _Begun(problem, mark or "", socket.gethostname())
             notes.tell("begun", begun)
         else:
             begun = _Begun(*notes.hear("begun", 0))
             problem = begun.problem
         if problem is None:
-            written, own_problem = self._told(self._write_own, begun)
-            problem = self._finish(notes, written or [], own_problem)
+            written, own_problem = self.told(self._write_own, begun)
+            problem = self.finish(written or [], own_problem)
         return problem
 
     def _write_own(self, begun: _Begun) -> list[Written]:
@@ -104,8 +104,11 @@ class PreparedSave:
             )
         return write_runs(self.store, self.store.partial_of(self.tag), self.all_runs, rank=self.rank)
 
-    def _finish(self, notes: RankNotes, written: list[Written], problem: str | None) -> str | None:
-        """Hand what this rank has written to rank 0, which makes a checkpoint of it all."""
+    def finish(self, written: list[Written], problem: str | None) -> str | None:
+        """Hand what this rank has written, or why it has not, to rank 0, which makes a checkpoint of it all;
+        return the error of any rank, with its number.
+        """
+        notes = self.notes
         if self.rank != 0:
             notes.tell("written", (written, problem))
             result: str | None = notes.hear("result", 0)
@@ -118,9 +121,9 @@ class PreparedSave:
             answers, problem = [], f": {error}"
         if problem is None:
             boxes = [_read_written(one) for boxes, _ in answers for one in boxes]
-            problem = self._told(self._publish, boxes)[1]
+            problem = self.told(self._publish, boxes)[1]
         if problem is not None:
-            self._told(self.store.abandon, self.tag)
+            self.told(self.store.abandon, self.tag)
         notes.tell("result", problem)
         notes.wait_until_heard()
         return problem
@@ -132,7 +135,8 @@ class PreparedSave:
         for name, data in {METADATA: make_metadata(written), **self.small_files}.items():
             store.put(f"{folder}/{name}", data)
             files[name] = (FileSpan(0, len(data), digest(data)),)
-        put_scripts(store)
+        if store.is_for_people:
+            put_scripts(store)
         store.put(f"{folder}/{MANIFEST}", self.manifest.with_files(files).to_json())
         store.publish(folder, self.tag, is_latest=self.save_latest)
         if self.keep_last is not None:
@@ -152,7 +156,7 @@ class PreparedSave:
         Errors: OSError
         """
         folder = self.store.partial_of(self.tag)
-        missing = sorted(set(files) - set(self.store.files(folder)))
+        missing = self.store.missing(folder, list(files))
         if missing:
             raise FileNotFoundError(
                 f"another rank has written {missing[0]}, which is not in {self.store.where}/{folder} here: "
@@ -160,7 +164,7 @@ class PreparedSave:
                 "save_checkpoint() one that all ranks see"
             )
 
-    def _told(self, do: Callable[..., T], *args: Any) -> tuple[T | None, str | None]:
+    def told(self, do: Callable[..., T], *args: Any) -> tuple[T | None, str | None]:
         """Return what it returns, and what went wrong: other ranks wait to hear of it."""
         try:
             return do(*args), None
@@ -281,6 +285,19 @@ def _frozen(training: Training) -> frozenset[str]:
     )
 
 
+def _kept_dtypes(training: Training) -> frozenset[str]:
+    """Return the names of the tensors that no export converts: bits, and what belongs to them."""
+    members = {
+        name
+        for unit in training.model.units
+        for sub_buffer in unit.sub_buffers
+        for index, member in enumerate(sub_buffer.members)
+        if member.keeps_dtype
+        for name in sub_buffer.true_names(index)
+    }
+    return frozenset(members | training.model.packed_whole.keys())
+
+
 def _check_tags(training: Training, tags: Sequence[str], *, is_latest: bool) -> None:
     """See on rank 0 that its tag can be one, and whether the others have the same.
 
@@ -336,6 +353,8 @@ class _Outline(NamedTuple):
     left_out: list[str]
     frozen: list[str]
     aliases: dict[str, str]
+    kept_dtypes: list[str]
+    no_weights: list[str]
     extra_state: dict[str, Any]
     state_names: list[str]  # states of the optimizer
 
@@ -349,8 +368,10 @@ def _outline(training: Training, others: Mapping[str, Any], left_out: frozenset[
         left_out=sorted(left_out),
         frozen=sorted(_frozen(training)),
         aliases=training.aliases(),
+        kept_dtypes=sorted(_kept_dtypes(training)),
+        no_weights=sorted(training.model.packed_whole.keys() - training.module.state_dict(keep_vars=True)),
         extra_state=extra_state,
-        state_names=sorted({name for one in shards for name in one.optimizer_shard.states}),
+        state_names=sorted({name for one in shards for name in one.optimizer_shard.state_names}),
     )
 
 
@@ -379,6 +400,8 @@ def _describe(training: Training, outlines: Sequence[_Outline]) -> dict[str, Any
         "frozen": _together(one.frozen for one in outlines),
         "aliases": {name: first for one in outlines for name, first in one.aliases.items()},
         "optimizer": _describe_optimizer(training, outlines),
+        "kept_dtypes": _together(one.kept_dtypes for one in outlines),
+        "no_weights": _together(one.no_weights for one in outlines),
         "extra_state": {name: value for one in outlines for name, value in one.extra_state.items()},
         "scheduler": scheduler,
         "progress": training.progress.to_dict(),

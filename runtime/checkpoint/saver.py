@@ -9,7 +9,6 @@ written from the copies, whose memory stays for the next save.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -20,13 +19,13 @@ from ..comm.captures import ignore_captures
 from ..comm.process_group import group_device
 from ..comm.rank_group import Job
 from ..errors import CheckpointError
+from .background import yield_to_training
 from .files.snapshot import Memory, Snapshot
 
 if TYPE_CHECKING:  # see runtime/engine/checkpoints.py
     from .save import PreparedSave
+    from .snapshots import Snapshots
 
-# while files are written: a seventieth of a core where others want it, all of it otherwise
-_NICENESS = 19
 _log = logging.getLogger("dslaunch")
 
 
@@ -57,8 +56,9 @@ class _Current:
 class Saver:
     """Saver of one engine."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, snapshots: Snapshots | None = None) -> None:
         self._job = job
+        self.snapshots = snapshots  # None: none are taken
         self._memory = Memory()
         self._current = _Current()
         weakref.finalize(self, self._current.tell_failure)  # at exit, too, when the thread has ended
@@ -89,7 +89,9 @@ class Saver:
         under_way.stalled_s = time.perf_counter() - begun_at
 
     def before_change(self) -> None:
-        """Values are about to change: wait until a save beside training has its copy."""
+        """Values are about to change: wait until a save beside training has its copy, and a snapshot all."""
+        if self.snapshots is not None:
+            self.snapshots.before_change()
         under_way = self._current.save
         if under_way is not None and not under_way.is_copied.is_set():
             begun_at = time.perf_counter()
@@ -129,7 +131,7 @@ class Saver:
         self._tell(under_way.prepared, stalled_s=under_way.stalled_s)
 
     def close(self) -> None:
-        """Wait for a save beside training, and give back the memory of its copies.
+        """Wait for a save beside training and for a snapshot, and give back the memory of copies.
 
         Errors: as `wait`
         """
@@ -137,6 +139,8 @@ class Saver:
             self.wait()
         finally:
             self._memory.clear()
+            if self.snapshots is not None:
+                self.snapshots.close()
 
     def _run(self, under_way: _UnderWay) -> None:
         ignore_captures()
@@ -145,7 +149,7 @@ class Saver:
                 snapshot.take_rest()
             self._memory.clear()  # frees copies that no longer match the saved tensors
             under_way.is_copied.set()
-            _yield_to_training()
+            yield_to_training()
             under_way.prepared.write()
         except BaseException as error:  # told by `wait`, in the thread that trains
             under_way.problem = error
@@ -153,10 +157,3 @@ class Saver:
     def _tell(self, prepared: PreparedSave, *, stalled_s: float) -> None:
         if prepared.rank == 0:
             _log.info("checkpoint %s is there; training waited %.3f s for it", prepared.where, stalled_s)
-
-
-def _yield_to_training() -> None:
-    """Let this thread, and those that it starts, have the processor when training does not want it."""
-    thread = threading.get_native_id()
-    niceness = os.getpriority(os.PRIO_PROCESS, thread)
-    os.setpriority(os.PRIO_PROCESS, thread, max(niceness, _NICENESS))

@@ -17,6 +17,7 @@ from ..mesh.domain import Domains
 from ..step.flat_optimizer import FlatOptimizer
 from ..step.loss_scale import LossScaler
 from ..zero.model.sharded_model import ShardedModel
+from ..zero.parameters.packed import lies_in_unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +40,13 @@ class Training:
         return self.domains.job
 
     def beside_units(self) -> dict[str, Any]:
-        """Return what of the module's state_dict lies in no unit: buffers,
-        integer parameters, extra state.
+        """Return what of the module's state_dict lies in no unit: buffers, integer parameters, extra state;
+        and what packed parameters have whole.
         """
         in_units = {
             name
             for name, param in self.module.named_parameters(remove_duplicate=False)
-            if param.is_floating_point()
+            if lies_in_unit(param)
         }
         in_units |= {
             name
@@ -55,7 +56,7 @@ class Training:
             for name in sub_buffer.true_names(index)
         }
         # keep_vars, because detaching a parameter asks for its values, which may be sharded
-        state = self.module.state_dict(keep_vars=True)
+        state = self.model.packed_whole | self.module.state_dict(keep_vars=True)
         return {
             name: value.detach() if isinstance(value, Tensor) else value
             for name, value in state.items()
@@ -71,7 +72,7 @@ class Training:
         """Return what of `beside_units` this rank writes into a checkpoint: the first of those that share
         it.
         """
-        named = dict(self.module.state_dict(keep_vars=True))
+        named = self.model.packed_whole | self.module.state_dict(keep_vars=True)
 
         def is_ours(name: str) -> bool:
             value = named[name]

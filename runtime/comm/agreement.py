@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..errors import ConfigError
+from .wire import before_unwired
 
 
 def agree(own: Mapping[str, object], *, what: str, cure: str) -> None:
@@ -40,5 +41,6 @@ def fail_together(problem: str) -> None:
 
 def _all_told(own: Any) -> list[Any]:
     everywhere: list[Any] = [None] * dist.get_world_size()
+    before_unwired()
     dist.all_gather_object(everywhere, own)
     return everywhere

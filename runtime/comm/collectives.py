@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -115,6 +116,8 @@ class Collectives:
         """Overwrite `tensor` on every sharer with that of sharer `source`, and where others hold copies of
         it, with the first copy.
         """
+        if tensor.itemsize == 1:
+            tensor = tensor.view(torch.uint8)  # NCCL and gloo know no floats of 8 bits
         self.sharers.broadcast(tensor, what=what, source=source)
         RankGroup(self.mesh.copies, self.wire).broadcast(tensor, what=what)
 

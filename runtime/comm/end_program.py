@@ -8,6 +8,8 @@ import sys
 import torch
 import torch.distributed as dist
 
+from .wire import before_unwired
+
 
 def end_program() -> None:
     """End this process, with the exit code 0, when all ranks have come here.
@@ -16,6 +18,7 @@ def end_program() -> None:
     Order: a collective
     """
     device = "cuda" if torch.cuda.is_available() and "nccl" in dist.get_backend_config() else "cpu"
+    before_unwired()
     dist.all_reduce(torch.zeros(1, device=device))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

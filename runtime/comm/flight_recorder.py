@@ -240,6 +240,8 @@ class FlightRecorder:
         self.quiet_since = time.monotonic()  # when a collective last began or was waited for
         self.phases: Phases | None = None  # these count the time to wait for a collective
         self.tell_hang: Callable[[str], None] | None = None  # gets the report of a hang, too
+        # gets the seconds for which this rank has stood in one collective
+        self.tell_wait: Callable[[float], None] | None = None
         self._issued = [0] * NUM_LANES
         self._turns: dict[Line, int] = {}
         self._recent: deque[Collective] = deque(maxlen=_NUM_RECENT)

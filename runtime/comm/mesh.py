@@ -19,6 +19,7 @@ from itertools import count
 import torch.distributed as dist
 
 from .process_group import destroy_group, group_timeout
+from .wire import before_unwired
 
 Lines = Sequence[Sequence[int]]  # ranks of the job, each in exactly one line
 
@@ -235,6 +236,7 @@ def _make_groups(lines: Lines, own: Sequence[int]) -> dist.ProcessGroup | None:
     ranks: a hash of the ranks and of how many groups this one is in. There is no way to say another.
     """
     description = f"dslaunch:{next(_numbers)}"
+    before_unwired()
     if _can_split():
         split: dist.ProcessGroup | None = dist.split_group(
             split_ranks=[list(line) for line in lines], timeout=group_timeout(), group_desc=description

@@ -1,8 +1,9 @@
 """Check that all ranks do the same collectives in the same order.
 
 Ranks that gather units of one size in different orders get each other's values, and nothing stops them. So
-fingerprints of the order travel with the gradient norm, before a step changes anything; forwards without
-gradients send them beside the next forward. DSLAUNCH_DEBUG=collectives also asks after every step.
+fingerprints of the order travel with the gradient norm, before a step changes anything; where ranks compute
+forwards together, those without gradients send them beside the next forward. DSLAUNCH_DEBUG=collectives also
+asks after every step.
 
 [Note: who is compared with whom]
 A fingerprint is of a stream (flight_recorder.py), and compared among the ranks that do the same in it, no
@@ -31,6 +32,7 @@ from .flight_recorder import DATA_LANE, NUM_LANES, PARAMETER_LANE, Collective, L
 from .mesh import Lines
 from .rank_group import Job, RankGroup
 from .rank_names import RankNames
+from .wire import before_unwired
 
 _NUM_REMEMBERED = 10_000  # collectives, of which one step should have fewer
 _NUM_NAMED = 4
@@ -87,7 +89,11 @@ class OrderCheck:
 
     @property
     def fingerprints(self) -> list[float]:
-        """Return those of the order so far; see [Note: who is compared with whom]."""
+        """Return those of the order so far; see [Note: who is compared with whom].
+
+        Order: a collective, where other ranks still evaluate: what they gather counts on all ranks
+        """
+        before_unwired()
         meter = self._job.wire.meter
         return [float(meter.order_hash), *(float(meter.data_hash(line)) for line in self._own_lines)]
 

@@ -251,6 +251,7 @@ class _Sums:
         # times of the step under way
         self._step: dict[str, float] = dict.fromkeys((*_PARTS, *_WHOLE, _UNTIMED), 0.0)
         self._steps, self._step_s, self._paused_s = 0, 0.0, 0.0  # since they were taken
+        self._saving_s = 0.0  # saving and loading alone
         self._parts_s = dict.fromkeys(_PARTS, 0.0)  # timed steps
         self._short_s = dict.fromkeys(_PARTS, 0.0)  # short timed steps alone
         self._like_s = dict.fromkeys(_PARTS, 0.0)  # the same, the last time that there were some
@@ -273,6 +274,7 @@ class _Sums:
         self._steps += 1
         self._step_s += own_s + paused_s
         self._paused_s += paused_s
+        self._saving_s += step[PAUSED]
         sums = [self._parts_s]
         if own_s < SHORT_S:
             self._untimed_s += untimed_s
@@ -292,8 +294,10 @@ class _Sums:
             self._like_s, self._short_s = self._short_s, dict.fromkeys(_PARTS, 0.0)
         share = self._untimed_s / (sum(self._like_s.values()) or 1.0)
         times = {"steps": self._steps, "step_s": self._step_s, "paused_s": self._paused_s}
+        times["saving_s"] = self._saving_s
         times |= {f"{phase}_s": own_s + share * self._like_s[phase] for phase, own_s in self._parts_s.items()}
         self._steps, self._step_s, self._paused_s, self._untimed_s = 0, 0.0, 0.0, 0.0
+        self._saving_s = 0.0
         self._parts_s = dict.fromkeys(_PARTS, 0.0)
         return {name: value for name, value in times.items() if value}
 

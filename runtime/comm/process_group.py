@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import weakref
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -23,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError, UserError
 from ..started import DEFAULT_PORT, join
+from .wire import before_unwired
 
 _log = logging.getLogger("dslaunch")
 
@@ -191,5 +193,8 @@ def _end_process_group(made: weakref.ref[dist.ProcessGroup]) -> None:
     """
     error = getattr(sys, "last_value", None)  # the uncaught exception, if that is why we end
     is_ours = dist.is_initialized() and dist.group.WORLD is made()
+    if is_ours and error is None:
+        with suppress(RuntimeError):  # the others may have failed
+            before_unwired()
     if is_ours and (error is None or isinstance(error, UserError)):
         destroy_group()

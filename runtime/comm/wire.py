@@ -5,6 +5,7 @@ order.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -15,6 +16,9 @@ from .flight_recorder import Flight, FlightRecorder, Line
 
 class Wire:
     """Wire of one engine."""
+
+    # Called before the next collective of any engine; it may have collectives of its own.
+    before_next: ClassVar[Callable[[], None] | None] = None
 
     def __init__(self) -> None:
         self.meter = Meter()
@@ -37,6 +41,8 @@ class Wire:
         """Count and note a collective; all pass here before they are sent. Objects that torch pickles are no
         `tensor`.
         """
+        if Wire.before_next is not None:
+            Wire.before_next()
         nbytes = 0 if tensor is None else tensor.nbytes
         self.meter.record(counted_as or op, what, nbytes=nbytes, sent_bytes=sent_bytes, lane=lane, line=line)
         stopwatch = None
@@ -44,6 +50,15 @@ class Wire:
             whole = None if tensor is None else nbytes
             stopwatch = self._log.stopwatch(op, what, nbytes=whole, sent_bytes=sent_bytes)
         return self.recorder.begin(op, what, nbytes=nbytes, lane=lane, line=line, stopwatch=stopwatch)
+
+
+def before_unwired() -> None:
+    """Do what is to be done before a collective that passes no wire.
+
+    Order: a collective
+    """
+    if Wire.before_next is not None:
+        Wire.before_next()
 
 
 def nothing_before(what: str) -> None:

@@ -8,37 +8,22 @@ method of transformers is replaced meanwhile; here the saved tensor itself tells
 
 from __future__ import annotations
 
-import sys
-from collections import deque
+from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..activation.host_inputs import HostCopy, to_device, to_host
+from ..activation.host_inputs import HostInputs, is_of_torchs_checkpoint
 from ..errors import ConfigError
-from ..zero.access import access
-
-_CHECKPOINTS = "torch.utils.checkpoint"
-_BETWEEN = ("torch.autograd.function", access.__name__)
 
 
-class _Kept:
-    """One input: on its device until others have come, then in host memory."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Tensor) -> None:
-        self.value: Tensor | HostCopy = value
-
-
-class CheckpointHiddenStatesOffload(torch.autograd.graph.saved_tensors_hooks):
+class CheckpointHiddenStatesOffload:
     """While it is entered, what torch.utils.checkpoint keeps of its functions' inputs goes to host memory.
 
-    It is for forwards; backwards may be inside or after it. `keep_last_count`: so many of the newest inputs
-    stay on the device, for the backward wants them first. Inputs below `min_offload_bytes`, parameters and
-    buffers stay as well. The other arguments are DeepSpeed's, for streams and pools of memory; torch's pinned
-    memory serves here.
+    It is for forwards; backwards may be inside or after it. `keep_last_count`: of so many of the newest
+    checkpoints the inputs stay on the device, for the backward wants them first. Inputs below
+    `min_offload_bytes`, parameters and buffers stay as well. The other arguments are DeepSpeed's, for streams
+    and pools of memory; torch's pinned memory serves here.
     """
 
     def __init__(
@@ -60,49 +45,30 @@ class CheckpointHiddenStatesOffload(torch.autograd.graph.saved_tensors_hooks):
         for name, number in numbers.items():
             if number < 0:
                 raise ConfigError(f"{name} must be >= 0, got {number}")
-        super().__init__(self._pack, self._unpack)
         self.use_pin_memory, self.min_offload_bytes = use_pin_memory, min_offload_bytes
         self.keep_last_count = keep_last_count
-        self.num_on_host = 0
-        self._newest: deque[_Kept] = deque()
+        self._inputs = HostInputs(keep_last=keep_last_count, is_pinned=use_pin_memory)
+        self._entered: list[AbstractContextManager[object]] = []
 
-    def __enter__(self) -> CheckpointHiddenStatesOffload:  # type: ignore[override]
-        super().__enter__()
+    @property
+    def num_on_host(self) -> int:
+        """Number of inputs that went to host memory so far."""
+        return self._inputs.num_sent
+
+    def __enter__(self) -> CheckpointHiddenStatesOffload:
+        self._inputs.begin_forward()
+        self._entered.append(self._inputs.hooks(self._is_moved))
+        self._entered[-1].__enter__()
         return self
 
-    def __exit__(self, *args: object) -> None:
-        super().__exit__(*args)
-        self._newest.clear()  # inputs on the device stay there
-
-    def _pack(self, tensor: Tensor) -> Tensor | _Kept:
-        if not self._is_moved(tensor):
-            return tensor
-        kept = _Kept(tensor)
-        self._newest.append(kept)
-        while len(self._newest) > self.keep_last_count:
-            older = self._newest.popleft()
-            if isinstance(older.value, Tensor):
-                older.value = to_host(older.value, is_pinned=self.use_pin_memory)
-                self.num_on_host += isinstance(older.value, HostCopy)
-        return kept
+    def __exit__(self, *args: Any) -> None:
+        self._entered.pop().__exit__(*args)
 
     def _is_moved(self, tensor: Tensor) -> bool:
-        if isinstance(tensor, nn.Parameter | nn.Buffer):
-            return False
-        return tensor.numel() * tensor.element_size() >= self.min_offload_bytes and _is_of_checkpoint()
-
-    def _unpack(self, saved: Any) -> Tensor:
-        return to_device(saved.value) if isinstance(saved, _Kept) else saved
+        num_bytes = tensor.numel() * tensor.element_size()
+        return num_bytes >= self.min_offload_bytes and is_of_torchs_checkpoint(tensor)
 
 
 def get_checkpoint_hidden_states_offloading_ctx_manager(**options: Any) -> CheckpointHiddenStatesOffload:
     """Return a context that moves inputs of checkpoints to host memory."""
     return CheckpointHiddenStatesOffload(**options)
-
-
-def _is_of_checkpoint() -> bool:
-    """Whether it is torch's checkpoint that saves: its own hooks take what the function inside saves."""
-    frame = sys._getframe(3)  # frame of the code that saves the tensor
-    while frame.f_back is not None and frame.f_globals.get("__name__") in _BETWEEN:
-        frame = frame.f_back
-    return frame.f_globals.get("__name__") == _CHECKPOINTS

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from ..comm.comms_log import (
 )
 from ..comm.process_group import destroy_group, group_device, group_timeout
 from ..comm.rank_group import all_gather_single
+from ..comm.wire import before_unwired
 from ..environment import read_environment
 from ..errors import ConfigError
 from . import host_reduction
@@ -67,6 +69,21 @@ _ABSENT = (
 )
 
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _collective(call: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Have this rank first take part in the forwards without gradients that others still run."""
+
+    @wraps(call)
+    def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        before_unwired()
+        return call(*args, **kwargs)
+
+    return called
+
+
 # ---- groups ----
 
 
@@ -80,6 +97,7 @@ def is_initialized() -> bool:
     return dist.is_initialized()
 
 
+@_collective
 def new_group(ranks: Sequence[int] | range) -> Any:
     """Make a group of these ranks, whose collectives may take as long as the default group's.
 
@@ -88,6 +106,7 @@ def new_group(ranks: Sequence[int] | range) -> Any:
     return dist.new_group(list(ranks), timeout=group_timeout())
 
 
+@_collective
 def destroy_process_group(group: Group = None) -> None:
     """End this group, or all."""
     destroy_group(group)
@@ -128,16 +147,19 @@ def get_all_ranks_from_group(group: Group = None) -> list[int]:
     return dist.get_process_group_ranks(group or get_world_group())
 
 
+@_collective
 def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> DeviceMesh:
     """Return torch's mesh of all ranks."""
     return init_device_mesh(group_device().type, tuple(mesh_shape), mesh_dim_names=tuple(mesh_dim_names))
 
 
+@_collective
 def barrier(group: Group = None, async_op: bool = False, device_ids: list[int] | None = None) -> Any:
     """Wait until all ranks of the group are here."""
     return dist.barrier(group=group, async_op=async_op, device_ids=device_ids)
 
 
+@_collective
 def monitored_barrier(
     group: Group = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
@@ -151,11 +173,13 @@ def monitored_barrier(
 # ---- one to all, all to one ----
 
 
+@_collective
 def broadcast(tensor: Tensor, src: int, group: Group = None, async_op: bool = False) -> Any:
     """Overwrite `tensor` on every rank with that of rank `src`, a number in the job."""
     return dist.broadcast(tensor, src=src, group=group, async_op=async_op)
 
 
+@_collective
 def broadcast_object_list(
     object_list: list[Any], src: int, group: Group = None, device: torch.device | None = None
 ) -> None:
@@ -163,6 +187,7 @@ def broadcast_object_list(
     dist.broadcast_object_list(object_list, src=src, group=group, device=device)
 
 
+@_collective
 def gather(
     tensor: Tensor,
     gather_list: list[Tensor] | None = None,
@@ -174,6 +199,7 @@ def gather(
     return dist.gather(tensor, gather_list, dst=dst, group=group, async_op=async_op)
 
 
+@_collective
 def scatter(
     tensor: Tensor,
     scatter_list: list[Tensor] | None = None,
@@ -185,6 +211,7 @@ def scatter(
     return dist.scatter(tensor, scatter_list, src=src, group=group, async_op=async_op)
 
 
+@_collective
 def reduce(tensor: Tensor, dst: int, op: Any = _SUM, group: Group = None, async_op: bool = False) -> Any:
     """Reduce `tensor` over the group; only rank `dst`'s is meaningful afterwards."""
     if not host_reduction.is_average(op, tensor, group):
@@ -196,6 +223,7 @@ def reduce(tensor: Tensor, dst: int, op: Any = _SUM, group: Group = None, async_
 # ---- all to all ----
 
 
+@_collective
 def all_reduce(tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False) -> Any:
     """Reduce `tensor` over the group, in place, on all ranks."""
     if not host_reduction.is_average(op, tensor, group):
@@ -216,6 +244,7 @@ def all_reduce_coalesced(
     return _together([all_reduce(one, op, group, async_op=True) for one in tensors], async_op=async_op)
 
 
+@_collective
 def reduce_scatter(
     output: Tensor, input_list: Sequence[Tensor], op: Any = _SUM, group: Group = None, async_op: bool = False
 ) -> Any:
@@ -229,6 +258,7 @@ def reduce_scatter(
     return work if async_op else None
 
 
+@_collective
 def reduce_scatter_tensor(
     output_tensor: Tensor, tensor: Tensor, op: Any = _SUM, group: Group = None, async_op: bool = False
 ) -> Any:
@@ -260,11 +290,13 @@ def has_reduce_scatter_tensor() -> bool:
     return True
 
 
+@_collective
 def all_gather(tensor_list: list[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False) -> Any:
     """Fill the list with every rank's tensor, in rank order."""
     return dist.all_gather(tensor_list, tensor, group=group, async_op=async_op)
 
 
+@_collective
 def all_gather_into_tensor(
     output_tensor: Tensor, tensor: Tensor, group: Group = None, async_op: bool = False
 ) -> Any:
@@ -306,11 +338,13 @@ def all_gather_coalesced(
     return _together(works, async_op=async_op)
 
 
+@_collective
 def all_gather_object(object_list: list[Any], obj: object, group: Group = None) -> None:
     """Fill the list with a copy of every rank's object, in rank order, by pickle."""
     dist.all_gather_object(object_list, obj, group=group)
 
 
+@_collective
 def all_to_all_single(
     output: Tensor,
     tensor: Tensor,
@@ -327,6 +361,7 @@ def all_to_all_single(
     )
 
 
+@_collective
 def all_to_all(
     output_tensor_list: list[Tensor],
     input_tensor_list: list[Tensor],
@@ -343,21 +378,25 @@ def all_to_all(
 # ---- one to one ----
 
 
+@_collective
 def send(tensor: Tensor, dst: int, group: Group = None, tag: int = 0) -> None:
     """Send the tensor to rank `dst`, a number in the job."""
     dist.send(tensor, dst, group=group, tag=tag)
 
 
+@_collective
 def recv(tensor: Tensor, src: int | None = None, group: Group = None, tag: int = 0) -> int:
     """Fill it with what rank `src` sends, by default the first rank that sends; return the sender."""
     return dist.recv(tensor, src, group=group, tag=tag)
 
 
+@_collective
 def isend(tensor: Tensor, dst: int, group: Group = None, tag: int = 0) -> Any:
     """Begin to send; the returned work tells when it is done."""
     return dist.isend(tensor, dst, group=group, tag=tag)
 
 
+@_collective
 def irecv(tensor: Tensor, src: int | None = None, group: Group = None, tag: int = 0) -> Any:
     """Begin to receive; the returned work tells when it is done."""
     return dist.irecv(tensor, src, group=group, tag=tag)
@@ -375,6 +414,7 @@ class P2POp:
         self.tensor, self.peer, self.group, self.tag = tensor, peer, group, tag
 
 
+@_collective
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Any]:
     """Begin all of these operations; return their works."""
     return dist.batch_isend_irecv(

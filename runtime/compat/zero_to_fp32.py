@@ -68,9 +68,11 @@ def get_fp32_state_dict_from_zero_checkpoint(
     source = open_source(checkpoint_dir, tag)
     names, aliases = select(source, exclude_frozen_parameters=exclude_frozen_parameters)
     state: dict[str, Any] = {}
+    kept = source.kept_dtypes()
     for name in names:
         shape, dtype = source.names()[name]
-        spec = Spec(tuple(shape), torch.float32 if dtype.is_floating_point else dtype)
+        is_converted = dtype.is_floating_point and name not in kept
+        spec = Spec(tuple(shape), torch.float32 if is_converted else dtype)
         lazy = LazyTensor(spec, _reader(source, name, spec.dtype))
         state[name] = lazy if lazy_mode else lazy.contiguous()
     return state | {other: state[name] for other, name in aliases.items()}

@@ -7,17 +7,18 @@ from .section import Section
 
 
 class ActivationConfig(Section):
-    """Checkpointing in models that call `dslaunch.checkpointing.checkpoint()`; the first three fields have an
-    effect.
+    """Checkpointing in models that call `dslaunch.checkpointing.checkpoint()` or torch's; the first three
+    fields have an effect.
     """
 
     cpu_checkpointing: Bool = False
-    """inputs of functions that go through dslaunch.checkpointing.checkpoint() wait in host memory for the
-    backward"""
+    """inputs of checkpointed functions wait in host memory for the backward: of those that go through
+    dslaunch.checkpointing.checkpoint(), and of torch.utils.checkpoint (reentrant or not, as
+    gradient_checkpointing_enable() of transformers uses it) in a forward of the engine"""
     synchronize_checkpoint_boundary: Bool = False
-    """wait for the GPU before and after such a function"""
+    """wait for the GPU before and after a function that goes through dslaunch.checkpointing.checkpoint()"""
     profile: Bool = False
-    """rank 0 prints what these functions took, and their recomputation, for each optimizer step"""
+    """rank 0 prints what such functions took, and their recomputation, for each optimizer step"""
     partition_activations: Bool = False
     """has no effect, which a warning says: without model parallelism there is nothing to divide"""
     contiguous_memory_optimization: Bool = False
@@ -29,3 +30,8 @@ class ActivationConfig(Section):
     def asks_for_something(self) -> bool:
         """Whether anything is on."""
         return any(self.model_dump().values())
+
+    @property
+    def asks_for_inputs_alone(self) -> bool:
+        """Whether nothing is on but what torch's checkpoint() does, too."""
+        return not any(value for name, value in self.model_dump().items() if name != "cpu_checkpointing")

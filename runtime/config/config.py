@@ -65,6 +65,10 @@ class Config(Section):
     max_skipped_steps: Count | None = None
     """an error after so many steps in a row whose gradients are infinite or NaN; 0: any number; 1000 if left
     out where the loss is scaled, else 100; ours, not DeepSpeed's"""
+    rerun_outliers: Size | None = None
+    """a step whose gradients are infinite or NaN where the loss is not scaled, or whose norm is so many
+    standard deviations above that of the last steps, has each rank compute its last micro batch again, to
+    name a host that computes wrong; 10 is a good number; 0 or left out: off; ours, not DeepSpeed's"""
     steps_per_print: Interval = None
     """optimizer steps between two lines of progress; 0 or left out: none"""
     wall_clock_breakdown: Bool = False

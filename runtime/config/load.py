@@ -12,7 +12,7 @@ from . import optimizer
 from .batch import MICRO, STEPS, TRAIN, fill_batch
 from .config import Config, ConfigOrigin
 from .key_table import keys_for
-from .keys.value import DTYPE, POSITIVE, show, show_name
+from .keys.value import DTYPE, OPTIMIZER_STATE_DTYPE, POSITIVE, STATE_DTYPE, show, show_name
 from .lenient import relax
 from .mesh import MeshConfig
 from .pipeline import PipelineConfig
@@ -68,6 +68,7 @@ def _check_together(values: dict[str, Any], problems: dict[str, str]) -> None:
             f"data_types.param_dtype {show(wanted)} contradicts bf16.enabled and fp16.enabled, by which "
             f"parameters are {trained}; write {show(trained)}, or leave it out"
         )
+    _check_kept(values, problems, is_bf16=is_on("bf16"))
     if is_on("bf16") and is_on("fp16"):
         problems["fp16.enabled"] = "fp16.enabled true contradicts bf16.enabled true; keep bf16"
     for section in ("bf16", "fp16"):
@@ -76,6 +77,36 @@ def _check_together(values: dict[str, Any], problems: dict[str, str]) -> None:
                 f"torch_autocast.enabled true contradicts {section}.enabled true: one keeps float32 "
                 "parameters, the other makes 16-bit ones; keep one of them"
             )
+
+
+# DeepSpeed's keys and ours that say the same: in which dtype values are kept from step to step
+_KEPT_IN = (
+    ("bf16.bf16_master_weights_and_grads", "data_types.master_dtype"),
+    ("bf16.bf16_optimizer_states", "data_types.optimizer_state_dtype"),
+)
+
+
+def _check_kept(values: dict[str, Any], problems: dict[str, str], *, is_bf16: bool) -> None:
+    """Rules about values that are kept in bfloat16."""
+
+    def said(key: str) -> Any:
+        section, name = key.split(".")
+        inner = values.get(section)
+        return inner.get(name) if isinstance(inner, dict) else None
+
+    for key, own in _KEPT_IN:
+        if said(key) is True and not is_bf16:
+            problems[key] = f"{key} true needs bf16.enabled true; leave it out"
+        wanted = said(own)
+        is_known = OPTIMIZER_STATE_DTYPE.accepts(wanted)
+        if said(key) is True and is_known and OPTIMIZER_STATE_DTYPE.read(wanted) != "bf16":
+            problems[own] = f"{own} {show(wanted)} contradicts {key} true; leave one of them out"
+    master = said("data_types.master_dtype")
+    if STATE_DTYPE.accepts(master) and STATE_DTYPE.read(master) == "bf16" and not is_bf16:
+        problems["data_types.master_dtype"] = (
+            f"data_types.master_dtype {show(master)} needs bf16.enabled true: a bfloat16 parameter is its "
+            "own master; leave it out, or train in bf16"
+        )
 
 
 def _finish(name: str, sifted: Sifted, *, is_lenient: bool) -> None:

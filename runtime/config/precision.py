@@ -8,18 +8,34 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
-from .keys.value import Bool, DtypeName, LossScale, Positive, ScalePower, Texts, choice
+from .keys.value import (
+    Bool,
+    DtypeName,
+    LossScale,
+    OptimizerStateDtype,
+    Positive,
+    ScalePower,
+    StateDtype,
+    Texts,
+    choice,
+)
 from .section import Section
 
 
 class Bf16Config(Section):
-    """bfloat16 parameters and gradients with a float32 master copy; off means float32 throughout."""
+    """bfloat16 parameters and gradients, with a float32 master copy unless the keys below say bfloat16; off
+    means float32 throughout.
+    """
 
     enabled: Bool = False
     """bfloat16 parameters and gradients with a float32 master copy (old name: bfloat16)"""
     check_grad_overflow: Bool = True
     """skip a step whose gradients are infinite or NaN; true if left out. False: it is applied, without
     clipping"""
+    bf16_master_weights_and_grads: Bool = False
+    """as data_types.master_dtype bf16"""
+    bf16_optimizer_states: Bool = False
+    """as data_types.optimizer_state_dtype bf16"""
 
 
 class Fp16Config(Section):
@@ -44,7 +60,7 @@ class Fp16Config(Section):
 
 
 class DataTypesConfig(Section):
-    """Dtype in which gradients are added up over micro batches, and dtype of buffers;
+    """Dtype in which gradients are added up over micro batches, and dtypes of buffers, masters and states;
     None: as they are.
     """
 
@@ -53,11 +69,19 @@ class DataTypesConfig(Section):
     2 and 3, where it costs 4/N bytes for each, and the model's at stages 0 and 1, where it would cost 4"""
     buffer_dtype: DtypeName | None = None
     """what floating-point buffers become; left out: they stay what they are"""
+    master_dtype: StateDtype | None = None
+    """what the optimizer updates: fp32, a copy of 4 bytes for each bfloat16 parameter, or bf16, the parameter
+    itself, which is rounded by random bits; gradients are then added up in bfloat16, unless grad_accum_dtype
+    says fp32; fp32 if left out; for Adam, AdamW, Lion, Adagrad and SGD"""
+    optimizer_state_dtype: OptimizerStateDtype | None = None
+    """what the optimizer remembers of each element: fp32, which takes 4 bytes, bf16, which takes 2, or 8bit,
+    which takes 1 and 1/64; the last two are rounded by random bits; fp32 if left out; for Adam and AdamW, all
+    but 8bit also for Lion, Adagrad and SGD"""
     param_dtype: DtypeName | None = None
     """must be what bf16.enabled or fp16.enabled set, and float32 without them"""
     keep_in_fp32_modules: Texts | None = None
     """patterns of the names of buffers that are float32 in a model of 16 bits, whatever buffer_dtype is; *
-    stands for any characters. Left out: as a model of transformers lists; []: none"""
+    stands for any characters. Left out or "auto": as a model of transformers lists; []: none"""
 
 
 _AUTOCAST_DTYPES: dict[str, str] = {

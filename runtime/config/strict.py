@@ -11,6 +11,7 @@ from .keys.key import Fate, Key
 from .keys.value import OBJECT, show, show_name
 
 _AUTO = "auto"
+_MEANS_DEFAULT = "data_types.keep_in_fp32_modules"  # "auto" is DeepSpeed's own word for its default there
 _TOP = "the top level"
 _SHORT = ("prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold")
 _OFFLOADS = {"cpu_offload": "offload_optimizer", "cpu_offload_param": "offload_param"}
@@ -87,7 +88,8 @@ def _with_new_names(
 
 def _autos(value: Any, path: str) -> Iterator[str]:
     if value == _AUTO:
-        yield path
+        if path != _MEANS_DEFAULT:
+            yield path
     elif isinstance(value, dict):
         for name, inner in value.items():
             yield from _autos(inner, f"{path}.{show_name(name)}" if path else show_name(name))
@@ -138,6 +140,8 @@ class _Sieve:
                     self._sifted.problems[inner] = f"{inner} {show(value)} is not {OBJECT.words}"
             elif inner not in self._keys:
                 self._sifted.unknown[inner] = self._unknown(path, name)
+            elif inner == _MEANS_DEFAULT and value == _AUTO:
+                continue
             elif value is not None and not any(_autos(value, inner)):
                 self._leaf(self._keys[inner], name, value, used)
 

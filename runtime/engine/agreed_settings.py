@@ -12,6 +12,7 @@ _AGREED = (
     "gradient_accumulation_steps",
     "gradient_clipping",
     "max_skipped_steps",
+    "rerun_outliers",
     "dataloader_drop_last",
     "optimizer",
     "scheduler",

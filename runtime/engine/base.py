@@ -114,6 +114,7 @@ class EngineBase(Saving):
             preemption=parts.preemption,
             is_restarted=worker.max_restarts > 0 or worker.resize_file is not None,
             forget_losses=self._forget_losses,
+            step=lambda: self._progress.global_steps,
             state=instruments.state,
         )
 
@@ -183,6 +184,7 @@ class EngineBase(Saving):
                 get_lr=self.get_lr, loss_scale=self._scaler.scale, grad_norm=self._grad_norm
             )
             self._checkpoints.end_if_preempted()
+            self._checkpoints.snapshot_if_due()
             if self._optimizer_step is not None:
                 self._optimizer_step.skipped.check()
         self._saver.check()
@@ -287,6 +289,8 @@ class EngineBase(Saving):
     def _state_to_save(self, is_load: bool) -> Training:
         self._model.parked_states.check_kept("load_checkpoint()" if is_load else "save_checkpoint()")
         self._model.parked_states.check_here("a checkpoint", is_load=is_load)
+        if is_load:
+            self._model.check_not_gathered("a load")
         self._model.before_gather()
         return Training(
             module=self.module,

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from ...shared.axes import Axes
 from ..checkpoint.preemption import Preemption
 from ..checkpoint.saver import Saver
+from ..checkpoint.snapshots import Snapshots
 from ..comm.order_check import OrderCheck
 from ..comm.process_group import group_timeout
 from ..comm.rank_group import Job
@@ -155,7 +156,7 @@ class Components:
             is_managed=config.managed_gradient_accumulation,
             sum_over=axes.dp if config.gradient_allreduce_op == "sum" else 1,
         )
-        self.saver = Saver(job)
+        self.saver = Saver(job, None if optimizer is None else _snapshots(worker, job))
         self.scaler = LossScaler(_loss_scaling(config, self.policy))
         self.schedule = StepSchedule()
         self._trainer = EngineTrainer(
@@ -246,6 +247,12 @@ def _preemption(config: Config, worker: WorkerEnvironment, job: Job) -> Preempti
     return None if save_dir is None and file is None else Preemption(job, save_dir=save_dir, resize_file=file)
 
 
+def _snapshots(worker: WorkerEnvironment, job: Job) -> Snapshots | None:
+    if worker.snapshots is None:
+        return None
+    return Snapshots(job, worker.snapshots)
+
+
 def _divided_sequences(module: nn.Module, domains: Domains, config: Config) -> DividedSequences | None:
     """Return the checks of divided sequences; log how gradients are combined if programs may expect another
     way.
@@ -329,7 +336,8 @@ def _offload(
         policy,
         device,
         optimizer=None if optimizer is None else optimizer.rule.name,
-        steps_by_sub_buffer=optimizer is not None and optimizer.rule.steps_by_sub_buffer,
+        states_may_leave=optimizer is not None and optimizer.rule.states_may_leave,
+        steps_on_host=optimizer is not None and optimizer.rule.steps_by_sub_buffer,
         is_lenient=config.origin.is_lenient,
     )
     if config.checkpoint.async_save and plan.uses_disk:
@@ -363,6 +371,7 @@ def _model(
         module,
         policy=policy,
         groups=[group["params"] for group in optimizer.param_groups] if optimizer else [],
+        groups_apart=optimizer.rule.groups_apart if optimizer else frozenset(),
         precision=precision_of(config),
         unit_sizes=policy.unit_sizes(
             reduce_bucket=config.zero.reduce_bucket_numel,

@@ -22,6 +22,7 @@ from ..config.monitor import FlopsProfilerConfig, MonitorConfig, ThroughputConfi
 from ..metrics.monitor import Event, MonitorMaster
 from ..metrics.pipe import process_pipe
 from ..metrics.profiler import FlopsProfiler, JobSizes
+from ..metrics.start_phases import start_phases
 from ..metrics.step_metrics import StepMetrics
 from ..metrics.throughput import ThroughputTimer
 from ..metrics.trial import process_trial
@@ -74,6 +75,7 @@ class Instruments:
         self._writes_events = self.monitor.is_writing
         pipe = process_pipe()
         self.metrics = None if pipe is None else StepMetrics(pipe, device)
+        self._start = start_phases()
         self._sums_loss = self._writes_events or self.metrics is not None
         self.tracer = process_tracer()
         self._trial, self._device = process_trial(), device
@@ -161,11 +163,16 @@ class Instruments:
 
     def state(self, name: str) -> AbstractContextManager[object]:
         """Return a context for "saving" or "loading"."""
-        return nullcontext() if self.metrics is None else self.metrics.state(name)
+        paused = nullcontext() if self.metrics is None else self.metrics.state(name)
+        return paused if self._start is None or name != "loading" else _both(self._start.loading(), paused)
 
     def evaluating(self) -> AbstractContextManager[object]:
         """Return a context for an evaluation."""
         return nullcontext() if self.metrics is None else self.metrics.evaluating()
+
+    def generating(self) -> AbstractContextManager[None]:
+        """Return a context for a block in which the program generates."""
+        return nullcontext() if self.metrics is None else self.metrics.generating()
 
     def _traced(self, name: str, timed: AbstractContextManager[object]) -> AbstractContextManager[object]:
         return self.tracer.phase(name, timed) if SPANS.is_on else timed
@@ -201,6 +208,8 @@ class Instruments:
 
         `get_lr` returns the learning rate of each group.
         """
+        if self._start is not None:
+            self._start.end_step()
         if self._clock.is_on:
             self._last_times_s = self._clock.take_times_s()
         profiler = self.flops_profiler

@@ -39,7 +39,9 @@ from ..tensor.divided_model import DividedModel, check_optimizer, earlier_divisi
 from ..tensor.lower import size_of_plan
 from ..tensor.model_init import check_dtype, check_group, requested_size
 from ..tensor.own_layers import check_whole
+from ..zero.model.sharded_model import ShardedModel
 from ..zero.param_location import location_of
+from .made_on_meta import said_of_meta, take_from_meta
 from .stages_engine import StagesEngine
 from .step_engine import StepEngine
 from .summary import measure_memory, summarize
@@ -99,6 +101,7 @@ def make_engine(
     # a tensor made in inference mode is never trained
     with torch.inference_mode(False), _told_of_engines_before(model):
         parts = _divide(request, axes, settings, device)
+        valueless = take_from_meta(model, device=device)
         flat_optimizer = choose_optimizer(
             settings,
             kind=optimizers,
@@ -120,6 +123,7 @@ def make_engine(
             divided=parts.divided,
             experts=parts.experts,
         )
+        _note_valueless(engine._model, valueless)
         engine.lr_scheduler, engine.collate_fn = scheduler, request.collate_fn
         if request.training_data is not None:
             engine.training_dataloader = engine.deepspeed_io(request.training_data)
@@ -130,6 +134,18 @@ def make_engine(
         engine._instruments.metrics.tell_config(summarize(engine, memory))
     checkpointing.configure_from(settings.activation_checkpointing)
     return engine
+
+
+def _note_valueless(model: ShardedModel, names: frozenset[str]) -> None:
+    """Bar the model until parameters and buffers of these names have values."""
+    members = [
+        (member.name, sub_buffer.true_names(index))
+        for unit in model.units
+        for sub_buffer in unit.sub_buffers
+        for index, member in enumerate(sub_buffer.members)
+    ]
+    true_names = {name for own, those in members if own in names for name in those}
+    model.parked_states.note_valueless(true_names | (names - {own for own, _ in members}))
 
 
 def read_settings(request: Request, worker: WorkerEnvironment, sizes: MpuSizes | None) -> Config:
@@ -150,7 +166,7 @@ def read_settings(request: Request, worker: WorkerEnvironment, sizes: MpuSizes |
         ),
         num_data=None if sizes is None else sizes.dp,
     )
-    agree_on_division(settings)
+    agree_on_division(settings, on_meta=said_of_meta(model))
     return settings
 
 

@@ -26,6 +26,7 @@ from ..tensor.inputs import InputCheck
 from ..zero.model.sharded_model import ShardedModel
 from ..zero.units.sub_buffer import SubBuffer
 from .hyper_parameters import HyperParameters
+from .rerun import Rerun
 from .roll_call import RollCall
 from .skipped_steps import SkippedSteps
 
@@ -57,10 +58,14 @@ class OptimizerStep:
         self._optimizer, self._model, self._domains, self._scaler = optimizer, model, domains, scaler
         self._schedule, self._saver, self._order_check = schedule, saver, order_check
         self._checks_order_each_step, self._inputs = checks_order_each_step, inputs
-        self._preemption = None if preemption is None or preemption.save_dir is None else preemption
+        ends_at_steps = preemption is not None and (
+            preemption.save_dir is not None or saver.snapshots is not None
+        )
+        self._preemption = preemption if ends_at_steps else None
         self._hyper_parameters = HyperParameters(optimizer, domains.job)
         self._copied = CopiedGradients(model.trained, domains)
         self._has_told_of_zero = False
+        self.rerun: Rerun | None = None
 
     def run(self, config: Config, progress: Progress, *, num_samples: int) -> tuple[float, bool]:
         """Run the step, and count it and its `num_samples` in `progress`.
@@ -79,6 +84,8 @@ class OptimizerStep:
         norm = self._agree_on_norm()
         grad_norm = norm / scale
         is_finite = isfinite(grad_norm)
+        if self.rerun is not None and (is_finite or not config.loss_scaling.enabled):
+            self.rerun.look(grad_norm, progress.global_steps + 1)
         if is_finite:
             self._copied.check(norm)
         is_applied = is_finite or not config.checks_overflow
@@ -114,6 +121,9 @@ class OptimizerStep:
         place = len(note)
         if self._preemption is not None:
             note.append(self._preemption.own_code)
+        snapshots, place_of_vote = self._saver.snapshots, len(note)
+        if snapshots is not None:
+            note.append(snapshots.vote)
         if self._inputs is not None:
             note += self._inputs.notes
         norm, notes = global_grad_norm(trained, self._domains, device=self._model.device, note=note)
@@ -123,6 +133,8 @@ class OptimizerStep:
         self._hyper_parameters.settle([self._hyper_parameters.note] if is_same else said)
         if self._preemption is not None:
             self._preemption.settle([one[place] for one in notes])
+        if snapshots is not None:
+            snapshots.settle([one[place_of_vote] for one in notes])
         if self._inputs is not None:
             self._inputs.settle([one[-2:] for one in notes], self._domains.axes.lines(("tp",)))
         if check is not None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..checkpoint.export.output_plan import shard_bytes
 from ..errors import CheckpointError, ConfigError
+from ..weights.file_names import match_files
 from .checkpoints import Checkpoints
 from .instruments import Instruments
 from .weights import Weights
@@ -87,6 +88,41 @@ class Saving(nn.Module):
             with_scheduler=load_lr_scheduler_states,
             take_module=None if custom_load_fn is None else take_module,
         )
+
+    def resume(
+        self,
+        folder: str | Path | None = None,
+        client_state: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        """Go on from the newest state that there is: a snapshot in the memory of the hosts, which a job with
+        --snapshot_every has after a failure, or the checkpoint in `folder`, as load_checkpoint() takes it.
+        Return its client_state; {} if there is neither, and training begins.
+
+        `client_state` is called for each snapshot, and returns what the program wants to have back of its
+        own, as save_checkpoint() is given it. A damaged state is passed over with a warning for the one
+        before. Without --snapshot_every only the folder counts.
+        Order:  every rank must call this
+        Errors: CheckpointError if what there is does not fit the model
+        """
+        return self._checkpoints.resume(folder, client_state)
+
+    def load_weights(self, folder: str | Path, *, strict: bool = True) -> None:
+        """Load the weights alone of a folder, each rank only what it keeps of them.
+
+        The folder is one of transformers' format, as save_pretrained() and save_16bit_model() write it and
+        snapshot_download() of huggingface_hub returns it: model.safetensors or pytorch_model.bin, or several
+        files with an index. Names and tensors are converted as from_pretrained() does it, and rounded to the
+        model's dtypes; float32 masters of an optimizer get what is in the files. A folder that
+        save_checkpoint() of dslaunch or DeepSpeed wrote is taken as load_checkpoint(load_module_only=True)
+        takes it. Optimizer states, counters and adapters of PEFT stay as they are.
+        A model may be made on the meta device (`with torch.device("meta")`) and given to initialize(): it has
+        no values until this.
+        `strict` False takes what both have, and names the rest in a warning.
+        Order:  every rank must call this, with a folder of the same files
+        Errors: CheckpointError, on every rank and before anything is changed, for files that are missing or
+                damaged, or names or shapes that do not fit
+        """
+        self._checkpoints.load_weights(folder, strict=strict, match_of=match_files)
 
     def state_dict(  # type: ignore[override]  # it gives copies of all
         self, *args: Any, **kwargs: Any

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ..activation import checkpointing
 from ..comm.flight_recorder import Line
 from ..comm.mesh import make_axis
 from ..comm.numbers import on_device
@@ -158,7 +159,8 @@ class StagesEngine(EngineBase):
 
     @contextmanager
     def _around_forward(self) -> Iterator[None]:
-        with self._instruments.forward(), self._autocast(), self._naming_misfits():
+        inputs = checkpointing.around_forward()
+        with self._instruments.forward(), self._autocast(), self._naming_misfits(), inputs:
             yield
 
     @contextmanager

@@ -9,15 +9,18 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from ..activation import checkpointing
 from ..errors import ConfigError
-from ..placement.generation_plan import Generation
+from ..placement.generation_plan import Generation, KeysAndValues
 from ..zero.model.offload_kinds import OffloadStateTypeEnum
 from .base import EngineBase, to_half
 from .generating import Generating
 from .instruments import loss_value
+from .rerun import Rerun
 
 
 class StepEngine(EngineBase):
@@ -28,7 +31,16 @@ class StepEngine(EngineBase):
     def __init__(self, module: nn.Module, **options: Any) -> None:
         """Order: a collective"""
         super().__init__(module, **options)
-        self._generating = Generating(module, self._model)
+        self._rerun: Rerun | None = None
+        if self.settings.rerun_outliers and self._optimizer_step is not None:
+            self._rerun = self._optimizer_step.rerun = Rerun(
+                self.module,
+                self._domains.job,
+                self.device,
+                sigmas=self.settings.rerun_outliers,
+                forward=self._forward_again,
+            )
+        self._generating = Generating(module, self._model, self._instruments.generating)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module."""
@@ -46,11 +58,26 @@ class StepEngine(EngineBase):
             self._autocast(),
             self._schedule.forward(),
             self._naming_misfits(),
+            checkpointing.around_forward(),
         ):
-            output = self.module(*args, **kwargs)
+            output = self._run_module(args, kwargs)
         if self._divided_sequences is not None:
             self._divided_sequences.end_forward()
         return output
+
+    def _run_module(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._rerun is None or not torch.is_grad_enabled():
+            return self.module(*args, **kwargs)
+        with self._rerun.keeping(args, kwargs) as take:
+            output = self.module(*args, **kwargs)
+            take(output)
+        return output
+
+    def _forward_again(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module once more, as in `forward`, but as part of no step."""
+        self._model.begin_forward()
+        with self._autocast(), self._naming_misfits():
+            return self.module(*args, **kwargs)
 
     def backward(self, loss: Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
         """Add this micro batch's gradients, as its part of the mean over the accumulated micro batches;
@@ -183,18 +210,19 @@ class StepEngine(EngineBase):
         Order:  a collective at both ends, and at each gather
         Errors: ConfigError for another word, and where ranks compute a forward together (ep, sp)
         """
-        return self._generating.block(weights=weights, cache_bytes=cache_bytes)
+        return self._generating.block(weights=weights, cache=KeysAndValues(cache_bytes))
 
     @property
     def generate(self) -> Callable[..., Any]:
         """The module's own `generate`, in a block of `generating()`. There is none if the module has none.
 
         Order:  a collective
-        Errors: as `generating`; ConfigError if ranks that divide layers are given other inputs
+        Errors: as `generating`; ConfigError if ranks that divide layers are given other inputs, or would draw
+                other random numbers
         """
         own: Any = self.module.generate
-        compare = _take_all if self._divided is None else self._divided.inputs.compare
-        return partial(self._generating.generate, own, compare)
+        inputs = None if self._divided is None else self._divided.inputs
+        return partial(self._generating.generate, own, inputs, self._naming_misfits)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -206,10 +234,6 @@ class StepEngine(EngineBase):
                 f"engine.{name}(): a PipelineModule has it; any other model has engine(batch), "
                 "engine.backward(loss) and engine.step()"
             ) from error
-
-
-def _take_all(args: Any, kwargs: Any) -> None:
-    """Take any inputs: no ranks divide the layers."""
 
 
 def _check_loss(loss: object, call: str) -> None:

@@ -151,7 +151,7 @@ class Weights:
             name
             for sub_buffer in sub_buffers
             for index, member in enumerate(sub_buffer.members)
-            if member.name in here
+            if not member.param.requires_grad
             for name in sub_buffer.true_names(index)
         }
 

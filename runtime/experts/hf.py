@@ -131,8 +131,10 @@ def _take(param: nn.Parameter, index: int, size: int, device: torch.device) -> C
     if early is not None:  # zero.Init has sharded the stack: gather it for the cut
         early.take_out()
     cut = cut_evenly(tuple(param.shape), 0, index=index, size=size)
-    whole = param.detach().to(device).contiguous()
-    dist.broadcast(whole, 0)
+    whole = param.detach()
+    if not whole.is_meta:  # else it has no values yet
+        whole = whole.to(device).contiguous()
+        dist.broadcast(whole, 0)
     param.data = cut.take(whole)
     return cut
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from ...shared.axes import SAMPLES, Axes
 from ..comm.mesh import Lines
+from ..comm.wire import before_unwired
 from ..config import Config
 from ..config.experts import ExpertParallelConfig
 from ..errors import ConfigError
@@ -67,6 +68,7 @@ class PlacedExperts:
         own: set[tuple[int, bool]] = {(layer.ep_size, False) for _, layer in self._layers}
         own |= {(size, True) for size in self._divided.sizes}
         everywhere: list[Any] = [None] * dist.get_world_size()
+        before_unwired()
         dist.all_gather_object(everywhere, sorted(own))
         kinds = sorted({kind for kinds in everywhere for kind in map(tuple, kinds)})
         _check_mesh({size for size, _ in kinds}, ep)

@@ -166,6 +166,11 @@ class Domains:
         """Return the domain of a parameter or buffer of the model."""
         return self._of.get(id(tensor), self.dense)
 
+    def join(self, param: Tensor, others: Iterable[Tensor]) -> None:
+        """Let other tensors be shared by those that share the parameter."""
+        if id(param) in self._of:
+            self._of |= {id(one): self._of[id(param)] for one in others}
+
     def tie(self, name: str, *, stages: Sequence[int], params: Iterable[Tensor], is_sharded: bool) -> None:
         """Let the ranks of several stages of the pipeline share some parameters and buffers. `params` are
         this rank's, empty if it is in another stage. Their gradients are averaged over the data in each stage
@@ -195,6 +200,15 @@ class Domains:
     def all(self) -> tuple[Domain, ...]:
         """Return the domains so far, the dense one first."""
         return tuple(self._all)
+
+    @property
+    def together(self) -> tuple[str, int] | None:
+        """Return an axis along which ranks compute each forward together, each with tokens of its own, and
+        its size; None if there is none.
+        """
+        experts = [together.size for together, _ in self.of_experts.values()]
+        sizes = {"pp": self.axes.pp, "sp": self.axes.sp, "ep": max(experts, default=1)}
+        return next((one for one in sizes.items() if one[1] > 1), None)
 
     @property
     def holders(self) -> RankGroup:

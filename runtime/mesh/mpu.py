@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ...shared.axes import Axes
+from ..comm.wire import before_unwired
 from ..errors import ConfigError
 
 # Axis -> words between get_ and _world_size, _rank or _group; the first one for which a method exists counts.
@@ -109,6 +110,7 @@ def check_mpu(mpu: Any, axes: Axes) -> None:
     """
     own = _misfit(mpu, axes)
     said = [""] * axes.world_size
+    before_unwired()
     dist.all_gather_object(said, own)
     others = (f"on rank {rank}: {text}" for rank, text in enumerate(said) if text)
     text = own or next(others, "")

@@ -15,13 +15,14 @@ from typing import Any, SupportsFloat
 from ..environment import read_trace
 from ..errors import ConfigError
 from .pipe import Pipe, process_pipe
+from .start_phases import start_phases
 
 MOST_NAMES = 32  # names that a program may report: with an engine's they fit into one line
 LONGEST_NAME = 40
 _TAKEN = ("state", "file")
 _ESCAPED = '"\\'  # these take two bytes in JSON
 _AMOUNTS = frozenset(
-    ("steps", "step_s", "forward_s", "backward_s", "optimizer_s", "comm_s", "paused_s", "data_s")
+    ("steps", "step_s", "forward_s", "backward_s", "optimizer_s", "comm_s", "paused_s", "saving_s", "data_s")
 )  # amounts of the interval: they are added up, and rates come from them
 _LARGEST_WHOLE = 2**53  # a float holds those below exactly
 
@@ -52,6 +53,9 @@ def report(*, step: int | None = None, loss: SupportsFloat | None = None, **numb
     if pipe is not None and told:
         pipe.add(told | known.count(pipe, told), is_program=True)
     if "step" in told:
+        start = start_phases()
+        if start is not None and (pipe is None or not pipe.has_engine):
+            start.end_step()
         mark = _step_marker()
         if mark is not None:
             mark(told["step"])

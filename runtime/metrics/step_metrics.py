@@ -59,7 +59,7 @@ class _Process:
         self.memory = MemoryNumbers(device)
         # returns the numbers of the last step, unless they were told
         self.last: Callable[[], dict[str, Any]] | None = None
-        self.is_evaluating = False
+        self.is_evaluating = self.is_generating = False
         self.is_quiet = False  # inside of an untimed step: its calls tell nothing
 
     def numbers(self) -> dict[str, Any]:
@@ -95,6 +95,7 @@ class StepMetrics:
         recorder, pipe = model.domains.wire.recorder, self._pipe
         recorder.phases = self._phases
         recorder.tell_hang = lambda text: pipe.tell_file("hang", json.dumps(text))  # outlives this engine
+        recorder.tell_wait = lambda seconds: pipe.add({"waiting": seconds})
 
     def watch(self, module: nn.Module) -> None:
         """Note evaluations of the engine's module that do not go through the engine, where they are usual.
@@ -136,6 +137,9 @@ class StepMetrics:
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Return the context of a forward that is part of no step."""
+        if self.process.is_generating:
+            self._pipe.look_if_due()
+            return self._phases.during(EVALUATING)
         if not self.process.is_evaluating:
             self._pipe.look_if_due()  # the numbers of earlier steps are training's
             self.process.is_evaluating = True
@@ -143,6 +147,18 @@ class StepMetrics:
             self._pipe.tell_state("evaluating")
         self._pipe.look_if_due()
         return self._phases.during(EVALUATING)
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Around the forwards of a generation, which are part of no step."""
+        self._pipe.look_if_due()  # the numbers of earlier steps are training's
+        self.process.is_generating, self.process.is_quiet = True, False
+        self._pipe.tell_state("generating", at_once=True)
+        try:
+            yield
+        finally:
+            self.process.is_generating = self.process.is_evaluating = False
+            self._pipe.tell_state(None)
 
     def note_inputs(self, given: Any) -> None:
         """Count the tokens of a micro batch: the elements of the first tensor of integers that is

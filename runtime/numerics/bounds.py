@@ -64,8 +64,15 @@ def bounds_of(facts: Mapping[str, Any]) -> Bounds:
         whole=gradient / 3,  # rounding hits each element in another way
         norm=gradient / 2,
         floor=min(gradient, _FLOAT32 if not is_divided else computing / 8),
-        parameter=8 * _FLOAT32,
+        # values that are kept in 16 bits go to the neighbour below or above
+        parameter=8 * _FLOAT32 + _kept(facts.get("masters")),
         update=1e-4,
-        state=1e-5,
+        state=1e-5 + _kept(facts.get("states")),
         reason=f"{name}, {how}",
     )
+
+
+def _kept(dtype: str | None) -> float:
+    if dtype in (None, "float32"):
+        return 0.0
+    return 1 / 8 if dtype == "uint8" else torch.finfo(getattr(torch, dtype)).eps

@@ -8,11 +8,13 @@ import torch
 
 from ..activation import checkpointing
 from ..comm.process_group import choose_device
+from ..config import Config
 from ..engine.make_engine import Request, axes_of_model, choose_scheduler, read_settings, with_precision_of
 from ..environment import WorkerEnvironment
 from ..errors import ConfigError
 from ..mesh.mpu import read_mpu
 from ..pipeline.module import StagesModule
+from ..placement.precision import precision_of
 from ..step.choose_optimizer import choose_optimizer
 from ..step.flat_optimizer import FlatOptimizer
 from ..tensor.lower import size_of_plan
@@ -34,7 +36,8 @@ def make_plain_engine(
     stages, else of the class `steps`.
 
     Order:  every rank must call this, once there is a process group
-    Errors: ConfigError for a model that the program itself has divided
+    Errors: ConfigError for a model that the program itself has divided, and for values that are rounded at
+            random
     """
     model = request.model
     sizes = None if request.mpu is None else read_mpu(request.mpu)
@@ -44,6 +47,7 @@ def make_plain_engine(
             "rank can have the whole; compare with stage 0: dslaunch numerics --reference stage0"
         )
     settings = read_settings(request, worker, sizes)
+    _check_kept(settings)
     axes = axes_of_model(model, settings)
     if request.is_lenient:
         settings = with_precision_of(model, settings)
@@ -66,3 +70,15 @@ def make_plain_engine(
             engine.training_dataloader = engine.deepspeed_io(request.training_data)
     checkpointing.configure_from(settings.activation_checkpointing)
     return engine
+
+
+def _check_kept(settings: Config) -> None:
+    precision = precision_of(settings)
+    if torch.float32 == precision.masters == precision.states:
+        return
+    raise ConfigError(
+        "dslaunch numerics: the ds_config keeps masters or optimizer states in fewer bits than float32, "
+        "rounded at random, and plain torch keeps float32; leave data_types.master_dtype, "
+        "data_types.optimizer_state_dtype and bf16's keys for them out for the comparison, or compare with "
+        "stage 0: dslaunch numerics --reference stage0"
+    )

@@ -171,13 +171,16 @@ def with_stage_0(request: Request) -> Request:
 def facts_of(engine: EngineBase) -> dict[str, Any]:
     """Return facts of a run that bounds depend on, or that its description names."""
     settings, axes = engine.settings, engine._axes
-    dtype = precision_of(settings).parameters
+    precision = precision_of(settings)
+    dtype = precision.parameters
     autocast = settings.torch_autocast
     sizes = {name: getattr(axes, name) for name in ("pp", "dp", "sp", "tp")}
     found = sorted({str(param.dtype) for param in engine.module.parameters() if param.is_floating_point()})
     return {
         "dtype": str(dtype or (found[0] if found else "torch.float32")).removeprefix("torch."),
         "computes_in": autocast.dtype if autocast.enabled else "",
+        "masters": str(precision.masters).removeprefix("torch."),
+        "states": str(precision.states).removeprefix("torch."),
         "axes": sizes,
         "divides_experts": bool(engine._domains.of_experts),
         "device": engine.device.type,

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..engine.base import EngineBase
 from ..strided import is_strided
 from ..zero.gathered_parameters import GatheredParameters
+from ..zero.parameters.packed import lies_in_unit
 from ..zero.units.sub_buffer import SubBuffer
 from ..zero.units.unit import Unit
 
@@ -57,9 +58,9 @@ class WholeValues:
     def states(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the optimizer's states that have a number for each element, as STATE/NAME."""
         for sub_buffer in (one for _, one in self._sub_buffers() if one.is_trained):
-            for state in sorted(sub_buffer.optimizer_shard.states):
+            for state in sorted(sub_buffer.optimizer_shard.state_names):
                 with sub_buffer.here():
-                    parts = self._parts(sub_buffer, sub_buffer.optimizer_shard.states[state])
+                    parts = self._parts(sub_buffer, sub_buffer.optimizer_shard.value_of(state))
                 for name, whole in self._wholes(sub_buffer, parts):
                     yield f"{state}/{name}", whole
 
@@ -76,7 +77,7 @@ class WholeValues:
     def _parts(self, sub_buffer: SubBuffer, own: Tensor) -> list[Tensor]:
         flat = sub_buffer.comm.gather_states(sub_buffer.on_device(own), what=sub_buffer.label)
         slots = sub_buffer.layout.slots
-        return [flat[slot.offset : slot.offset + slot.numel].view(slot.shape) for slot in slots]
+        return [flat[slot.offset : slot.offset + slot.numel].view(slot.shape).float() for slot in slots]
 
     @torch.no_grad()
     def frozen(self) -> Iterator[tuple[str, Tensor]]:
@@ -89,7 +90,7 @@ class WholeValues:
                     if self._writes(sub_buffer, index):
                         yield sub_buffer.true_name(index), member.param.detach()
         for name, param in self._engine.module.named_parameters():
-            if not param.is_floating_point() and self._writes_beside(param):
+            if not lies_in_unit(param) and self._writes_beside(param):
                 yield name, param.detach()
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:

@@ -88,6 +88,17 @@ class Arrival:
         if event is not None:
             event.wait()
 
+    def release(self) -> None:
+        """Let the GPU's work that is queued from now on come after the copy, and hold the source no longer:
+        what gets its memory comes after the copy, too.
+        """
+        self.wait_on_device()
+        with self._lock:
+            self._event = self._source = None
+            then, self._then = self._then, None
+        if then is not None:
+            then()
+
 
 class Copier:
     """The stream of one device's copies in one direction, so that both directions of the bus are used. It

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...kernels.disk import DiskFile, DiskRequest
 from ..errors import OffloadError
+from ..strided import no_value
 from ..tracing.spans import SPANS
 from .spill_folder import SpillFolder
 
@@ -139,7 +140,8 @@ class Spill:
         self._is_here = False
         for tensor in self._tensors().values():
             self._folder.give_memory(tensor.data)
-            tensor.data = torch.full((1,), torch.nan, dtype=tensor.dtype, device="cpu").expand(tensor.shape)
+            gone = torch.full((1,), no_value(tensor.dtype), dtype=tensor.dtype, device="cpu")
+            tensor.data = gone.expand(tensor.shape)
 
 
 @contextmanager

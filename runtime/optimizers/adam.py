@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from ...kernels import ADAM
-from .formula import Formula, Group, Pieces, corrected_step
+from .flat_arrays import Group
+from .formula import Formula, Pieces, corrected_step
 from .fused_optimizer import FusedOptimizer, Params
 from .on_device import as_float
 

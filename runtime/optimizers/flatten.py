@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .formula import ElementRun, FlatArrays, Formula
+from .flat_arrays import ElementRun, FlatArrays
+from .formula import Formula
 
 # Number of elements that one call copies: 2^20, 4 MiB each of parameters and of states that the kernel does
 # not take as they are; of LAMB's directions, too. An element-wise formula takes large parameters in parts of

@@ -9,37 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from ...kernels import Kernel, cuda
+from .eight_bits import SCALES, has_eight_bits
+from .flat_arrays import ElementRun, FlatArrays, Group
+from .narrow import is_narrow, update_in_parts
 from .on_device import as_float, scaled_grad, step_on_device
-
-Group = Mapping[str, Any]  # hyper-parameters
-
-
-@dataclass(slots=True, kw_only=True)  # not frozen, like the next class: thousands are made in each step
-class ElementRun:
-    """The elements [offset, offset + numel), with the arguments of their update; `step` counts from 1."""
-
-    offset: int
-    numel: int
-    group: Group
-    step: int
-
-
-@dataclass(slots=True, kw_only=True)
-class FlatArrays:
-    """Arrays of a shard, or of one parameter. Elements in no run, or without a gradient, stay as they are."""
-
-    param: Tensor  # [n] float32, contiguous, updated in place
-    grads: tuple[tuple[int, Tensor], ...]  # (begin, piece [k] of float32, bfloat16 or float16)
-    states: Mapping[str, Tensor]  # name -> [n] float32, in host memory or all bfloat16, updated in place
-    runs: tuple[ElementRun, ...]
-    param_out: Tensor | None = None  # [n] bfloat16 or float16: the result, rounded to nearest even
 
 
 @dataclass(slots=True)
@@ -97,7 +77,11 @@ class Formula(ABC):
             return
         if arrays[0].param.is_cpu:
             self.update_in_host_memory(arrays, grad_scale=grad_scale)
-        elif not (arrays[0].param.is_cuda and self.update_on_device(arrays, grad_scale=grad_scale)):
+        elif not (
+            arrays[0].param.is_cuda
+            and all(run.seed is None for one in arrays for run in one.runs)  # our CUDA kernels have no bits
+            and self.update_on_device(arrays, grad_scale=grad_scale)
+        ):
             self.update_with_torch(arrays, grad_scale=grad_scale)
 
     def update_in_host_memory(self, arrays: Sequence[FlatArrays], *, grad_scale: float = 1.0) -> None:
@@ -116,18 +100,22 @@ class Formula(ABC):
 
     def _shards(self, arrays: Sequence[FlatArrays]) -> list[Any]:
         # many parameters share a segment: a model has few sizes of them and few groups
-        segments: dict[tuple[int, ...], Any] = {}
-        numbers: dict[tuple[int, ...], dict[str, Any]] = {}
+        segments: dict[tuple[int | None, ...], Any] = {}
+        numbers: dict[tuple[int | None, ...], dict[str, Any]] = {}
         shards = []
         for update in arrays:
             chosen = []
             for run in update.runs:
-                key = (id(run.group), run.step, run.offset, run.numel)
+                key = (id(run.group), run.step, run.offset, run.numel, run.seed, run.first)
                 if key not in segments:
                     if key[:2] not in numbers:
                         numbers[key[:2]] = {name: number(run) for name, number in _numbers(self.kernel)}
                     segments[key] = self.kernel.segment(
-                        offset=run.offset, numel=run.numel, **numbers[key[:2]]
+                        offset=run.offset,
+                        numel=run.numel,
+                        seed=run.seed,
+                        first=run.first,
+                        **numbers[key[:2]],
                     )
                 chosen.append(segments[key])
             shards.append(self.shard(update, chosen))
@@ -135,7 +123,9 @@ class Formula(ABC):
 
     def shard(self, one: FlatArrays, segments: list[Any]) -> Any:
         """Return the arrays in the form that our kernel takes."""
-        arrays = {name: one.states.get(name) for name in self.kernel.states}
+        arrays: dict[str, Any] = {name: one.states.get(name) for name in self.kernel.states}
+        if has_eight_bits(one.states):
+            arrays["scales"] = tuple(one.states[name + SCALES] for name in self.kernel.states)
         if self.kernel.has_update:
             arrays["update"] = torch.empty_like(one.param)
         return self.kernel.shard(
@@ -159,7 +149,9 @@ class Formula(ABC):
         Float32 gradients may be overwritten if `grad_scale` is not 1.
         """
         names = self.names_for(run.group for one in arrays for run in one.runs)
-        for pieces in _collect(arrays, names, grad_scale):
+        for one in filter(is_narrow, arrays):
+            update_in_parts(one, partial(self.update_with_torch, grad_scale=grad_scale))
+        for pieces in _collect([one for one in arrays if not is_narrow(one)], names, grad_scale):
             self.foreach(pieces)
         _copy_out(arrays)
 

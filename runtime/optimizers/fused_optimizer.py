@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from .flat_arrays import Group
 from .flatten import ParameterUpdate, step_flat
-from .formula import Formula, Group
+from .formula import Formula
 from .on_device import as_float
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...kernels import LAMB, LambShard, cuda, lamb_step
-from .formula import Formula, Group, Pieces, corrected_step
+from .flat_arrays import Group
+from .formula import Formula, Pieces, corrected_step
 from .fused_optimizer import FusedOptimizer, Params
 from .on_device import as_float
 
@@ -91,6 +92,7 @@ class FusedLamb(FusedOptimizer):
     """
 
     is_elementwise = False
+    is_per_parameter = True
     formula = FORMULAS[0]
 
     def __init__(  # noqa: PLR0913

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import torch
 
 from ...kernels import SGD
-from .formula import Formula, Group, Pieces
+from .flat_arrays import Group
+from .formula import Formula, Pieces
 from .on_device import as_float
 
 

@@ -41,6 +41,11 @@ def check_fits(module: StagesModule, config: Config, optimizer: FlatOptimizer | 
             f"zero_optimization.offload_param.device {config.zero.offload_param.device!r} with a "
             "PipelineModule is not available; leave it out: a rank has the parameters of its stages only"
         )
+    if config.rerun_outliers:
+        raise ConfigError(
+            f"rerun_outliers {config.rerun_outliers:g} with a PipelineModule is not available; leave it out: "
+            "no rank computes a micro batch alone"
+        )
     for key, size in (
         ("zero_hpz_partition_size", config.zero.hpz_partition_size),
         ("mics_shard_size", config.zero.mics_shard_size),

@@ -118,7 +118,10 @@ class StagesModule(nn.Module):
         self._funcs: dict[int, list[Callable[..., Any]]] = {}  # stage -> functions
         self._build()
         self._forget_others()
-        self.to(choose_device(read_environment()))
+        if not any(
+            one.is_meta for one in (*self.parameters(), *self.buffers())
+        ):  # else initialize() moves it
+            self.to(choose_device(read_environment()))
 
     def arrange(self, axes: Axes) -> None:
         """Let the ranks of each stage share sequences; the module was built as if each rank had its own data.

@@ -80,11 +80,14 @@ def plan_offload(
     device: torch.device,
     *,
     optimizer: str | None,
-    steps_by_sub_buffer: bool,
+    states_may_leave: bool,
+    steps_on_host: bool,
     is_lenient: bool = False,
 ) -> OffloadPlan:
     """Return the plan of `offload_optimizer` and `offload_param`, for an optimizer of this name.
 
+    `states_may_leave`: the states may leave the device between steps; `steps_on_host`: the optimizer can step
+    them in host memory, part by part.
     `is_lenient`: at a stage that does not shard these values the sections have no effect, as with
     DeepSpeed, and a warning says so.
     Errors: ConfigError at a stage that does not shard these values, or for an optimizer that cannot
@@ -107,15 +110,22 @@ def plan_offload(
                 f'{_SECTION}.offload_optimizer.device "{asked}": at stage {policy.stage} every rank has all '
                 "optimizer states, and they stay where they are; write stage 1, 2 or 3"
             )
-        if states.is_away and not steps_by_sub_buffer:
-            *names, last = [name for row in ELEMENTWISE for name in row.names]
+        if states.is_away and not states_may_leave:
             raise ConfigError(
-                f'{_SECTION}.offload_optimizer.device "{asked}": the states of {optimizer} cannot leave the '
-                f"device in this version, those of {', '.join(names)} and {last} can; leave "
-                "offload_optimizer out, or choose one of these"
+                f'{_SECTION}.offload_optimizer.device "{asked}": {optimizer} may compute with several '
+                "parameters at once, and here they would be stepped one after the other; leave "
+                "offload_optimizer out, or, if it steps each parameter by itself, say so with a class "
+                "attribute is_per_parameter = True"
             )
     key, step_at = _step_at(zero)
     if step_at is not StepAt.STEP and optimizer is not None:
+        if states.is_away and not steps_on_host:
+            *names, last = [name for row in ELEMENTWISE for name in row.names]
+            raise ConfigError(
+                f"{_SECTION}.offload_optimizer.{key} true: {optimizer} steps on the device, and this is for "
+                f"optimizers that step on the host, which {', '.join(names)} and {last} do; choose one of "
+                "these, or leave it out"
+            )
         if policy.gradients is not Placement.SHARDED:
             raise ConfigError(
                 f"{_SECTION}.offload_optimizer.{key} true: at stage {policy.stage} every rank keeps "

@@ -8,12 +8,19 @@ from dataclasses import dataclass
 import torch
 
 from ..config import Config
+from ..config.keys.value import EIGHT_BITS
 from ..errors import ConfigError
+from ..optimizers.eight_bits import CODES
 from .stage_policy import Placement, policy_for_stage
 
 _log = logging.getLogger("dslaunch")
 
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_DTYPES = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    EIGHT_BITS: CODES,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +33,9 @@ class Precision:
     buffers: torch.dtype | None = None
     sums: torch.dtype | None = None  # gradients, as they are added up over micro batches
     sent: torch.dtype | None = None  # gradients, as the ranks average them
+    masters: torch.dtype = torch.float32  # what the optimizer updates; parameters of this dtype are their own
+    # values that an optimizer keeps for each element; uint8: codes, see optimizers/eight_bits.py
+    states: torch.dtype = torch.float32
     # patterns of names of buffers that stay float32; None: the model's own list
     kept: tuple[str, ...] | None = None
 
@@ -57,10 +67,18 @@ def precision_of(config: Config) -> Precision:
             model,
         )
         sums = None
+    masters = _kept(config.bf16.bf16_master_weights_and_grads, names.master_dtype)
     return Precision(
         parameters=parameters,
         buffers=None if names.buffer_dtype is None else _DTYPES[names.buffer_dtype],
-        sums=sums,
-        kept=names.keep_in_fp32_modules,
+        sums=masters if sums is None and masters != torch.float32 else sums,
         sent=None if config.communication_data_type is None else _DTYPES[config.communication_data_type],
+        masters=masters,
+        states=_kept(config.bf16.bf16_optimizer_states, names.optimizer_state_dtype),
+        kept=names.keep_in_fp32_modules,
     )
+
+
+def _kept(is_bf16: bool, said: str | None) -> torch.dtype:
+    """Return the dtype of values that are kept from step to step, from DeepSpeed's key and from ours."""
+    return torch.bfloat16 if is_bf16 else _DTYPES[said or "fp32"]

@@ -1,10 +1,11 @@
-"""An evaluation, a save and a load, as runs do them beside their steps; each has peaks of its own."""
+"""An evaluation, a save, a load and a generation, as runs do them beside steps; each has peaks of its own."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from ..checkpoint.files.tensor_runs import SubBufferRuns, TensorRuns
 from ..checkpoint.files.writer import boxes_on_host
 from ..checkpoint.save import PreparedSave
 from ..engine.base import EngineBase
+from ..engine.generating import Generating
 from ..engine.stages_engine import StagesEngine
 from ..engine.step_engine import StepEngine
+from ..placement.generation_plan import Generation
 from .memory import RunMemory
 from .planned_checkpoint import ANY_TAG, LOAD
 
-EVALUATE, SAVE = "evaluation", "saving a checkpoint"
+EVALUATE, SAVE, GENERATE = "evaluation", "saving a checkpoint", "generation"
 
 
 def rehearse_evaluation(
@@ -42,6 +45,24 @@ def rehearse_save(engine: EngineBase, memory: RunMemory) -> int:
     memory.begin(SAVE)
     sub_buffers = (sub_buffer for unit in engine._model.units for sub_buffer in unit.sub_buffers)
     return _bring_to_host(SubBufferRuns(one).to_write(left_out=frozenset()) for one in sub_buffers)
+
+
+def plan_generations(memory: RunMemory) -> None:
+    """Have the blocks in which the program generates be a phase of their own."""
+    plain = Generating.block
+
+    @contextmanager
+    def block(generating: Generating, **options: Any) -> Iterator[Generation]:
+        before = memory.phases[-1].name
+        memory.begin(GENERATE)
+        try:
+            with plain(generating, **options) as generation:
+                yield generation
+        finally:
+            memory.begin(before)
+
+    generating_class: Any = Generating
+    generating_class.block = block
 
 
 def plan_saves(memory: RunMemory) -> None:

@@ -39,6 +39,8 @@ _SITES: tuple[tuple[str, str | None], ...] = (
     ("zero/", PARAMETERS),
     ("optimizers/", STATES),
     ("step/torch_optimizer_rule.py", STATES),
+    ("step/stand_in.py", STATES),
+    ("step/device_turn.py:_send", STATES),
     ("comm/", COMMUNICATION),
     ("checkpoint/", CHECKPOINT),
     ("step/", STEP),

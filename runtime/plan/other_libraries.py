@@ -39,7 +39,9 @@ class OtherLibraries:
         replaced: Any = shapes
 
         def set_ctx_getter(getter: Callable[[], Any]) -> Any:
-            is_on_shapes = getattr(getter, "__name__", "") == "error_on_ctx"  # of a kernel for meta tensors
+            is_on_shapes = (
+                getattr(getter, "__name__", "") == "error_on_ctx"
+            )  # torch gives it to kernels for meta tensors
             return plain((lambda: self) if is_on_shapes else getter)
 
         replaced.set_ctx_getter = set_ctx_getter

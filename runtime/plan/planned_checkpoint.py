@@ -131,13 +131,13 @@ def plan_loads(memory: RunMemory) -> None:
         return None if found is None else loaded
 
     replaced.load_checkpoint = planned
-    replaced._names_of_all = load._own_names
+    replaced.names_of_all = load._own_names
 
 
 def _find(store: Any, tag: str | None, plan: Any) -> OpenCheckpoint | None:
     """Return the checkpoint that a run would load; None if there is none on this machine."""
     try:
-        candidates = load._look(store, plan) if tag is None else [tag]
+        candidates = load.look(store, plan) if tag is None else [tag]
         with torch._C._DisableTorchDispatch():
             return open_checkpoint(store, candidates[0]) if candidates else None
     except (CheckpointError, OSError):
@@ -185,9 +185,9 @@ def _tensors_of(training: Training) -> Iterator[tuple[str, TensorStorageMetadata
         dtype, shard = sub_buffer.param_shard.values.flat.dtype, sub_buffer.optimizer_shard
         states: dict[str, torch.dtype] = {}
         if sub_buffer.is_trained:
-            states = {name: state.dtype for name, state in shard.states.items()}
-            if shard.has_separate_master and dtype != torch.float32:
-                states[MASTER] = torch.float32
+            states = {name: shard.dtype_of(name) for name in shard.state_names}
+            if shard.has_separate_master and dtype != sub_buffer.plan.master_dtype:
+                states[MASTER] = sub_buffer.plan.master_dtype
         for index in range(len(sub_buffer.members)):
             shape = sub_buffer.whole_shape(index)
             for name in sub_buffer.true_names(index):

@@ -26,7 +26,13 @@ from ..engine.step_engine import StepEngine
 from ..errors import UserError
 from ..mesh import parts
 from ..step import copied_gradients, grad_norm
-from .after_steps import plan_saves, rehearse_evaluation, rehearse_load, rehearse_save
+from .after_steps import (
+    plan_generations,
+    plan_saves,
+    rehearse_evaluation,
+    rehearse_load,
+    rehearse_save,
+)
 from .attention import choose_attention
 from .autocast import cast_as_autocast, cast_in_this_thread
 from .by_device import choose_by_device
@@ -39,6 +45,7 @@ from .memory import RunMemory
 from .other_libraries import OtherLibraries
 from .pinned import PlannedPages
 from .planned_checkpoint import plan_loads
+from .planned_weights import plan_loads_of_weights
 from .ranks import join_alike_ranks
 from .saved_tensors import plan_saved_tensors
 from .stages import PlannedStages, UntoldInputError
@@ -140,7 +147,9 @@ class Rehearsal:
         self.work.watch_wires()
         self.disk.put()
         plan_saves(memory)
+        plan_generations(memory)
         plan_loads(memory)
+        plan_loads_of_weights(memory)
         plan_saved_tensors(self.mode, may_overwrite=self._holds_files_back)
         kernels: Any = _C
         kernels.step, kernels.squared_norm = self._step, lambda *args, **kwargs: 1.0

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from ..checkpoint.export.output import OutputFiles
 from .without_values import WithoutValues
 
-_LENGTH_BYTES = 8  # of the header's length, with which a file of safetensors begins
+_LENGTH_BYTES = 8  # a file of safetensors begins with so many: the length of its header
 
 
 class _Process:
     """State of this process that a pickle needs which is read."""
 
     mode: WithoutValues | None = None
-    map_location: Any = None  # of the torch.load() that reads
+    map_location: Any = None  # what the torch.load() that reads was given
 
 
 def shaped_tensor(

@@ -16,11 +16,14 @@ from ..config.keys.value import show
 from ..config.optimizer import AdamParams, MuonParams, OptimizerConfig, optimizer_class
 from ..errors import ConfigError
 from ..optimizers.adam import AdamFormula
-from ..optimizers.registry import row_of
+from ..optimizers.eight_bits import CODES
+from ..optimizers.registry import ELEMENTWISE, row_of
+from ..placement.precision import precision_of
 from .flat_optimizer import FlatOptimizer
 from .fused_rule import FusedRule
 from .rule import Rule
-from .torch_optimizer_rule import StandInOptimizer, TorchOptimizerRule, wrap
+from .stand_in import StandInOptimizer, wrap
+from .torch_optimizer_rule import TorchOptimizerRule
 
 Groups = list[dict[str, Any]]
 _Optimizer = TypeVar("_Optimizer", bound=FlatOptimizer)
@@ -29,6 +32,9 @@ ClientOptimizer = torch.optim.Optimizer | Callable[[Any], torch.optim.Optimizer]
 
 _log = logging.getLogger("dslaunch")
 
+# DeepSpeed's key and ours
+_MASTER_KEYS = ("bf16.bf16_master_weights_and_grads", "data_types.master_dtype")
+_STATE_KEYS = ("bf16.bf16_optimizer_states", "data_types.optimizer_state_dtype")
 _FLAGS_OURS_LACK = ("amsgrad", "maximize", "capturable", "differentiable")
 # Optimizers that update each element independently of others. Classes that are not listed say so by an
 # attribute `is_elementwise`.
@@ -45,6 +51,9 @@ _ELEMENTWISE = (
     torch.optim.Rprop,
     torch.optim.SGD,
 )
+# Other optimizers that step each parameter by itself; Muon is absent before torch 2.9. Classes that are not
+# listed say so by an attribute `is_per_parameter`.
+_PER_PARAMETER = (torch.optim.Adafactor, getattr(torch.optim, "Muon", None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +94,7 @@ def choose_optimizer(
             else _take_over(_call(client, groups))
         )
     _check_params(choice.param_groups, module, may_be_empty=may_be_empty)
+    _check_precision(config, choice.rule)
     return kind(choice.param_groups, defaults=choice.defaults, rule=choice.rule, client=choice.client)
 
 
@@ -206,11 +216,39 @@ def _muon(params: MuonParams, groups: Groups, module: nn.Module) -> _Choice:
     rule = TorchOptimizerRule(
         "Muon",
         [
-            wrap(muon, halves, by_kind[True], is_elementwise=False, as_matrices=True),
-            wrap(adam, halves, by_kind[False], is_elementwise=True),
+            wrap(
+                muon,
+                halves,
+                by_kind[True],
+                is_elementwise=False,
+                is_per_parameter=True,
+                as_matrices=True,
+            ),
+            wrap(adam, halves, by_kind[False], is_elementwise=True, is_per_parameter=True),
         ],
     )
     return _Choice(param_groups=halves, defaults={}, rule=rule)
+
+
+def _check_precision(config: Config, rule: Rule) -> None:
+    """Refuse values that are kept in few bits for an optimizer that has no kernel which rounds them by random
+    bits.
+    """
+    precision = precision_of(config)
+    for dtype, what, is_deepspeeds, keys in (
+        (precision.masters, "masters", config.bf16.bf16_master_weights_and_grads, _MASTER_KEYS),
+        (precision.states, "states", config.bf16.bf16_optimizer_states, _STATE_KEYS),
+    ):
+        able = [row.formula(name) for row in ELEMENTWISE for name in row.names]
+        able = [one for one in able if dtype != CODES or one.kernel.has_eight_bits]
+        names = [one.name for one in able]
+        if dtype != torch.float32 and not (isinstance(rule, FusedRule) and rule.name in names):
+            few = "8 bits" if dtype == CODES else str(dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"{keys[not is_deepspeeds]} asks for {what} in {few}, and optimizer {rule.name} keeps them "
+                f"in more; take {', '.join(names[:-1])} or {names[-1]} in its usual form, or leave the key "
+                "out"
+            )
 
 
 def _check_params(groups: Groups, module: nn.Module, *, may_be_empty: bool) -> None:
@@ -256,7 +294,15 @@ def _rule_of(client: torch.optim.Optimizer) -> Rule:
             "is_elementwise = True",
             name,
         )
-    wrapped: StandInOptimizer = wrap(client, groups, range(len(groups)), is_elementwise=is_elementwise)
+    wrapped: StandInOptimizer = wrap(
+        client,
+        groups,
+        range(len(groups)),
+        is_elementwise=is_elementwise,
+        is_per_parameter=(
+            is_elementwise or kind in _PER_PARAMETER or getattr(kind, "is_per_parameter", False) is True
+        ),
+    )
     return TorchOptimizerRule(_torch_name(kind), [wrapped])
 
 

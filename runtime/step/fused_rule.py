@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..comm.collectives import Collectives
-from ..optimizers.formula import ElementRun, FlatArrays, Formula
+from ..optimizers.flat_arrays import ElementRun, FlatArrays
+from ..optimizers.formula import Formula
+from ..optimizers.random_bits import seed_of
 from ..zero.units.sub_buffer import SubBuffer
 from .pipeline import ReadyShard, StepPipeline
 from .rule import AfterSubBuffer, ByName, Groups
@@ -22,7 +24,8 @@ class FusedRule:
         if not formula.is_elementwise:
             raise AssertionError(f"{formula.name} needs whole parameters, and shards end anywhere")
         self.name = formula.name
-        self.steps_by_sub_buffer = True
+        self.steps_by_sub_buffer = self.states_may_leave = True
+        self.groups_apart: frozenset[int] = frozenset()
         self._formula = formula
         self._sub_buffers: tuple[SubBuffer, ...] = ()
         self._groups: Groups = ()
@@ -91,9 +94,10 @@ class FusedRule:
         names = self._formula.names_for(groups)
 
         def update(ready: ReadyShard) -> None:
-            for name in names:
+            for name in names:  # all are there where they are codes: Adam's groups always need them
                 if name not in ready.states:  # a group has begun to need this state
-                    ready.states[name] = torch.zeros_like(ready.master)
+                    dtype = ready.sub_buffer.plan.precision.states
+                    ready.states[name] = torch.zeros_like(ready.master, dtype=dtype)
             self._formula.update([_arrays(ready, groups, step)], grad_scale=grad_scale)
 
         return update
@@ -106,13 +110,33 @@ class FusedRule:
 
 
 def _arrays(ready: ReadyShard, groups: Groups, step: int) -> FlatArrays:
+    cut = _runs_of_members if ready.sub_buffer.plan.is_rounded_by_random_bits else _runs
     return FlatArrays(
         param=ready.master,
         grads=ready.grads,
         states=ready.states,
-        runs=tuple(
-            ElementRun(offset=one.offset, numel=one.numel, group=groups[one.group], step=step - one.missed)
-            for one in ready.sub_buffer.segments()
-        ),
+        runs=cut(ready.sub_buffer, groups, step),
         param_out=ready.param_out,
+    )
+
+
+def _runs(sub_buffer: SubBuffer, groups: Groups, step: int) -> tuple[ElementRun, ...]:
+    return tuple(
+        ElementRun(offset=one.offset, numel=one.numel, group=groups[one.group], step=step - one.missed)
+        for one in sub_buffer.segments()
+    )
+
+
+def _runs_of_members(sub_buffer: SubBuffer, groups: Groups, step: int) -> tuple[ElementRun, ...]:
+    """Return a run for each parameter, with the seed of its random bits."""
+    return tuple(
+        ElementRun(
+            offset=one.offset,
+            numel=one.numel,
+            group=groups[one.group],
+            step=step - one.missed,
+            seed=seed_of(sub_buffer.name_of_part(index), step),
+            first=first,
+        )
+        for one, index, first in sub_buffer.segments_of_members()
     )

@@ -35,8 +35,9 @@ class ReadyShard:
 class StepPipeline:
     """Pipeline of the sub-buffers of one optimizer."""
 
-    def __init__(self, sub_buffers: Sequence[SubBuffer]) -> None:
-        self._sub_buffers = tuple(sub_buffers)
+    def __init__(self, sub_buffers: Sequence[SubBuffer], *, kind: type[Turn] | None = None) -> None:
+        """`kind` tells where the optimizer steps; None: where masters and states lie."""
+        self._sub_buffers, self._kind = tuple(sub_buffers), kind or Turn
 
     def run(
         self,
@@ -48,8 +49,8 @@ class StepPipeline:
 
         The last sub-buffer goes first: the norm has just read its gradients, which are still in the cache.
         """
-        waiting = [_Turn(sub_buffer) for sub_buffer in reversed(self._sub_buffers)]
-        last: _Turn | None = None
+        waiting = [self._kind(sub_buffer) for sub_buffer in reversed(self._sub_buffers)]
+        last: Turn | None = None
         for turn, following in zip(waiting, [*waiting, None][1:], strict=True):
             turn.start()
             if following is not None:
@@ -70,7 +71,7 @@ class StepPipeline:
             last.end()
 
 
-class _Turn:
+class Turn:
     """One sub-buffer on its way through a step."""
 
     def __init__(self, sub_buffer: SubBuffer) -> None:

@@ -26,7 +26,11 @@ class Rule(Protocol):
     """
 
     name: str
-    steps_by_sub_buffer: bool  # through a StepPipeline, so that states may be elsewhere between steps
+    steps_by_sub_buffer: bool  # where the states lie, by `sub_buffer_update`
+    states_may_leave: bool  # the device between steps
+    # numbers of groups whose parameters have states of another kind than the rest, and so lie in sub-buffers
+    # of their own: a state of each element is as long as its sub-buffer's shard
+    groups_apart: frozenset[int]
 
     def attach(self, sub_buffers: Sequence[SubBuffer], groups: Groups, comm: Collectives) -> None:
         """Prepare to update these sub-buffers."""

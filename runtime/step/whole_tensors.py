@@ -35,14 +35,16 @@ def choose_owners(numels: Sequence[int], num_ranks: int) -> tuple[int, ...]:
 class WholeTensors:
     """The parameters at these places of these sub-buffers, numbered from 0 in the same way on all ranks."""
 
-    def __init__(self, indices: Sequence[tuple[SubBuffer, int]], comm: Collectives) -> None:
+    def __init__(
+        self, indices: Sequence[tuple[SubBuffer, int]], owners: Sequence[int], comm: Collectives
+    ) -> None:
+        """`owners` of the parameters, as ranks of the shard axis."""
         self._comm = comm
         self._indices = tuple(indices)
-        self._device = indices[0][0].optimizer_shard.master.device
+        self._device = indices[0][0].device
         shards, rank = comm.mesh.state_peers, comm.mesh.states_axis.index  # rank -> the shard that it holds
         ranks = range(len(shards))
         self._numels = [sub_buffer.layout.slots[index].numel for sub_buffer, index in indices]
-        owners = choose_owners(self._numels, len(ranks))
         self.owned = tuple(number for number, owner in enumerate(owners) if owner == rank)
 
         def pieces(numbers: Sequence[int], shard: int) -> _Pieces:

@@ -28,9 +28,10 @@ from .styles import Packs, PartialGradients, PartlyRotated
 from .vocabulary import check_head, use_parts_of_logits
 
 
-def agree_on_division(settings: Config) -> None:
+def agree_on_division(settings: Config, *, on_meta: str) -> None:
     """Check that all ranks, including those that divide nothing, divide the model, its experts and its
-    sequences in the same way; otherwise some would wait for others for ever.
+    sequences in the same way, and send values of the same parameters; otherwise some would wait for others
+    for ever. `on_meta` says which parameters have no values.
 
     Order:  a collective
     Errors: ConfigError with what two ranks were given
@@ -40,6 +41,7 @@ def agree_on_division(settings: Config) -> None:
         "sequence_parallel_size": str(settings.sp_size),
         "expert_parallel": _said(settings.expert_parallel),
         "mesh": _said(settings.mesh),
+        "parameters on the meta device": on_meta,
     }
     agree(own, what="settings", cure="give initialize() the same ds_config on every rank")
 
@@ -260,8 +262,10 @@ def _part(param: nn.Parameter, cut: Cut, holders: Axis, device: torch.device) ->
     early = early_of(param)
     if early is not None:  # zero.Init has sharded it: gather it for the cut
         early.take_out()
-    whole = param.detach().to(device).contiguous()
-    dist.broadcast(whole, group=holders.group, group_src=0)
+    whole = param.detach()
+    if not whole.is_meta:  # else it has no values yet
+        whole = whole.to(device).contiguous()
+        dist.broadcast(whole, group=holders.group, group_src=0)
     part = cut.take(whole)
     param.data = param.data.new_empty(0)  # the previous tensor is no parameter of the model any more
     return part

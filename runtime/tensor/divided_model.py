@@ -50,7 +50,8 @@ class DividedModel:
             return nullcontext()
         self._num_forwards += 1
         stack = ExitStack()
-        if isinstance(loss := getattr(module, "loss_function", None), CausalLoss):
+        own = vars(module)  # transformers' property would warn of a kind of loss that it does not know
+        if isinstance(loss := own.get("_loss_function", own.get("loss_function")), CausalLoss):
             stack.callback(loss.end_forward)
         stack.enter_context(naming_misfits(module, self._division))
         if self._num_forwards.bit_count() == 1 and not _is_compiled(module):

@@ -46,6 +46,12 @@ _ADVICE = (
 )
 
 
+_ADVICE_TO_GENERATE = (
+    "give the {size} ranks of a group the same prompts and options, and other groups others; the number of a "
+    "group is engine.get_data_parallel_rank()"
+)
+
+
 class InputCheck:
     """Check of the inputs of one divided model."""
 
@@ -152,14 +158,38 @@ class InputCheck:
         )
 
     def compare(self, args: Any, kwargs: Any) -> None:
-        """Check the tensors and numbers that are given to what runs many forwards.
+        """Check the tensors, numbers and texts that are given to what runs many forwards.
 
         Order:  a collective
         Errors: ConfigError that names the first one that differs
         """
-        leaves = [(keystr(path), leaf) for path, leaf in tree_leaves_with_path((args, kwargs))]
+        leaves = [(keystr(path), leaf) for path, leaf in tree_leaves_with_path((args, _as_plain(kwargs)))]
         numbers = {name: ("number", leaf) for name, leaf in leaves if isinstance(leaf, int | float)}
-        self._compare(_digests({name: leaf for name, leaf in leaves if isinstance(leaf, Tensor)}) | numbers)
+        texts = {name: ("text", repr(leaf)) for name, leaf in leaves if isinstance(leaf, str)}
+        tensors = _digests({name: leaf for name, leaf in leaves if isinstance(leaf, Tensor)})
+        self._compare(tensors | numbers | texts)
+
+    def compare_random_numbers(self) -> None:
+        """Check that ranks will draw the same random numbers.
+
+        Order:  a collective
+        Errors: ConfigError
+        """
+        states = [torch.get_rng_state()]
+        if self._device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._device))
+        own = 0
+        for state in states:
+            own = _digest(state, own)
+        said = self._axis.group.all_gather_objects(own, what="the states of random numbers")
+        first = dist.get_rank() - self._axis.index
+        for place, other in enumerate(said):
+            if other != said[0]:
+                raise ConfigError(
+                    f"{self._together(first, first + place)}, and would draw different random numbers, so "
+                    "that their tokens would differ: give torch.manual_seed() the same number on both before "
+                    "generate(), or do_sample=False"
+                )
 
     def _compare(self, own: dict[str, Any], *, in_forward: int | None = None) -> None:
         everywhere = self._axis.group.all_gather_objects(own, what="what the model is given")
@@ -171,9 +201,10 @@ class InputCheck:
             if differing:
                 forms = {first: everywhere[0].get(differing[0]), first + place: other.get(differing[0])}
                 where = "" if in_forward is None else f" in forward {in_forward}"
+                advice = _ADVICE_TO_GENERATE if in_forward is None else _ADVICE
                 raise ConfigError(
                     f"{self._together(*forms)}, and were given different inputs{where}: {differing[0]} "
-                    f"{_difference(forms)}; " + _ADVICE.format(size=self._axis.size)
+                    f"{_difference(forms)}; " + advice.format(size=self._axis.size)
                 )
 
     def _together(self, rank: int, other: int) -> str:
@@ -181,6 +212,16 @@ class InputCheck:
             f"ranks {rank} and {other} compute the same layers together "
             f"(tensor_parallel.autotp_size {self._axis.size})"
         )
+
+
+def _as_plain(kwargs: Any) -> Any:
+    """Return the arguments with objects that can say what they hold, as a GenerationConfig, as dicts."""
+    if not isinstance(kwargs, Mapping):
+        return kwargs
+    return {
+        name: value.to_dict() if callable(getattr(value, "to_dict", None)) else value
+        for name, value in kwargs.items()
+    }
 
 
 def _form(value: Tensor) -> tuple[tuple[int, ...], str]:

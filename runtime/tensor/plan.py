@@ -14,9 +14,19 @@ from torch import nn
 from ..config.tensor import LayerRule, TensorParallelConfig
 from ..errors import ConfigError
 from ..log import logger
+from ..zero.parameters.packed import is_packed
+from .known_plans import known_plan
 from .styles import STYLES, Column, Packs, PartlyRotated, Row, SplitRow, Style
 
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")  # number of a layer, which a plan leaves open
+_HEADS = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "n_head",
+    "n_heads",
+    "encoder_attention_heads",
+    "decoder_attention_heads",
+)
 _NO_PLAN = (
     "tensor_parallel.autotp_size {size}: {kind} does not say how its layers are divided. A Hugging Face "
     "model has a tp_plan; for another one name the layers in tensor_parallel.partition_config, or divide it "
@@ -58,9 +68,9 @@ def choose_plan(module: nn.Module, settings: TensorParallelConfig, *, is_stage: 
 
 
 def plan_of_model(module: nn.Module) -> Mapping[str, str]:
-    """Return a Hugging Face model's own plan: patterns of names, and the names of styles."""
+    """Return a Hugging Face model's own plan, or ours for it: patterns of names, and the names of styles."""
     plan = getattr(module, "tp_plan", None) or getattr(module, "_tp_plan", None)
-    return plan if isinstance(plan, Mapping) else {}
+    return plan if plan and isinstance(plan, Mapping) else known_plan(module)
 
 
 def _from_styles(module: nn.Module, given: Mapping[str, str]) -> TensorPlan:
@@ -167,7 +177,7 @@ def _check_kinds(module: nn.Module, plan: TensorPlan) -> None:
             )
     params: dict[str, Any] = dict(module.named_parameters())
     for name, param in params.items():
-        if name in plan.params and not param.is_floating_point():
+        if name in plan.params and (not param.is_floating_point() or is_packed(param)):
             raise ConfigError(
                 f"parameter '{name}' is {param.dtype}: a quantized layer cannot be divided over ranks; load "
                 "the model in bfloat16"
@@ -190,7 +200,7 @@ def check_heads(module: nn.Module, size: int, plan: TensorPlan | None = None) ->
     Errors: ConfigError naming the number of heads that `size` does not divide
     """
     config = text_config(module)
-    for key in ("num_attention_heads", "num_key_value_heads", "n_head", "n_heads"):
+    for key in _HEADS:
         heads = getattr(config, key, None)
         if not isinstance(heads, int) or heads % size == 0:
             continue

@@ -6,7 +6,8 @@ of a module how its inputs and outputs are treated.
 Code that sends is left out of torch.compile's graphs, so a graph ends at each divided layer. torch.compile
 would then compile that layer's `__call__` by itself, anew for each layer, and give up at the eighth.
 
-Source: transformers 5.23 distributed/tensor_parallel.py, the styles of these names
+Source: transformers 5.23 distributed/tensor_parallel.py, the styles of these names but for those of
+        known_plans.py
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from .views import note_part
 
 # tensors that were put together along a dimension: so many of equal size, or of these sizes
 Packs = int | tuple[int, ...]
+# attributes that count heads, or their elements
+_OF_HEADS = ("num_heads", "n_heads", "num_attention_heads", "split_size")
 # Maps a parameter's shape to the dimension that is cut, and what was put together along it; None: it stays
 # whole.
 CutRule = Callable[[tuple[int, ...]], tuple[int, Packs] | None]
@@ -41,6 +44,10 @@ def _along_output(num_packs: int) -> CutRule:
 
 def _along_input(num_packs: int) -> CutRule:
     return lambda shape: None if len(shape) == 1 else (-1, num_packs)
+
+
+def _along_last(num_packs: int) -> CutRule:
+    return lambda shape: (-1, num_packs)
 
 
 def _whole(shape: tuple[int, ...]) -> None:
@@ -126,12 +133,49 @@ class SplitRow(Row):
         return super().__call__(self.axis.split(input, f"the input of '{self.name}'"))
 
 
+class ConvColumn(Column):
+    """Column style of GPT-2's Conv1D, whose weight is [in, out]."""
+
+    @uncompiled
+    def __call__(self, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        input = self.axis.enter(input, f"the input of '{self.name}'")
+        output = F.linear(input, self.module.weight.t(), self.module.bias)
+        return note_part(output, self.name, self.module.nf)
+
+
+class ConvRow(Divided):
+    """Row style of GPT-2's Conv1D."""
+
+    @uncompiled
+    def __call__(self, input: Tensor) -> Any:
+        output = F.linear(input, self.module.weight.t())
+        add_over_ranks(output, self.axis, self.name, self.division)
+        return self.axis.leave(output, f"the output of '{self.name}'") + self.module.bias
+
+
+class LocalHeads(Divided):
+    """Style of attention with its number of heads in attributes: while it computes, they are of this rank."""
+
+    @partial(uncompiled, recursive=False)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        values = {name: getattr(self.module, name, None) for name in _OF_HEADS}
+        whole = {name: value for name, value in values.items() if isinstance(value, int)}
+        try:
+            for name, value in whole.items():
+                setattr(self.module, name, value // self.axis.size)
+            return self.forward(*args, **kwargs)
+        finally:
+            for name, value in whole.items():
+                setattr(self.module, name, value)
+
+
 class VocabularyRows(Divided):
     """Style of an embedding of which each rank has different rows."""
 
     @uncompiled
     def __call__(self, input: Tensor) -> Any:
         module, num_rows = self.module, self.module.weight.shape[0]
+        self._check(input)
         first = self.axis.index * -(-module.num_embeddings // self.axis.size)
         local = input - first
         is_elsewhere = (local < 0) | (local >= num_rows)
@@ -145,6 +189,18 @@ class VocabularyRows(Divided):
             module.padding_idx = padding
         rows = rows.masked_fill(is_elsewhere.unsqueeze(-1), 0.0)
         return self.axis.leave(rows, f"the output of '{self.name}'")
+
+    def _check(self, input: Tensor) -> None:
+        """Errors: IndexError, as torch has it for a whole embedding; on a GPU its kernel's assertion"""
+        num_rows = self.module.num_embeddings
+        is_here = ((input >= 0) & (input < num_rows)).all()
+        if input.is_cuda:
+            torch._assert_async(is_here)  # nothing waits for it
+        elif not is_here:
+            raise IndexError(
+                f"index out of range in embedding '{self.name}': it has {num_rows} rows, and was given "
+                f"{int(input.min())} to {int(input.max())}"
+            )
 
 
 class EmbeddingColumns(Divided):
@@ -234,6 +290,12 @@ STYLES: Mapping[str, Style] = {
     "rowwise_split_input": Style(cut=_along_input(1), forward=SplitRow, kinds=(nn.Linear,)),
     "rowwise_rep": Style(cut=_along_input(1), forward=SplitRow, kinds=(nn.Linear,)),
     "packed_rowwise": Style(cut=_along_input(2), forward=None),
+    "conv1d_colwise": Style(cut=_along_last(1), forward=ConvColumn),
+    "conv1d_packed_2_colwise": Style(cut=_along_last(2), forward=ConvColumn),
+    "conv1d_packed_3_colwise": Style(cut=_along_last(3), forward=ConvColumn),
+    "conv1d_rowwise": Style(cut=lambda shape: None if len(shape) == 1 else (0, 1), forward=ConvRow),
+    "local_heads": Style(forward=LocalHeads),
+    "embedding_heads": Style(cut=lambda shape: (1, 1), kinds=(nn.Embedding,)),
     "embedding_rowwise": Style(cut=lambda shape: (0, 1), forward=VocabularyRows, kinds=(nn.Embedding,)),
     "embedding_colwise": Style(cut=lambda shape: (1, 1), forward=EmbeddingColumns, kinds=(nn.Embedding,)),
     "moe_tp_experts": Style(forward=ExpertParts),

@@ -51,6 +51,11 @@ class BaseModel:
         }
 
     @property
+    def replaced(self) -> tuple[str, ...]:
+        """Return the names of the modules that PEFT trains beside adapters."""
+        return tuple(name.removesuffix(".") for name in self._replaced)
+
+    @property
     def has_adapters(self) -> bool:
         """Whether there is anything of PEFT's."""
         return bool(self.peft is not None or self._layers)

@@ -21,7 +21,7 @@ class HeldTensor:
     """A parameter that lies in a sub-buffer, or a tensor that lies in none."""
 
     names: tuple[str, ...]  # in the whole model; several where other ranks use one name for theirs
-    spec: Spec  # of each of them, whole
+    spec: Spec  # what each of them has when it is whole
     sub_buffer: SubBuffer | None = None
     index: int = 0
     beside: Tensor | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from ..checkpoint.export.output_plan import Spec
 from ..errors import ConfigError
 from .base_tensors import BaseModel, Made
+from .file_names import is_pretrained_model
 from .held import HeldTensor
 from .naming import Naming, Rename, Renamed
 from .out_plan import Conversion
@@ -161,8 +161,7 @@ def make_naming(module: nn.Module, names: str | Rename, *, merges: bool, only_tr
 
 
 def _check_is_pretrained(model: nn.Module) -> None:
-    modeling = sys.modules.get("transformers.modeling_utils")
-    if modeling is None or not isinstance(model, modeling.PreTrainedModel):
+    if not is_pretrained_model(model):
         raise ConfigError(
             f"engine.weights(names='hf'): {type(model).__name__} is no model of transformers, so it has no "
             f"names that from_pretrained() reads; {_INSTEAD}"

@@ -21,7 +21,7 @@ class Gathered(NamedTuple):
 
     conversion: Conversion
     tensors: dict[str, Tensor]  # empty where this rank gets none
-    is_last: bool  # of what was gathered together
+    is_last: bool  # nothing more comes of what was gathered together
 
 
 class WholeWeights:

@@ -108,8 +108,10 @@ class Init:
         ds_config's precision.
 
         It has no effect with a ds_config whose stage keeps parameters whole. `mem_efficient_linear` has
-        nothing to choose: torch's own linear keeps no copies here. Parameters are sharded over all ranks, so
-        the groups may be of all ranks only, and what `mpu` says is compared by initialize().
+        nothing to choose: torch's own linear keeps no copies here. Shards lie in host memory if the ds_config
+        offloads parameters, or `remote_device` is "cpu"; it is initialize() that brings them to a disk.
+        Parameters are sharded over all ranks, so the groups may be of all ranks only, and what `mpu` says is
+        compared by initialize().
         """
         section = _zero_section(config_dict_or_path, config)
         # the plain run of `dslaunch numerics` has the whole model on every rank
@@ -128,20 +130,20 @@ class Init:
         self._made_on_meta: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._edits: list[Edit] = []  # GatheredParameters with a modifier_rank that are open
         self._outer: InitContext | None = None  # the context around this one
-        self._made_for_outer: weakref.WeakSet[EarlyParameter] = (
-            weakref.WeakSet()
-        )  # the outer context has the parameters that are made in here
+        # the outer context has the parameters that are made in here
+        self._made_for_outer: weakref.WeakSet[EarlyParameter] = weakref.WeakSet()
         if not self.is_enabled:
             return
         show_user_errors_in_one_line()
         worker = read_environment()
         start_process_group(worker)
         self.device = choose_device(worker)
+        self.keeps_on_host = self.device.type != "cpu" and _is_offloaded(section, remote_device)
         self.dtype = dtype
         if mpu is not None:
             read_mpu(mpu, call="zero.Init")
         _check_arguments(
-            remote_device=None if remote_device in ("none", self.device.type) else remote_device,
+            remote_device=None if remote_device in ("none", "cpu", self.device.type) else remote_device,
             data_parallel_group=None if _is_of_all(data_parallel_group) else data_parallel_group,
             pin_memory=pin_memory,
             zero_param_parallel_group=zero_param_parallel_group,
@@ -436,6 +438,15 @@ def _asks_for_sharding(section: Mapping[str, Any] | None) -> bool:
     except ValueError:
         return False
     return policy.parameters is Placement.SHARDED
+
+
+def _is_offloaded(section: Mapping[str, Any] | None, remote_device: str | None) -> bool:
+    """Tell whether the section or the argument has parameters lie outside of the device between their uses;
+    initialize() judges the rest of the section.
+    """
+    offload = (section or {}).get("offload_param")
+    is_asked = isinstance(offload, Mapping) and offload.get("device") in ("cpu", "nvme")
+    return is_asked or remote_device == "cpu"
 
 
 def _is_of_all(group: object) -> bool:

@@ -34,7 +34,7 @@ def safe_get_full_fp32_param(param: nn.Parameter) -> Tensor | None:
     if location is None:
         return None
     with location.sub_buffer.here():
-        return _whole(location, location.sub_buffer.optimizer_shard.master)
+        return _whole(location, location.sub_buffer.optimizer_shard.master).float()
 
 
 @torch.no_grad()
@@ -62,7 +62,7 @@ def safe_get_local_fp32_param(param: nn.Parameter) -> Tensor | None:
     if location is None:
         return None
     with location.sub_buffer.here():
-        return _own(location, location.sub_buffer.optimizer_shard.master)
+        return _own(location, location.sub_buffer.optimizer_shard.master).float()
 
 
 @torch.no_grad()
@@ -115,7 +115,7 @@ def safe_get_full_optimizer_state(param: nn.Parameter, optim_state_key: str) -> 
     if location.member_index in location.sub_buffer.optimizer_shard.states_of_whole:
         return _from_owner(location, optim_state_key)
     with location.sub_buffer.here():
-        return _whole(location, _state(location, optim_state_key))
+        return _whole(location, _state(location, optim_state_key)).float()
 
 
 @torch.no_grad()
@@ -126,14 +126,15 @@ def safe_set_full_optimizer_state(param: nn.Parameter, value: Tensor, optim_stat
         return
     location = _to_write(param, value)
     if location.member_index in location.sub_buffer.optimizer_shard.states_of_whole:
-        state = location.sub_buffer.optimizer_shard.states_of_whole[location.member_index]().get(
-            optim_state_key
-        )
-        if state is not None:
-            state.copy_(value.reshape(state.shape))
+        with location.sub_buffer.here(is_written=True):
+            states = location.sub_buffer.optimizer_shard.states_of_whole[location.member_index]()
+            if (state := states.get(optim_state_key)) is not None:
+                state.copy_(value.reshape(state.shape))
         return
     with location.sub_buffer.here(is_written=True):
-        _copy_part(location, value, _state(location, optim_state_key))
+        state = _state(location, optim_state_key)
+        _copy_part(location, value, state)
+        location.sub_buffer.optimizer_shard.set_value(optim_state_key, state)
 
 
 @torch.no_grad()
@@ -143,7 +144,7 @@ def safe_get_local_optimizer_state(param: nn.Parameter, optim_state_key: str) ->
     if location is None:
         return None
     with location.sub_buffer.here():
-        return _own(location, _state(location, optim_state_key))
+        return _own(location, _state(location, optim_state_key)).float()
 
 
 @torch.no_grad()
@@ -151,7 +152,9 @@ def safe_set_local_optimizer_state(param: nn.Parameter, value: Tensor, optim_sta
     """Set this rank's part of the optimizer state."""
     location = _to_write_locally(param, value)
     with location.sub_buffer.here(is_written=True):
-        _write_own(location, _state(location, optim_state_key), value)
+        state = _state(location, optim_state_key)
+        _write_own(location, state, value)
+        location.sub_buffer.optimizer_shard.set_value(optim_state_key, state)
 
 
 # ---- gradients, between backward and step
@@ -284,27 +287,29 @@ def _to_write_locally(param: nn.Parameter, value: Tensor) -> ParamLocation:
 
 
 def _state(location: ParamLocation, key: str) -> Tensor:
-    states = location.sub_buffer.optimizer_shard.states
+    shard = location.sub_buffer.optimizer_shard
     if location.member_index in location.sub_buffer.optimizer_shard.states_of_whole:
         raise ConfigError(
             f"the optimizer sees parameter '{location.name}' whole, on one rank, so no rank has a part of "
             "its states; use safe_get_full_optimizer_state() or safe_set_full_optimizer_state()"
         )
-    if key not in states:
-        raise _no_state(location, key, states)
-    return states[key]
+    if key not in shard.state_names:
+        raise _no_state(location, key, shard.state_names)
+    return shard.value_of(key)
 
 
 def _from_owner(location: ParamLocation, key: str) -> Tensor:
-    own = location.sub_buffer.optimizer_shard.states_of_whole[location.member_index]()
+    with location.sub_buffer.here():
+        own = location.sub_buffer.optimizer_shard.states_of_whole[location.member_index]()
+        found = list(own), _copied(own.get(key))
     everywhere = location.sub_buffer.comm.sharers.all_gather_objects(
-        (list(own), _copied(own.get(key))), what=f"state {key!r} of parameter '{location.name}'"
+        found, what=f"state {key!r} of parameter '{location.name}'"
     )
     values = [one for _, one in everywhere if one is not None]
     if not values:
         raise _no_state(location, key, {name for names, _ in everywhere for name in names})
     whole: Tensor = values[0]
-    shape = location.sub_buffer.layout.slots[location.member_index].shape
+    shape = location.sub_buffer.whole_shape(location.member_index)
     return (whole.view(shape) if whole.numel() == prod(shape) else whole).to(location.sub_buffer.device)
 
 

@@ -139,6 +139,8 @@ def run(path: str, copy: Path, differences: Mapping[str, str], limit_s: float = 
         "harness",
         "-q",
     ]
+    if path.startswith("inference/"):  # DeepSpeed runs them by themselves
+        command += ["-m", "inference"]
     log = copy.parent / "log"
     with log.open("w") as output:
         job = subprocess.Popen(

@@ -33,6 +33,7 @@ OTHER_PROGRAMS = {
     "mca": "mpirun of Open MPI",
     "tag-output": "mpirun of Open MPI",
     "weight-transfer-config": "vllm serve",
+    "port": "vllm serve",
     **dict.fromkeys(
         (
             "cpus-per-task",

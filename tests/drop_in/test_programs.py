@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.runtime.answering_models import make_model
+
 HERE = Path(__file__).parent / "programs"
 DSLAUNCH = Path(sys.executable).parent / "dslaunch"
 LIMIT_S = 400  # on a machine that does many other things; alone a program is done in 15
@@ -36,7 +38,7 @@ def run(program: str, *words: str | Path, num_ranks: int) -> tuple[int, str]:
     """Run a program; return the exit code and all that was printed."""
     # Imported once for all ranks; the tests of `--preload` and the other programs show that
     # nothing else differs.
-    preload = "torch,transformers.trainer" if program.startswith(("chat", "autotp")) else "torch"
+    preload = "torch,transformers.trainer" if program.startswith(("chat", "autotp", "inference")) else "torch"
     job = subprocess.Popen(
         [
             DSLAUNCH,
@@ -225,3 +227,36 @@ def test_the_pipeline_program_trains_the_same_cut_or_whole(tmp_path: Path) -> No
     assert whole[0][0] > whole[0][-1]
     for stage in (1, 3):
         assert_same(trained(2, stage), whole, SAME)
+
+
+@needs_transformers
+def test_the_inference_test_answers_as_transformers_does(tmp_path: Path) -> None:
+    wanted = _answers_of_transformers(tmp_path)
+    found = results("inference.py", tmp_path, f"--model={tmp_path}", "--use_kernel", "--use_meta_tensor")
+    assert found == {0: wanted, 1: wanted}
+
+
+@pytest.mark.exhaustive
+@needs_transformers
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--test_hybrid_engine",),
+        ("--dtype=float16", "--use_meta_tensor"),
+        ("--zero=cpu",),
+        ("--zero=nvme",),
+    ],
+)
+def test_the_inference_test_answers_in_other_ways(tmp_path: Path, words: tuple[str, ...]) -> None:
+    wanted = _answers_of_transformers(tmp_path)
+    assert results("inference.py", tmp_path, f"--model={tmp_path}", *words, num_ranks=1) == {0: wanted}
+
+
+def _answers_of_transformers(folder: Path) -> list[float]:
+    """Save a small model; return the tokens that it answers with."""
+    model = make_model("GPT2")
+    model.save_pretrained(folder)
+    prompts = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    made = model.eval().generate(prompts, max_new_tokens=5, do_sample=False)
+    return [float(token) for token in made.flatten().tolist()]

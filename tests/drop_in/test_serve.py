@@ -21,7 +21,8 @@ for code in sys.argv[1:]:
         said[code] = ["", ""]
     except Exception as error:
         said[code] = [type(error).__name__, str(error)]
-said["has"] = [hasattr(deepspeed, name) for name in ("init_inference", "inference", "no_such_name")]
+names = ("DeepSpeedHybridEngine", "model_implementations", "no_such_name")
+said["has"] = [hasattr(deepspeed, name) for name in names]
 print(json.dumps(said))
 """
 PIPES = (

@@ -1,5 +1,5 @@
-"""TRL's trainers train on dslaunch as on torch, through `import deepspeed`: SFT and DPO, and GRPO and RLOO,
-whose answers the model samples while it is trained.
+"""TRL's trainers train on dslaunch as on torch, through `import deepspeed`: SFT and DPO, and GRPO, RLOO
+and online DPO, whose answers the model samples while it is trained.
 
 Tolerances: see test_peft.py.
 
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(find_spec("trl") is None, reason="needs trl: pip install --group drop-in"),
 ]
-LOSS_RELATIVE = {"sft": 1e-6, "dpo": 1e-5, "grpo": 1e-5, "rloo": 1e-5}
+LOSS_RELATIVE = {"sft": 1e-6, "dpo": 1e-5, "grpo": 1e-5, "rloo": 1e-5, "odpo": 1e-5}
 LOSS_ABSOLUTE = 5e-7
 NORM_RELATIVE = 2e-6
 WEIGHT_ABSOLUTE = 2e-7
@@ -39,6 +39,8 @@ CASES = [
     ("grpo ungathered, stage 3", "grpo, ddp"),
     ("grpo lora, stage 3", "grpo lora, ddp"),
     ("rloo, stage 3", "rloo, ddp"),
+    ("odpo, stage 2", "odpo, ddp"),
+    ("odpo, stage 3", "odpo, ddp"),
 ]
 
 
@@ -80,3 +82,14 @@ def test_the_reference_model_is_an_engine_without_an_optimizer(
 ) -> None:
     for result in of_case(found, world_size, case):
         assert result["reference"] == {"is engine": True, "stage": 3 if is_sharded else 0, "optimizer": None}
+
+
+@pytest.mark.parametrize("world_size", [2])
+def test_nothing_grows_in_200_steps(found: Found, world_size: int) -> None:
+    """The first steps fill caches: the last ones are compared with those after 50."""
+    for result in of_case(found, world_size, "grpo long, stage 3"):
+        assert len(result["held"]) == 200
+        then, now = result["held"][50], result["held"][-1]
+        assert now[0] <= then[0]
+        assert now[1] <= then[1] + 16 * 2**20
+        assert now[2] <= then[2]

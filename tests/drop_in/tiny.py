@@ -20,6 +20,7 @@ from transformers import (
     LlamaConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3MoeConfig,
     TrainingArguments,
 )
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
@@ -88,9 +89,11 @@ def text(seed: int, *, length: int) -> str:
 
 
 def config(kind: str) -> Any:
-    """Return the shape of a Llama or a Qwen2 with two layers, 32 wide."""
-    makes = {"llama": LlamaConfig, "qwen2": Qwen2Config}[kind]
+    """Return the shape of a Llama, a Qwen2 or a Qwen3-MoE with two layers, 32 wide."""
+    makes: Any = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3_moe": Qwen3MoeConfig}[kind]
+    more = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
     return makes(
+        **(more if kind == "qwen3_moe" else {}),
         vocab_size=len(SPECIAL) + len(WORDS),
         hidden_size=32,
         intermediate_size=56,

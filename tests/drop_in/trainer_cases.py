@@ -25,6 +25,8 @@ class Case:
     offload: tuple[str, ...] = ()  # what lies in host memory: "optimizer", "param"
     is_loaded: bool = False  # the model comes from from_pretrained(), at stage 3 inside zero.Init
     is_resumed: bool = False  # a second run goes on from a checkpoint of the first
+    # Blocks are computed again, by this kind of torch's checkpoint; their inputs wait in host memory.
+    reentrant: bool | None = None
     tp: int = 1  # layers are divided over so many ranks, where there are as many
 
     @property
@@ -34,6 +36,7 @@ class Case:
         words += [f"{'ds' if self.ds_optimizer else 'hf'}-optimizer"]
         words += [f"{'ds' if self.ds_scheduler else 'hf'}-scheduler"]
         words += [f"offload-{what}" for what in self.offload] + ["loaded"] * self.is_loaded
+        words += ["reentrant" if self.reentrant else "recomputed"] * (self.reentrant is not None)
         words += [f"tp{self.tp}"] * (self.tp > 1)
         return "-".join(words)
 
@@ -73,6 +76,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(stage=3, bf16=True, offload=("optimizer", "param"), is_resumed=True),
     *(Case(stage=3, bf16=bf16, is_loaded=True) for bf16 in (False, True)),
+    *(Case(stage=stage, reentrant=reentrant) for stage in (2, 3) for reentrant in (True, False)),
     *(Case(stage=stage, tp=2, is_resumed=True) for stage in (1, 3)),
     Case(stage=2, bf16=True, tp=2),
 )
@@ -82,6 +86,7 @@ FEW = (  # one of each kind: the cases of `make test`
     "stage3-fp32-hf-optimizer-hf-scheduler-offload-optimizer",
     "stage3-bf16-ds-optimizer-ds-scheduler-offload-optimizer-offload-param",
     "stage3-bf16-ds-optimizer-ds-scheduler-loaded",
+    "stage3-fp32-ds-optimizer-ds-scheduler-recomputed",
     "stage1-fp32-ds-optimizer-ds-scheduler-tp2",
 )
 

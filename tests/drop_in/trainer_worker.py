@@ -95,6 +95,10 @@ def ds_config(case: Case) -> dict[str, Any]:
         "fp16": {"enabled": "auto", "initial_scale_power": 8},
         "zero_optimization": zero,
     }
+    if case.reentrant is not None:
+        config["activation_checkpointing"] = {"cpu_checkpointing": True}
+        config["data_types"] = {"param_dtype": "fp32", "keep_in_fp32_modules": []}
+        config |= {"gradient_allreduce_op": "mean", "managed_gradient_accumulation": True}
     if size_of_tp(case) > 1:
         config["tensor_parallel"] = {"autotp_size": size_of_tp(case)}
     if case.ds_optimizer:
@@ -143,6 +147,9 @@ def make_arguments(
         "dataloader_pin_memory": False,
         "save_on_each_node": case.is_resumed,  # on one host the files are where they are without it
     }
+    if case.reentrant is not None:
+        options["gradient_checkpointing"] = True
+        options["gradient_checkpointing_kwargs"] = {"use_reentrant": case.reentrant}
     return kind(str(folder), **place, **{**options, **more})
 
 
@@ -198,6 +205,10 @@ def train(case: Case, folder: Path, environ: dict[str, str]) -> Result:
     trainer.save_model(str(saved))
     tidy_up(environ, trainer.accelerator)
     result: Result = {"steps": losses.steps, "evaluations": losses.evaluations, "last": last}
+    if case.reentrant is not None:
+        from dslaunch.runtime.activation.checkpointing import _PROCESS
+
+        assert _PROCESS.inputs.num_sent > 0, "no input of a block has waited in host memory"
 
     if case.is_resumed:
         again, resumed = make_trainer(case, folder)

@@ -5,11 +5,14 @@ Arguments: folder, cases.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import deepspeed
+import psutil
 import torch
 from cases import main, rank, wait
 from datasets import Dataset
@@ -27,6 +30,7 @@ from trl import (
     SFTConfig,
     SFTTrainer,
 )
+from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 from trl.models import unwrap_model_for_generation
 
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -45,6 +49,10 @@ class LoggedGRPO(Recorded, GRPOTrainer):
 
 
 class LoggedRLOO(Recorded, RLOOTrainer):
+    pass
+
+
+class LoggedOnlineDPO(Recorded, OnlineDPOTrainer):
     pass
 
 
@@ -68,6 +76,19 @@ class Generates(TrainerCallback):
             ) as model,
         ):
             self.tokens = model.generate(prompts, max_new_tokens=6, do_sample=False).tolist()
+
+
+class Held(TrainerCallback):
+    """Keeps what this process holds at the end of each step: tensors, bytes of memory, and descriptors."""
+
+    def __init__(self) -> None:
+        self.numbers: list[tuple[int, int, int]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        gc.collect()
+        num_tensors = sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+        process = psutil.Process()
+        self.numbers.append((num_tensors, process.memory_info().rss, process.num_fds()))
 
 
 def base_folder(folder: Path) -> Path:
@@ -183,12 +204,43 @@ def online(
         log_completions=False,
         **more,
     )
+    return _train_online(folder, name, partial(kind, peft_config=lora), args)
+
+
+def online_dpo(folder: Path, *, name: str, stage: int | None, **more: Any) -> dict[str, Any]:
+    """Train on pairs of answers that the model samples for itself."""
+    begin_case()
+    args = arguments(
+        folder / name,
+        stage=stage,
+        kind=OnlineDPOConfig,
+        bf16=False,
+        has_optimizer=False,
+        max_new_tokens=8,
+        max_length=24,
+        gradient_accumulation_steps=1,  # TRL divides the loss by it where DeepSpeed trains, and not with DDP
+        **more,
+    )
+    # At stage 3 TRL neither loads a model by its name nor copies one.
+    model, reference = (AutoModelForCausalLM.from_pretrained(base_folder(folder)) for _ in range(2))
+    return _train_online(folder, name, partial(LoggedOnlineDPO, ref_model=reference), args, model=model)
+
+
+def _train_online(
+    folder: Path, name: str, kind: Callable[..., Any], args: Any, *, model: Any = None
+) -> dict[str, Any]:
+    held = Held()
     prompts = Dataset.load_from_disk(str(folder / "pairs")).select_columns(["prompt"])
     trainer = kind(
-        str(base_folder(folder)), reward_funcs=_reward, args=args, train_dataset=prompts, peft_config=lora
+        model or str(base_folder(folder)),
+        reward_funcs=_reward,
+        args=args,
+        train_dataset=prompts,
+        processing_class=tokenizer(),
+        callbacks=[held],
     )
     trainer.train()
-    return _result(trainer, folder, name)
+    return {**_result(trainer, folder, name), "held": held.numbers}
 
 
 _GRPO = partial(online, kind=LoggedGRPO, config_kind=GRPOConfig)
@@ -214,6 +266,10 @@ CASES = {
     "grpo ungathered, stage 3": partial(_GRPO, name="grpou3", stage=3, ds3_gather_for_generation=False),
     "grpo lora, ddp": partial(_GRPO, name="grpol", stage=None, lora=LORA),
     "grpo lora, stage 3": partial(_GRPO, name="grpol3", stage=3, lora=LORA),
+    "grpo long, stage 3": partial(_GRPO, name="grpo3long", stage=3, max_steps=200),
+    "odpo, ddp": partial(online_dpo, name="odpo", stage=None),
+    "odpo, stage 2": partial(online_dpo, name="odpo2", stage=2),
+    "odpo, stage 3": partial(online_dpo, name="odpo3", stage=3),
     "rloo, ddp": partial(_RLOO, name="rloo", stage=None),
     "rloo, stage 3": partial(_RLOO, name="rloo3", stage=3),
 }

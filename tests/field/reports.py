@@ -22,6 +22,7 @@ REPOSITORIES = {
     "DeepSpeedExamples": "deepspeedai/DeepSpeedExamples",
     "Qwen-VL-Series-Finetune": "2U1/Qwen-VL-Series-Finetune",
     "accelerate": "huggingface/accelerate",
+    "ms-swift": "modelscope/ms-swift",
     "open-instruct": "allenai/open-instruct",
     "transformers": "huggingface/transformers",
     "trl": "huggingface/trl",
@@ -100,8 +101,7 @@ GENERATION = (
         "gathers weights for its next token, the other is at the next step.",
         right="Each rank gets its own answer, and training goes on.",
         judge=agree("lengths", "wanted"),
-        said=r"the ranks took different paths; rank 0 is at .* rank 1 is at \S+ \S+",
-        dslaunch=SAID,
+        is_fast=True,
     ),
     Report(
         id="DeepSpeed#860",
@@ -130,6 +130,44 @@ GENERATION = (
         right="The losses of plain torch, in which these runs leave nothing behind.",
         judge=SAME_LOSSES,
         is_fast=True,
+    ),
+    Report(
+        id="trl#3858",
+        cluster="A",
+        program="generate_gathers",
+        happens="GRPO at ZeRO-3 generates without gathering the model first: every token sends all weights, "
+        "and the first step takes ten hours.",
+        right="Where the weights fit, a longer answer takes no more collectives than a short one.",
+        judge=agree("many", "few"),
+    ),
+    Report(
+        id="trl#2840",
+        cluster="A",
+        program="sync_while_training",
+        happens="After hours of GRPO at ZeRO-3, for some after a checkpoint, an assertion about a "
+        "parameter's modules ends the gathers before a sync.",
+        right="The losses and weights of plain torch, with forwards without a backward, one that fails, "
+        "saves, and reads of single parameters in between.",
+        judge=both(SAME_LOSSES, agree("synced", "whole")),
+    ),
+    Report(
+        id="ms-swift#7986",
+        cluster="A",
+        program="memory_of_sync",
+        happens="Before the first batch of GRPO at ZeRO-3 the weights are sent to the sampler, each rank has "
+        "the whole model of 64 GB at once, and memory runs out.",
+        right="Weights that are read one at a time need the memory of a block, not of the model.",
+        judge=at_most("grown", "allowed"),
+    ),
+    Report(
+        id="ms-swift#9787",
+        cluster="A",
+        program="sync_twice",
+        launches=at(ranks=4),
+        happens="On two hosts at ZeRO-3 the first sync of weights is right, and after a step, even one with "
+        "a learning rate of 0, the sampler writes nothing but exclamation marks.",
+        right="Steps with a learning rate of 0 leave every bit of the weights as it was.",
+        judge=agree("later", "first", within=0.0),
     ),
 )
 

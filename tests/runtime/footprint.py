@@ -76,7 +76,7 @@ def memory_bytes(
     numel: int,
     param_bytes: int,
     grad_bytes: int,
-    optimizer_bytes: int,
+    optimizer_bytes: float,
     num_shards: int,
     num_param_shards: int | None = None,
 ) -> Memory:
@@ -86,7 +86,7 @@ def memory_bytes(
     Source: ZeRO (arXiv 1910.02054) section 3, with b = param_bytes, g = grad_bytes, K = optimizer_bytes
     """
 
-    def held(placement: Placement, bytes_per_element: int, shards: int = num_shards) -> float:
+    def held(placement: Placement, bytes_per_element: float, shards: int = num_shards) -> float:
         share = shards if placement is Placement.SHARDED else 1
         return numel * bytes_per_element / share
 

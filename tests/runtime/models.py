@@ -50,6 +50,29 @@ class Blocks(nn.Module):
         return x
 
 
+class Tied(nn.Module):
+    """Tied ends, a frozen layer, a persistent and another buffer, an integer parameter: all that a
+    state_dict can hold.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(7, 15, bias=False)
+        self.blocks = nn.ModuleList(nn.Linear(15, 15) for _ in range(3))
+        self.blocks[1].requires_grad_(False)
+        self.head = nn.Linear(7, 15, bias=False)
+        self.head.weight = self.embed.weight
+        self.count = nn.Parameter(torch.tensor([3]), requires_grad=False)
+        self.blocks[2].register_buffer("seen", torch.ones(2))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x @ self.head.weight
+
+
 class Writer(nn.Module):
     """Layers over an embedding; the next token is the likeliest."""
 

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 
+from ....shared import variables
 from ...wire.frames import (
     AskStacks,
     Chunk,
@@ -19,9 +20,11 @@ from ...wire.frames import (
     Frame,
     Hello,
     Hold,
+    ImportAhead,
     Inspect,
     Leaving,
     Listen,
+    MemoryHosts,
     Note,
     Ping,
     Pong,
@@ -30,9 +33,11 @@ from ...wire.frames import (
     Reach,
     Reached,
     Ready,
+    Renew,
     Resize,
     Signal,
     Start,
+    StartAgain,
     Stop,
     SyncFrom,
     SyncOffer,
@@ -58,9 +63,12 @@ if TYPE_CHECKING:
 
     from ...wire.job import NodeJob
     from ..files.file_traffic import FileThreads
+    from ..memory.server import MemoryServer
     from ..observe.gpu_sample import GpuSample
     from ..observe.metrics import MetricsReader
     from ..observe.notice import NoticeWatch
+    from ..workers.kept_preloader import KeptPreloader
+    from ..workers.server_watch import ServerWatch
     from .open_port import OpenPort
 
 TICK_S = 0.2
@@ -68,7 +76,10 @@ METRICS_AFTER_S = 0.5  # after the start, which the first reading would slow dow
 
 
 class AgentState:
-    """WAITING for a job; PREPARED to start it; RUNNING it; STOPPING it (nothing new starts); ENDED."""
+    """WAITING for a job; PREPARED to start it; RUNNING it; STOPPING it (nothing new starts); ENDED.
+
+    After ENDED comes WAITING, if another attempt of the job follows.
+    """
 
     WAITING = 1
     PREPARED = 2
@@ -83,31 +94,43 @@ class Agent:
     def __init__(self, folder: PrivateFolder) -> None:
         self._folder = folder
         self._num_devices = count_accelerators()
-        self._state = AgentState.WAITING
         self._selector = Selector()
+        self._num_jobs = 0  # attempts of the job that this agent began to serve
         self._uplink = Uplink(
             self._selector,
             obey=self._obey,
             pause=lambda is_paused: self._workers.pause(is_paused),
             end=lambda: self._stop(self._grace_s),
         )
-        self._workers = WorkerGroup(self._selector, self._uplink.send)
-        self._ending = Ending(self._workers)
-        self._open_port: OpenPort | None = None  # only on the first host
         self._files: FileThreads | None = None
-        self._grace_s = LEFT_OVER_GRACE_S
+        self._memory: MemoryServer | None = None  # snapshots, which outlive the workers
+        self._preloader: KeptPreloader | None = None  # for a job that may start again
         self._told_to_stop_by = 0  # the signal that this process got; the launcher did not want this end
+        self._was_told_to_go = False  # a signal announced the end of this host
+        self._keeper = os.getppid()
+        self._wake_read, self._wake_write = os.pipe()
+        self._await_job()
+
+    def _await_job(self) -> None:
+        """Wait for a job, with nothing left of one before."""
+        self._num_jobs += 1
+        self._state = AgentState.WAITING
+        self._workers = WorkerGroup(self._selector, self._uplink.send)
+        self._ending = Ending(
+            self._workers, spared=lambda: () if self._preloader is None else self._preloader.pids()
+        )
+        self._open_port: OpenPort | None = None  # only on the first host
+        self._grace_s = LEFT_OVER_GRACE_S
         self._job: NodeJob | None = None
         self._prepared: Prepared | None = None
         self._starter: Starter | None = None
         self._notice: NoticeWatch | None = None
         self._metrics: MetricsReader | None = None
         self._metrics_at = float("inf")  # when the reader of metrics is made
-        self._was_told_to_go = False  # a signal announced the end of this host
-        self._keeper = os.getppid()
+        self._server: ServerWatch | None = None
         self._step = ""  # the step of the preparation that is under way
         self._prepare_by = float("inf")
-        self._wake_read, self._wake_write = os.pipe()
+        self._preload_at = float("inf")  # when the imports of the next attempt are begun
 
     def run(self) -> None:
         """Serve the launcher until the job is over and nothing of it is left."""
@@ -178,13 +201,24 @@ class Agent:
             self._workers.send_prompts(now)
             self._workers.collect(is_our_kill=self._state == AgentState.STOPPING)
             self._look_at_metrics(now)
-            if self._notice is not None:
+            if now >= self._preload_at and self._starter is not None:
+                self._preload_at = float("inf")
+                self._starter.prepare_next()
+            if self._server is not None:
+                self._look_at_server(self._server, now)
+            elif self._notice is not None:
                 self._look_at_notice(now)
             elif self._state == AgentState.RUNNING and self._workers.is_told:
                 self._state = AgentState.STOPPING
                 self._ending.begin_with_left_over()
         if self._state == AgentState.STOPPING and self._ending.go_on(now):
             self._end()
+
+    def _look_at_server(self, server: ServerWatch, now: float) -> None:
+        if self._state == AgentState.RUNNING:
+            server.look(now)
+        else:
+            server.end()
 
     def _look_at_metrics(self, now: float) -> None:
         """Read metrics while a worker runs, and the last ones before the end of the job is reported.
@@ -265,9 +299,23 @@ class Agent:
         else:
             if self._starter is not None and self._starter.is_tracing:
                 self._folder.remove_outside()  # the launcher asks for the traces; they go with this process
+            elif self._job is not None and self._job.keeps_agent:
+                self._folder.clear()
             else:
                 self._folder.remove()  # before Done: the next attempt of the job may follow at once
             self._uplink.send(Done(self._ending.num_left_over))
+
+    def _renew(self) -> None:
+        """Be as after Hello. What this agent was told about itself, such as a signal, stays."""
+        if self._state not in (AgentState.ENDED, AgentState.PREPARED) or self._told_to_stop_by:
+            return
+        self._close_port()
+        self._workers.end()
+        self._end_metrics()
+        if self._starter is not None:
+            self._starter.close()
+        self._folder.clear()
+        self._await_job()
 
     # Frames of the launcher.
 
@@ -284,6 +332,11 @@ class Agent:
             self._inspect(frame)
         elif isinstance(frame, (Chunk, SyncOffer, SyncFrom, Took, Collect)):
             self._move_files(frame)
+        elif isinstance(frame, ImportAhead):
+            if self._state == AgentState.PREPARED and self._starter is not None:
+                self._starter.prepare_next()
+        elif isinstance(frame, Renew):
+            self._renew()
         else:
             self._obey_for_job(frame)
 
@@ -292,12 +345,19 @@ class Agent:
             self._prepare(read_job(frame.job))
         elif isinstance(frame, Start):
             self._start(frame)
+        elif isinstance(frame, MemoryHosts):
+            self._meet_memory(frame)
+        elif isinstance(frame, StartAgain):
+            if self._server is not None and self._state == AgentState.RUNNING:
+                self._end_metrics()  # its processes are no left-over ones
+                self._server.start_again(time.monotonic() + frame.after_s)
         elif isinstance(frame, Signal):
             self._workers.signal(frame.number, is_for_group=False)
         elif isinstance(frame, AskStacks):
             self._workers.ask_stacks(self._prepared.env if self._prepared else {}, self._folder)
         elif isinstance(frame, Resize):
-            why_not = self._starter.ask_to_end(frame.why) if self._starter is not None else ""
+            starter = self._starter
+            why_not = "" if starter is None else starter.ask_to_end(frame.why, by_disk=frame.by_disk)
             if why_not:
                 self._uplink.send(Note(why_not))
         elif isinstance(frame, Stop):
@@ -334,7 +394,13 @@ class Agent:
             self._in_background(lambda: answer(*frame))
 
     def _in_background(self, work: Callable[[], Frame]) -> None:
-        in_background(self._selector, work, self._uplink.send)
+        """Send the answer of work that is done in a thread, unless the job is another one by then."""
+        number = self._num_jobs
+        in_background(
+            self._selector,
+            work,
+            lambda answer: self._uplink.send(answer) if number == self._num_jobs else None,
+        )
 
     # The job.
 
@@ -343,6 +409,10 @@ class Agent:
         self._job = job
         self._uplink.heartbeat_s = job.heartbeat_s
         self._grace_s = job.kill_grace_s
+        if job.keeps_agent and self._preloader is None:
+            from ..workers.kept_preloader import KeptPreloader
+
+            self._preloader = KeptPreloader()
 
         def work() -> Frame:
             try:
@@ -353,12 +423,14 @@ class Agent:
                     self._folder,
                     num_devices=self._num_devices,
                     says=self._begin_step,
+                    kept=self._preloader,
                 )
                 if job.save_pid is not None:
                     self._save_pid(job.save_pid)
+                memory = self._hold_memory(self._prepared) if job.holds_memory else (0, [])
             except Unprepared as problem:
                 return Problem(str(problem), problem.exit_code)
-            return Ready(self._prepared.master_port, self._prepared.notes + self._starter.notes)
+            return Ready(self._prepared.master_port, self._prepared.notes + self._starter.notes, *memory)
 
         def finish(answer: Frame) -> None:
             self._prepare_by = float("inf")
@@ -388,6 +460,31 @@ class Agent:
             hint = "look at its file systems there, or give it more time"
             self._uplink.send(Problem(f"{why}; {hint}", 3))
 
+    def _hold_memory(self, prepared: Prepared) -> tuple[int, list[str]]:
+        """Have a server of snapshots for the workers of this attempt; return its port and addresses."""
+        from ..memory.server import MemoryServer
+        from ..system.own_addresses import own_addresses
+
+        path = self._folder.file("memory")
+        try:
+            if path is None:
+                raise OSError("no temporary folder can be made")
+            if self._memory is None:
+                self._memory = MemoryServer()
+            self._memory.listen(path)
+        except OSError as error:
+            prepared.notes.append(f"no snapshots will be kept here: {error.strerror or error}")
+            return 0, []
+        prepared.env[variables.MEMORY.encode()] = os.fsencode(path)
+        return self._memory.port, own_addresses()
+
+    def _meet_memory(self, hosts: MemoryHosts) -> None:
+        from ..memory.copier import MemoryPeer
+
+        if self._memory is not None:
+            peers = [MemoryPeer(*one) for one in hosts.peers]
+            self._memory.meet(hosts.name, peers, hosts.partner, hosts.token)
+
     def _save_pid(self, launcher_pid: int) -> None:
         from ..system.pid_file import PidFileInUse, write_pid_file
 
@@ -412,7 +509,24 @@ class Agent:
         if start.master_addr:
             self._prepared.env[b"MASTER_ADDR"] = bytes_of(start.master_addr)
             self._prepared.env[b"MASTER_PORT"] = str(start.master_port).encode()
+        self._prepared.env.update((bytes_of(name), bytes_of(value)) for name, value in start.env.items())
         self._workers.begin(self._starter.milestones)
+        if self._job.is_server:
+            self._watch_server(self._job)
+        else:
+            self._start_workers()
+
+    def _watch_server(self, job: NodeJob) -> None:
+        from ..workers.server_watch import ServerWatch
+
+        self._server = ServerWatch(
+            job, self._workers, selector=self._selector, send=self._uplink.send, start=self._start_workers
+        )
+        self._server.begin(time.monotonic())
+
+    def _start_workers(self) -> None:
+        if not (self._job and self._prepared and self._starter):
+            return
         for rank in self._job.ranks:
             try:
                 self._workers.add(self._starter.start(rank))
@@ -422,6 +536,10 @@ class Agent:
         self._starter.end()
         self._workers.watch_memory()
         self._metrics_at = time.monotonic() + METRICS_AFTER_S
+        if self._preloader is not None:
+            from ..workers.kept_preloader import MAKE_AFTER_S
+
+            self._preload_at = time.monotonic() + MAKE_AFTER_S
         if self._job.notice_file is not None or self._job.notice_command is not None:
             self._watch_notice(self._job, self._prepared.env)
 
@@ -440,7 +558,8 @@ class Agent:
         """End the started workers: a limit of this host was met in the middle."""
         from ..system.limits import why_not_started
 
-        why = why_not_started(f"rank {rank}", error) or f"cannot start rank {rank}: {error}"
+        who = "the server" if self._server is not None else f"rank {rank}"
+        why = why_not_started(who, error) or f"cannot start {who}: {error}"
         self._uplink.send(Problem(why, 3))
         self._stop(self._grace_s)
 

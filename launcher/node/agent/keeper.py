@@ -77,6 +77,7 @@ def _keep(child: int, folder: PrivateFolder) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
     os.close(0)
     os.close(1)
+    folder.remove_abandoned()
     status = 1
     while True:
         try:

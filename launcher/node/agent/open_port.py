@@ -35,7 +35,7 @@ class OpenPort:
         self.close()
         self._listener = listener
         self._selector.on_read(listener.fileno(), listener.accept)
-        self._send(Listening(port, own_addresses(), ""))
+        self._send(Listening(listener.port, own_addresses(), ""))
 
     def choose(self, job_port: int) -> None:
         """Open the job's port, now that it is chosen, if it was asked for."""

@@ -31,6 +31,8 @@ MAX_NAMES = 100  # names per rank
 MAX_NAME_LENGTH = 60
 MAX_TEXT_LENGTH = 200
 MAX_FILE_BYTES = 1 << 20
+PAUSES = ("evaluating", "generating", "saving", "loading")  # what a rank may do instead of training
+PAUSE = "pause"  # the place of that in PAUSES, from 1, where ranks are folded; 0: it trains
 FOLDED = "*"
 _FILES = ("config", "hang", "trial")
 _INFINITE = 1.7976931348623157e308
@@ -90,6 +92,7 @@ class MetricsReader:
             host["net_wait"] = max(one["wait"] for one in links["to"].values())
         if self._is_folding:
             add_own_time(told)
+            add_pauses(told)
         folded = {FOLDED: fold(told)} if self._is_folding and told else told
         ranks = {str(rank): {name: _sent(one) for name, one in row.items()} for rank, row in folded.items()}
         gpus = self._gpus.last(now) if self._gpus is not None else []
@@ -107,10 +110,12 @@ class MetricsReader:
         return found or None
 
     def close(self) -> None:
-        """Read no more."""
+        """Read no more, and remove the pipe: a server that is started again gets another one."""
         if self._gpus is not None:
             self._gpus.close()
         os.close(self._fd)
+        with suppress(OSError):
+            os.unlink(self._path)
 
     def _read(self) -> None:
         """Take what is in the pipe, within a limit: a worker may write without a pause."""
@@ -183,6 +188,14 @@ def add_own_time(told: dict[int, dict[str, Value]]) -> None:
             continue
         if not (isinstance(step_s, str) or isinstance(comm_s, str) or isinstance(paused_s, str)):
             row["own_s"] = step_s - comm_s - paused_s
+
+
+def add_pauses(told: dict[int, dict[str, Value]]) -> None:
+    """Add what a rank does instead of training as a number; folding would lose the word."""
+    for row in told.values():
+        state = row.get("state")
+        if isinstance(state, str) and state in PAUSES:
+            row[PAUSE] = PAUSES.index(state) + 1
 
 
 def fold(told: dict[int, dict[str, Value]]) -> dict[str, list[float]]:

@@ -11,6 +11,10 @@ from .memory import memory_groups, size_of
 
 NUM_SPARE_FILES = 24  # while workers start: the pipe of the next one, files of modules, /proc
 FILES_PER_WORKER = 2  # the pipes of its stdout and stderr
+# Snapshots: two files of each worker and of each whose copies are here, in two generations and what is used
+# again, and its connections; beside them those of other hosts, and the files of no worker
+SNAPSHOT_FILES_PER_WORKER = 16
+SNAPSHOT_FILES = 256
 PYTHON_BYTES = 8 << 20  # a Python that has imported nothing: 6 MiB of its own, and the kernel's data about it
 CANNOT_START = "cannot start "  # begins each sentence of why_not_started()
 
@@ -24,19 +28,26 @@ def why_too_many(num_workers: int, *, is_python: bool) -> str:
     )
 
 
-def raise_open_files(num_workers: int) -> tuple[int, int] | None:
-    """Let this process open the files that the workers take, if it may.
+def raise_open_files(num_workers: int, *, holds_snapshots: bool) -> tuple[int, int] | None:
+    """Let this process open the files that the workers and their snapshots take, if it may.
 
     Return the former limits, which the workers get; None if they did not change.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _files_needed(num_workers)
+    if holds_snapshots:
+        needed += SNAPSHOT_FILES + SNAPSHOT_FILES_PER_WORKER * num_workers
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
     if hard != resource.RLIM_INFINITY:
         needed = min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     return soft, hard
+
+
+def lower_open_files(limits: tuple[int, int]) -> None:
+    """Take raise_open_files() back: the workers that it was for have ended."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def restore_open_files(limits: tuple[int, int]) -> None:

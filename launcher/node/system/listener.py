@@ -25,6 +25,12 @@ class PortListener:
         self._server.setblocking(False)
         self._open: list[_socket.socket] = []
 
+    @property
+    def port(self) -> int:
+        """Return the port: the one that was asked for, or for 0 the kernel's choice."""
+        port: int = self._server.getsockname()[1]
+        return port
+
     def fileno(self) -> int:
         return self._server.fileno()
 

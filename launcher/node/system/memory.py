@@ -36,6 +36,12 @@ class MemoryGroup:
         text = self._text("memory.limit_in_bytes" if self._is_v1 else "memory.max").strip()
         return int(text) if text.isdigit() and int(text) < 1 << 60 else None
 
+    def used_bytes(self) -> int | None:
+        """Memory that counts against its limit and cannot be given back by the kernel at once."""
+        text = self._text("memory.usage_in_bytes" if self._is_v1 else "memory.current").strip()
+        idle = self._counter("memory.stat", "total_inactive_file" if self._is_v1 else "inactive_file")
+        return max(0, int(text) - (idle or 0)) if text.isdigit() else None
+
     def _counter(self, file: str, name: str) -> int | None:
         for line in self._text(file).splitlines():
             key, _, value = line.partition(" ")

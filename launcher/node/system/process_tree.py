@@ -15,9 +15,9 @@ from .lean_stdlib import signal, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
-QUIET_S = 2.0  # of a wait for processes that were killed, before they are named
+QUIET_S = 2.0  # how long killed processes are waited for before they are named
 _MAX_NAMED = 3
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -49,8 +49,10 @@ def die_with_parent(parent_pid: int, signum: int) -> None:
         os.kill(os.getpid(), signum)
 
 
-def descendants(root: int) -> list[int]:
-    """Process ids below `root`, without zombies, parents before children."""
+def descendants(root: int, *, besides: Callable[[], Collection[int]] = tuple) -> list[int]:
+    """Process ids below `root`, without zombies, parents before children; without those `besides`, which are
+    asked for last, and what is below these.
+    """
     if root == os.getpid() and not _has_children():
         # Most jobs have none at their end: otherwise a busy host has thousands of processes to look at
         return []
@@ -68,9 +70,9 @@ def descendants(root: int) -> list[int]:
         if state not in (b"Z", b"X") or num_threads > 1:
             children.setdefault(int(parent), []).append(int(name))
         # a zombie's children have been given to the subreaper, so no process is hidden behind it
-    found, frontier = [], [root]
+    found, frontier, left_out = [], [root], besides()
     while frontier:
-        below = [pid for parent in frontier for pid in children.get(parent, ())]
+        below = [pid for parent in frontier for pid in children.get(parent, ()) if pid not in left_out]
         found += below
         frontier = below
     return found
@@ -88,12 +90,14 @@ def _has_children() -> bool:
     return True
 
 
-def kill_descendants(root: int, signum: int = signal.SIGKILL) -> list[int]:
-    """Send `signum` to every process below `root`; return their ids.
+def kill_descendants(
+    root: int, signum: int = signal.SIGKILL, *, besides: Callable[[], Collection[int]] = tuple
+) -> list[int]:
+    """Send `signum` to every process below `root` but those `besides`; return their ids.
 
     Repeat until it returns none.
     """
-    pids = descendants(root)
+    pids = descendants(root, besides=besides)
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):  # it ended, or became another user's
             os.kill(pid, signum)

@@ -44,7 +44,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     import subprocess
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any, BinaryIO, NamedTuple
 else:
     from ...wire.fast_tuple import Record as NamedTuple
@@ -67,6 +67,24 @@ class PreloadTimes(NamedTuple):
         return cls(start_s, import_s, min(FORK_S, heartbeat_s / 4), end_s)
 
 
+class Imports(NamedTuple):
+    """Lines of a program, to be imported in this order: each a module, and the names that it takes from it.
+
+    `later`: variables that only a worker has; then each line is looked at, and the imports end before one
+    that is not installed, or that workers could not share. None: all of them are to be imported. `script` is
+    the program's file, None for a module; `watched` as in worker_hook.py.
+    """
+
+    lines: list[list[str]]
+    script: str | None
+    watched: str = ""
+    later: list[str] | None = None
+
+    @property
+    def names(self) -> str:
+        return ", ".join(line[0] for line in self.lines)
+
+
 MAX_NOTES = 3  # lines that the modules printed while they were imported
 _F_SETPIPE_SZ = 1031
 PRELOAD_VARIABLE = b"DSLAUNCH_PRELOAD"  # a socket and a file to print to, or a pipe: see _runs_hook
@@ -79,24 +97,24 @@ class Unpreloaded(Exception):
 class Preloader:
     """A process of the job's Python that has imported modules.
 
-    `why_not` says why no worker can be forked from it.
+    `why_not` says why no worker can be forked from it, and `num_fit` how many lines of its imports could be
+    imported all the same, as far as known.
     """
 
     def __init__(
         self,
-        modules: Iterable[str],
+        imports: Imports,
         *,
         argv: list[bytes],
         num_options: int,
         env: dict[bytes, bytes],
         folder: str | None,
-        script: str | None,
-        timings_pipe: str | None,
         times: PreloadTimes,
+        start: Callable[..., subprocess.Popen[bytes]] | None = None,
     ) -> None:
         """Wait for the imports. `argv` is the longest command line of a worker; its first `num_options` words
         stand before the script, or before -m. `folder` is a folder to make and to write to, None if there can
-        be none. `script` is the file, None for a module.
+        be none. `start` starts processes as subprocess.Popen does.
 
         Errors: Unpreloaded
         """
@@ -104,8 +122,11 @@ class Preloader:
 
         from .preload_server import SERVER
 
+        self.imports = imports
         self.notes: list[str] = []
         self.why_not = ""
+        self.num_fit = self.pid = 0
+        self._start = start
         self._link, theirs = socket.socketpair()
         self._link.settimeout(times.import_s)
         try:
@@ -119,11 +140,16 @@ class Preloader:
                 self.close()
                 return
             add_hook(env, folder=folder)
-            if not _runs_hook(argv[:num_options], env, times):
+            if not _runs_hook(argv[:num_options], env, times, start):
                 self.why_not = "this Python runs no sitecustomize, in which that is done"
                 self.close()
                 return
-            words = {"modules": [*modules], "script": script, "timings": timings_pipe or ""}
+            words = {
+                "lines": imports.lines,
+                "later": imports.later,
+                "script": imports.script,
+                "watched": imports.watched,
+            }
             lines, answer = self._import(words, theirs, printed, argv=argv, env=env, times=times)
         except OSError as error:
             raise Unpreloaded(f"{text_of(argv[0])}: {os.strerror(error.errno or 0)}") from None
@@ -139,7 +165,7 @@ class Preloader:
                 "Python ended: " + next((one for one in reversed(lines) if one), "without a word")
             )
         self.notes = [line for line in lines if line.strip()][:MAX_NOTES]
-        self.why_not = _why_not(answer)
+        self.why_not, self.num_fit = _why_not(answer), answer.get("num_fit", 0)
         self._link.settimeout(times.fork_s)
         if self.why_not:
             self.close()
@@ -162,7 +188,7 @@ class Preloader:
             try:
                 with suppress(OSError):
                     fcntl.fcntl(to_early, _F_SETPIPE_SZ, 1 << 20)  # PYTHONVERBOSE prints much
-                process = subprocess.Popen(
+                process = (self._start or subprocess.Popen)(
                     argv,
                     env={**env, PRELOAD_VARIABLE: b"%d %d" % (theirs.fileno(), printed.fileno())},
                     stdin=subprocess.DEVNULL,
@@ -172,6 +198,7 @@ class Preloader:
                 )
             finally:
                 os.close(to_early)
+            self.pid = process.pid
             theirs.close()
             self._send(words, ())
             answer = self._receive()
@@ -206,6 +233,7 @@ class Preloader:
             "env": [[text_of(name), text_of(value)] for name, value in env.items()],
             "cores": None if cores is None else [*cores],
             "agent": os.getpid(),
+            "cwd": text_of(os.getcwdb()),
         }
 
         def fork(out: int, err: int) -> int:
@@ -220,6 +248,17 @@ class Preloader:
     def close(self) -> None:
         """End the process: no more workers are needed."""
         self._link.close()
+
+    @property
+    def is_there(self) -> bool:
+        """Tell whether the process waits for requests."""
+        import select
+
+        if self._link.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(self._link.fileno(), select.POLLIN)
+        return not poll.poll(0)
 
     def _send(self, message: dict[str, Any], fds: tuple[int, ...]) -> None:
         import array
@@ -270,7 +309,12 @@ def _end(process: subprocess.Popen[bytes], within_s: float) -> None:
         process.wait(within_s)
 
 
-def _runs_hook(python: list[bytes], env: dict[bytes, bytes], times: PreloadTimes) -> bool:
+def _runs_hook(
+    python: list[bytes],
+    env: dict[bytes, bytes],
+    times: PreloadTimes,
+    start: Callable[..., subprocess.Popen[bytes]] | None,
+) -> bool:
     """Tell whether this Python, with these options, runs our sitecustomize: it then says so and ends.
 
     Errors: OSError if it cannot be run
@@ -280,7 +324,7 @@ def _runs_hook(python: list[bytes], env: dict[bytes, bytes], times: PreloadTimes
 
     told, tell = os.pipe()
     try:
-        process = subprocess.Popen(
+        process = (start or subprocess.Popen)(
             [*python, b"-c", b""],
             env={**env, PRELOAD_VARIABLE: b"%d" % tell},
             stdin=subprocess.DEVNULL,

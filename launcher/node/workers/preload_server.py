@@ -5,12 +5,12 @@ See [Note: How preloading works] in preload.py.
 
 from __future__ import annotations
 
-from .worker_hook import ENTER, STACKS, TIMINGS
+from .worker_hook import ENTER, MILESTONES, STACKS
 
 # The sitecustomize of the preloader.
 SERVER = (
     STACKS
-    + TIMINGS
+    + MILESTONES
     + ENTER
     + r'''
 def _what_names_ranks():
@@ -43,6 +43,92 @@ def _what_names_ranks():
             return path, match[1].decode()
     return "", ""
 
+def _num_threads():
+    """Count the threads; that of jemalloc does no harm."""
+    import os, time
+    for _ in range(10):
+        num_threads = 0
+        for task in os.listdir("/proc/self/task"):
+            try:
+                with open(f"/proc/self/task/{task}/comm") as file:
+                    num_threads += file.read() != "jemalloc_bg_thd\n"
+            except OSError:  # it has just ended
+                pass
+        if num_threads == 1:
+            break
+        time.sleep(0.01)  # one that has just begun has no name of its own yet
+    return num_threads
+
+def _has_opened_gpu():
+    """Tell whether a device of a GPU's driver is open in this process: a fork would share it."""
+    import os
+    devices = ("/dev/nvidia", "/dev/kfd")
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(devices):
+                return True
+        except OSError:  # the one that the list was read with
+            pass
+    with open("/proc/self/maps") as file:
+        return any(device in line for line in file for device in devices)
+
+def _is_installed(name):
+    """Tell whether a module is the standard library's, installed, or ours; not what a person works on."""
+    import importlib.util, os, sys
+    top = name.partition(".")[0]
+    if top in ("dslaunch", "deepspeed") or top in sys.builtin_module_names:
+        return True
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        return False
+    place = os.path.realpath(spec.origin or next(iter(spec.submodule_search_locations or ()), ""))
+    library = os.path.realpath(os.path.dirname(os.__file__)) + os.sep
+    if spec.origin in ("built-in", "frozen") or f"{os.sep}site-packages{os.sep}" in place:
+        return True
+    return place.startswith(library) or f"{os.sep}dist-packages{os.sep}" in place
+
+def _begin_to_look(later):
+    """Return a function that tells why the workers could not share what was imported since its last call.
+    It ends with `end()`. Until then this process is nice, if it may take that back.
+    """
+    import os
+    asked, get = [], os._Environ.__getitem__
+    def get_and_note(self, key):
+        name = os.fsdecode(key)
+        if name in later:
+            asked.append(name)
+        return get(self, key)
+    os._Environ.__getitem__ = get_and_note
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    on_trial = os.fork()
+    if on_trial == 0:
+        try:
+            os.nice(1)
+            os.setpriority(os.PRIO_PROCESS, 0, before)
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    is_nice = os.waitpid(on_trial, 0)[1] == 0
+    if is_nice:
+        os.nice(5)
+    def look():
+        if asked:
+            return f"asks for {asked[0]}, which a worker gets later"
+        if len(os.listdir("/proc/self/task")) > 1:
+            for_nothing = os.fork()  # which ends the threads of some libraries
+            if for_nothing == 0:
+                os._exit(0)
+            os.waitpid(for_nothing, 0)
+            if _num_threads() > 1:
+                return "starts threads, which a fork would lose"
+        return "opens a GPU, which a fork cannot use" if _has_opened_gpu() else ""
+    def end():
+        os._Environ.__getitem__ = get
+        if is_nice:
+            os.setpriority(os.PRIO_PROCESS, 0, before)
+    look.end = end
+    return look
+
 def _serve(link):
     """Import, then fork for each request; returns only in a worker, which is to run its program."""
     import array, ctypes, gc, importlib, json, os, socket, struct, sys, time
@@ -64,15 +150,15 @@ def _serve(link):
     with open("/proc/self/environ", "rb") as file:
         given = {item.partition(b"=")[0] for item in file.read().split(b"\0")}
     added = {name: value for name, value in os.environb.items() if name not in given}  # by Python: LC_CTYPE
-    def refuse(why):
-        answer(why_not=why)
+    def refuse(why, **more):
+        answer(why_not=why, **more)
         os._exit(1)
     path, variable = _what_names_ranks()
     if path:
         refuse(f"Python runs {path} at its start, and that names {variable}, which a worker gets later")
     job, _ = receive()
-    if job["timings"]:
-        _watch_collectives(job["timings"])
+    if job["watched"]:
+        _watch_milestones(job["watched"])
     folder = os.getcwdb()
     if job["script"] is not None:
         script = encoded(job["script"])
@@ -84,14 +170,29 @@ def _serve(link):
     before = [] if getattr(sys.flags, "safe_path", False) else [os.fsdecode(folder)]
     sys.path[:0] = before  # where Python puts it before it runs a script
     gc.disable()  # what is imported stays: to search it for garbage takes a fifth of the time
+    look = None if job["later"] is None else _begin_to_look(job["later"])
+    num_fit = 0
     try:
-        for name in job["modules"]:
-            importlib.import_module(name)
+        for name, *wanted in job["lines"]:
+            if look is not None and not _is_installed(name):
+                break
+            if name.startswith("dslaunch.runtime.") and "dslaunch.runtime" not in sys.modules:
+                continue  # the program's `deepspeed` is not ours
+            module = importlib.import_module(name)
+            for one in wanted:
+                if one != "*" and not hasattr(module, one):
+                    importlib.import_module(f"{name}.{one}")
+            why = look() if look is not None else ""
+            if why:
+                refuse(f"importing {name} {why}", num_fit=num_fit)
+            num_fit += 1
     except BaseException as error:
         answer(problem=f"{type(error).__name__}: {error}")
         os._exit(1)
     gc.freeze()
     gc.enable()
+    if look is not None:
+        look.end()
     if sys.path[: len(before)] != before:
         refuse("importing puts another folder in front of sys.path, where the script's will stand")
     del sys.path[: len(before)]
@@ -100,18 +201,8 @@ def _serve(link):
     if for_nothing == 0:
         os._exit(cuda is not None and cuda._is_in_bad_fork())
     has_cuda = os.waitpid(for_nothing, 0)[1] != 0 or (cuda is not None and cuda.is_initialized())
-    for _ in range(10):
-        num_threads = 0
-        for task in os.listdir("/proc/self/task"):
-            try:
-                with open(f"/proc/self/task/{task}/comm") as file:
-                    num_threads += file.read() != "jemalloc_bg_thd\n"
-            except OSError:  # it has just ended
-                pass
-        if num_threads == 1:
-            break
-        time.sleep(0.01)  # one that has just begun has no name of its own yet
-    answer(why_not="", num_threads=num_threads, has_cuda=has_cuda)
+    has_cuda = has_cuda or _has_opened_gpu()
+    answer(why_not="", num_threads=_num_threads(), has_cuda=has_cuda, num_fit=num_fit)
     while True:
         request, fds = receive()
         if request is None:
@@ -134,6 +225,7 @@ def _serve(link):
         libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL
         if os.getppid() != request["agent"]:
             os._exit(1)
+        os.chdir(encoded(request["cwd"]))  # it may be another folder of that name by now
         if request["cores"] is not None:
             os.sched_setaffinity(0, request["cores"])
         null = os.open(os.devnull, os.O_RDONLY)

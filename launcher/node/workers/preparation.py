@@ -68,7 +68,7 @@ class Prepared:
             self._bind(job.bind_cores, job.devices, has_gpus=num_devices > 0)
         self._devices: list[str] = []  # by local rank, where there are GPUs
         is_chosen = any(entry[0] == "CUDA_VISIBLE_DEVICES" for entry in job.environment)
-        self._choose_devices(job.devices, num_devices, is_chosen=is_chosen)
+        self._choose_devices(job.devices, num_devices, is_chosen=is_chosen, is_server=job.is_server)
         self._port_claim: PortClaim | None = None
         if job.master_port is not None:
             self._choose_port(job.master_port, is_fixed=job.is_port_fixed)
@@ -77,7 +77,7 @@ class Prepared:
         """Return the variables of one rank that differ from the host's, by its LOCAL_RANK. CUDA shows a
         process only the first of several MIG devices, so each rank is shown its own.
         """
-        if not any(one.startswith("MIG-") for one in self._devices):
+        if not any(one.startswith("MIG-") for one in self._devices) or b"LOCAL_RANK" not in env:
             return {}
         return {b"CUDA_VISIBLE_DEVICES": self._devices[int(env[b"LOCAL_RANK"])].encode()}
 
@@ -144,8 +144,12 @@ class Prepared:
             shares, why_not = [], str(error)
         return shares, f", wherever its GPU is ({why_not})" if why_not else " near its GPU"
 
-    def _choose_devices(self, devices: list[str], num_devices: int, *, is_chosen: bool) -> None:
-        """`is_chosen`: an environment file or the hostfile sets CUDA_VISIBLE_DEVICES too."""
+    def _choose_devices(
+        self, devices: list[str], num_devices: int, *, is_chosen: bool, is_server: bool
+    ) -> None:
+        """`is_chosen`: an environment file or the hostfile sets CUDA_VISIBLE_DEVICES too. A server sees all
+        the devices.
+        """
         if not devices:  # no ranks share the host: one command may see all of it
             return
         if num_devices:
@@ -159,8 +163,9 @@ class Prepared:
             chosen = ",".join(devices).encode()
             if is_chosen and self.env.get(b"CUDA_VISIBLE_DEVICES") != chosen:
                 given = text_of(self.env.get(b"CUDA_VISIBLE_DEVICES", b""))
+                who = "the server gets" if is_server else "ranks get"
                 self.notes.append(
-                    f"CUDA_VISIBLE_DEVICES={given} of a file is not used: ranks get {text_of(chosen)} here; "
+                    f"CUDA_VISIBLE_DEVICES={given} of a file is not used: {who} {text_of(chosen)} here; "
                     "choose with --include, or with devices= in the hostfile"
                 )
             self.env[b"CUDA_VISIBLE_DEVICES"] = chosen
@@ -174,6 +179,8 @@ class Prepared:
                 "devices= in the hostfile",
                 exit_code=3,
             )
+        if is_server:  # it may use every core, and needs no GPU
+            return
         self.notes.append(f"no GPU here: {len(devices)} CPU worker{'s' if len(devices) != 1 else ''}")
         if b"OMP_NUM_THREADS" not in self.env and len(devices) > 1:
             threads = max(1, len(os.sched_getaffinity(0)) // len(devices))

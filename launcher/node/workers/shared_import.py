@@ -7,6 +7,13 @@ variable, has another module imported first or decides by `if` what to import is
 is a script in a job whose environment has Python do more at its start (coverage, a `sitecustomize` on
 PYTHONPATH, which could ask for the rank), and so are workers on a host with GPUs: a fork before CUDA is
 initialized does no harm, but no test of ours has seen that yet.
+
+[Note: What is shared when a job starts again]
+Then one worker on a host is reason enough, a GPU is no reason against it (a process that has opened one is
+given up), and it is not torch alone: it is all that the script imports at its top, line by line, as far as
+the rule above goes and as it is installed there (see preload_server.py). The modules that belong to the
+script are not imported: they may have changed by then. Neither is a package whose import asks for a variable
+that only a worker has, or starts threads, nor what comes after it.
 """
 
 from __future__ import annotations
@@ -28,6 +35,12 @@ SHARED = "torch"
 _MENTIONS = b"torch"
 # Packages whose import begins with the import of torch. Their other modules are imported in each worker.
 _LIKE_TORCH = ("torch", "dslaunch")
+_OURS = frozenset({"dslaunch", "deepspeed"})
+# Packages that take their time, as they import torch
+_WORTH_IT = frozenset(
+    {"torch", "transformers", "accelerate", "peft", "trl", "lightning", "pytorch_lightning", *_OURS}
+)
+RESTART_IMPORTS = "dslaunch.runtime.engine.restart_imports"
 _HARMLESS = ("numpy",)  # may stand above: torch imports it too
 _AT_START = (b"COVERAGE_PROCESS_START", b"COVERAGE_PROCESS_CONFIG")
 _RUN_AT_START = ("sitecustomize", "usercustomize")
@@ -51,15 +64,60 @@ def shared_import(
         return SharedImport([])
     if num_devices:
         return SharedImport([], "this host has GPUs")
+    why_more = _why_more_is_run_at_start(env)
+    if why_more:
+        return SharedImport([], why_more)
+    why_not = _what_stands_before(source, os.path.dirname(os.path.realpath(script)))
+    return SharedImport([SHARED]) if why_not is None else SharedImport([], why_not)
+
+
+def imports_at_top(script: str | None, *, env: dict[bytes, bytes]) -> list[list[str]]:
+    """Return the lines that later attempts may share: each a module and the names taken from it. Empty if
+    they share nothing. See [Note: What is shared when a job starts again].
+    """
+    source = source_of(script) if script is not None else b""
+    if not any(name.encode() in source for name in _WORTH_IT) or _why_more_is_run_at_start(env):
+        return []
+    try:
+        tree = compile(source, "script", "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return []
+    folder = os.path.dirname(os.path.realpath(script or ""))
+    lines: list[list[str]] = []
+    for statement in tree.body:  # type: ignore[attr-defined] # a Module, in this mode
+        names = _imported(statement)
+        if any(name == "." or _is_local(name, folder) for name in names):
+            break
+        if names:
+            lines += _lines_of(statement)
+        elif not _does_nothing(statement):
+            break
+    # A worker imports the standard library in no time, and torch imports numpy
+    known = _standard_library()
+    lines = [line for line in lines if line[0].partition(".")[0] not in known and line != ["numpy"]]
+    tops = {line[0].partition(".")[0] for line in lines}
+    for name in sorted(tops & _OURS):
+        lines += [[name, "initialize"], [RESTART_IMPORTS]]  # what is else loaded when it is first used
+    return lines if tops & _WORTH_IT else []
+
+
+def _lines_of(statement: _ast.stmt) -> list[list[str]]:
+    if isinstance(statement, _ast.Import):
+        return [[one.name] for one in statement.names]
+    if isinstance(statement, _ast.ImportFrom) and statement.module:
+        return [[statement.module, *(one.name for one in statement.names)]]
+    return []
+
+
+def _why_more_is_run_at_start(env: dict[bytes, bytes]) -> str:
     for name in _AT_START:
         if name in env:
-            return SharedImport([], f"{name.decode()} is set")
+            return f"{name.decode()} is set"
     for folder in env.get(b"PYTHONPATH", b"").split(b":"):
         for module in _RUN_AT_START:
             if folder and _is_local(module, os.fsdecode(folder)):
-                return SharedImport([], f"PYTHONPATH has a {module}, which Python runs at its start")
-    why_not = _what_stands_before(source, os.path.dirname(os.path.realpath(script)))
-    return SharedImport([SHARED]) if why_not is None else SharedImport([], why_not)
+                return f"PYTHONPATH has a {module}, which Python runs at its start"
+    return ""
 
 
 def source_of(script: str) -> bytes:

@@ -9,7 +9,7 @@ import sys
 import time
 
 from ...wire.frames import text_of
-from ..observe.evidence import NUM_KEPT_LINES, NUM_LAST_LINES, Tail
+from ..observe.evidence import NUM_KEPT_LINES, NUM_LAST_LINES, TRACEBACK, Tail
 from ..system.lean_stdlib import signal, suppress
 from ..system.line_buffer import LineBuffer
 from ..system.process_tree import die_with_parent
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 16
 MAX_WORD_BYTES = 32 * 4096  # limit of one argument or variable; MAX_ARG_STRLEN of Linux
+_TRACEBACK = TRACEBACK.encode()
 PROMPT_AFTER_S = 0.2
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)  # the agent handles them all
 
@@ -34,6 +35,7 @@ class WorkerStream:
         self.tail = Tail(NUM_KEPT_LINES if number == 2 else NUM_LAST_LINES)
         self._lines = LineBuffer(is_verbatim=is_verbatim)
         self._read_at = 0.0
+        self.traceback_at = 0.0  # when the last traceback of Python began to come
         self._last_bytes: int | None = None  # bytes that are still to be read, once the worker has ended
 
     def read(self) -> tuple[bytes, bool]:
@@ -57,6 +59,8 @@ class WorkerStream:
 
     def _noted(self, lines: bytes) -> bytes:
         self.tail.add(lines)
+        if self.number == 2 and _TRACEBACK in lines:
+            self.traceback_at = self._read_at
         return lines
 
     def limit(self) -> None:

@@ -14,9 +14,12 @@ from .worker import Worker, WorkerStream
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from .milestones import MilestonePipe
     from .stack_dump import StackDump
+
+MOST_S_TO_END = 10.0  # a traceback that is older did not end the worker
 
 
 class WorkerGroup:
@@ -32,11 +35,19 @@ class WorkerGroup:
         self._is_paused = False
         self._memory: MemoryWatch | None = None  # None until all workers are started
         self._stack_dumps: dict[Worker, StackDump] = {}
+        self._milestones: MilestonePipe | None = None
 
     def begin(self, milestones: MilestonePipe | None) -> None:
         """Begin to listen: the first worker is about to be started."""
         if milestones is not None:
+            self._milestones = milestones
             self._selector.on_read(milestones.fileno(), lambda: self._read_milestones(milestones))
+
+    def end(self) -> None:
+        """Stop listening: all workers have ended and were reported."""
+        if self._milestones is not None:
+            self._selector.forget(self._milestones.fileno())
+            self._milestones = None
 
     def add(self, worker: Worker) -> None:
         """Add a worker that was started just now."""
@@ -44,6 +55,10 @@ class WorkerGroup:
         for stream in worker.streams:
             self._watch(worker, stream)
         self._send(Started(worker.rank, worker.pid))
+
+    def forget(self) -> None:
+        """Forget the workers, all of which have ended and were reported: they are started again."""
+        self._workers = []
 
     def watch_memory(self) -> None:
         """Watch the memory, once all are started: the kernel's counters explain later how they end."""
@@ -156,7 +171,8 @@ def _exited(worker: Worker, status: int) -> Exited:
     is_signaled = os.WIFSIGNALED(status)
     signum = os.WTERMSIG(status) if is_signaled else 0
     code = 128 + signum if is_signaled else os.WEXITSTATUS(status)
-    evidence = {}
+    evidence: dict[str, Any] = {}
+    at = worker.ended_at
     if code:
         out, err = (stream.tail for stream in worker.streams)
         evidence = evidence_of(
@@ -169,4 +185,9 @@ def _exited(worker: Worker, status: int) -> Exited:
             out=out,
             err=err,
         )
-    return Exited(worker.rank, code, signum, worker.ended_at, evidence)
+        raised_at = worker.streams[1].traceback_at
+        if signum in (0, signal.SIGINT) and at - MOST_S_TO_END < raised_at < at:
+            # Python closes connections before it ends, which may take a second: ranks that lose this one
+            # would seem to have failed first.
+            at = raised_at
+    return Exited(worker.rank, code, signum, at, evidence)

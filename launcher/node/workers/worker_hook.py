@@ -9,8 +9,9 @@ sys.argv, __main__, sys.path and its environment as always, and programs that it
 Stacks: faulthandler is registered for a real-time signal. It writes in the signal handler, in C, so a rank
 that waits in a lock or in a library answers too, and a rank that is not asked does nothing for it.
 
-Timings: torch.distributed's functions are wrapped when the program imports them. Each phase is reported once,
-when the first such call has returned; a collective with async_op=True is reported when it was begun.
+Milestones: functions of torch.distributed are wrapped when the program imports them: init_process_group,
+which a program calls once its imports are done, and with --timings the collectives. Each phase is told once,
+when the first such call has returned; a collective with async_op=True is told when it was begun.
 
 Weighed and left: starting the script by `runpy` (tracebacks show it, and __main__ is another module), a
 folder that stays on PYTHONPATH, PYTHONFAULTHANDLER (fatal signals only), gdb.
@@ -24,7 +25,7 @@ from ..system.lean_stdlib import signal
 
 SIGNAL = signal.SIGRTMIN + 9  # has no meaning to Python, torch, NCCL or systemd
 STACKS_VARIABLE = b"DSLAUNCH_STACKS"  # number of the signal, colon, file to write to
-TIMINGS_VARIABLE = b"DSLAUNCH_TIMINGS"  # the pipe to write to; see milestones.py
+MILESTONES_VARIABLE = b"DSLAUNCH_WATCHED"  # the wrapped functions: `start`, or `all` with the collectives
 
 # Python text, used here and in preload.py.
 STACKS = """\
@@ -42,8 +43,8 @@ def _register_stacks(value):
     except (OSError, ValueError):
         pass  # without stacks, then
 """
-TIMINGS = """\
-def _watch_collectives(path):
+MILESTONES = """\
+def _watch_milestones(watched):
     import functools, os, sys, time
     told = set()
     def tell(phase):
@@ -51,25 +52,27 @@ def _watch_collectives(path):
             told.add(phase)
             at = time.monotonic()
             try:
-                fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+                fd = os.open(os.environ["DSLAUNCH_MILESTONES"], os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
                 os.write(fd, f"{os.environ.get('RANK', '')} {at!r} {phase}\\n".encode())
                 os.close(fd)
-            except OSError:
+            except (KeyError, OSError):
                 pass  # the listener is gone
-    def timed(function, phase):
+    def timed(function, phase, before=None):
         @functools.wraps(function)
         def call(*args, **kwargs):
+            if before is not None:
+                tell(before)
             result = function(*args, **kwargs)
             tell(phase)
             return result
         return call
-    names = dict.fromkeys(
+    collectives = (
         "all_reduce broadcast reduce all_gather all_gather_into_tensor gather scatter reduce_scatter "
         "all_to_all reduce_scatter_tensor all_to_all_single barrier all_gather_object "
-        "broadcast_object_list".split(),
-        "first collective",
+        "broadcast_object_list".split()
     )
-    names["init_process_group"] = "process group"
+    names = dict.fromkeys(collectives if watched == "all" else (), ("first collective",))
+    names["init_process_group"] = "process group", "imported"
     class Finder:
         def find_spec(self, name, path=None, target=None):
             if name != "torch.distributed.distributed_c10d":
@@ -81,9 +84,9 @@ def _watch_collectives(path):
                 execute = spec.loader.exec_module
                 def exec_module(module):
                     execute(module)
-                    for name, phase in names.items():
+                    for name, phases in names.items():
                         if hasattr(module, name):
-                            setattr(module, name, timed(getattr(module, name), phase))
+                            setattr(module, name, timed(getattr(module, name), *phases))
                 spec.loader.exec_module = exec_module
             return spec
     sys.meta_path.insert(0, Finder())
@@ -114,19 +117,19 @@ _BEGIN = """\
 def _begin():
     import os
     _leave_the_paths()
-    stacks, timings = os.environ.pop("DSLAUNCH_STACKS", ""), os.environ.pop("DSLAUNCH_TIMINGS", "")
+    stacks, watched = os.environ.pop("DSLAUNCH_STACKS", ""), os.environ.pop("DSLAUNCH_WATCHED", "")
     if stacks:
         _register_stacks(stacks)
-    if timings:
-        _watch_collectives(timings)
+    if watched:
+        _watch_milestones(watched)
     _run_hidden()
 _begin()
 """
 
 
-def hook_text(*, has_timings: bool) -> str:
+def hook_text(*, has_milestones: bool) -> str:
     """Return the code that Python runs first in each worker, where each line takes time to compile."""
-    return STACKS + (TIMINGS if has_timings else "") + ENTER + _BEGIN
+    return STACKS + (MILESTONES if has_milestones else "") + ENTER + _BEGIN
 
 
 def install_hook(folder: str, text: str) -> None:
@@ -142,11 +145,9 @@ def add_hook(env: dict[bytes, bytes], *, folder: str) -> None:
     env[b"PYTHONPATH"] = os.fsencode(folder) + (b":" + before if before else b"")
 
 
-def ask_for(
-    env: dict[bytes, bytes], *, stacks_file: str | None = None, timings_pipe: str | None = None
-) -> None:
-    """Have the worker write its stacks to the file when asked, and its phases to the pipe."""
+def ask_for(env: dict[bytes, bytes], *, stacks_file: str | None = None, watched: str | None = None) -> None:
+    """Have the worker write its stacks to the file when asked, and tell of the calls that are watched."""
     if stacks_file is not None:
         env[STACKS_VARIABLE] = b"%d:%s" % (SIGNAL, os.fsencode(stacks_file))
-    if timings_pipe is not None:
-        env[TIMINGS_VARIABLE] = os.fsencode(timings_pipe)
+    if watched:
+        env[MILESTONES_VARIABLE] = watched.encode()

@@ -6,9 +6,11 @@ import argparse
 from functools import partial, update_wrapper
 
 from ..runtime.compat.engine import initialize as runtime
+from ..runtime.compat.inference import init_inference as inference
 from ..runtime.zero import init_context
 
 initialize = update_wrapper(partial(runtime.initialize, is_lenient=True), runtime.initialize)
+init_inference = update_wrapper(partial(inference.init_inference, is_lenient=True), inference.init_inference)
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -11,7 +11,14 @@ TRACE = "DSLAUNCH_TRACE"  # the steps to trace, as 10-12
 DROP_IN = "DSLAUNCH_DROP_IN"  # says whether `import deepspeed` is ours
 NUMERICS = "DSLAUNCH_NUMERICS"  # part, steps and folder of a run of `dslaunch numerics`, as plain:3:/tmp/a
 TRIAL = "DSLAUNCH_TRIAL"  # steps before and in the measurement of `dslaunch plan --tune`, as 2:5
+ROLE = "DSLAUNCH_ROLE"  # trainer, or the name of a --role; only in a job with roles, as the next two
+ROLE_INDEX = "DSLAUNCH_ROLE_INDEX"  # the place of its host among the role's hosts, from 0
+SNAPSHOT_EVERY = "DSLAUNCH_SNAPSHOT_EVERY"  # steps, or seconds as 30s, between snapshots in memory
+ATTEMPT = "DSLAUNCH_ATTEMPT"  # number of starts of the job before; only in a job with snapshots
 KEPT_FILES = "DSLAUNCH_KEPT_FILES"  # why files of such a run are written; empty if they vanish with it
+
+# The launcher sends them with the start: the addresses of the hosts of each role, joined by commas.
+HOSTS_OF = "DSLAUNCH_HOSTS_"  # the beginning of the name, which ends with that of the role in capitals
 
 # Variables that each host sets when it starts a rank.
 DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -23,6 +30,9 @@ ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torch writes there why a rank failed
 PLACE_FILE = "DSLAUNCH_PLACE_FILE"  # file in which a rank writes its place along the axes
 METRICS_PIPE = "DSLAUNCH_METRICS_PIPE"  # pipe into which a rank writes its numbers
 METRICS_INTERVAL = "DSLAUNCH_METRICS_INTERVAL"  # seconds from one line to the next, at least
+MILESTONES = "DSLAUNCH_MILESTONES"  # pipe into which a rank writes the phases of its start
+MEMORY = "DSLAUNCH_MEMORY"  # socket of the agent that holds snapshots
+BY_DISK = ".disk"  # added to the name of that file: a snapshot in memory is not enough
 RESIZE_FILE = "DSLAUNCH_RESIZE_FILE"  # exists when ranks are asked to save and end
 TRACE_FILE = "DSLAUNCH_TRACE_FILE"  # the beginning of the names of a rank's traces
 PROFILER_LOG = "KINETO_LOG_LEVEL"

@@ -67,11 +67,12 @@ def select(source: Source, *, exclude_frozen_parameters: bool) -> tuple[list[str
 
 def _selected(source: Source, options: ExportOptions) -> tuple[Mapping[str, Spec], dict[str, str]]:
     names, aliases = select(source, exclude_frozen_parameters=options.exclude_frozen_parameters)
-    all_specs = source.names()
+    all_specs, kept = source.names(), source.kept_dtypes()
     specs = {}
     for name in names:
         shape, dtype = all_specs[name]
-        specs[name] = Spec(tuple(shape), options.dtype if dtype.is_floating_point else dtype)
+        is_converted = dtype.is_floating_point and name not in kept
+        specs[name] = Spec(tuple(shape), options.dtype if is_converted else dtype)
     return specs, aliases
 
 

@@ -45,6 +45,10 @@ class Source(ABC):
         holds them or not.
         """
 
+    def kept_dtypes(self) -> frozenset[str]:
+        """Return the names of the tensors that no conversion may change."""
+        return frozenset()
+
 
 class ReaderSource(Source):
     """A checkpoint that engines can load, dslaunch's or DeepSpeed's."""
@@ -58,6 +62,8 @@ class ReaderSource(Source):
         for name in (full[len(MODEL) :] for full in tensors if full.startswith(MODEL)):
             master = state_name(name, MASTER)
             self._stored[name] = master if master in tensors else model_name(name)
+        for name in self._saved.get("no_weights", ()):
+            self._stored.pop(name, None)
         self._specs = {
             name: Spec(tuple(tensors[stored].size), tensors[stored].properties.dtype)
             for name, stored in self._stored.items()
@@ -75,6 +81,9 @@ class ReaderSource(Source):
 
     def frozen(self) -> frozenset[str]:
         return frozenset(self._saved["frozen"])
+
+    def kept_dtypes(self) -> frozenset[str]:
+        return frozenset(self._saved.get("kept_dtypes", ()))
 
 
 def locate(where: str | os.PathLike[str], tag: str | None) -> tuple[Store, str]:

@@ -19,6 +19,8 @@ training.pt:
     left_out        names of the parameters that were not saved (exclude_frozen_parameters)
     frozen          names of the parameters that need no gradient, saved or not
     aliases         other name -> name, of tied parameters
+    kept_dtypes     names of packed bits and their scales, which keep their dtype in every export
+    no_weights      names of tensors that no state_dict has, and no export
     optimizer       None, or {name, num_steps, groups: hyper-parameters, state_names: of states with a number
                     per element, beside: name -> what the optimizer remembers otherwise, e.g. a step count}
     extra_state     of modules, by its key in their state_dict

@@ -9,8 +9,8 @@ Every tensor has its name, its true shape and its own dtype in a checkpoint, how
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...mesh.cut import Cut
+from ...optimizers.eight_bits import CODES
 from ...strided import is_strided
 from ...zero.parameters.layout import Slot
 from ...zero.units.sub_buffer import SubBuffer
@@ -112,6 +113,18 @@ def runs_of_tensors(tensors: Mapping[str, Tensor]) -> TensorRuns:
     )
 
 
+class _Flats(dict[str, Tensor]):
+    """Flat tensors by name; what lies here as codes is decoded when it is asked for."""
+
+    def __init__(self, here: Mapping[str, Tensor], value_of: Callable[[str], Tensor]) -> None:
+        super().__init__(here)
+        self._value_of = value_of
+
+    def __missing__(self, kind: str) -> Tensor:
+        """Decode the state of this name."""
+        return self._value_of(kind)
+
+
 # Return the name under which to read a value, from the parameter's name, the kind of value and its dtype
 # here; None if it is not read.
 SourceOf = Callable[[str, str, torch.dtype], str | None]
@@ -133,6 +146,7 @@ class SubBufferRuns:
         self._param_range = layout.shard_range(mesh.shard.index, num_shards=mesh.shard.size)
         self._is_first = mesh.chunk_index == 0
         self._is_counted = mesh.is_counted
+        self._decoded: dict[str, Tensor] = {}  # values of states, by name, while they are here
 
     def to_write(self, *, left_out: Container[str] = ()) -> TensorRuns:
         """Return this rank's chunk of it, without these parameters; all ranks' make the whole.
@@ -151,9 +165,9 @@ class SubBufferRuns:
         if sub_buffer.is_trained:
             has_master = (
                 sub_buffer.optimizer_shard.has_separate_master
-                and sub_buffer.param_shard.values.flat.dtype != torch.float32
+                and sub_buffer.plan.dtype != sub_buffer.plan.master_dtype
             )
-            kinds = [*([MASTER] if has_master else []), *sub_buffer.optimizer_shard.states]
+            kinds = [*([MASTER] if has_master else []), *sub_buffer.optimizer_shard.state_names]
         for kind in kinds:
             runs += self._runs(kind, partial(_swapped, kind), self._chunk, self._state_range[0])
         return self._tensor_runs(runs, kinds)
@@ -171,24 +185,33 @@ class SubBufferRuns:
             *kinds,
         ]
         for kind in names:
-            runs += self._runs(kind, source(kind, torch.float32), self._state_range, self._state_range[0])
+            of_kind = self._dtype_of(kind)
+            runs += self._runs(kind, source(kind, of_kind), self._state_range, self._state_range[0])
         return self._tensor_runs(runs, names)
 
     def _tensor_runs(self, runs: Sequence[TensorRun], kinds: Sequence[str]) -> TensorRuns:
         sub_buffer = self.sub_buffer
-        dtypes = dict.fromkeys(kinds, torch.float32)
-        dtypes |= {
-            kind: sub_buffer.optimizer_shard.states[kind].dtype
-            for kind in kinds
-            if kind in sub_buffer.optimizer_shard.states
-        }
+        dtypes = {kind: self._dtype_of(kind) for kind in kinds}
         return TensorRuns(
             runs=tuple(runs),
             dtypes={PARAMETERS: sub_buffer.param_shard.values.flat.dtype, **dtypes},
             flats=lambda: self._flats(kinds),
-            here=lambda is_written: sub_buffer.here(is_written=is_written),
-            exposed=frozenset() if sub_buffer.is_sharded else frozenset({PARAMETERS}),
+            here=self._here,
+            exposed=self._exposed(kinds),
         )
+
+    def _exposed(self, kinds: Iterable[str]) -> frozenset[str]:
+        """Name what is copied at once: whole parameters, and values that are decoded in the training's
+        stream, of which another stream knows nothing.
+        """
+        names = () if self.sub_buffer.is_sharded else (PARAMETERS,)
+        return frozenset((*names, *(kind for kind in kinds if kind != MASTER and self._has_codes)))
+
+    def _dtype_of(self, kind: str) -> torch.dtype:
+        plan = self.sub_buffer.plan
+        if kind == MASTER:
+            return plan.master_dtype
+        return torch.float32 if self._has_codes else plan.precision.states
 
     def _flats(self, kinds: Sequence[str]) -> dict[str, Tensor]:
         sub_buffer = self.sub_buffer
@@ -197,12 +220,31 @@ class SubBufferRuns:
             if sub_buffer.is_sharded
             else sub_buffer.param_shard.values.flat
         }
-        return flats | {
-            kind: sub_buffer.optimizer_shard.master
-            if kind == MASTER
-            else sub_buffer.optimizer_shard.states[kind]
-            for kind in kinds
-        }
+        shard = sub_buffer.optimizer_shard
+        flats |= {MASTER: shard.master} if MASTER in kinds else {}
+        flats |= {kind: shard.states[kind] for kind in kinds if kind != MASTER and not self._has_codes}
+        return _Flats(flats, self._value_of)
+
+    @property
+    def _has_codes(self) -> bool:
+        return self.sub_buffer.plan.precision.states == CODES
+
+    def _value_of(self, kind: str) -> Tensor:
+        if kind not in self._decoded:
+            self._decoded[kind] = self.sub_buffer.optimizer_shard.value_of(kind)
+        return self._decoded[kind]
+
+    @contextmanager
+    def _here(self, is_written: bool) -> Iterator[None]:
+        """Have all that is kept in memory; states that are codes as values, which become codes again."""
+        with self.sub_buffer.here(is_written=is_written):
+            self._decoded.clear()
+            try:
+                yield
+                for kind, values in self._decoded.items() if is_written else ():
+                    self.sub_buffer.optimizer_shard.set_value(kind, values)
+            finally:
+                self._decoded.clear()
 
     def _runs(
         self, flat: str, name_of: Callable[[str], str | None], wanted: tuple[int, int], flat_start: int

@@ -53,15 +53,18 @@ class Written(NamedTuple):
     span: FileSpan
 
 
-def write_runs(store: Store, folder: str, all_runs: Sequence[TensorRuns], *, rank: int) -> list[Written]:
-    """Write this rank's boxes, one `TensorRuns` after another, to a file of its own on the disk.
+def write_runs(
+    store: Store, folder: str, all_runs: Sequence[TensorRuns], *, rank: int, part: int = 0
+) -> list[Written]:
+    """Write this rank's boxes, one `TensorRuns` after another, to a file of its own, durably. Who writes them
+    in parts has a file for each.
 
     Errors: OSError with the bytes wanted and free if there is no room for it, before anything is written
     """
     capacity = sum(num_bytes + AROUND_BOX for num_bytes in box_bytes(all_runs))
     if capacity == 0:
         return []
-    file = f"__{rank}_0.distcp"
+    file = f"__{rank}_{part}.distcp"
     written = []
     with store.stream(f"{folder}/{file}", capacity=capacity) as stream:
         for tensor_runs in all_runs:

@@ -41,6 +41,8 @@ def is_tag(text: str) -> bool:
 class Store(ABC):
     """Files by names relative to the folder: `global_step4/manifest.json`."""
 
+    is_for_people = True  # scripts lie beside the checkpoints, for programs without dslaunch
+
     def __init__(self, where: str) -> None:
         self.place = where
         self.where = without_credentials(where)  # for messages
@@ -73,6 +75,10 @@ class Store(ABC):
     def sees(self, tag: str, mark: str) -> bool:
         """Whether the folder that another rank has begun is there for this one. Nothing is left if not."""
         return True
+
+    def missing(self, folder: str, names: Sequence[str]) -> list[str]:
+        """Return which files of other ranks are not in the folder, as this rank sees it."""
+        return sorted(set(names) - set(self.files(folder)))
 
     @abstractmethod
     def publish(self, folder: str, tag: str, *, is_latest: bool) -> None:

@@ -40,6 +40,7 @@ from .position import Position, take_position
 
 _DEFAULT_PART = 6  # part of the timeout: 5 minutes of 30
 _LONGEST_POLL_S = 5.0
+_LOOK_S = 1.0  # between two looks at this rank alone
 _SHORTEST_GRACE_S = 2.0
 _END_S = 2.0  # time for the thread to end, when the program does
 _APART = "apart"  # the note of ranks whose collectives differ
@@ -66,6 +67,8 @@ class Watchdog:
         self._board = board
         self._limit_s, self._timeout = limit_s, timeout
         self._poll_s = min(_LONGEST_POLL_S, limit_s / 4)
+        self._look_s = min(_LOOK_S, self._poll_s)
+        self._told_s = 0.0  # how long this rank waits, as it was told the last time
         self._grace_s = max(_SHORTEST_GRACE_S, 3 * self._poll_s)  # time for others to notice, and to answer
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._leaders = tuple(leaders or (0,) * self._world_size)
@@ -91,7 +94,12 @@ class Watchdog:
 
     def _run(self) -> None:
         ignore_captures()
-        while not self._stopped.wait(self._poll_s) and self._is_of_this_group():
+        look_at = time.monotonic() + self._poll_s
+        while not self._stopped.wait(self._look_s) and self._is_of_this_group():
+            self._tell_wait()
+            if time.monotonic() < look_at:
+                continue
+            look_at = time.monotonic() + self._poll_s
             overdue = self._overdue()
             try:
                 self._compare_paths()
@@ -100,6 +108,18 @@ class Watchdog:
                 if overdue is not None and dist.is_initialized():
                     self._speak_alone(overdue, lost)
         self._board.close()
+
+    def _tell_wait(self) -> None:
+        """Tell the launcher how long this rank has stood in one collective, if that is long."""
+        tell = self._recorder.tell_wait
+        if tell is None:
+            return
+        now = time.monotonic()
+        longest_s = max((now - one.began for one in self._recorder.under_way()), default=0.0)
+        waits_s = longest_s if longest_s > _LOOK_S else 0.0
+        if waits_s or self._told_s:
+            tell(round(waits_s, 1))
+        self._told_s = waits_s
 
     def _is_of_this_group(self) -> bool:
         """Whether the group that the board is of is there still, and is not replaced by another one."""

@@ -17,7 +17,11 @@ OPTIMIZER = (
     ),
     refused("optimizer.params.per_head_muon", note="each matrix is taken whole", types=("Muon",)),
     refused("optimizer.params.differentiable", note="no gradient flows through a step"),
-    refused("optimizer.params.fp32_optimizer_states", off=(True,), note="states are always float32"),
+    refused(
+        "optimizer.params.fp32_optimizer_states",
+        off=(True,),
+        note='write data_types.optimizer_state_dtype "bf16" instead',
+    ),
     refused(
         "optimizer.params.max_grad_norm",
         NUMBER,

@@ -7,18 +7,10 @@ from .value import ANY, BOOL, INT, POSITIVE, SIZE, TEXT, TEXTS
 
 PRECISION = (
     hint("bf16.immediate_grad_update", BOOL, "data_types.grad_accum_dtype says where gradients are added up"),
-    refused(
-        "bf16.bf16_master_weights_and_grads",
-        note="masters are always float32; offload_optimizer or a higher stage makes room",
-    ),
-    refused(
-        "bf16.bf16_optimizer_states",
-        note="states are always float32; offload_optimizer or a higher stage makes room",
-    ),
     hint("fp16.fused_mode", BOOL, "always so"),
     refused(
         "fp16.fp16_master_weights_and_grads",
-        note="masters are always float32; offload_optimizer or a higher stage makes room",
+        note="masters of float16 parameters are float32; offload_optimizer or a higher stage makes room",
     ),
     hint(
         "torch_autocast.lower_precision_safe_modules",

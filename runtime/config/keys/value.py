@@ -174,7 +174,22 @@ DTYPE = ValueKind(
     convert=lambda value: _DTYPE_NAMES[value.lower()],
 )
 
+STATE_DTYPE = ValueKind(
+    words='"fp32", "bf16", "float32" or "bfloat16"',
+    accepts=lambda value: DTYPE.accepts(value) and DTYPE.read(value) in ("fp32", "bf16"),
+    convert=DTYPE.read,
+)
+
+EIGHT_BITS = "8bit"
+OPTIMIZER_STATE_DTYPE = ValueKind(
+    words=f'{STATE_DTYPE.words.replace(" or ", ", ")} or "{EIGHT_BITS}"',
+    accepts=lambda value: value == EIGHT_BITS or STATE_DTYPE.accepts(value),
+    convert=lambda value: EIGHT_BITS if value == EIGHT_BITS else DTYPE.read(value),
+)
+
 # The kinds as field types.
+OptimizerStateDtype = Annotated[str, BeforeValidator(OPTIMIZER_STATE_DTYPE.read)]
+StateDtype = Annotated[str, BeforeValidator(STATE_DTYPE.read)]
 DtypeName = Annotated[str, BeforeValidator(DTYPE.read)]
 Bool = Annotated[bool, BeforeValidator(BOOL.read)]
 Count = Annotated[int, BeforeValidator(COUNT.read)]

@@ -81,7 +81,7 @@ ZERO = (
     hint(
         "zero_optimization.save_muon_momentum_buffer_in_memory",
         BOOL,
-        "Muon's states lie where the parameters do",
+        "offload_optimizer says where Muon's states lie",
     ),
     hint(
         "zero_optimization.cpu_offload",

@@ -32,6 +32,7 @@ from ..parameters.flat_buffer import address_of
 from ..units.sub_buffer import SubBuffer
 from ..units.unit import Unit
 from ..units.unit_uses import UnitUse
+from .library_graphs import watch_libraries
 from .module_forward import NOT_EXPORTED, ModuleForward
 from .module_parameters import parameters_of, plain_again
 from .prefetch import Prefetcher, in_backward
@@ -106,6 +107,7 @@ class Access:
         self._units, self._root = tuple(units), units[-1]
         self._modules = tuple(_modules_of(units))
         self._forwards: list[ModuleForward] = []
+        self._library_hooks: list[Any] = []
         self._hooks = self._make_hooks()
         # The output of the module that ran last, which will tell that a backward comes to its unit.
         self._last_output: tuple[Unit, list[Tensor], UnitUse | None] | None = None
@@ -117,6 +119,7 @@ class Access:
                 submodule.forward = forward
                 self._forwards.append(forward)
                 parameters_of(submodule).unshard = self._bring_attribute
+                self._library_hooks += watch_libraries(submodule)
 
     def _note_memory(self, unit: Unit, sub_buffer: SubBuffer, was: int) -> None:
         del self._sub_buffer_at[was]
@@ -131,6 +134,8 @@ class Access:
             unit.on_use = unit.show
         for forward in self._forwards:
             forward.release()
+        for hook in self._library_hooks:
+            hook.remove()
         for submodule in self._module.modules():
             plain_again(submodule)
 
@@ -238,9 +243,29 @@ class Access:
 
     def _make_hooks(self) -> tuple[Pack, Unpack]:
         """Return the hooks of all saved tensors. Most lie elsewhere: these cost one look."""
-        sub_buffer_at, note_use = self._sub_buffer_at, self._prefetcher.note_use
+        look = self._look = self._make_look()
 
         def pack(tensor: Tensor) -> Any:
+            saved = look(tensor)
+            # An output of the operation that saves it would keep this operation, and so itself, for ever.
+            is_result = saved is tensor and type(tensor) is Tensor and not tensor.is_leaf
+            return tensor.detach() if is_result else saved
+
+        def unpack(saved: Any) -> Any:
+            if type(saved) is _SavedParts:
+                return saved.put_together(unpack)
+            return self._read(saved) if type(saved) is _SavedView else saved
+
+        pack._is_dslaunch = True  # type: ignore[attr-defined]
+        return pack, unpack
+
+    def _make_look(self) -> Pack:
+        """Return the function that makes records of tensors in a unit's memory, and returns others as they
+        are.
+        """
+        sub_buffer_at, note_use = self._sub_buffer_at, self._prefetcher.note_use
+
+        def look(tensor: Tensor) -> Any:
             try:
                 place = sub_buffer_at.get(address_of(tensor))
             except NotImplementedError:  # a tensor without storage; its parts keep their own memory
@@ -251,23 +276,17 @@ class Access:
             with torch._C.DisableTorchFunctionSubclass():  # a class may refuse to describe itself
                 if place is not None:
                     return _saved_in(*place, tensor, use)
-                parts = _pack_parts(tensor, pack)
+                parts = _pack_parts(tensor, look)
                 return tensor if parts is None else parts
 
-        def unpack(saved: Any) -> Any:
-            if type(saved) is _SavedParts:
-                return saved.put_together(unpack)
-            return self._read(saved) if type(saved) is _SavedView else saved
-
-        pack._is_dslaunch = True  # type: ignore[attr-defined]
-        return pack, unpack
+        return look
 
     def _hooks_over(self, pack_below: Pack, unpack_below: Unpack) -> tuple[Pack, Unpack]:
         """Return hooks that leave tensors outside the units' memory to the hooks that were set before."""
-        pack_own = self._hooks[0]
+        look = self._look
 
         def pack(tensor: Tensor) -> Any:
-            saved = pack_own(tensor)
+            saved = look(tensor)
             return saved if type(saved) in _OURS else (pack_below(saved),)
 
         def unpack(saved: Any) -> Tensor:

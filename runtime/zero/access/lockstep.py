@@ -5,10 +5,17 @@ the first of those, in the order of the units; a rank that wanted another one dr
 wants. So ranks need not know what forwards the others run, nor how many. A rank that is behind catches up,
 since its unit comes first, and from there on one gather serves both. A rank that wants no more stays until no
 rank wants any.
+
+[Note: agreed routes]
+Forwards mostly go the way of the one before. So with the first unit of a forward a rank also says which units
+it expects to want after it. If all say the same, all gather these in that order, and no more is said; a rank
+that goes another way, or ends early, takes part in the rest of them first.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -27,10 +34,13 @@ class Lockstep:
     other models.
     """
 
-    def __init__(self, holders: RankGroup, device: torch.device) -> None:
+    def __init__(self, holders: RankGroup, device: torch.device, units: Sequence[Unit] = ()) -> None:
         self._holders, self._device = holders, device
-        self._units: list[Unit] = []
+        self._units = list(units)
         self._is_serving = False
+        self._wanted: list[int] = []  # in the forward that is under way
+        self._routes: dict[int, list[int]] = {}  # what earlier forwards wanted, by their first unit
+        self._agreed: deque[int] = deque()  # what all ranks gather next
 
     @contextmanager
     def with_units(self, units: Sequence[Unit]) -> Iterator[None]:
@@ -45,34 +55,83 @@ class Lockstep:
         except CollectiveError:  # the others may not be there
             raise
         except Exception:
-            self._serve_until(_NONE)
+            self.follow()
             raise
         else:
-            self._serve_until(_NONE)
+            self.follow()
         finally:
             del self._units[before:]
+            self._routes.clear()
+
+    def begin_forward(self) -> None:
+        """Begin a forward of a whole model.
+
+        Order: a collective
+        """
+        self._end_agreed()
+        self._wanted = []
+
+    def end_forward(self) -> None:
+        """End a forward that has not failed: the next one may go its way.
+
+        Order: a collective
+        """
+        self._end_agreed()
+        if self._wanted:
+            self._routes[self._wanted[0]] = self._wanted
 
     def want(self, unit: Unit) -> None:
         """Return when all ranks are about to gather this unit.
 
         Order: a collective
         """
-        if not self._is_serving:
-            self._serve_until(self._units.index(unit))
+        if self._is_serving:
+            return
+        own = self._units.index(unit)
+        route = [] if self._wanted else self._routes.get(own, [])
+        self._wanted.append(own)
+        if self._agreed and self._agreed[0] == own:
+            self._agreed.popleft()
+            return
+        self._serve_until(own, route)
 
-    def _serve_until(self, own: int) -> None:
+    def follow(self) -> None:
+        """Want no more, and take part in the gathers of ranks that do.
+
+        Order: a collective
+        """
+        self._serve_until(_NONE)
+
+    def _serve_until(self, own: int, route: Sequence[int] = ()) -> None:
+        self._end_agreed()
+        while True:
+            told = self._told(own, route)
+            place = min((one for one, _ in told if one != _NONE), default=_NONE)
+            if place == own:
+                if route and len(set(told)) == 1:
+                    self._agreed.extend(route[1:])
+                return
+            self._take_part(place)
+
+    def _end_agreed(self) -> None:
+        while self._agreed:
+            self._take_part(self._agreed.popleft())
+
+    def _take_part(self, place: int) -> None:
         self._is_serving = True
         try:
-            while (place := self._next(own)) != own:
-                self._units[place].take_part()
+            self._units[place].take_part()
         finally:
             self._is_serving = False
 
-    def _next(self, own: int) -> int:
+    def _told(self, own: int, route: Sequence[int] = ()) -> list[tuple[int, int]]:
+        """Return what each rank wants, and a number for what it expects to want then."""
         said = self._holders.all_gather_numbers(
-            [own], device=self._device, what="which unit is gathered next"
+            [own, zlib.crc32(repr(list(route)).encode()) if route else 0],
+            device=self._device,
+            what="which unit is gathered next",
         )
-        return min((int(place) for (place,) in said if place != _NONE), default=_NONE)
+        return [(int(place), int(expected)) for place, expected in said]
 
 
 @contextmanager

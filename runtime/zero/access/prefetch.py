@@ -23,6 +23,7 @@ from ...comm.rank_group import RankGroup
 from ..units.unit import Unit, UnitState
 from ..units.unit_uses import UnitUse, UnitUses
 from .lockstep import Lockstep, check_in_lockstep, in_lockstep
+from .loose_forwards import LooseForwards, end_loose_forwards
 
 _LET_GO_S = 0.01
 _AHEAD = 2  # units that are kept if they come next; the first of them is gathered
@@ -106,6 +107,8 @@ class Prefetcher:
         # The number that autograd gave the backward; in it, a checkpoint of the reentrant kind runs others.
         self._backward: int | None = None
         self._lockstep: Lockstep | None = None
+        self._loose: LooseForwards | None = None  # where ranks may run different numbers of forwards
+        self._is_loose = False  # such a forward is under way
         # The unit of the program's last block, if that had one unit: another block of it may find it kept.
         self._last: Unit | None = None
 
@@ -126,6 +129,9 @@ class Prefetcher:
         if not is_again and not self.num_forwards:
             self._route.begin()
             self._has_gathered = False
+            self._is_loose = not (self._loose is None or self._lockstep or torch.is_grad_enabled())
+            if self._lockstep is not None:
+                self._lockstep.begin_forward()
             self._current = None
             self._is_engines = self._is_end_awaited = False  # a backward failed
             self._walk = self._backward = None
@@ -149,6 +155,7 @@ class Prefetcher:
         self.num_forwards -= 1
         if not self.num_forwards and not in_backward():
             self._until_end.clear()
+            self._is_loose = False
             self._current = None  # a backward comes to it anew
             if torch.is_grad_enabled():
                 self._reshard_but(self._route.ahead())
@@ -157,10 +164,15 @@ class Prefetcher:
 
     def end_forward(self) -> None:
         """Note that no forward is under way: one that was left has not failed."""
-        if self._lockstep is not None:
-            return  # other ranks may run other forwards, or none
+        if self._lockstep is not None:  # other ranks may run other forwards, or none
+            if not (self.num_forwards or in_backward()):
+                self._lockstep.end_forward()
+            return
         if self._has_gathered and not (self.num_forwards or in_backward() or torch.is_grad_enabled()):
-            self._after_evaluation()
+            if self._loose is None:
+                self._after_evaluation()
+            else:
+                self._loose.end_forward()
 
     def note_use(self, unit: Unit, *, is_output: bool, stays: bool = False) -> UnitUse | None:
         """A forward has used the unit, so that a backward will; None in a backward, as of a forward that is
@@ -264,6 +276,18 @@ class Prefetcher:
         if self._last is not None:
             self._last.drop_kept()
 
+    def let_ranks_differ(self, holders: RankGroup, device: torch.device) -> None:
+        """Let ranks run different numbers of forwards without gradients; see loose_forwards.py."""
+        self._loose = LooseForwards(self._units, holders, device, is_running=lambda: self._is_loose)
+
+    def forget_forwards(self) -> None:
+        """Know nothing of earlier forwards: the model trains no more.
+
+        Order: a collective
+        """
+        if self._loose is not None:
+            self._loose.forget()
+
     @contextmanager
     def in_lockstep(self, holders: RankGroup, device: torch.device) -> Iterator[None]:
         """Let each rank run as many forwards inside as it likes; see lockstep.py.
@@ -312,7 +336,10 @@ class Prefetcher:
         ahead = self._route.ahead() if self._walk is None else self._walk[0].before(self._walk[1], _AHEAD)
         if may_reshard:
             self._reshard_but((unit, *ahead))
-        self._has_gathered = self._has_gathered or unit.is_away
+        if unit.is_away and not self._has_gathered:
+            self._has_gathered = True
+            if self._loose is not None and self._is_loose:
+                self._loose.begin()
         unit.start_unshard()
         if ahead:
             ahead[0].start_unshard()
@@ -383,8 +410,10 @@ class Prefetcher:
 
     def _note(self, unit: Unit) -> None:
         check_in_lockstep(unit, self._lockstep)
-        if self._lockstep is not None:
-            self._lockstep.want(unit)
+        end_loose_forwards()
+        lockstep = self._loose.lockstep if self._loose is not None and self._is_loose else self._lockstep
+        if lockstep is not None:
+            lockstep.want(unit)
         self.drop_kept()
         self._unsharded[unit] = None
 

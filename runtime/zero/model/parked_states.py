@@ -70,10 +70,25 @@ class ParkedStates:
         self._sub_buffers = tuple(sub_buffers)
         self._parked: dict[Kind, list[ParkedStorage]] = {}
         self.barred: str | None = None  # why nothing here may be used: a load has ended in the middle
+        # parameters that were made on the meta device, by their names in the whole model, until a load
+        self.valueless: frozenset[str] = frozenset()
         self.is_given_up = False  # the engine has ended
         self.is_taken = False  # another engine has the parameters
         self.is_lost = False  # the engine that took them was never finished
         self.taken_out_by: str | None = None  # the call that has made the parameters plain again
+
+    def note_valueless(self, names: Iterable[str]) -> None:
+        """Bar all use until a load has given values to these parameters."""
+        self.valueless = frozenset(names)
+        if self.valueless:
+            self.barred = (
+                f"'{min(self.valueless)}' was made on the meta device and has no values yet; call "
+                "engine.load_weights() or engine.load_checkpoint() first"
+            )
+
+    def note_load(self) -> None:
+        """Lift the bar: all values are of one state."""
+        self.valueless, self.barred = frozenset(), None
 
     @property
     def is_over(self) -> bool:

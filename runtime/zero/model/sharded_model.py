@@ -22,6 +22,7 @@ from ...placement.stage_policy import Placement, Policy, UnitSizes
 from ..access.access import Access
 from ..access.prefetch import KeepsValues, Prefetcher, in_backward
 from ..gradients.replicated_gradients import ReplicatedGradients
+from ..parameters.packed import PackedOf, find_packed, parts_of
 from ..parameters.param_shard import holder_of
 from ..parameters.param_status import detach
 from ..parameters.shared_memory import warn_of_kept_views
@@ -62,9 +63,10 @@ class ShardedModel:
         trainer: Trainer | None = None,
         loses_writes: bool = False,
         settings: Mapping[str, Any] | None = None,
+        groups_apart: frozenset[int] = frozenset(),
     ) -> None:
-        """Cut `module` into units; `groups` are the optimizer's, `settings` what else all ranks must have in
-        common, by name.
+        """Cut `module` into units; `groups` are the optimizer's, some of which lie apart (see
+        `Rule.groups_apart`), `settings` what else all ranks must have in common, by name.
 
         A dtype that is None keeps what each parameter or buffer has.
 
@@ -82,14 +84,19 @@ class ShardedModel:
         self.on_taken = self._trainer.on_taken
         self._module = module
         _check_no_complex(module)
+        packed = find_packed(module, device=device)
+        # by name: what packed parameters have whole, which a load writes into
+        self.packed_whole = {name: value for one in packed.values() for name, value in one.whole.items()}
         plans = cut_into_units(module, sizes=unit_sizes, is_leaf=is_leaf)
         if self.job.is_first:
             warn_of_kept_views(module.named_modules(), parameters_here(module))
         group_of = {id(param): index for index, group in enumerate(groups) for param in group}
-        members = [members_of(plan, group_of) for plan in plans]
+        members = [members_of(plan, group_of, packed, groups_apart=groups_apart) for plan in plans]
         _check_trained_dtypes(members, precision.parameters)
         _check_agreement(members, self.job, settings or {})
-        _ask_holders(module)
+        _ask_holders(module, packed)
+        for param in module.parameters():
+            domains.join(param, (part for _, part in parts_of(packed, param)))
         self.units = make_units(
             plans,
             members,
@@ -103,8 +110,10 @@ class ShardedModel:
         sub_buffers = [sub_buffer for unit in self.units for sub_buffer in unit.sub_buffers]
         self.prefetcher = Prefetcher(self.units, after_evaluation=lambda: self._trainer.after_evaluation())
         is_any_sharded = self.has_shards
+        if is_any_sharded and domains.together is None:
+            self.prefetcher.let_ranks_differ(domains.holders, device)
         self._access = Access(module, self.units, self.prefetcher, keeps=self) if is_any_sharded else None
-        place_beside_units(module, device=device, domains=domains, precision=precision)
+        place_beside_units(module, packed, device=device, domains=domains, precision=precision)
         self.trained = tuple(sub_buffer for sub_buffer in sub_buffers if sub_buffer.is_trained)
         self._asked_for: frozenset[int] = frozenset()  # ids of the parameters that it is about to take
         for sub_buffer in sub_buffers:
@@ -385,6 +394,7 @@ class ShardedModel:
             return
         self.reload()
         if self._access is not None:
+            self.prefetcher.forget_forwards()
             self._access.release()
             self.prefetcher.hold_all()
         for member in (
@@ -417,7 +427,7 @@ class ShardedModel:
         self._check_unused("initialize() of a model of another engine")
 
     def check_not_gathered(self, what: str) -> None:
-        """Errors: ConfigError inside GatheredParameters, whose values are all lost afterwards"""
+        """Errors: ConfigError where a block holds whole parameters, which it would write back, or lose"""
         held = self.prefetcher.held_in_block
         if held is not None:
             raise _is_gathered(what, held)
@@ -455,6 +465,7 @@ class ShardedModel:
         self.parked_states.is_taken = True
         self._reducer.release()
         if self._access is not None:
+            self.prefetcher.forget_forwards()
             self._access.release()
         trainer, self._trainer = self._trainer, Trainer()
         trainer.before_end()
@@ -474,9 +485,10 @@ def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
         alive()
 
 
-def _ask_holders(module: nn.Module) -> None:
+def _ask_holders(module: nn.Module, packed: PackedOf) -> None:
     """Tell the engines that have parameters of this module that they are about to be taken over."""
     params = tuple(module.parameters())
+    params += tuple(part for param in params for _, part in parts_of(packed, param))
     asked_for = frozenset(map(id, params))
     for owner in dict.fromkeys(holder.owner() for holder in map(holder_of, params) if holder is not None):
         if owner is not None:
@@ -535,5 +547,6 @@ def _check_agreement(units: Iterable[Sequence[Member]], job: Job, settings: Mapp
 
 def _is_gathered(what: str, unit: Unit) -> ConfigError:
     return ConfigError(
-        f"{what} while the parameters of '{unit.name}' are gathered; leave GatheredParameters, or the forward"
+        f"{what} while the parameters of '{unit.name}' are gathered; leave GatheredParameters, "
+        "engine.generating() or the forward first"
     )

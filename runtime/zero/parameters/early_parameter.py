@@ -28,6 +28,7 @@ class InitContext(Protocol):
     comm: Collectives
     job: Job
     device: torch.device
+    keeps_on_host: bool  # shards wait in host memory, and a rank that is alone has them, too
     loses_writes: bool
     has_lost_writes: bool
     has_left_out: bool
@@ -69,7 +70,8 @@ class EarlyParameter:
     State: WHOLE    n elements; a change is kept, for rank 0's values are taken when it is sharded
            SHARDED  n/N elements, `shard`, and a placeholder
            HELD     both: whole for as long as it is read
-    A rank that is alone keeps everything WHOLE. Every method is a collective, except where it says otherwise.
+    A rank that is alone keeps everything WHOLE, unless its shards lie in host memory. Every method is a
+    collective, except where it says otherwise.
     """
 
     def __init__(
@@ -84,7 +86,8 @@ class EarlyParameter:
         self._owners: list[weakref.ref[nn.Module]] = []
         if owner is not None:
             self.note_owner(owner)
-        self.shard: Tensor | None = None  # [ceil(n / N)], the last ranks' with zeros at the end
+        # [ceil(n / N)], the last ranks' with zeros at the end; on the device, or in host memory
+        self.shard: Tensor | None = None
         self._param = TensorWeakRef(param)
         self._names: list[TensorWeakRef] = []  # FreedValues, of which some may be gone
         self._placeholder: Placeholder | None = None  # set while the values are away
@@ -158,7 +161,7 @@ class EarlyParameter:
         param = self.param
         return (
             param._version != self._version
-            or first_difference(self._own_part(param), self._unpadded()) is not None
+            or first_difference(self._own_part(param), self._unpadded().to(param.device)) is not None
         )
 
     @torch.no_grad()
@@ -166,8 +169,9 @@ class EarlyParameter:
         """Keep this rank's part of the values of rank `source`."""
         param, axis = self.param, self.init.comm.mesh.shard
         self._broadcast(source)
-        if not axis.is_alone:
-            self.shard = param.new_zeros(-(-param.numel() // axis.size))
+        if self.init.keeps_on_host or not axis.is_alone:
+            where = torch.device("cpu") if self.init.keeps_on_host else param.device
+            self.shard = torch.zeros(-(-param.numel() // axis.size), dtype=param.dtype, device=where)
             self._unpadded().copy_(self._own_part(param))
         self.init.describe(self)
         self._hide()
@@ -180,7 +184,8 @@ class EarlyParameter:
             self.shard = self.shard.to(dtype)
         if self.shard is not None and self._placeholder is not None:
             placeholder, self._placeholder = self._placeholder, None
-            placeholder.take_away(param, self.shard.new_empty(()).expand(param.shape))
+            nothing = torch.empty((), dtype=dtype, device=param.device)
+            placeholder.take_away(param, nothing.expand(param.shape))
             self._hide()
         else:
             param.data = param.detach().to(dtype)
@@ -264,9 +269,11 @@ class EarlyParameter:
     def _show(self) -> None:
         if self._placeholder is None or self.shard is None:
             return
-        param = self.param
-        flat = self.shard.new_empty(self.init.comm.mesh.shard.size * self.shard.numel())
-        self.init.comm.all_gather_from(self.shard, flat, what=f"parameter '{self.name}'").wait()
+        param, axis = self.param, self.init.comm.mesh.shard
+        flat = shard = self.shard.to(self.init.device)
+        if not axis.is_alone:
+            flat = shard.new_empty(axis.size * shard.numel())
+            self.init.comm.all_gather_from(shard, flat, what=f"parameter '{self.name}'").wait()
         placeholder, self._placeholder = self._placeholder, None
         placeholder.take_away(param, flat[: param.numel()].view(param.shape))
         self._version = param._version

@@ -12,17 +12,22 @@ from .layout import FlatLayout
 
 
 class FlatBuffer:
-    """Storage and views. Everything is zero at first, and the padding stays zero for good.
+    """Storage and views. Everything is zero at first, unless the memory is to be given back without a look at
+    it, and the padding stays zero for good.
 
     A residence other than the device that computes will change where `flat` is allocated,
     and nothing else here.
     """
 
-    def __init__(self, layout: FlatLayout, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, layout: FlatLayout, *, dtype: torch.dtype, device: torch.device, is_zero: bool = True
+    ) -> None:
         self.layout = layout
         # called with the previous `address` when `flat` and `views` are other tensors
         self.on_new_memory: Callable[[int], object] = _nothing
-        self._place(torch.zeros(layout.numel, dtype=dtype, device=device))
+        # Not torch.zeros: a plan gives integers that are made so values, and these get some that it lacks.
+        flat = torch.empty(layout.numel, dtype=dtype, device=device)
+        self._place(flat.zero_() if is_zero else flat)  # without zeros, no memory is touched
 
     def _place(self, flat: Tensor) -> None:
         self.flat = flat  # [numel]

@@ -29,6 +29,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import ConfigError
 from ...log import logger
+from ...strided import no_value
 from .freed_storage import FreedStorage
 from .param_status import ZeroParamStatus
 
@@ -279,7 +280,7 @@ class Placeholder:
         self.keeper = weakref.ref(keeper)
         # A subclass has a meaning of its own, which another class would take from it.
         self.is_plain = type(param) is nn.Parameter
-        self.nan = torch.full((), float("nan"), dtype=dtype, device=device).expand(param.shape)
+        self.nan = torch.full((), no_value(dtype), dtype=dtype, device=device).expand(param.shape)
         self.address = self.nan.data_ptr()
         self.version = 0
         _PLACEHOLDERS[param] = self
@@ -301,7 +302,12 @@ class Placeholder:
         """Whether the parameter is no longer what stood for its values. `set_()` with itself, of which torch
         tells no class, is one more version of the same.
         """
-        return param.data_ptr() != self.address or not bool(self.nan.isnan().all())
+        nan = self.nan
+        if nan.is_floating_point():
+            is_same = (nan if nan.itemsize > 1 else nan.float()).isnan()
+        else:
+            is_same = nan == no_value(nan.dtype)
+        return param.data_ptr() != self.address or not bool(is_same.all())
 
     def take_set(self, param: nn.Parameter) -> Tensor | None:
         """Return the tensor to which the program has `set_()` the parameter meanwhile, None if to none; and
@@ -499,6 +505,17 @@ def give_values(param: nn.Parameter, values: Tensor) -> None:
     if type(param) is FreedParameter:
         param.__class__ = nn.Parameter  # type: ignore[assignment]
     param.data = values
+
+
+def is_freed(param: Tensor) -> bool:
+    """Whether a placeholder stands for the parameter's values, also where its class is one of its own."""
+    if type(param) is FreedParameter:
+        return True
+    placeholder: Placeholder | None = _PLACEHOLDERS.get(param)
+    if placeholder is None or placeholder.is_plain or param.numel() == 0:
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        return bool(param.data_ptr() == placeholder.address)
 
 
 def check_kept(param: Tensor, name: str) -> None:

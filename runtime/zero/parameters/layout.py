@@ -14,7 +14,7 @@ segments and fragments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -108,6 +108,20 @@ class FlatLayout:
             segments.append(replace(segment, offset=here, numel=end - here))
         return tuple(segment for segment in segments if segment.numel)
 
+    def cut_at_slots(
+        self, segments: Sequence[Segment], index: int, *, num_shards: int
+    ) -> Iterator[tuple[Segment, int, int]]:
+        """Yield what the shard's segments have of each slot: the run, the slot's index, and the place in the
+        slot of the run's first element.
+        """
+        start, _ = self.shard_range(index, num_shards=num_shards)
+        for place, slot in enumerate(self.slots):
+            for segment in segments:
+                low = max(segment.offset + start, slot.offset)
+                high = min(segment.offset + start + segment.numel, slot.offset + slot.numel)
+                if low < high:
+                    yield replace(segment, offset=low - start, numel=high - low), place, low - slot.offset
+
     def fragment(self, slot: Slot, index: int, *, num_shards: int | None = None) -> Fragment | None:
         """Return the part of `slot` that shard `index` holds, or None."""
         start, stop = self.shard_range(index, num_shards=num_shards)
@@ -133,14 +147,21 @@ class FlatLayout:
 
 
 def plan_layout(
-    shapes: Sequence[tuple[int, ...]], *, groups: Sequence[int], num_shards: int, itemsize: int
+    shapes: Sequence[tuple[int, ...]],
+    *,
+    groups: Sequence[int],
+    num_shards: int,
+    itemsize: int,
+    block_numel: int = 1,
 ) -> FlatLayout:
     """Place parameters of the given shapes and optimizer groups in one flat buffer.
 
-    Units:  `itemsize` is bytes per element of the narrowest buffer that follows this layout
+    Units:  `itemsize` is bytes per element of the narrowest buffer that follows this layout; parameters and
+            shards begin at multiples of `block_numel`, a power of two
     Errors: ValueError if the lengths differ
     """
-    slot_numel, shard_numel = SLOT_BYTES // itemsize, SHARD_BYTES // itemsize
+    slot_numel = max(SLOT_BYTES // itemsize, block_numel)
+    shard_numel = max(SHARD_BYTES // itemsize, block_numel)
     offsets: dict[int, int] = {}
     end = 0
     for index, (_, shape) in sorted(enumerate(zip(groups, shapes, strict=True)), key=lambda item: item[1][0]):

@@ -11,6 +11,7 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -29,6 +30,7 @@ from .freed_parameter import FreedValues, Owner, Placeholder, put_all, sharded_u
 from .layout import FlatLayout
 from .param_status import detach
 from .sub_buffer_plan import SubBufferPlan
+from .valueless import is_valueless, note_memory
 from .writes import Lying, Writes, check_in_place, collect, first_difference
 
 _TAKEN: Any = (
@@ -60,7 +62,9 @@ class ParamShard:
     def __init__(self, plan: SubBufferPlan, comm: Collectives) -> None:
         self._plan, self._comm = plan, comm
         self.residence = plan.residence
-        self.values = FlatBuffer(plan.layout, dtype=plan.dtype, device=plan.device)
+        # a shard waits for values that a load will bring, and nothing is ever whole here
+        self._waits = plan.is_sharded and bool(plan.params) and all(map(is_valueless, plan.params))
+        self.values = FlatBuffer(plan.layout, dtype=plan.dtype, device=plan.device, is_zero=not self._waits)
         self._placeholders: tuple[Placeholder, ...] = ()
         self.is_covered = False  # the parameters are placeholders
         self.kept = self.values.flat  # memory of the parameters between their uses; `own` is a part of it
@@ -70,6 +74,8 @@ class ParamShard:
         starts = sorted((slot.offset, index) for index, slot in enumerate(plan.layout.slots) if slot.numel)
         self._offsets = [offset for offset, _ in starts]
         self._indices = [index for _, index in starts]
+        self._aliases = tuple(alias for member in plan.members for alias in member.aliases)
+        self._alias_places = [place for place, one in enumerate(plan.members) for _ in one.aliases]
         self.spill: Spill | None = None
         self._own: Tensor | None = None
         # called when a placeholder is about to be used; shows the parameter's values if this rank has them
@@ -87,9 +93,10 @@ class ParamShard:
         Returns the master, if it is separate; it starts from the values before they are rounded to 16 bits.
         """
         plan, whole, reference = self._plan, self.values, weakref.ref(self)
-        if plan.has_separate_master:
-            whole = FlatBuffer(plan.layout, dtype=torch.float32, device=plan.device)
+        if plan.has_separate_master and not self._waits:
+            whole = FlatBuffer(plan.layout, dtype=plan.master_dtype, device=plan.device)
         givers: dict[ParamShard, None] = {}
+        has_values = False
         for param, view, own in zip(plan.params, whole.views, self.values.views, strict=True):
             early = early_of(param)
             if early is not None:  # one at a time, so a model made in zero.Init is never whole
@@ -99,23 +106,35 @@ class ParamShard:
                 before.on_taken()
                 before.give(param)
                 givers[before] = None
-            view.copy_(param.detach())
+            if is_valueless(param):
+                note_memory(param)
+            else:
+                view.copy_(param.detach())
+                has_values = True
             param.data = own
             param.grad = None
             _TAKEN[param] = reference
+        self._join_aliases()
         for giver in givers:
             giver.end_giving()
-        self._comm.broadcast(whole.flat, what=plan.label)
+        if has_values:  # on all ranks, or on none
+            self._comm.broadcast(whole.flat, what=plan.label)
         if whole is not self.values:
             self.values.flat.copy_(whole.flat)
         if not plan.has_separate_master:
             return None
-        shard = whole.shard(plan.shard_index, num_shards=plan.num_shards)
-        return (
-            to_host(shard, pin_memory=plan.residence.pins_states)
-            if plan.residence.steps_on_host
-            else shard.clone()
-        )
+        if self._waits:
+            start, stop = plan.layout.shard_range(plan.shard_index, num_shards=plan.num_shards)
+            shard = torch.zeros(stop - start, dtype=plan.master_dtype, device=plan.device)
+        else:
+            shard = whole.shard(plan.shard_index, num_shards=plan.num_shards)
+        if plan.residence.steps_on_host:
+            return to_host(shard, pin_memory=plan.residence.pins_states)
+        return shard if self._waits else shard.clone()
+
+    def _join_aliases(self) -> None:
+        for alias, own in zip(self._aliases, self._shown_views[len(self._plan.params) :], strict=True):
+            alias.data = own
 
     def give(self, param: nn.Parameter) -> None:
         """Let a parameter that is a placeholder have its values, for another one that takes it over.
@@ -128,7 +147,9 @@ class ParamShard:
             self.start_unshard().wait()
             self._is_giving = True
         index = next(index for index, one in enumerate(self._plan.params) if one is param)
-        take_away_all((self._placeholders[index],), (param,), (self.values.views[index],))
+        for place, one in enumerate(self._shown):
+            if place == index or (place >= len(self._plan.params) and self._is_alias(place, index)):
+                take_away_all((self._placeholders[place],), (one,), (self.values.views[index],))
         detach(param)
         self._given.add(index)
 
@@ -157,13 +178,14 @@ class ParamShard:
             if id(param) not in taken and self.is_covered:
                 self.give(param)
                 param.data = param.detach().clone()
+                for alias in next(one.aliases for one in self._plan.members if one.param is param):
+                    alias.data = param.data
         self.end_giving()
 
     def settle(self, offload: Offload) -> None:
         """Keep this rank's part, once all have the values."""
         if self._plan.is_sharded:
-            pinned, goes = self.residence.pins_parameters, self.residence.params_on_host
-            self.kept = to_host(self.own_values(), pin_memory=pinned) if goes else self.own_values().clone()
+            self.kept = self._copy_own()
             self.hide()  # without other names for the values, or their memory would stay
         elif self._plan.has_separate_master:
             self.writes.note()
@@ -174,6 +196,13 @@ class ParamShard:
         )
         # a tensor that a disk takes has other memory each time
         self._own = self._cut_own() if self.spill is None else None
+
+    def _copy_own(self) -> Tensor:
+        """Return what this rank keeps of the values that are here."""
+        own = torch.zeros_like(self.own_values()) if self._waits else self.own_values()
+        if self.residence.params_on_host:
+            return to_host(own, pin_memory=self.residence.pins_parameters)
+        return own if self._waits else own.clone()
 
     @property
     def own(self) -> Tensor:
@@ -257,18 +286,36 @@ class ParamShard:
         Errors: ConfigError if one has been written to meanwhile
         """
         self.is_covered = False
-        take_away_all(self._placeholders, self._plan.params, self.values.views)
+        take_away_all(self._placeholders, self._shown, self._shown_views)
         self.writes.note()
 
     @torch.no_grad()
     def cover(self) -> None:
         """Let the parameters be placeholders."""
         self._placeholders = self._placeholders or tuple(
-            Placeholder(member.name, member.param, self, dtype=view.dtype, device=view.device)
-            for member, view in zip(self._plan.members, self.values.views, strict=True)
+            Placeholder(name, param, self, dtype=view.dtype, device=view.device)
+            for name, param, view in zip(self._shown_names, self._shown, self._shown_views, strict=True)
         )
-        put_all(self._placeholders, self._plan.params)
+        put_all(self._placeholders, self._shown)
         self.is_covered = True
+
+    # The parameters, and behind them other names of their values, which come and go with them:
+
+    @cached_property
+    def _shown(self) -> tuple[nn.Parameter, ...]:
+        return (*self._plan.params, *self._aliases)
+
+    @property
+    def _shown_names(self) -> tuple[str, ...]:
+        return (*self._plan.names, *(self._plan.names[place] for place in self._alias_places))
+
+    @property
+    def _shown_views(self) -> tuple[Tensor, ...]:
+        views = self.values.views
+        return (*views, *(views[place] for place in self._alias_places)) if self._aliases else views
+
+    def _is_alias(self, place: int, index: int) -> bool:
+        return self._alias_places[place - len(self._plan.params)] == index
 
     def hide(self) -> bool:
         """Let the parameters be placeholders, if they are not, and give the memory back;

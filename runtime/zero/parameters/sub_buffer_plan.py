@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...comm.mesh import Mesh
 from ...offload.offload import Offload, SubBufferResidence
+from ...optimizers.eight_bits import BLOCK_NUMEL, CODES
 from ...placement.precision import Precision
 from ...placement.stage_policy import Placement, Policy
 from .layout import FlatLayout, plan_layout
@@ -25,6 +26,9 @@ class Member:
     name: str
     param: nn.Parameter
     group: int
+    is_apart: bool = False  # its group's parameters lie in sub-buffers of their own
+    keeps_dtype: bool = False  # bits that no precision converts
+    aliases: tuple[nn.Parameter, ...] = ()  # other names of its values, see packed.py
 
     @property
     def is_trained(self) -> bool:
@@ -75,11 +79,21 @@ class SubBufferPlan:
         return self.mesh.num_states
 
     @property
+    def master_dtype(self) -> torch.dtype:
+        """Dtype of the values that the optimizer updates: float32, or that of the parameters."""
+        return self.dtype if self.dtype == self.precision.masters else torch.float32
+
+    @property
     def has_separate_master(self) -> bool:
-        """Whether the optimizer updates a float32 copy that must be rounded into the parameters,
+        """Whether the optimizer updates a copy that must be rounded into the parameters,
         or brought to them.
         """
-        return self.is_trained and (self.dtype != torch.float32 or self.residence.is_apart)
+        return self.is_trained and (self.dtype != self.master_dtype or self.residence.is_apart)
+
+    @property
+    def is_rounded_by_random_bits(self) -> bool:
+        """Whether a step rounds values that it keeps."""
+        return self.precision.states != torch.float32 or self.master_dtype != torch.float32
 
     def own_run(self, index: int, *, num_chunks: int) -> tuple[int, int]:
         """Return where chunk `index` of the whole buffer begins and ends in this rank's shard."""
@@ -123,6 +137,7 @@ def plan_sub_buffer(
             groups=[member.group for member in members],
             num_shards=mesh.sharers.size,
             itemsize=min(dtype.itemsize, (precision.sent or dtype).itemsize),
+            block_numel=BLOCK_NUMEL if is_trained and precision.states == CODES else 1,
         ),
         dtype=dtype,
         device=device,

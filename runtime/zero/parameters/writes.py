@@ -193,6 +193,8 @@ def _pieces(new: Tensor, known: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     not grow with a unit. Each piece comes with its place.
     """
     new, known = new.reshape(-1), known.reshape(-1)
+    if new.itemsize == 1 and new.dtype == known.dtype:  # torch compares no floats of 8 bits
+        new, known = new.view(torch.uint8), known.view(torch.uint8)
     for start in range(0, max(1, new.numel()), PIECE_NUMEL):
         piece = new[start : start + PIECE_NUMEL]
         yield start, piece, known[start : start + PIECE_NUMEL].to(piece.dtype)

@@ -1,4 +1,6 @@
-"""Parts of a model that lie in no unit: buffers, and parameters of integers."""
+"""Parts of a model that lie in no unit: buffers, parameters of wide integers, and what is small and whole of
+packed parameters.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,20 @@ from torch import Tensor, nn
 
 from ...comm.rank_group import RankGroup
 from ...errors import ConfigError
-from ...mesh.domain import Domains
+from ...mesh.domain import Domain, Domains
 from ...placement.precision import Precision
 from ...strided import is_strided, kind_of
+from ..parameters.packed import PackedOf, lies_in_unit
 from .kept_buffers import kept_buffers
 
 
 def place_beside_units(
-    module: nn.Module, *, device: torch.device, domains: Domains, precision: Precision
+    module: nn.Module,
+    packed: PackedOf,
+    *,
+    device: torch.device,
+    domains: Domains,
+    precision: Precision,
 ) -> None:
     """Move what no unit holds to the device and take the values of the first of those that share it.
 
@@ -38,11 +46,32 @@ def place_beside_units(
             _replace(module, tensor, whole)
         else:
             tensor.data = whole
+    _share_whole(module, packed, domains)
+
+
+@torch.no_grad()
+def _share_whole(module: nn.Module, packed: PackedOf, domains: Domains) -> None:
+    """Take the small tensors of packed parameters from the first of those that share them, in one message for
+    each domain.
+    """
+    by_domain: dict[Domain, list[Tensor]] = {}
+    for param in module.parameters():
+        if id(param) in packed:
+            by_domain.setdefault(domains.of(param), []).extend(packed[id(param)].whole.values())
+    for domain, tensors in by_domain.items():
+        if tensors and not domain.comm.sharers.is_alone:
+            sent = torch.cat([one.contiguous().reshape(-1).view(torch.uint8) for one in tensors])
+            domain.comm.broadcast(sent, what="what packed parameters have whole")
+            first = 0
+            for tensor in tensors:
+                values = sent[first : first + tensor.nbytes].clone()  # at a place that suits any dtype
+                tensor.copy_(values.view(tensor.dtype).view(tensor.shape))
+                first += tensor.nbytes
 
 
 def _beside(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, param in module.named_parameters():
-        if not param.is_floating_point():
+        if not lies_in_unit(param):
             yield name, param
     yield from module.named_buffers()
 

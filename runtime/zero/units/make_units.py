@@ -10,6 +10,7 @@ from ...mesh.domain import Domain, Domains
 from ...offload.offload import Offload
 from ...placement.precision import Precision
 from ...placement.stage_policy import Policy, UnitSizes, keep_small_whole
+from ..parameters.packed import PackedOf, aliases_of, is_bits, lies_in_unit, parts_of
 from ..parameters.sub_buffer_plan import NO_GROUP, Member, plan_sub_buffer
 from .partition import UnitPlan
 from .sub_buffer import SubBuffer
@@ -48,32 +49,48 @@ def make_units(
     return tuple(
         Unit(
             plan.name,
-            [make(run, plan.name, dtype, domain) for (dtype, _, domain), run in by_role.items()],
+            [make(run, plan.name, dtype, domain) for (dtype, _, domain, _), run in by_role.items()],
             plan.modules,
         )
         for plan, by_role in zip(plans, runs, strict=True)
     )
 
 
-def members_of(plan: UnitPlan, group_of: dict[int, int]) -> tuple[Member, ...]:
+def members_of(
+    plan: UnitPlan, group_of: dict[int, int], packed: PackedOf, *, groups_apart: frozenset[int]
+) -> tuple[Member, ...]:
     """Return the parameters of a unit that lie in flat buffers, with the number of the optimizer's group of
-    each.
+    each; behind a packed one its parts. See `Rule.groups_apart`.
     """
-    return tuple(
-        Member(name=name, param=param, group=group_of.get(id(param), NO_GROUP))
-        for name, param in plan.params
-        if param.is_floating_point()
-    )
+    members: list[Member] = []
+    for name, param in plan.params:
+        if not lies_in_unit(param):
+            continue
+        is_packed = id(param) in packed
+        members.append(
+            Member(
+                name=name,
+                param=param,
+                group=group_of.get(id(param), NO_GROUP),
+                is_apart=group_of.get(id(param), NO_GROUP) in groups_apart,
+                keeps_dtype=is_packed or is_bits(param.dtype),
+                aliases=aliases_of(packed, param),
+            )
+        )
+        for part_name, part in parts_of(packed, param):
+            members.append(Member(name=part_name, param=part, group=NO_GROUP, keeps_dtype=True))
+    return tuple(members)
 
 
 def _by_role(
     members: Sequence[Member], precision: Precision, domains: Domains
-) -> dict[tuple[torch.dtype, bool, Domain], list[Member]]:
-    """Return the members of each sub-buffer of a unit: by dtype, by whether they are trained, and by who
-    shares them.
+) -> dict[tuple[torch.dtype, bool, Domain, bool], list[Member]]:
+    """Return the members of each sub-buffer of a unit: by dtype, by whether they are trained, by who shares
+    them, and by whether their optimizer's group lies apart.
     """
-    by_role: dict[tuple[torch.dtype, bool, Domain], list[Member]] = {}
+    by_role: dict[tuple[torch.dtype, bool, Domain, bool], list[Member]] = {}
     for member in members:
-        role = (precision.parameters or member.param.dtype, member.is_trained, domains.of(member.param))
+        dtype = member.param.dtype if member.keeps_dtype else precision.parameters or member.param.dtype
+        role = (dtype, member.is_trained, domains.of(member.param), member.is_trained and member.is_apart)
         by_role.setdefault(role, []).append(member)
     return by_role

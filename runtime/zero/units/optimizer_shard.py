@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from ...offload.offload import Offload
 from ...offload.pinned_memory import host_zeros
 from ...offload.spill import Spill
+from ...optimizers.eight_bits import CODES, SCALES, decode, encode, num_scales
 from ..parameters.param_shard import ParamShard
 from ..parameters.sub_buffer_plan import SubBufferPlan
 
@@ -31,15 +32,17 @@ class OptimizerShard:
     def __init__(
         self, plan: SubBufferPlan, params: ParamShard, master: Tensor | None, offload: Offload
     ) -> None:
-        """`master` is [shard] float32; None: float32 parameters in the same memory are their own master."""
+        """`master` is [shard] of the plan's dtype of masters; None: the parameters are their own master."""
         self._plan, self._params, self._master = plan, params, master
-        self.states: dict[str, Tensor] = {}  # [shard] float32 by name, beside the master
-        self.spill: Spill | None = offload.make_spill(
-            plan.residence.states, self._stored, what=f"states of {plan.label}"
-        )
+        # [shard] of the precision's dtype by name, beside the master, and the scales of those that are codes;
+        # `value_of` has their values
+        self.states: dict[str, Tensor] = {}
         # index -> states by name, of members that the optimizer sees whole;
         # empty on ranks that do not own the member
         self.states_of_whole: dict[int, Callable[[], dict[str, Any]]] = {}
+        self.spill: Spill | None = offload.make_spill(
+            plan.residence.states, self._stored, what=f"states of {plan.label}"
+        )
         # indices of members that the coming step leaves alone, and how many steps have done so before
         self.frozen: frozenset[int] = frozenset()
         self.missed: dict[int, int] = {}
@@ -47,8 +50,8 @@ class OptimizerShard:
 
     @property
     def master(self) -> Tensor:
-        """[shard] float32, what the optimizer updates; float32 parameters in the same memory
-        are their own master.
+        """[shard] What the optimizer updates; parameters of the same dtype in the same memory are their own
+        master.
         """
         return self._params.own if self._master is None else self._master
 
@@ -71,14 +74,59 @@ class OptimizerShard:
     def allocate_states(self, names: Sequence[str]) -> None:
         """Have zeros in the states of these names, and no other; what lies on a disk must be here."""
         self.states = {}  # the memory of those from before is free for the new ones
-        self.states = {name: self._zeros(torch.float32) for name in names}
+        self.states = {name: self.make_state() for name in names}
+        if self._plan.precision.states == CODES:
+            scales = num_scales(self.master.numel())
+            self.states |= {name + SCALES: self._zeros(torch.float32, scales) for name in names}
 
-    def _zeros(self, dtype: torch.dtype) -> Tensor:
-        """[shard] Where the master is."""
+    def make_state(self) -> Tensor:
+        """Return zeros, [shard], for one more state."""
+        return self._zeros(self._plan.precision.states)
+
+    def whole_states(self) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
+        """Yield each tensor among the states of members that the optimizer sees whole: a name for it, the
+        states that it belongs to, and its name and value there. Single numbers stay where the optimizer has
+        them.
+        """
+        for index, states in self.states_of_whole.items():
+            own = states()
+            for name, value in own.items():
+                if isinstance(value, Tensor) and value.numel() > 1:
+                    yield f"{index}.{name}", own, name, value
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the states that have a value for each element."""
+        return tuple(name for name in self.states if not name.endswith(SCALES))
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """Return the dtype of `value_of` the state."""
+        dtype = self.states[name].dtype
+        return torch.float32 if dtype == CODES else dtype
+
+    def value_of(self, name: str) -> Tensor:
+        """Return a state: [shard] as it lies here, or float32 values that were decoded from it."""
+        state = self.states[name]
+        return decode(state, self.states[name + SCALES], name) if state.dtype == CODES else state
+
+    def set_value(self, name: str, values: Tensor) -> None:
+        """Take over what was written to `value_of` the state, where that is a copy.
+
+        Codes whose values were not changed stay as they are.
+        """
+        state = self.states[name]
+        if state.dtype == CODES:
+            codes, scales = encode(values, name, None)
+            state.copy_(codes)
+            self.states[name + SCALES].copy_(scales)
+
+    def _zeros(self, dtype: torch.dtype, numel: int | None = None) -> Tensor:
+        """[shard] or [numel] Where the master is."""
         master = self.master
+        numel = master.numel() if numel is None else numel
         if master.device.type != "cpu":
-            return torch.zeros(master.numel(), dtype=dtype, device=master.device)
-        return host_zeros(master.shape, dtype, pin_memory=self._plan.residence.pins_states)
+            return torch.zeros(numel, dtype=dtype, device=master.device)
+        return host_zeros(torch.Size((numel,)), dtype, pin_memory=self._plan.residence.pins_states)
 
     def refresh_master(self, *, keeps_rest: bool = False) -> None:
         """Take the parameters' values into the master, if it is a copy; what lies on a disk must be here.
@@ -106,4 +154,6 @@ class OptimizerShard:
         self._master, self.spill = None, None
 
     def _stored(self) -> dict[str, Tensor]:
-        return self.states if self._master is None else {"master": self._master, **self.states}
+        whole = {label: value for label, _, _, value in self.whole_states()}
+        masters = {} if self._master is None else {"master": self._master}
+        return {**masters, **self.states, **whole}

@@ -11,8 +11,9 @@ from ...errors import ConfigError
 from ...placement.stage_policy import UnitSizes
 from ...strided import is_strided, kind_of
 from ..parameters.early_parameter import early_of
-from ..parameters.freed_parameter import FreedParameter, check_kept
+from ..parameters.freed_parameter import check_kept, is_freed
 from ..parameters.shared_memory import first_sharing, is_expanded
+from ..parameters.valueless import is_valueless
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 ROOT = "root"
@@ -124,14 +125,14 @@ def parameters_here(module: nn.Module) -> dict[str, nn.Parameter]:
 
 def _is_away(param: nn.Parameter) -> bool:
     early = early_of(param)
-    return (early is not None and not early.is_whole) or type(param) is FreedParameter
+    return (early is not None and not early.is_whole) or is_freed(param)
 
 
 def _check_storage(params: dict[str, nn.Parameter]) -> None:
     here: dict[str, nn.Parameter] = {}
     for name, param in params.items():
         _check_has_values(name, param)
-        if type(param) is FreedParameter and early_of(param) is None:
+        if is_freed(param) and early_of(param) is None:
             check_kept(param, name)  # another engine gives it
         if _is_away(param):
             continue
@@ -140,6 +141,8 @@ def _check_storage(params: dict[str, nn.Parameter]) -> None:
                 f"parameter '{name}' was made in torch.inference_mode(), and can never be trained; make the "
                 "model outside, or in torch.no_grad()"
             )
+        if is_valueless(param):
+            continue
         if is_expanded(param):
             raise ConfigError(
                 f"parameter '{name}' is expanded: several of its elements are the same number in memory, "

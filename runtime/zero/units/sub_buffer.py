@@ -190,6 +190,20 @@ class SubBuffer:
             missed=self.optimizer_shard.missed,
         )
 
+    def segments_of_members(self) -> Iterator[tuple[Segment, int, int]]:
+        """Yield `segments` cut at parameters: the run, the parameter's index, and the place in it of the
+        run's first element.
+        """
+        plan = self.plan
+        return self.layout.cut_at_slots(self.segments(), plan.shard_index, num_shards=plan.num_shards)
+
+    def name_of_part(self, index: int) -> str:
+        """Return a name in the whole model of what this rank has of the member at `index`: other parts of the
+        same parameter have other names.
+        """
+        name, cut = self.true_name(index), self.domain.cut_of(self.members[index].param)
+        return name if cut is None else f"{name}[{cut.dim}:{cut.pieces[0].offset}]"
+
     def adopt_gradients(self) -> None:
         """Take over what the user did to `p.grad`; see `Gradients.adopt`.
 

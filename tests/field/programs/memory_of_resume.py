@@ -2,38 +2,14 @@
 
 import json
 import sys
-import threading
-import time
-from pathlib import Path
 
 import deepspeed
 import torch
+from library.memory import peak_while
 from torch import nn
 
 IS_LOADING = sys.argv[-1] == "load"
 MB = 2**20
-
-
-def resident() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / MB
-
-
-def peak_while(action) -> float:
-    """Return by how many MB this process grows at most while the action runs."""
-    before, sizes, is_over = resident(), [resident()], threading.Event()
-
-    def watch() -> None:
-        while not is_over.is_set():
-            sizes.append(resident())
-            time.sleep(0.001)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    action()
-    is_over.set()
-    watcher.join()
-    return max(sizes) - before
-
 
 torch.manual_seed(0)
 model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(16)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,11 +24,18 @@ from tests.kernels.test_bindings import (
     shard_with,
 )
 
-# What can be said of host memory only.
+# What can be said of host memory only, and what only its kernels can.
 OTHER_WORDS = {
     "pass a CPU torch.Tensor (detached, if it requires grad) or a numpy array": (
         "pass a CUDA torch.Tensor (detached, if it requires grad) or a cupy array"
     ),
+    "must be float32, bfloat16 or uint8": "must be float32 or bfloat16",
+    **{
+        f"shards[0].param: dtype {dtype}; must be float32 or bfloat16": (
+            f"shards[0].param: dtype {dtype}; must be float32"
+        )
+        for dtype in ("float64", "float16")
+    },
 }
 
 
@@ -40,6 +48,13 @@ def test_a_bad_argument_is_refused_in_the_words_of_the_cpus_binding(bad: Bad) ->
     with pytest.raises(bad.error) as caught:
         read_shards([shard_with(bad)], rule, device_types=(CPU,))
     assert str(caught.value) == message
+
+
+def test_random_bits_are_refused() -> None:
+    shard = shard_with(Bad(name="", value=None, error=ValueError, message=""))
+    seeded = replace(shard, segments=tuple(replace(one, seed=7) for one in shard.segments))
+    with pytest.raises(ValueError, match=r"segments\[0\].seed: 7; must be None: kernels on a device round"):
+        read_shards([seeded], Rule(kernel=ADAM, mode=1), device_types=(CPU,))
 
 
 @pytest.mark.parametrize("bad", BAD_OPTIONS, ids=lambda bad: bad.message)

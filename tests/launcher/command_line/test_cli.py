@@ -55,6 +55,7 @@ OPTIONS = [
     ("--force_multi",),
     ("--dry_run",),
     ("--kill_grace",),
+    ("--hang_limit",),
     ("--heartbeat",),
     ("--report",),
     ("--log_level",),
@@ -77,6 +78,12 @@ OPTIONS = [
     ("--max_nodes", "--max_elastic_nodes"),
     ("--min_uptime",),
     ("--elastic_training",),
+    # launcher/options/roles.py
+    ("--role",),
+    ("--role_health",),
+    ("--role_timeout",),
+    ("--role_restarts",),
+    ("--role_may_end",),
     # launcher/options/elastic.py
     ("--notice_file",),
     ("--notice_command",),
@@ -127,6 +134,8 @@ OPTIONS = [
     ("--metrics_interval",),
     ("--events",),
     ("--metrics_port",),
+    # launcher/options/snapshots.py
+    ("--snapshot_every",),
     # launcher/options/end.py
     ("--on_end",),
     ("--webhook",),

@@ -109,7 +109,7 @@ def test_a_host_whose_output_is_not_taken_holds_up_no_other() -> None:
 def test_files_of_the_launcher_that_cannot_be_read_end_the_link_with_their_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def unreadable(moves_files: bool) -> bytes:
+    def unreadable(*files: bool) -> bytes:
         raise FileNotFoundError(2, "No such file or directory", "/lib/node/agent.py")
 
     monkeypatch.setattr("dslaunch.launcher.backends.bootstrap._agent_source", unreadable)

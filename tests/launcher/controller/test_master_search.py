@@ -10,6 +10,7 @@ from dslaunch.launcher.controller.master_search import (
 )
 from dslaunch.launcher.inputs.hostfile import Host
 from dslaunch.launcher.job.plan import Endpoint, NodePlan, Plan, Program
+from dslaunch.launcher.options.roles import Health, Role
 from dslaunch.launcher.wire.frames import Frame, Listen, Listening, Reach, Reached
 
 REFUSED = "refused the connection"
@@ -212,3 +213,46 @@ def test_the_first_that_everybody_reached() -> None:
     assert first_reached(["a", "b"], {1: ["", ""], 2: ["x", ""]}) == "b"
     assert first_reached(["a"], {1: ["x"]}) is None
     assert first_reached(["a"], {}) == "a"
+
+
+def test_a_server_s_address_is_tried_from_the_trainers_and_only_warned_of() -> None:
+    server = NodePlan(
+        node_rank=2,
+        host=Host(name="n2", slots=1),
+        is_local=False,
+        devices=(),
+        ranks=(),
+        role="rollout",
+    )
+    role = Role(name="rollout", command="serve", health=Health("", 8000, "/health"))
+    plan = plan_of(2)._replace(servers=(server,), roles=(role,))
+    sent: list[tuple[int, Frame]] = []
+
+    def search(addresses: dict[str, str]) -> MasterSearch:
+        sent.clear()
+        one = MasterSearch(plan, lambda node_rank, frame: sent.append((node_rank, frame)), server=server)
+        one.listen()
+        ((node_rank, listen),) = sent
+        assert (node_rank, type(listen), listen[0]) == (2, Listen, 8000)
+        one.prepare(0)
+        one.prepare(1)
+        one.begin("10.0.0.2", more=("n2",))
+        one.take(2, Listening(8000, ["10.0.0.2", "10.9.9.2"], ""))
+        while not one.is_over:
+            asked = [(rank, frame) for rank, frame in sent if isinstance(frame, Reach)]
+            sent.clear()
+            assert [rank for rank, _ in asked] == [0, 1]
+            for rank, frame in asked:
+                one.take(rank, Reached([addresses.get(name, "") for name in frame.addresses]))
+        return one
+
+    assert search({}).address == "10.0.0.2"
+    other = search({"10.0.0.2": SILENT})
+    assert other.address == "10.9.9.2"
+    assert other.notes == ("n2 is 10.9.9.2, because 10.0.0.2 did not answer within 5 s from n0, n1",)
+    none = search(dict.fromkeys(("10.0.0.2", "10.9.9.2", "n2"), REFUSED))
+    assert (none.address, none.failures) == ("10.0.0.2", ())
+    assert none.warnings == (
+        "n0, n1 cannot reach n2, where rollout will listen on port 8000: 10.0.0.2 refused the connection; "
+        "let the hosts connect to each other",
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,7 +68,7 @@ def saving(rank: int, *first: Frame, code: int = 75) -> Change:
 def test_when_one_is_told_to_go_all_are_asked_and_end() -> None:
     hosts = MemoryHost((0,), saving(0)), MemoryHost((1,), saving(1, Leaving("x")))
     watch = Watch()
-    verdict, said = run(*hosts, watch=watch)
+    verdict, said = run(*hosts, watch=watch, kill_grace_s=5.0)
     assert (verdict.exit_code, verdict.change, dict(verdict.leaving)) == (75, WHY, {"n1": "x"})
     assert verdict.culprit is None
     assert watch.heard[-1] == {"n1": "x"}
@@ -152,3 +153,33 @@ def test_a_program_that_never_saves_goes_on_and_that_is_said(monkeypatch: pytest
     )
     assert "warning: n0: something" in said
     assert said.count("the hosts change when the program has saved its next checkpoint") == 1
+
+
+class Asked:
+    """Hosts that only hear what is asked of them."""
+
+    def __init__(self, num_hosts: int) -> None:
+        nodes = enumerate(plan_of(num_hosts).nodes)
+        self.hosts = [SimpleNamespace(name=f"n{number}", plan=node) for number, node in nodes]
+        self.heard: list[Resize] = []
+
+    def __iter__(self) -> Iterator[SimpleNamespace]:
+        return iter(self.hosts)
+
+    def send(self, frame: Resize) -> None:
+        self.heard.append(frame)
+
+
+def test_where_a_host_and_its_partner_go_together_memory_is_not_enough() -> None:
+    """Of four hosts without racks the one that is two places away has the copy."""
+    err, asked = io.BytesIO(), Asked(4)
+    console = Console(log_level="info", out=io.BytesIO(), err=err)
+    plan = plan_of(4)._replace(snapshot_every="5")
+    changing = resizing.Resizing(asked, console, Watch(), plan)  # type: ignore[arg-type] # they only hear
+    for number in (0, 1, 2):
+        changing.hear(asked.hosts[number], Leaving("x"))  # type: ignore[arg-type] # as above
+        changing.look(is_running=True)
+    assert [one.by_disk for one in asked.heard] == [False, False, True]
+    console.drain()
+    said = err.getvalue().decode().splitlines()
+    assert [line.endswith("its next checkpoint, or a snapshot") for line in said] == [True, True, False]

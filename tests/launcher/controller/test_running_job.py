@@ -62,7 +62,7 @@ def test_a_straggler_is_one_warning_and_one_event_and_its_end_is_one(monkeypatch
     err, kept = io.BytesIO(), Kept()
     console = Console(log_level="info", out=io.BytesIO(), err=err)
     console.telemetry.add(kept)
-    job = RunningJob([], console, plan())  # type: ignore[arg-type] # it has nothing to ask the hosts
+    job = RunningJob([], console, plan(), [])  # type: ignore[arg-type] # it has nothing to ask the hosts
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     for second in range(80):
@@ -89,7 +89,7 @@ def test_a_straggler_is_one_warning_and_one_event_and_its_end_is_one(monkeypatch
 def test_a_job_goes_on_where_its_numbers_make_no_sense() -> None:
     said = io.BytesIO()
     console = Console(log_level="info", out=io.BytesIO(), err=said)
-    job = RunningJob([], console, plan())  # type: ignore[arg-type] # as above
+    job = RunningJob([], console, plan(), [])  # type: ignore[arg-type] # as above
     for _ in range(2):
         job.record(FakeHost("a"), Metrics(0.0, {}, {"places": {"first": "stage 0"}}), 0.0)  # type: ignore[arg-type]
     job.look(started_at=None)

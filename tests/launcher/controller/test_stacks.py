@@ -56,6 +56,7 @@ def test_equal_stacks_are_shown_once_and_who_has_none_comes_first() -> None:
     watch.take(Stacks(3, "running", WAIT.format("02"), ""))
     assert watch.blocks(6.0, ended=set()) == []
     watch.take(Stacks(1, "stopped", "", "it is stopped"))
+    assert watch.stopped == {1}
     assert watch.blocks(6.0, ended=set()) == [
         Block("SIGQUIT (3): what 4 ranks do"),
         Block("rank 1 (w0, pid 11) has no stack: it is stopped"),
@@ -141,9 +142,9 @@ def seen_by_a_program(folder: Path, *, has_hook: bool, python_path: str | None) 
         env[b"PYTHONPATH"] = python_path.encode()
     if has_hook:
         hook = folder / "hook"
-        worker_hook.install_hook(str(hook), worker_hook.hook_text(has_timings=True))
+        worker_hook.install_hook(str(hook), worker_hook.hook_text(has_milestones=True))
         worker_hook.add_hook(env, folder=str(hook))
-        worker_hook.ask_for(env, stacks_file=str(folder / "stacks"), timings_pipe=str(folder / "timings"))
+        worker_hook.ask_for(env, stacks_file=str(folder / "stacks"), watched="all")
     done = subprocess.run(
         [sys.executable, "-u", "show.py", "--local_rank=0"],
         cwd=folder,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dslaunch.launcher.errors import LaunchError
-from dslaunch.launcher.fit.verdict import JobMemory, check_rehearsed, judge
+from dslaunch.launcher.fit.verdict import JobMemory, check_rehearsed, hosts_used, judge
+from dslaunch.launcher.job.partners import copies_on
 
-from .answers import answer, memory, rehearsed
+from .answers import GIB, answer, memory, rehearsed
 
 ROWS = [
     # what is rehearsed, memory, exit code, line
@@ -82,3 +85,21 @@ def test_a_program_that_cannot_be_rehearsed_is_a_mistake_with_its_line() -> None
     ) as caught:
         check_rehearsed([rehearsed(found)])
     assert caught.value.exit_code == 2
+
+
+def test_snapshots_take_two_generations_of_a_host_and_of_those_whose_copies_it_has() -> None:
+    """Each rank's part of a save is a GiB, and each host has two ranks."""
+    one = [rehearsed(num_alike=6)]
+    job = memory(device=None, hosts=(64, 64, 17))
+    plain = hosts_used(one, job)
+    found = hosts_used(one, replace(job, copies=copies_on(["a", "a", "b"])))
+    assert [use.needed_bytes - before.needed_bytes for use, before in zip(found, plain, strict=True)] == [
+        2 * 4 * GIB, 2 * 2 * GIB, 2 * 6 * GIB,
+    ]  # fmt: skip
+    assert dict(found[0].kinds)["snapshots"] == 8 * GIB
+    assert judge(one, job).fits
+    verdict = judge(one, replace(job, copies=copies_on(["a", "a", "b"])))
+    line = verdict.line
+    assert line.startswith("does not fit: ")
+    assert any(note.startswith("counted: 12.0 GiB of host memory on node3 for") for note in verdict.notes)
+    assert "on node3 with its 2 ranks; the largest part is snapshots, 12.0 GiB" in line

@@ -405,10 +405,10 @@ def test_a_long_line_is_refused_soon(line: str) -> None:
             "hosts:1: '#gpus cwd=/x' is read as a comment, as with DeepSpeed; write a space before '#'",
         ),
         (
-            "w slots=2 rack 7 colour=red",
+            "w slots=2 shelf 7 colour=red",
             [("w", 2)],
-            "hosts:1: 'rack 7 colour=red' has no effect, as with DeepSpeed; leave it out, or write a "
-            "key that has one: slots, devices, port, user, python, cwd, exec_prefix, env.NAME",
+            "hosts:1: 'shelf 7 colour=red' has no effect, as with DeepSpeed; leave it out, or write a "
+            "key that has one: slots, devices, port, user, python, cwd, role, rack, exec_prefix, env.NAME",
         ),
         ("w slots=2 spare", [("w", 2)], "hosts:1: 'spare' has no effect"),
         ("v slots=0\nw slots=1", [("w", 1)], "hosts:1: v has slots=0 and takes no part"),

@@ -9,7 +9,14 @@ from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.inputs.hostfile import Host
 from dslaunch.launcher.inputs.selection import Selected
 from dslaunch.launcher.job.restart import Attempt, Decision, decide, first_attempt, without_unfit
-from dslaunch.launcher.job.verdict import Failure, HostFailure, OutputFailure, RankFailure, Verdict
+from dslaunch.launcher.job.verdict import (
+    Failure,
+    HangFailure,
+    HostFailure,
+    OutputFailure,
+    RankFailure,
+    Verdict,
+)
 from dslaunch.launcher.options.option import read
 from dslaunch.launcher.options.restart import ELASTIC_RESTARTS, RestartOptions
 
@@ -302,3 +309,27 @@ def test_hosts_that_a_look_found_unfit_are_left_out_before_the_start(
     decision = without_unfit(before, dict.fromkeys(unfit.split(), "bad; mend it"), options)
     assert shown(decision) == expected
     assert decision.attempt is None or decision.attempt[3:] == before[3:], "it is no restart"
+
+
+def hung(host: str) -> Verdict:
+    return ended(HangFailure("nothing has moved", 9.0, None if not host else 0, host))
+
+
+@pytest.mark.parametrize(
+    ("spares", "min_nodes", "expected"),
+    [("s", None, "a s"), ("", 1, "a"), ("", None, "a b")],
+)
+def test_a_host_for_whose_ranks_others_waited_twice_in_a_row_is_left_out(
+    spares: str, min_nodes: int | None, expected: str
+) -> None:
+    options = ON._replace(min_nodes=min_nodes)
+    first = decide(attempt("a b", spares), hung("b"), options).attempt
+    assert first is not None
+    assert names(first.hosts) == "a b"
+    again = decide(first, hung("b"), options).attempt
+    assert again is not None
+    assert names(again.hosts) == expected
+    for other in (hung("a"), hung("")):  # another one's, or nobody's that is known
+        after = decide(first, other, options).attempt
+        assert after is not None
+        assert names(after.hosts) == "a b"

@@ -179,6 +179,7 @@ def test_a_verdict_as_json() -> None:
         ],
         "interrupted_by": None,
         "phases_s": {"connected": 0.5, "ended": 2.0},
+        "end_s": {},
         "change": None,
     }
     interrupted = verdict_of([], stopped_at=1.0, interrupted_by=2, phases_s={})
@@ -189,6 +190,7 @@ def test_a_verdict_as_json() -> None:
         "others": [],
         "interrupted_by": "SIGINT (2)",
         "phases_s": {},
+        "end_s": {},
         "change": None,
     }
 

@@ -24,7 +24,7 @@ def test_a_command_has_a_help_with_a_sentence_for_each_option(
     command: click.Command = import_module(cli.COMMANDS[name], "dslaunch.launcher.command_line").command
     options = [one for one in command.params if isinstance(one, click.Option)]
     assert all(one.help for one in options)
-    if name in ("env", "numerics", "plan"):  # the others are those of a job
+    if name in ("drill", "env", "numerics", "plan"):  # the others are those of a job
         options = [one for one in options if one not in cli.dslaunch.params]
     assert all(f"  {', '.join(one.opts)}" in text for one in options)
     assert text.startswith(f"Usage: dslaunch {name} ")

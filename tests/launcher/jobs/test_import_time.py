@@ -17,6 +17,7 @@ from dslaunch.launcher.backends import bootstrap
 from dslaunch.launcher.backends.bootstrap import (
     READ_LOADER,
     WANTS_TEXT,
+    AgentParts,
     agent_source,
     agent_text,
     relay_source,
@@ -164,7 +165,7 @@ def test_a_python_that_is_too_old_says_so_and_which_it_is(source: bytes) -> None
 @pytest.mark.parametrize(
     ("name", "sent"),
     [
-        ("launcher.node.agent.agent", agent_text(moves_files=True)),
+        ("launcher.node.agent.agent", agent_text(AgentParts(moves_files=True, holds_memory=True))),
         ("launcher.node.agent.gateway_relay", relay_text()),
     ],
 )
@@ -193,7 +194,7 @@ def test_what_runs_on_a_node_needs_only_the_standard_library_of_python_3_8(name:
 def test_what_travels_is_two_folders_whole_and_the_names_of_variables() -> None:
     """A module that is put into one of the folders is on every node, and needs no entry anywhere."""
     travels = (
-        sources_in(agent_text(moves_files=True)).keys()
+        sources_in(agent_text(AgentParts(moves_files=True, holds_memory=True))).keys()
         | sources_in(relay_text()).keys()
         | {"launcher.node.system.address", "launcher.node.workers.worker_shim"}
     )
@@ -204,11 +205,11 @@ def test_what_travels_is_two_folders_whole_and_the_names_of_variables() -> None:
         for path in (launcher / folder).rglob("*.py")
         if path.stem != "__init__"
     }
-    assert travels == there | {"shared.variables"}
+    assert travels == there | {"shared.variables", "shared.memory_messages"}
 
 
 def test_what_moves_files_travels_only_to_where_files_are_moved() -> None:
-    every, usual = (sources_in(agent_text(moves_files=moves)).keys() for moves in (True, False))
+    every, usual = (sources_in(agent_text(AgentParts(moves_files=moves))).keys() for moves in (True, False))
     assert usual < every
     assert every - usual >= {
         "launcher.node.files.sync_receiver",

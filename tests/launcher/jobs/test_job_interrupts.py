@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.local_job import AT_ONCE_S, Start, poll
+from tests.launcher.local_job import AT_ONCE_S, Job, Start, poll
 
 pytestmark = pytest.mark.slow
 
@@ -124,7 +124,8 @@ def test_an_interrupt_while_hosts_are_connected_says_that_nothing_was_started(
     assert "Traceback" not in job.err
 
 
-def test_a_signal_between_two_starts_is_in_the_report(start: Start, tmp_path: Path) -> None:
+def job_between_two_starts(start: Start, tmp_path: Path, *words: str) -> Job:
+    """A job whose rank has failed, and whose next start waits for a look at the host that does not end."""
     first, asked = tmp_path / "first", tmp_path / "asked"
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "torch.py").write_text(
@@ -134,10 +135,15 @@ def test_a_signal_between_two_starts_is_in_the_report(start: Start, tmp_path: Pa
         "    time.sleep(60)\n"
         "raise ImportError('none')\n"
     )
-    worker = f"open({str(first)!r}, 'w').close(); exit(5)"
-    words = ("--check", "--max_restarts=1", "--min_uptime=0", "--report=report.json")
+    worker = f"say(os.getppid()); open({str(first)!r}, 'w').close(); exit(5)"
+    words = ("--check", "--max_restarts=1", "--min_uptime=0", *words)
     job = start(worker, *words, env={"PYTHONPATH": str(tmp_path / "slow")})
     poll(asked.exists, "the look before the second start")
+    return job
+
+
+def test_a_signal_between_two_starts_is_in_the_report(start: Start, tmp_path: Path) -> None:
+    job = job_between_two_starts(start, tmp_path, "--report=report.json")
     job.signal(signal.SIGTERM)
     assert job.wait() == 143
     assert job.err.endswith("dslaunch: SIGTERM (15): the job is not started again\n")
@@ -146,3 +152,13 @@ def test_a_signal_between_two_starts_is_in_the_report(start: Start, tmp_path: Pa
     (attempt,) = report["attempts"]
     assert (attempt["exit_code"], attempt["interrupted_by"]) == (5, None)
     assert attempt["decision"].endswith("; SIGTERM (15): the job is not started again")
+    job.assert_nothing_is_left()
+
+
+def test_nothing_is_left_when_the_launcher_is_killed_between_two_starts(start: Start, tmp_path: Path) -> None:
+    """The agent waits for the next start then."""
+    job = job_between_two_starts(start, tmp_path)
+    agent = int(job.lines(0)[0])
+    assert agent in job.survivors()
+    job.process.kill()
+    job.assert_nothing_is_left()

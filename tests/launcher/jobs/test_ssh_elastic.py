@@ -163,3 +163,54 @@ def test_a_host_that_dies_when_it_has_joined_is_left_out_again(lab: Lab, folder:
     end(command, folder)
     assert "without node3 (it had just joined: " in command.err
     assert lab.wait_until_clean() == []
+
+
+TRAIN = """
+import json, os, pathlib, time, torch, dslaunch
+torch.manual_seed(0)
+inputs = torch.randn(12, 4)
+config = {"train_batch_size": 12, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+    "zero_optimization": {"stage": 2}}
+model = torch.nn.Linear(4, 1)
+engine, *_ = dslaunch.initialize(model=model, model_parameters=model.parameters(), config=config)
+state = {"losses": []}
+state.update(engine.resume(client_state=lambda: state))
+rank, world = engine.global_rank, engine.world_size
+print(json.dumps({"rank": rank, "host": os.uname().nodename, "world": str(world),
+    "step": engine.global_steps}), flush=True)
+is_over = torch.zeros(())
+while not is_over:
+    loss = engine(inputs[rank::world]).pow(2).mean()
+    engine.backward(loss)
+    state["losses"].append(float(loss.detach()))
+    engine.step()
+    time.sleep(0.05)
+    is_over.fill_(pathlib.Path("done").exists())
+    dslaunch.comm.all_reduce(is_over)
+print("end", engine.global_steps, len(state["losses"]), flush=True)
+"""
+
+
+def test_a_host_with_a_notice_leaves_at_the_next_step_and_training_goes_on_from_memory(
+    lab: Lab, folder: Path
+) -> None:
+    """The program saves nothing on a disk."""
+    (folder / "train.py").write_text(TRAIN)
+    words = ("--max_nodes=3", "--notice_file=/tmp/going", "--snapshot_every=1000000", "train.py")
+    command = launch(lab, folder, *words)
+    wait_for_starts(command, "node1 node2 node3")
+    lab.host("node2").run(["touch", "/tmp/going"], check=True)
+    wait_for_starts(command, "node1 node2 node3", "node1 node3")
+    report = end(command, folder)
+    assert "training is saved in the memory of the hosts, and ends to go on" in command.err
+    assert "training goes on after step " in command.out
+    lines = [line.partition(" | ")[2] for line in command.out.splitlines()]
+    steps = [json.loads(line)["step"] for line in lines if '"step"' in line]
+    assert steps[:3] == [0, 0, 0]
+    assert len(set(steps[3:])) == 1
+    assert steps[3] > 0
+    (told,) = {line for line in lines if line.startswith("end ")}
+    _, last, num_losses = told.split()
+    assert last == num_losses, "no step is done twice or left out"
+    assert [one["exit_code"] for one in report["attempts"]] == [75, 0]
+    assert lab.wait_until_clean() == []

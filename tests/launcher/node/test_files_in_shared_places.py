@@ -40,14 +40,17 @@ KNOWN: dict[Place, str] = {
     ("output/log_files.py", "_link_latest", "new.unlink"): "the link that was made the line before",
     ("node/workers/milestones.py", "MilestonePipe.__init__", "os.mkfifo"): "in the agent's own folder",
     ("node/observe/metrics.py", "MetricsReader.__init__", "os.mkfifo"): "in the agent's own folder",
+    ("node/observe/metrics.py", "MetricsReader.close", "os.unlink"): "the same",
     ("output/event_files.py", "EventRing._turn", "os.replace"): "in the folder of the job's record",
     ("node/system/pid_file.py", "_remove_if_stale", "os.unlink"):
         "a regular file of this user with the pid of a process that is gone",
     ("node/system/pid_file.py", "write_pid_file", "os.unlink"):
         "the file that was made some lines before, on a disk that takes nothing",
     ("node/system/private_folder.py", "PrivateFolder.file", "os.unlink"): "in the agent's own folder",
+    ("node/system/private_folder.py", "PrivateFolder.clear", "os.unlink"): "as above",
     ("node/system/private_folder.py", "PrivateFolder.remove_outside", "os.unlink"):
         "a file that the agent made, found by its identity",
+    ("node/system/private_folder.py", "_make_folder", "os.rename"): "the folder that it has made",
     ("node/system/private_folder.py", "_remove_folder", "os.rmdir"): "the agent's own folder",
     ("node/system/private_folder.py", "_remove_folder", "shutil.rmtree"): "the same; links as links",
     ("output/job_report.py", "put_file", "partial.unlink"): "the new file beside it, made some lines before",
@@ -82,6 +85,8 @@ KNOWN: dict[Place, str] = {
     ("registry/own_entry.py", "OwnEntry.remove", "shutil.rmtree"): "the folder of this job's record",
     ("registry/record.py", "_replace", "os.replace"): "in the folder of the job's record",
     ("registry/record.py", "write_record", "os.unlink"): "the same: room that was reserved",
+    ("run/drill_job.py", "_run_here", "(folder / 'output').open"): "in a TemporaryDirectory of its own",
+    ("run/known_limits.py", "keep_limits", "partial.write_text"): "in the user's own state folder",
     ("run/run_detached.py", "start_detached", "shutil.rmtree"): "the folder that was made some lines before",
     ("sync/trace_files.py", "TraceFiles.empty", "shutil.rmtree"): "the folder that mkdtemp made",
     ("sync/trace_files.py", "TraceFiles.forget", "shutil.rmtree"): "the same",

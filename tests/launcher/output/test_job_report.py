@@ -68,6 +68,7 @@ def test_every_attempt_has_its_hosts_its_time_how_it_ended_and_what_was_said_of_
         "others": [],
         "interrupted_by": None,
         "phases_s": {"connected": 0.5},
+        "end_s": {},
         "change": None,
         "decision": "starting again (1 of 1 restarts); c instead of b (lost)",
     }

@@ -409,6 +409,25 @@ def test_a_stranger_without_a_token_is_refused_and_forgotten_and_told_no_names(
     assert_job_unharmed(meeting, members)
 
 
+def test_node_0_s_own_part_hears_of_a_mismatch_that_came_before_it_had_joined(meeting: Meeting) -> None:
+    coordinator = meeting.coordinator = Coordinator(
+        PROVEN, console=meeting.console, heartbeat_s=30.0, kill_grace_s=0.0, timeout_s=30.0
+    )
+    meeting.port = coordinator.listen(0)
+    ours, theirs = socket.socketpair()
+    coordinator.adopt(theirs)
+    coordinator.start()
+    with ours:
+        meeting.connect().join(1, replace(PROVEN, program_digest="other")).refusal()
+        poll(lambda: coordinator.failures.stopped_at is not None)
+        own = Peer(ours).join(0, PROVEN)
+        own.take(Joined)
+        assert own.take(Failed).code == 2
+        own.send(NodeEnded())
+        own.take(Failed)
+        own.take(End)
+
+
 def test_a_mismatch_does_not_end_a_job_that_runs(meeting: Meeting) -> None:
     peers = meeting.begin().running()
     meeting.connect().join(1, hosts_digest="other").refusal()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dslaunch.launcher.backends.bootstrap import READ_LOADER, WANTS_TEXT, agent_source, agent_text
+from dslaunch.launcher.backends.bootstrap import READ_LOADER, WANTS_TEXT, AgentParts, agent_source, agent_text
 from dslaunch.launcher.sync.sender import Tree
 from dslaunch.launcher.wire.frames import MAGIC, Decoder, Frame, Synced, encode
 from tests.launcher.sync.pair import HostHere, sync, tree_of
@@ -31,7 +31,7 @@ def agent_of(python: str) -> type[HostHere]:
             words = [python, "-I", "-S", "-u", "-c", READ_LOADER]
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, bufsize=0)
-            self._write(agent_source(moves_files=True))
+            self._write(agent_source(AgentParts(moves_files=True)))
             self._has_begun = threading.Event()
             self._reader = threading.Thread(target=self._read, daemon=True)
             self._reader.start()
@@ -51,7 +51,7 @@ def agent_of(python: str) -> type[HostHere]:
                     noise += data
                     if WANTS_TEXT in noise:
                         noise = b""
-                        self._write(agent_text(moves_files=True))
+                        self._write(agent_text(AgentParts(moves_files=True)))
                     data = noise.partition(MAGIC)[2]
                 if MAGIC in noise:
                     self._has_begun.set()

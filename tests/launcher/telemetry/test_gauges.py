@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from dslaunch.launcher.inputs.line_prefix import Origin
+from dslaunch.launcher.run_state.metric_table import SPENT
 from dslaunch.launcher.telemetry import gauges
 from dslaunch.launcher.telemetry.gauges import Gauges, all_names, shown_name
 from dslaunch.launcher.telemetry.telemetry import Telemetry
@@ -59,6 +60,9 @@ def test_what_ranks_and_hosts_tell_has_names_and_units(telemetry: Telemetry, sho
     assert found.pop("dslaunch_job_start_time_seconds") > 1e9
     assert found.pop("dslaunch_host_last_numbers_timestamp_seconds{host=a}") > 1e9
     assert found.pop("dslaunch_loss{host=a,rank=0}") != 0.0
+    assert 0.0 < found.pop("dslaunch_goodput_ratio") <= 1.0
+    spent = {name: found.pop(f"dslaunch_job_seconds{{spent={name}}}") for name in SPENT}
+    assert spent["useful"] == 1.0, "two steps; the second report has no later one"
     assert found == {
         "dslaunch_job_info{launch_host=login,launcher=ssh,name=train,user=ada,version=1}": 1,
         "dslaunch_attempts_total": 1,

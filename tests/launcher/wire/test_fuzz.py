@@ -12,7 +12,7 @@ import sys
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dslaunch.launcher.backends.bootstrap import READ_LOADER, agent_source
+from dslaunch.launcher.backends.bootstrap import READ_LOADER, AgentParts, agent_source
 from dslaunch.launcher.backends.relayed import RelayStreams
 from dslaunch.launcher.errors import LaunchError
 from dslaunch.launcher.wire.frames import (
@@ -55,7 +55,7 @@ STRANGE: tuple[list[Frame], ...] = (
 def test_an_agent_that_is_told_nonsense_says_so_or_passes_over_it_and_ends(said: list[Frame]) -> None:
     agent = subprocess.run(
         [sys.executable, "-I", "-S", "-u", "-c", READ_LOADER],
-        input=agent_source(moves_files=True) + b"".join(map(encode, said)),
+        input=agent_source(AgentParts(moves_files=True)) + b"".join(map(encode, said)),
         capture_output=True,
         timeout=WITHIN_S,
         check=False,

@@ -64,6 +64,7 @@ def a_job() -> dict[str, Any]:
         num_head=2,
         preload=["torch"],
         has_timings=False,
+        has_milestones=False,
         venv_script=None,
         environment=[["PATH", "/bin:", "PATH", ""]],
         devices=["0"],
@@ -83,6 +84,10 @@ def a_job() -> dict[str, Any]:
         metrics_interval_s=1.0,
         folds_metrics=False,
         is_verbatim=False,
+        is_server=True,
+        health=["", "8000", "/health"],
+        holds_memory=True,
+        keeps_agent=True,
         adds_local_rank=True,
     )
     given: dict[str, Any] = json.loads(json.dumps(as_json(job)))
@@ -110,9 +115,7 @@ def test_a_key_that_is_missing_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", NodeJob._fields)
 def test_a_key_that_is_misspelt_is_named(name: str) -> None:
-    with pytest.raises(
-        WrongForm, match=rf"^the job has {name}_, which is none of cwd, python, .*is_verbatim$"
-    ):
+    with pytest.raises(WrongForm, match=rf"^the job has {name}_, which is none of cwd, .*keeps_agent$"):
         read_job(a_job() | {f"{name}_": 1})
 
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch import CheckpointError
 from dslaunch.kernels.disk import DiskEngine
-from dslaunch.runtime.checkpoint import rank_notes, saver
+from dslaunch.runtime.checkpoint import background, rank_notes
 from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
 from dslaunch.runtime.checkpoint.storage.folder_store import FolderStore
 from dslaunch.runtime.checkpoint.storage.store import LATEST
@@ -291,7 +291,7 @@ def _store(index: int, port: Path) -> torch.distributed.TCPStore:
 def _be_rank(function: Callable[[int], str], index: int, said: Path) -> None:
     status = 1
     rank_notes.BEAT_S, rank_notes.PATIENCE_S = 0.1, 2.0
-    saver._NICENESS = 0  # a rank that makes way for what else this machine does would be taken for dead
+    background._NICENESS = 0  # a rank that makes way for what else this machine does would be taken for dead
     try:
         store = _store(index, said / "port")
         torch.distributed.init_process_group("gloo", store=store, rank=index, world_size=2)

@@ -291,6 +291,35 @@ def test_tied_parameters_are_saved_once(ranks: Ranks, tmp_path: Path) -> None:
     assert reader.training()["aliases"] == {"parts.2.weight": "parts.0.weight"}
 
 
+class _WithEmpty(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.empty = nn.Linear(7, 15), nn.Parameter(torch.empty(0, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layer(x)
+        return result
+
+
+def _empty_round_trip(rank: int, folder: str) -> bool:
+    optimizer = {"type": "Lamb", "params": {"lr": 0.01}}
+    engine = make(2, False, kind=_WithEmpty, optimizer=optimizer)
+    run(engine, first=0, steps=1)
+    engine.save_checkpoint(folder)
+    run(engine, first=1, steps=1)
+    fresh = make(1, False, kind=_WithEmpty, seed=3, optimizer=optimizer)
+    fresh.load_checkpoint(folder)
+    run(fresh, first=1, steps=1)
+    assert_same_bits(tensors(fresh), tensors(engine))
+    return True
+
+
+def test_a_parameter_without_elements_has_no_states_that_a_load_would_miss(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    assert all(ranks(_empty_round_trip, str(tmp_path), world_size=2))
+
+
 def _other_accumulation(rank: int, folder: str) -> list[int]:
     engine = make(0, False, gradient_accumulation_steps=3)
     train_engine(engine, steps=2)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dslaunch import CheckpointError, ConfigError
-from dslaunch.runtime.checkpoint import saver
+from dslaunch.runtime.checkpoint import background
 from dslaunch.runtime.checkpoint.export.export import ExportOptions, export
 from dslaunch.runtime.checkpoint.export.source import open_source
 from dslaunch.runtime.checkpoint.files.reader import CheckpointReader
@@ -303,7 +303,7 @@ def _walk_saves(rank: int, folder: str, step: int, victim: int, tag: str, is_asy
         fault, error = Fault(at, root), None
         # The thread that writes makes way for training, and on a busy machine for all that
         # the other tests do.
-        with _injected(rank, victim, fault), patch.object(saver, "_NICENESS", 0):
+        with _injected(rank, victim, fault), patch.object(background, "_NICENESS", 0):
             try:
                 engine.save_checkpoint(root, tag)
                 engine._saver.wait()

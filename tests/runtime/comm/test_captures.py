@@ -55,7 +55,7 @@ def test_the_watchdog_asks_for_nothing_before_it_ignores_captures(monkeypatch: p
     done: list[str] = []
     monkeypatch.setattr(watchdog, "ignore_captures", lambda: done.append("ignores captures"))
     watching = Watchdog.__new__(Watchdog)
-    watching._stopped, watching._poll_s = threading.Event(), 0.0
+    watching._stopped, watching._poll_s, watching._look_s = threading.Event(), 0.0, 0.0
     ended = threading.Event()
 
     def overdue(_: Watchdog) -> None:
@@ -69,7 +69,7 @@ def test_the_watchdog_asks_for_nothing_before_it_ignores_captures(monkeypatch: p
     watching._board = cast(Any, Board())
     for name, answer in (("_overdue", overdue), ("_is_of_this_group", lambda _: True)):
         monkeypatch.setattr(Watchdog, name, answer)
-    for name in ("_compare_paths", "_look"):
+    for name in ("_tell_wait", "_compare_paths", "_look"):
         monkeypatch.setattr(Watchdog, name, lambda *_: None)
     thread = threading.Thread(target=watching._run)
     thread.start()

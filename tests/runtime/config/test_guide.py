@@ -82,7 +82,12 @@ def test_the_example_of_the_guide_loads(tmp_path: Path) -> None:
 def test_the_example_in_yaml_means_what_it_seems_to_mean(tmp_path: Path) -> None:
     assert example("yaml", tmp_path).describe() == {
         **load_config({"train_batch_size": 64}, world_size=8).describe(),
-        "bf16": {"enabled": True, "check_grad_overflow": True},
+        "bf16": {
+            "enabled": True,
+            "check_grad_overflow": True,
+            "bf16_master_weights_and_grads": False,
+            "bf16_optimizer_states": False,
+        },
         "optimizer": {
             "type": "AdamW",
             "params": AdamParams(lr=1e-4, betas=(0.9, 0.95)).model_dump(mode="json"),

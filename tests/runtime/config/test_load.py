@@ -134,8 +134,8 @@ def test_a_config_never_changes() -> None:
 SCHEDULERS = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest")
 TOP = (
     "used at the top level: train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps, "
-    "gradient_clipping, max_skipped_steps, steps_per_print, wall_clock_breakdown, dump_state, "
-    "dataloader_drop_last, gradient_allreduce_op, managed_gradient_accumulation, "
+    "gradient_clipping, max_skipped_steps, rerun_outliers, steps_per_print, wall_clock_breakdown, "
+    "dump_state, dataloader_drop_last, gradient_allreduce_op, managed_gradient_accumulation, "
     "optimizer, scheduler, bf16, fp16, torch_autocast, data_types, "
     "communication_data_type, zero_optimization, checkpoint, aio, activation_checkpointing, "
     "tensor_parallel, mesh, pipeline, expert_parallel, use_data_before_expert_parallelism, "
@@ -205,8 +205,18 @@ def test_every_auto_that_is_left_is_listed_in_one_line() -> None:
     )
     assert message_of({"train_batch_size": 8, "bf16": {"on": "auto"}}).splitlines() == [
         'ds_config: "auto" is left in bf16.on; write values: only a trainer can fill it in',
-        "ds_config: bf16.on is not a known key; bf16 takes: enabled, check_grad_overflow",
+        "ds_config: bf16.on is not a known key; bf16 takes: enabled, check_grad_overflow, "
+        "bf16_master_weights_and_grads, bf16_optimizer_states",
     ]
+
+
+@pytest.mark.parametrize("is_lenient", [False, True])
+def test_auto_is_a_word_of_the_list_of_buffers_that_stay_float32(
+    caplog: pytest.LogCaptureFixture, is_lenient: bool
+) -> None:
+    config = {"train_batch_size": 8, "data_types": {"keep_in_fp32_modules": "auto"}}
+    assert load_config(config, world_size=1, is_lenient=is_lenient).data_types.keep_in_fp32_modules is None
+    assert caplog.messages == []
 
 
 def test_what_needs_nothing_is_named_in_one_line_and_what_is_not_done_in_one_warning(
@@ -547,7 +557,12 @@ WHOLE: dict[str, Any] = {
             "last_batch_iteration": -1,
         },
     },
-    "bf16": {"enabled": True, "check_grad_overflow": False},
+    "bf16": {
+        "enabled": True,
+        "check_grad_overflow": False,
+        "bf16_master_weights_and_grads": True,
+        "bf16_optimizer_states": True,
+    },
     "fp16": {
         "enabled": False,
         "auto_cast": True,
@@ -562,6 +577,8 @@ WHOLE: dict[str, Any] = {
     "data_types": {
         "grad_accum_dtype": "fp32",
         "buffer_dtype": "bf16",
+        "master_dtype": "bf16",
+        "optimizer_state_dtype": "bf16",
         "param_dtype": "bf16",
         "keep_in_fp32_modules": ["bias"],
     },

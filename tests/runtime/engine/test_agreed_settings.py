@@ -20,6 +20,7 @@ def _agreed(changes: dict[str, Any]) -> dict[str, Any]:
     [
         {"stage": 1},
         {"max_skipped_steps": 5},
+        {"rerun_outliers": 10},
         {"gradient_clipping": 0.5},
         {"gradient_accumulation_steps": 2},
         {"dataloader_drop_last": True},

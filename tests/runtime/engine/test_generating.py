@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import dslaunch
+from dslaunch.runtime.comm.rank_group import RankGroup
 from dslaunch.runtime.errors import ConfigError
 from tests.runtime.models import Writer, make_config
 from tests.runtime.ranks import Ranks
@@ -79,6 +80,33 @@ def test_ranks_may_run_other_forwards(ranks: Ranks) -> None:
     ranks(_goes_apart, world_size=3)
 
 
+def _asks_once_for_each_forward(rank: int) -> None:
+    engine, whole = _engine(3), Writer().eval()
+    tokens = torch.tensor([[1, 2, 3]])
+    asked: list[str] = []
+    plain = RankGroup.all_gather_numbers
+
+    def counted(self: RankGroup, numbers: Any, *, device: Any, what: str) -> Any:
+        asked.append(what)
+        return plain(self, numbers, device=device, what=what)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RankGroup, "all_gather_numbers", counted)
+        with engine.generating(weights="units"):
+            engine.module(tokens)
+            asked.clear()
+            engine.module(tokens)
+            engine.module(tokens)
+            assert asked == 2 * ["which unit is gathered next"]
+            for order in ((0,), (0, 1, 2, 1), (2,)) if rank else ((0, 1, 2),) * 3:
+                assert torch.equal(engine.module(tokens, order), whole(tokens, order))
+    _step(engine, rank)
+
+
+def test_ranks_that_go_one_way_ask_each_other_once_for_each_forward(ranks: Ranks) -> None:
+    ranks(_asks_once_for_each_forward, world_size=2)
+
+
 def _with_two_models(rank: int) -> None:
     one, other, whole = _engine(3), _engine(3), Writer().eval()
     tokens = torch.tensor([[1, 2, 3]])
@@ -111,6 +139,10 @@ def _is_refused(rank: int) -> None:
     assert not hasattr(plain, "generate")
     with pytest.raises(AttributeError, match="neither the engine nor its module"):
         plain.generate(1)
+    with engine.generating(weights="whole"):  # at its end the old values would be written over these
+        for load in (engine.load_weights, engine.load_checkpoint):
+            with pytest.raises(ConfigError, match=r"a load while the parameters .* leave .*generating"):
+                load("none")
 
 
 def test_what_is_not_there_is_refused(ranks: Ranks) -> None:

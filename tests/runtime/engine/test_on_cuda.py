@@ -575,7 +575,7 @@ def _beside_a_comparison(rank: int, stage: int) -> list[int]:
 def test_to_compare_values_takes_no_memory_that_grows_with_a_unit(cuda_ranks: Ranks, stage: int) -> None:
     """The formula of memory has nothing for it."""
     for first, later in cuda_ranks(_beside_a_comparison, stage, world_size=2):
-        assert 0 < first <= 10 * PIECE
+        assert first <= 10 * PIECE  # something that lived until then may have gone meanwhile
         assert 0 < later <= 10 * PIECE + 64 * 512  # an answer of each piece, in a block of the allocator
 
 

@@ -15,33 +15,10 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch import CheckpointError, ConfigError
 from dslaunch.runtime.weights import files
-from tests.runtime.models import assert_same_bits, batch, make_config, make_model, snapshot
+from tests.runtime.models import Tied, assert_same_bits, batch, make_config, make_model, snapshot
 from tests.runtime.ranks import Ranks
 
 STAGES = (0, 1, 2, 3)
-
-
-class Tied(nn.Module):
-    """Tied ends, a frozen layer, a persistent and another buffer, an integer parameter: all that a
-    state_dict can hold.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(7, 15, bias=False)
-        self.blocks = nn.ModuleList(nn.Linear(15, 15) for _ in range(3))
-        self.blocks[1].requires_grad_(False)
-        self.head = nn.Linear(7, 15, bias=False)
-        self.head.weight = self.embed.weight
-        self.count = nn.Parameter(torch.tensor([3]), requires_grad=False)
-        self.register_buffer("seen", torch.ones(2))
-        self.register_buffer("scratch", torch.zeros(2), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        for block in self.blocks:
-            x = torch.tanh(block(x))
-        return x @ self.head.weight
 
 
 FROZEN = {"blocks.1.weight", "blocks.1.bias", "count"}

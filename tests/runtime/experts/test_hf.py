@@ -206,6 +206,7 @@ def _again(rank: int) -> list[str]:
         (model, {"expert_parallel": {"enabled": False}}),
         (nn.Linear(3, 3), {"expert_parallel": section}),
         (make("Mixtral"), {"expert_parallel": section, "tensor_parallel": {"autotp_size": 2}}),
+        (make("Mixtral"), {"expert_parallel": section, "optimizer": {"type": "Muon", "params": {}}}),
     ):
         with pytest.raises(ConfigError) as caught:
             start(one, 1, **changes)
@@ -226,12 +227,13 @@ def test_experts_that_another_plan_divides_are_refused(ranks: Ranks) -> None:
 
 
 def test_a_second_engine_goes_on_and_what_cannot_be_divided_is_refused(ranks: Ranks) -> None:
-    for other, nothing, tensor in ranks(_again, world_size=2):
+    for other, nothing, tensor, muon in ranks(_again, world_size=2):
         assert other.startswith("the experts of this model are divided over 2 ranks already")
         assert nothing.startswith(
             "expert_parallel.autoep_size (or ep of a mesh) 2: the model has no experts that can be divided"
         )
         assert "experts over 2 ranks (ep_size 2)" in tensor
+        assert muon.startswith("optimizer Muon sees whole tensors, and parameter 'model.layers.0.mlp.experts")
 
 
 # ---- the way of tokens

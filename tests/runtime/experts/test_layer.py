@@ -19,6 +19,7 @@ from dslaunch.runtime.experts.api import (
 from dslaunch.runtime.experts.placed import expert_lines
 from dslaunch.shared.axes import Axes
 from dslaunch.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from tests.exhaustive import few
 from tests.runtime.experts.models import (
     EXPERTS,
     WIDTH,
@@ -32,6 +33,7 @@ from tests.runtime.experts.models import (
 )
 from tests.runtime.models import assert_same_bits
 from tests.runtime.ranks import Ranks
+from tests.runtime.step.test_torch_optimizer_rule import MUON_DRIFT, STEEP_DRIFT
 
 NEAR = 1e-6  # relative: sums of float32 in another order
 Size = int | tuple[int, int]
@@ -388,3 +390,45 @@ def test_ranks_that_exchange_tokens_do_not_wait_for_a_layer_that_one_leaves_out(
     """The order of averages is learnt in the first step; in the second a rank has nothing for its first."""
     first, second = ranks(_leave_out_later, stage, world_size=2, deadline_s=60.0)
     assert_same_bits(first, second)
+
+
+# ---- optimizers that see whole parameters
+
+
+def _of_whole_parameters(rank: int, name: str, stage: int, folder: str) -> None:
+    """The owner of an expert's matrix is one of the ranks that share it."""
+    limit = {"Muon": MUON_DRIFT, "Lamb": STEEP_DRIFT}[name]
+    found = []
+    for ep_size in (1, 2):
+        engine = start(make_layered(rank, ep_size), stage, optimizer={"type": name, "params": {"lr": 0.02}})
+        train(engine)
+        names = _true_names(engine)
+        key = "momentum_buffer" if name == "Muon" else "exp_avg"
+        found.append({})
+        for one, param in engine.module.named_parameters():
+            found[-1][names[one]] = safe_get_full_fp32_param(param)
+            state = key if param.ndim > 1 else "exp_avg"
+            found[-1][names[one] + " state"] = safe_get_full_optimizer_state(param, state)
+        engine.save_checkpoint(folder, tag=f"ep{ep_size}")
+        engine.load_checkpoint(folder, tag="ep1")
+        for one, param in engine.module.named_parameters():
+            assert torch.equal(safe_get_full_fp32_param(param), found[0][names[one]]), one
+            state = safe_get_full_optimizer_state(param, key if param.ndim > 1 else "exp_avg")
+            assert torch.equal(state, found[0][names[one] + " state"]), one
+        engine.destroy()
+    whole, parts = found
+    for one, value in parts.items():
+        torch.testing.assert_close(value, whole[one], rtol=0, atol=limit, msg=one)
+
+
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    few(
+        [(name, stage) for name in ("Muon", "Lamb") for stage in (1, 2, 3)],
+        lambda name, stage: (name, stage) == ("Lamb", 3),
+    ),
+)
+def test_optimizers_that_see_whole_parameters_train_experts(
+    ranks: Ranks, tmp_path: Path, name: str, stage: int
+) -> None:
+    ranks(_of_whole_parameters, name, stage, str(tmp_path), world_size=4)

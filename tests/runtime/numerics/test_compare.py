@@ -17,7 +17,7 @@ from dslaunch.runtime.engine.optimizer_step import OptimizerStep
 from dslaunch.runtime.numerics.report import lines_of
 from tests.runtime.models import make_config, make_model, train_engine
 from tests.runtime.numerics.runs import compared
-from tests.runtime.ranks import Ranks
+from tests.runtime.ranks import RankFailed, Ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks]
 
@@ -182,3 +182,13 @@ def test_stage_0_is_a_reference_where_the_model_fits_no_rank(ranks: Ranks, tmp_p
     result = compared(ranks, training, {"stage": 3}, folder=tmp_path, reference="stage0")
     assert result.difference is None
     assert set(result.largest.values()) == {0.0}  # stages have the same bits
+
+
+def test_values_that_are_rounded_at_random_are_compared_with_stage_0(ranks: Ranks, tmp_path: Path) -> None:
+    kept = {"master_dtype": "bf16", "optimizer_state_dtype": "8bit"}
+    changes = {"stage": 3, "bf16": {"enabled": True}, "data_types": kept}
+    result = compared(ranks, training, changes, "bfloat16", folder=tmp_path / "0", reference="stage0")
+    assert result.difference is None
+    assert set(result.largest.values()) == {0.0}
+    with pytest.raises(RankFailed, match="in fewer bits than float32, rounded at random, and plain torch"):
+        compared(ranks, training, changes, "bfloat16", folder=tmp_path / "plain")

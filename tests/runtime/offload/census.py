@@ -99,7 +99,7 @@ class Census(TorchDispatchMode):
     @contextmanager
     def of_steps(self) -> Iterator[None]:
         """See what a step has on its way."""
-        turn = pipeline._Turn
+        turn = pipeline.Turn
         arrive, start_copy = turn.arrive, turn._start_copy
 
         def arriving(one: Any) -> Any:

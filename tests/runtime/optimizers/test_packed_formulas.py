@@ -17,7 +17,8 @@ from dslaunch.kernels.cuda import lamb, steps
 from dslaunch.kernels.cuda.arrays import CPU
 from dslaunch.runtime.optimizers.adagrad import AdagradFormula
 from dslaunch.runtime.optimizers.adam import AdamFormula
-from dslaunch.runtime.optimizers.formula import ElementRun, FlatArrays, Formula
+from dslaunch.runtime.optimizers.flat_arrays import ElementRun, FlatArrays
+from dslaunch.runtime.optimizers.formula import Formula
 from dslaunch.runtime.optimizers.lamb import LambFormula
 from dslaunch.runtime.optimizers.lion import LionFormula
 from dslaunch.runtime.optimizers.on_device import SWITCH

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 import dslaunch
 from dslaunch.kernels import _C, SGD
 from dslaunch.runtime.config.optimizer import optimizer_names, optimizer_params
-from dslaunch.runtime.optimizers.formula import ElementRun, FlatArrays, Formula
+from dslaunch.runtime.optimizers.flat_arrays import ElementRun, FlatArrays
+from dslaunch.runtime.optimizers.formula import Formula
 from dslaunch.runtime.optimizers.registry import FROM_CONFIG, OPTIMIZERS, OptimizerRow, row_of
 from tests.kernels.optimizers import OPTIMIZERS as IN_TESTS, Optimizer, make_arrays
 from tests.runtime.models import make_config, make_model, train_engine

@@ -33,10 +33,16 @@ _REST: dict[str, Config] = {
     "fp16": {"fp16": {"enabled": True}},
     "torch_autocast": {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
     "bf16, clipped": {**_BF16, "gradient_clipping": 1.0},
+    "bf16, states too": {**_BF16, "data_types": {"optimizer_state_dtype": "bf16"}},
+    "bf16, masters too": {
+        **_BF16,
+        "data_types": {"master_dtype": "bf16", "optimizer_state_dtype": "bf16"},
+    },
     "bf16, 2 micro batches": {**_BF16, "gradient_accumulation_steps": 2},
     "bf16, 4 micro batches": {**_BF16, "gradient_accumulation_steps": 4},
     "bf16, layers over 2 ranks": {**_BF16, "tensor_parallel": {"autotp_size": 2}},
     "bf16, experts over 2 ranks": {**_BF16, "expert_parallel": {"enabled": True, "autoep_size": 2}},
+    "bf16, Muon": {**_BF16, "optimizer": {"type": "Muon", "params": {"lr": 0.001}}},
     "fp32, 2 micro batches": {"gradient_accumulation_steps": 2},
 }
 

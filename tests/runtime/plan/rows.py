@@ -43,8 +43,15 @@ ROWS = [
     *_rows("blocks", ("stage 3, hpZ",), ("stage 3",), world_size=4),
     *(
         row
-        for rest in ("fp32", "fp16", "torch_autocast", "bf16, 2 micro batches", "fp32, 2 micro batches")
+        for rest in (
+            *("fp32", "fp16", "torch_autocast", "bf16, 2 micro batches", "fp32, 2 micro batches"),
+            *("bf16, states too", "bf16, masters too"),
+        )
         for row in _rows("blocks", ("stage 1", rest), ("stage 3", rest), ("stage 2, optimizer on cpu", rest))
+    ),
+    *_rows(
+        "blocks",
+        *((zero, "bf16, Muon") for zero in ("stage 1", "stage 2, optimizer on cpu", "stage 3, both on nvme")),
     ),
     *(row for model in _MODELS for row in _rows(model, ("stage 2",), ("stage 3",))),
     *_stages("pipeline"),
@@ -69,5 +76,6 @@ FEW = (
     "blocks, stage 3, bf16",
     "blocks, stage 2, optimizer on cpu, bf16",
     "blocks, stage 3, both on cpu, bf16",
+    "blocks, stage 3, bf16, masters too",
     "pipeline, interleaved, stage 1, bf16, 4 micro batches, rank 1",
 )  # in every run of the tests

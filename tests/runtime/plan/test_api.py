@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import dslaunch
 from dslaunch.runtime.errors import ConfigError
@@ -95,6 +97,31 @@ def test_states_on_the_host_are_host_memory() -> None:
     planned = dslaunch.plan(Stack, batch, config, hosts=2)
     assert "masters and optimizer states" not in planned.kinds
     assert planned.host_bytes >= 3 * 4 * NUM_BYTES / 2
+
+
+class Checkpointed(Stack):
+    """Of each layer torch's checkpoint() keeps the input alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x.mean()
+
+
+def test_inputs_of_checkpoints_in_host_memory_are_activations_there() -> None:
+    depth, large = 8, 16 * SAMPLES
+    one = large * WIDTH * 4
+    peaks = {}
+    for on_host in (False, True):
+        config = PLAIN | {"activation_checkpointing": {"cpu_checkpointing": on_host}}
+        planned = dslaunch.plan(lambda: Checkpointed(depth), lambda: torch.ones(large, WIDTH), config)
+        (phase,) = (each for each in planned.answer["phases"] if each["name"] == "step 2: forward")
+        pinned = phase["peaks"].get("pinned", {}).get("kinds", {})
+        peaks[on_host] = phase["peaks"]["device"]["kinds"]["activations"], pinned.get("activations", 0)
+    assert peaks[False][1] == 0
+    # all but the newest input; on the device are that one, two that leave, and what the next layer makes
+    assert peaks[True][1] == (depth - 1) * one
+    assert peaks[False][0] - peaks[True][0] >= (depth - 4) * one
 
 
 def test_amounts_of_the_optimizer_step_are_told_apart() -> None:
@@ -286,3 +313,25 @@ def test_random_states_of_other_ranks_and_names_of_types_are_no_obstacle() -> No
         return Stack()
 
     assert dslaunch.plan(model, batch, PLAIN, hosts=2).kinds["parameters"] == 4 * NUM_BYTES
+
+
+def test_a_block_that_generates_is_a_phase_in_which_parameters_are_whole() -> None:
+    def generating() -> Stack:
+        plain = dslaunch.Engine.forward
+
+        def forward(engine: Any, *args: Any) -> Any:
+            with engine.generating(weights="whole"):
+                engine.module(*args)
+            return plain(engine, *args)
+
+        dslaunch.Engine.forward = forward  # type: ignore[method-assign]
+        return Stack()
+
+    config = PLAIN | {"zero_optimization": {"stage": 3, "reduce_bucket_size": WIDTH * WIDTH}}
+    phases = dslaunch.plan(generating, batch, config, hosts=4).answer["phases"]
+    gathered = {
+        name: [one["peaks"]["device"]["kinds"] for one in phases if one["name"] == name][-1]
+        for name in ("generation", "step 2: forward")
+    }
+    assert gathered["generation"]["gathered parameters"] >= 4 * NUM_BYTES
+    assert gathered["step 2: forward"]["gathered parameters"] < 4 * NUM_BYTES

@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import dslaunch
+from dslaunch import ConfigError
+from dslaunch.runtime.checkpoint.pretrained.weight_file import SafetensorsFile
 from tests.exhaustive import few
 from tests.runtime.plan.beside import Row, answer_of_row, in_own_process, seen_of
 from tests.runtime.plan.layouts import layout
@@ -143,3 +147,37 @@ def test_a_program_that_resumes_gets_what_the_checkpoint_here_says(ranks: Ranks,
     """It is given its own counters, and the tensors have no values."""
     (place,) = ranks(save, str(tmp_path), CONFIG, world_size=1)
     assert LOAD in [one["name"] for one in _phases(tmp_path, (place, {"epoch": 3}))]
+
+
+def test_weights_of_files_are_compared_with_the_model_and_not_read(tmp_path: Path) -> None:
+    """A folder that this machine does not have counts as loaded."""
+    reads: list[int] = []
+
+    def pretrained() -> Stack:
+        plain, read = dslaunch.Engine.forward, SafetensorsFile.read_into
+        folders = [tmp_path / "elsewhere", tmp_path]
+
+        def counted(self: Any, out: memoryview, offset: int) -> None:
+            reads.append(len(out))
+            read(self, out, offset)
+            assert sum(reads) < NUM_BYTES / 2  # headers
+
+        def forward(engine: Any, *args: Any) -> Any:
+            while folders:
+                engine.load_weights(folders.pop(0))
+            return plain(engine, *args)
+
+        dslaunch.Engine.forward = forward  # type: ignore[method-assign]
+        SafetensorsFile.read_into = counted  # type: ignore[method-assign]
+        with torch.device("meta"):
+            return Stack()
+
+    weights = dict(Stack().state_dict())
+    save_file(weights, tmp_path / "model.safetensors")
+    planned = dslaunch.plan(pretrained, batch, CONFIG, hosts=2)
+    names = [one["name"] for one in planned.answer["phases"]]
+    assert names.count(LOAD) == 3  # two of the program's, and one of a checkpoint after the steps
+    name = next(iter(weights))
+    save_file(weights | {name: torch.ones(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=rf"'{name}' has shape \(3,\) in the checkpoint"):
+        dslaunch.plan(pretrained, batch, CONFIG, hosts=2)

@@ -275,6 +275,25 @@ def test_a_type_in_the_config_is_that_optimizer(ranks: Ranks, name: str, stage: 
         assert worst_difference(result, snapshot(expected.named_parameters())) <= drift
 
 
+def _state_numels(rank: int) -> tuple[int, int]:
+    model = make_model(Named)
+    muon = {"type": "Muon", "params": {"lr": 0.01}}
+    engine, optimizer, *_ = dslaunch.initialize(model=model, config=make_config(stage=2, optimizer=muon))
+    assert optimizer is not None
+    train_engine(engine, steps=1)
+    shards = [sub_buffer.optimizer_shard for sub_buffer in optimizer.sub_buffers]
+    by_element = sum(state.numel() for shard in shards for state in shard.states.values())
+    return by_element, sum(state.numel() for shard in shards for *_, state in shard.whole_states())
+
+
+def test_a_matrix_under_muon_has_one_state(ranks: Ranks) -> None:
+    found = ranks(_state_numels, world_size=2)
+    matrices, rest = _halves(Named())
+    padding = 2 * 2 * 64 * 5  # of two moments on two ranks in five units, whole multiples of 256 bytes
+    assert sum(momentum for _, momentum in found) == sum(param.numel() for param in matrices)
+    assert 0 <= sum(moments for moments, _ in found) - 2 * sum(param.numel() for param in rest) <= padding
+
+
 # ---- what it remembers
 
 

@@ -794,8 +794,6 @@ def _error(rank: int, what: str | int) -> str:
         _replace_layer(model, what)
     elif what == "another model":
         model = make_hugging_face("Llama", num_hidden_layers=1 + rank % 2)
-    elif what == "whole tensors":
-        config["optimizer"] = {"type": "Muon", "params": {"lr": 0.01}}
     elif what == "a size that divides nothing":
         config["tensor_parallel"]["autotp_size"] = 3
     elif what == "another dtype":
@@ -828,7 +826,6 @@ def _error(rank: int, what: str | int) -> str:
         ),
         ("style", "'lm_head' the style 'sequence_parallel', which is not available"),
         ("another model", "rank 1 and rank 0 were given different models to divide"),
-        ("whole tensors", "sees whole tensors, and parameter '"),
         ("a size that divides nothing", "tensor_parallel.autotp_size 3 does not divide the 2 ranks"),
         ("another dtype", "tp_model_init(dtype=torch.float16) contradicts the ds_config"),
     ],

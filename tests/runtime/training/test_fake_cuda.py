@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import dslaunch
 from dslaunch.runtime.activation import checkpointing, host_inputs
@@ -25,6 +26,7 @@ from dslaunch.runtime.compat.generation import unwrap_model_for_generation
 from dslaunch.runtime.offload.device_copies import Arrival
 from dslaunch.runtime.offload.pinned_memory import PINNED_MEMORY
 from dslaunch.runtime.zero.model import parked_states
+from dslaunch.runtime.zero.parameters.early_parameter import early_of
 from tests.exhaustive import few
 from tests.fake_cuda.torch_cuda import device
 from tests.runtime.models import (
@@ -387,8 +389,23 @@ def _swap(rank: int, folder: str) -> None:
     _with_late_reads(rank, Case(3, "bf16", 1, 1, zero), folder)
 
 
+class _OfTorch(nn.Module):
+    """Layers whose inputs torch's checkpoint() keeps."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(15, 15) for _ in range(4))
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x.tanh(), use_reentrant=self.reentrant)
+        return x
+
+
 def _keep_inputs(rank: int, folder: str) -> None:
-    """Inputs of checkpointed blocks wait in host memory."""
+    """Inputs of checkpointed blocks wait in host memory: of ours, and of torch's in an engine's forward."""
     checkpointing.configure(None, checkpoint_in_cpu=True)
     blocks = [nn.Linear(15, 15).cuda() for _ in range(3)]
     for step in range(2):
@@ -397,6 +414,27 @@ def _keep_inputs(rank: int, folder: str) -> None:
         for block in blocks:
             x, expected = checkpointing.checkpoint(block, x), block(expected)
         assert torch.equal(*(torch.autograd.grad(one.sum(), blocks[0].weight)[0] for one in (x, expected)))
+    for reentrant in (True, False):
+        found = []
+        for on_host in (True, False):
+            checkpointing.configure(None, checkpoint_in_cpu=on_host)
+            engine, *_ = dslaunch.initialize(model=_OfTorch(reentrant), config=make_config(stage=3))
+            for step in range(2):
+                x = torch.full((4, 15), 1.0 + step, device="cuda", requires_grad=True)
+                y = engine(x)
+                if not reentrant:  # a part of a backward, of which a copy to the device is left over
+                    torch.autograd.grad(y.sum(), engine.module.layers[3].weight)
+                    del y
+                    gc.collect()
+                    assert all(
+                        not one.any() for one in [torch.zeros(4, 15, device="cuda") for _ in range(20)]
+                    )
+                    y = engine(x)
+                engine.backward(y.pow(2).sum())
+                engine.step()
+            found.append(values_of(engine))
+            engine.destroy()
+        assert worst_difference(*found) == 0.0
 
 
 def _not_in_order(source: Tensor, target: Tensor, **_: Any) -> Tensor:
@@ -416,13 +454,10 @@ def _only_begun(direction: str) -> Callable[..., None]:
     return copy
 
 
-def _begun_to_host(tensor: Tensor) -> host_inputs.HostCopy:
-    values = torch.empty_like(tensor, device="cpu", pin_memory=True)
-    return host_inputs.HostCopy(_not_in_order(tensor.detach(), values), tensor.device, None)
-
-
-def _begun_to_device(saved: host_inputs.HostCopy) -> Tensor:
-    return _not_in_order(saved.values, torch.empty_like(saved.values, device=saved.device))
+def _taken_at_once(self: Any) -> Tensor:
+    self._arrival = None
+    tensor: Tensor = self._tensor
+    return tensor
 
 
 def _freed_at_once() -> Callable[..., None]:
@@ -476,13 +511,17 @@ FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
         "swaps to a disk",
         lambda change: change.setattr(Arrival, "__init__", _freed_at_once()),
     ),
-    "kept before it is there": (
+    "brought back before it is there": (
         "inputs in host memory",
-        lambda change: change.setattr(host_inputs, "to_host", _begun_to_host),
+        lambda change: change.setattr(host_inputs.HostInputs, "_let_leave", lambda self, at_most: None),
     ),
     "computed anew before it is back": (
         "inputs in host memory",
-        lambda change: change.setattr(host_inputs, "to_device", _begun_to_device),
+        lambda change: change.setattr(host_inputs._Coming, "take", _taken_at_once),
+    ),
+    "given back before it is there": (
+        "inputs in host memory",
+        lambda change: change.setattr(host_inputs._Coming, "__del__", lambda self: None),
     ),
 }
 
@@ -682,21 +721,34 @@ def test_recomputed_activations_change_no_bit(cuda_ranks: Ranks, stage: int) -> 
     assert cuda_ranks(_checkpointed, stage, world_size=2) == [True, True]
 
 
-def _begun_in_shards(rank: int) -> Trained:
+def _begun_in_shards(
+    rank: int, section: dict[str, Any], arguments: dict[str, Any]
+) -> tuple[Trained, set[str]]:
+    """Return what is trained, and the kinds of devices on which values lie before `initialize()`."""
     config = config_of(Case(3, "fp32"), "")
-    with dslaunch.zero.Init(config_dict_or_path=config):
+    config["zero_optimization"] |= section
+    with dslaunch.zero.Init(config_dict_or_path=config, dtype=torch.float32, **arguments):
         model = make_model()
+    records = map(early_of, model.parameters())
+    where = {record.own_values.device.type for record in records if record is not None}
     engine, *_ = dslaunch.initialize(model=model, config=config)
     norms = train_steps(engine)
     trained = Trained(values_of(engine), norms)
     engine.destroy()
-    return trained
+    return trained, where
 
 
-def test_a_model_that_begins_in_shards_trains_the_same(cuda_ranks: Ranks) -> None:
-    first, second = cuda_ranks(_begun_in_shards, world_size=2)
-    assert first.norms == second.norms
-    assert worst_difference(first.params, second.params) == 0.0
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_model_that_begins_in_shards_trains_the_same(cuda_ranks: Ranks, world_size: int) -> None:
+    """Where parameters are offloaded, the model is not on the device before the engine has it, either."""
+    offloaded: dict[str, Any] = {"offload_param": {"device": "cpu"}}
+    for section, arguments in (({}, {}), (offloaded, {}), ({}, {"remote_device": "cpu"})):
+        found = cuda_ranks(_begun_in_shards, section, arguments, world_size=world_size)
+        expected, _ = found[0]
+        for trained, where in found:
+            assert trained.norms == expected.norms
+            assert worst_difference(trained.params, expected.params) == 0.0
+            assert where == ({"cpu"} if section or arguments else {"cuda"})
 
 
 def _no_trained_twice(rank: int) -> int:

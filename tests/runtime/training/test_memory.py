@@ -62,7 +62,7 @@ def _live_storages() -> Storages:
     return Storages(len(sizes), sum(sizes.values()))
 
 
-def _live_bytes(wanted: float | None = None) -> int:
+def live_bytes(wanted: float | None = None) -> int:
     """`wanted` is waited for: gloo's threads let go of a collective's tensors a moment after it has ended."""
     gc.collect()
     deadline = time.monotonic() + LET_GO_S
@@ -74,19 +74,19 @@ def _live_bytes(wanted: float | None = None) -> int:
 
 def _measure(rank: int, stage: int, bf16: bool, between: float, total: float) -> tuple[int, int, int, int]:
     """Return live bytes before the model exists, after initialize, after a backward, and after the step."""
-    before = _live_bytes()
+    before = live_bytes()
     model = make_model(Wide)
     config = make_config(stage=stage, bf16={"enabled": bf16}, reduce_bucket_size=70_000)
     engine, *_ = dslaunch.initialize(model=model, config=config)
-    ready = _live_bytes(before + between)
+    ready = live_bytes(before + between)
     x = torch.ones(3, 256, dtype=torch.bfloat16 if bf16 else torch.float32)
     engine.backward(engine(x).float().mean())
     del x
     grads = [param.grad for param in model.parameters()]  # else Python knows nothing of them
-    with_gradients = _live_bytes(before + total)
+    with_gradients = live_bytes(before + total)
     del grads
     engine.step()
-    return before, ready, with_gradients, _live_bytes(before + between)
+    return before, ready, with_gradients, live_bytes(before + between)
 
 
 @pytest.mark.slow
@@ -227,12 +227,12 @@ class Peak(TorchDispatchMode):
             if isinstance(one, Tensor):
                 self._seen[one.untyped_storage()._cdata] = StorageWeakRef(one.untyped_storage())
         deadline = time.monotonic() + 5.0
-        while (live := self._live_bytes()) > self._allowed and time.monotonic() < deadline:
+        while (live := self.live_bytes()) > self._allowed and time.monotonic() < deadline:
             pass
         self.nbytes = max(self.nbytes, live)
         return result
 
-    def _live_bytes(self) -> int:
+    def live_bytes(self) -> int:
         self._seen = {place: ref for place, ref in self._seen.items() if not ref.expired()}
         live = [torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for ref in self._seen.values()]
         return sum(storage.nbytes() for storage in live if storage is not None)

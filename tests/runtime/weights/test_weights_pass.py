@@ -11,33 +11,12 @@ from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import ConfigError
-from tests.runtime.models import assert_same_bits, batch, loss_of, make_config, make_model, snapshot
+from tests.runtime.models import Tied, assert_same_bits, batch, loss_of, make_config, make_model, snapshot
 from tests.runtime.offload.census import Census
 from tests.runtime.ranks import Ranks
 
 WIDTH, DEPTH = 128, 6
 LAYER = 4 * WIDTH * (WIDTH + 1)  # bytes
-
-
-class Mixed(nn.Module):
-    """Tied ends, a frozen layer, buffers, an integer parameter, a block in another dtype."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(7, 15, bias=False)
-        self.blocks = nn.ModuleList(nn.Linear(15, 15) for _ in range(3))
-        self.blocks[1].requires_grad_(False)
-        self.head = nn.Linear(7, 15, bias=False)
-        self.head.weight = self.embed.weight
-        self.count = nn.Parameter(torch.tensor([3]), requires_grad=False)
-        self.blocks[2].register_buffer("seen", torch.ones(2))
-        self.register_buffer("scratch", torch.zeros(2), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        for block in self.blocks:
-            x = torch.tanh(block(x))
-        return x @ self.head.weight
 
 
 def _config(stage: int, device: str | None, folder: str) -> dict[str, Any]:
@@ -52,7 +31,7 @@ def _trained(
     stage: int, device: str | None, folder: str, *, passes: int
 ) -> tuple[dict[str, Tensor], list[Any]]:
     """The weights after three steps, with passes before the last two."""
-    engine, *_ = dslaunch.initialize(model=make_model(Mixed), config=_config(stage, device, folder))
+    engine, *_ = dslaunch.initialize(model=make_model(Tied), config=_config(stage, device, folder))
     found = []
     for step in range(3):
         for number in range(passes if step else 0):
@@ -170,7 +149,7 @@ def test_a_rank_that_leaves_early_leaves_no_other_waiting(ranks: Ranks) -> None:
 
 
 def _refused(rank: int) -> list[str]:
-    engine, *_ = dslaunch.initialize(model=make_model(Mixed), config=make_config(stage=3))
+    engine, *_ = dslaunch.initialize(model=make_model(Tied), config=make_config(stage=3))
     said = []
     for arguments in ({"names": lambda name: name.replace("blocks.0", "blocks.1")}, {"to": "one"}):
         with pytest.raises(ConfigError) as caught:

@@ -20,6 +20,7 @@ from dslaunch.runtime.comm.pending import Pending
 from dslaunch.runtime.comm.rank_group import Job
 from dslaunch.runtime.comm.wire import Wire as RealWire
 from dslaunch.runtime.mesh.domain import DENSE, Domain, Domains
+from dslaunch.shared.axes import Axes
 
 
 class Stuck(Exception):
@@ -157,6 +158,7 @@ class FakeDomains(Domains):
         self.job: FakeJob = FakeJob(wire, rank)
         self.wire = self.job.wire
         self._of, self._groups = {}, []
+        self.axes, self.of_experts, self._stage = Axes(dp=wire.num_ranks), {}, None
         self.dense = Domain(name=DENSE, comm=FakeCollectives(self.job), sharers=[range(wire.num_ranks)])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from .absent import ABSENT
 from .asked import ASKED
 from .beside import BESIDE
+from .inference import INFERENCE_MODULES
 from .pipelines import PIPELINE
 from .sequences import SEQUENCES
 from .table import Module
@@ -16,5 +17,6 @@ from .top import TOP
 from .training import TRAINING
 
 MODULES: dict[str, Module] = {
-    module.name: module for module in (*TOP, *TRAINING, *PIPELINE, *BESIDE, *SEQUENCES, *ASKED, *ABSENT)
+    module.name: module
+    for module in (*TOP, *TRAINING, *PIPELINE, *BESIDE, *SEQUENCES, *INFERENCE_MODULES, *ASKED, *ABSENT)
 }

@@ -27,8 +27,14 @@ _BY_REASON: tuple[tuple[str, str, str], ...] = (
     (COMPRESSION, "has layers with quantized or sharded bases", "linear"),
     (
         INFERENCE,
-        "runs trained models",
-        "inference model_implementations runtime.hybrid_engine runtime.hybrid_engine_graph",
+        "is a part of how DeepSpeed's engines for inference work inside; init_inference() is here",
+        "model_implementations runtime.hybrid_engine runtime.hybrid_engine_graph",
+    ),
+    (INFERENCE, "is FastGen, a server's engine; vLLM and SGLang serve", "inference.v2"),
+    (
+        INFERENCE,
+        "quantizes weights, which nothing here does; init_inference(dtype=torch.bfloat16) halves them",
+        "inference.quantization",
     ),
     (
         INFERENCE,

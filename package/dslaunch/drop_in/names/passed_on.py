@@ -31,6 +31,36 @@ PASSED_ON: dict[str, dict[str, str]] = {
     "deepspeed.git_version_info": {
         "deepspeed.ops.op_builder.all_ops": "ALL_OPS",
     },
+    "deepspeed.inference.config": {
+        "deepspeed.runtime.config_utils": "DeepSpeedConfigModel",
+        "deepspeed.runtime.zero.config": "DeepSpeedZeroConfig",
+    },
+    "deepspeed.inference.engine": {
+        "deepspeed.module_inject.auto_tp": "AutoTP",
+        "deepspeed.module_inject.tp_shard": "AutoTPMeta",
+        "deepspeed.ops.transformer.inference.ds_attention": "DeepSpeedSelfAttention",
+        "deepspeed.model_implementations.transformers.ds_transformer": "DeepSpeedTransformerInference",
+        "deepspeed.module_inject": (
+            "LinearAllreduce LinearLayer Normalize ReplaceWithTensorSlicing generic_injection "
+            "replace_transformer_layer"
+        ),
+        "deepspeed.pipe": "PipelineModule",
+        "deepspeed.runtime.state_dict_factory": "SDLoaderFactory",
+        "deepspeed.utils.timer": "SynchronizedWallClockTimer",
+        "deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine": "TorchCheckpointEngine",
+        "deepspeed.module_inject.policy": "TransformerPolicy",
+        "deepspeed.runtime.weight_quantizer": "WeightQuantization",
+        "deepspeed.module_inject.auto_tp_model_utils": (
+            "build_bloom_alibi_tensor build_mpt_alibi_tensor build_mpt_atten_bias_tensor get_alibi_mask "
+            "get_head_shard_sizes install_head_sharded_helper"
+        ),
+        "deepspeed.module_inject.replace_policy": "generic_policies",
+        "deepspeed.accelerator": "get_accelerator",
+        "deepspeed.moe.utils": "has_moe_layers",
+        "deepspeed.comm.comm": "init_distributed",
+        "deepspeed.runtime.compiler": "is_compile_supported",
+        "deepspeed.utils.logging": "log_dist",
+    },
     "deepspeed.launcher.launch": {
         "deepspeed.constants": "CROSS_RANK CROSS_SIZE TORCH_DISTRIBUTED_DEFAULT_PORT",
         "deepspeed.accelerator": "get_accelerator",

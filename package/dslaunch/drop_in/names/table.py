@@ -118,8 +118,9 @@ TOPICS: dict[str, str] = {
         "[pipelines.md](../train/pipelines.md). DeepSpeed's instructions and messages are not here."
     ),
     INFERENCE: (
-        "This is for training. A trained model goes to an inference server through `save_16bit_model()` or "
-        "`dslaunch checkpoint export`, which write what Hugging Face loads."
+        "`init_inference()` evaluates and generates in batches, also with models larger than the memory; see "
+        "[inference.md](../train/inference.md). To serve requests give vLLM or SGLang the weights: "
+        "`save_16bit_model()` and `dslaunch checkpoint export` write what they and Hugging Face load."
     ),
     TENSOR_PARALLEL: (
         "Layers are divided between ranks in `initialize()`, as the ds_config's `tensor_parallel`, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...runtime.optimizers.registry import DEEPSPEEDS
+from .inference import CONFIG_FOR_INFERENCE, ENGINE_FOR_INFERENCE
 from .table import (
     INFERENCE,
     INSIDE,
@@ -52,11 +53,13 @@ TOP: tuple[Module, ...] = (
             ),
             works("dslaunch.drop_in.constants", "TORCH_DISTRIBUTED_DEFAULT_PORT HAS_TRITON"),
             works("typing", "DeepSpeedOptimizerCallable=Callable DeepSpeedSchedulerCallable=Callable"),
+            *ENGINE_FOR_INFERENCE,
+            works("dslaunch.runtime.compat.inference.init_inference", "default_inference_config"),
+            CONFIG_FOR_INFERENCE,
             refused(
                 INFERENCE,
-                "init_inference default_inference_config InferenceEngine DeepSpeedInferenceConfig "
                 "DeepSpeedHybridEngine",
-                "is for inference",
+                "is an engine of its own for generating; every engine here generates",
             ),
             works("dslaunch.runtime.tensor.model_init", "tp_model_init set_autotp_mode"),
             inside("load_ds_config merge_tp_model_init_into_config record_tp_model_init_args"),
@@ -95,7 +98,7 @@ TOP: tuple[Module, ...] = (
                 "TORCH_DISTRIBUTED_DEFAULT_PORT CROSS_RANK CROSS_SIZE LOCAL_RANK",
             ),
             works("dslaunch.drop_in.constants", "default_pg_timeout"),
-            refused(INFERENCE, "INFERENCE_GENERIC_MODE INFERENCE_SPECIALIZED_MODE", "is for inference"),
+            refused(INFERENCE, "INFERENCE_GENERIC_MODE INFERENCE_SPECIALIZED_MODE", "is for FastGen"),
         ),
     ),
     Module(

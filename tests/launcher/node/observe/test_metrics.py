@@ -151,7 +151,8 @@ def test_numbers_of_many_ranks_are_folded(reader: Reader, sent: list[Frame], tmp
         write(tmp_path, f'{rank} {{"loss": {loss}, "comm_s": {wait}, "state": "saving"}}\n')
     read(one)
     one.send(1.0)
-    assert numbers(sent) == {"*": {"loss": [1.0, 2.0, 4.0, 1, 0], "comm_s": [0.0, 1.0, 2.5, 1, 3]}}
+    folded = {"loss": [1.0, 2.0, 4.0, 1, 0], "comm_s": [0.0, 1.0, 2.5, 1, 3], "pause": [3, 3.0, 3, 0, 3]}
+    assert numbers(sent) == {"*": folded}
     one.close()
 
 

@@ -49,6 +49,18 @@ def test_a_soft_limit_is_raised_for_the_agent_and_not_for_the_workers(
     assert [file.read_text().split() for file in files] == [expected] * num_workers
 
 
+def test_a_soft_limit_is_raised_for_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a few files of the agent, which has many of them open then."""
+    raised: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, 5000))
+    monkeypatch.setattr(resource, "setrlimit", lambda *given: raised.append(given))
+    assert limits.raise_open_files(8, holds_snapshots=False) is None
+    assert limits.raise_open_files(8, holds_snapshots=True) == (256, 5000)
+    ((kind, (soft, hard)),) = raised
+    assert (kind, hard) == (resource.RLIMIT_NOFILE, 5000)
+    assert soft > 256 + 8 * 8  # two files of each worker in four generations
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not RUNS_AS_ROOT, reason="needs root and setpriv to become another user")
 @pytest.mark.parametrize(

@@ -23,9 +23,17 @@ def test_only_its_user_can_enter_it_and_it_goes_with_its_files(
     assert folder.file("error.json") == path
     assert not os.path.exists(path)
     Path(path).write_text("new")
+    folder.clear()
+    assert folder.file("error.json") == path
+    assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
+    assert list(tmp_path.glob("*/*")) == []
+    Path(path).write_text("newer")
     folder.remove()
     folder.remove()
     assert list(tmp_path.iterdir()) == []
+    folder.clear()
+    assert folder.file("error.json") == path, "made again"
+    folder.remove()
 
 
 def test_where_none_can_be_made_there_are_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +94,30 @@ def test_a_file_outside_goes_with_it_also_if_the_process_that_made_it_was_killed
         "moved": "ours",
         "replaced": "of another job",
     }
+
+
+def test_a_folder_whose_processes_were_all_killed_is_removed_by_a_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    child = os.fork()
+    if child == 0:
+        PrivateFolder().file("error.json")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    (abandoned,) = tmp_path.iterdir()
+    (abandoned / "error.json").write_text("left")
+    living, folder = PrivateFolder(), PrivateFolder()
+    living.clear()
+    assert living.path is not None
+    os.rmdir(living.path)
+    living.clear()  # it is made again, and locked again
+    elsewhere = tmp_path / f"dslaunch-node-{'0' * 8}-1"  # of another boot, perhaps of another host
+    elsewhere.mkdir()
+    folder.remove_abandoned()
+    assert {str(one) for one in tmp_path.iterdir()} == {living.path, folder.path, str(elsewhere)}
+    living.remove()
+    folder.remove()
 
 
 def test_a_name_that_a_worker_took_by_a_link_or_a_folder_is_not_followed(tmp_path: Path) -> None:

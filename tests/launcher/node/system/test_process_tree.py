@@ -201,7 +201,8 @@ def test_a_process_that_may_not_be_signalled_does_not_save_the_others(
         sent.append(pid)
         raise PermissionError if pid == 11 else ProcessLookupError
 
-    monkeypatch.setattr("dslaunch.launcher.node.system.process_tree.descendants", lambda root: [11, 12])
+    place = "dslaunch.launcher.node.system.process_tree"
+    monkeypatch.setattr(f"{place}.descendants", lambda root, besides: [11, 12])
     monkeypatch.setattr("dslaunch.launcher.node.system.process_tree.os.kill", kill)
     assert kill_descendants(1) == [11, 12]
     assert sent == [11, 12]

@@ -121,6 +121,16 @@ def test_once_the_workers_are_gone_what_they_left_gets_less_time(top_of: Callabl
     poll(lambda: top.below() == [])
 
 
+def test_what_workers_left_is_asked_however_short_the_grace_is(top_of: Callable[[str], Top]) -> None:
+    """Else the loaders of data of a rank that was killed would hold up the next attempt."""
+    top = top_of("echo ready; sleep 600 & wait")
+    poll(lambda: len(top.below()) == 1)
+    top.ending.begin(LEFT_OVER_GRACE_S / 2)
+    top.workers.is_ended = True
+    assert not top.ending.go_on(time.monotonic())
+    poll(lambda: top.below() == [])
+
+
 def test_what_outlives_the_last_worker_is_counted_asked_and_then_killed(top_of: Callable[[str], Top]) -> None:
     top = top_of(f"trap '' TERM; {STUBBORN}")
     out = top.process.stdout

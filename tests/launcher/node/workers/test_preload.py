@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from dslaunch.launcher.command_line import cli
-from dslaunch.launcher.node.workers.preload import Preloader, PreloadTimes, Unpreloaded
+from dslaunch.launcher.node.workers.preload import Imports, Preloader, PreloadTimes, Unpreloaded
 from dslaunch.launcher.options.option import read
 from dslaunch.launcher.options.start import StartOptions
 from tests.launcher.controller.test_stacks import SHOW
@@ -73,6 +73,7 @@ def test_the_program_finds_everything_as_ever(tmp_path: Path) -> None:
             "DSLAUNCH_TEST_JOB",
             "DSLAUNCH_PLACE_FILE",
             "DSLAUNCH_METRICS_PIPE",
+            "DSLAUNCH_MILESTONES",
         ):  # of one job
             found[8].pop(name, None)
         seen.append((found, second))
@@ -300,13 +301,11 @@ def test_a_python_that_would_run_the_program_at_once_is_not_asked_to_import(
 @pytest.mark.parametrize("folder", [None, "/proc/no-folder-can-be-made-here"])
 def test_where_no_file_can_be_made_nothing_is_imported(folder: str | None) -> None:
     preloader = Preloader(
-        ["json"],
+        Imports([["json"]], None),
         argv=[os.fsencode(sys.executable), b"/bin/false"],
         num_options=1,
         env={},
         folder=folder,
-        script=None,
-        timings_pipe=None,
         times=PreloadTimes.within(prepare_timeout_s=60.0, heartbeat_s=30.0),
     )
     assert preloader.why_not == "no temporary file can be made, in which that is done"
@@ -320,13 +319,11 @@ def test_an_import_that_does_not_end_is_said_to_be_so(tmp_path: Path) -> None:
     )
     with pytest.raises(Unpreloaded, match="nothing was heard of it for 1 s, a part of --prepare_timeout"):
         Preloader(
-            ["slow"],
+            Imports([["slow"]], None),
             argv=[os.fsencode(sys.executable), b"/bin/false"],
             num_options=1,
             env={**os.environb, b"PYTHONPATH": bytes(tmp_path)},
             folder=str(tmp_path / "hook"),
-            script=None,
-            timings_pipe=None,
             times=PreloadTimes(20.0, 1.0, 20.0, 1.0),
         )
     started = int((tmp_path / "started").read_text())

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -108,6 +109,19 @@ def test_a_failure_comes_with_the_last_lines(node: Node, status: int, code: int,
     assert isinstance(exited, Exited)
     assert (exited.code, exited.signal) == (code, signum)
     assert "why" in str(exited.evidence)
+
+
+@pytest.mark.parametrize(("status", "is_raised"), [(1 << 8, True), (signal.SIGKILL, False)])
+def test_a_worker_that_raised_failed_when_it_said_so(node: Node, status: int, is_raised: bool) -> None:
+    """Python needs a moment to end, in which the ranks that have lost this one end."""
+    node.add(0)
+    node.write(0, b'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: no\n', stream=2)
+    node.act()
+    read_at = time.monotonic()
+    node.end(0, status)
+    exited = node.sent[-1]
+    assert isinstance(exited, Exited)
+    assert (exited.at < read_at) is is_raised
 
 
 def test_a_paused_group_reads_nothing_and_reports_no_end_before_it_goes_on(node: Node) -> None:

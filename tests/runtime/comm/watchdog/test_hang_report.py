@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from dslaunch.runtime.comm import flight_recorder
 from dslaunch.runtime.comm.flight_recorder import (
     DATA_LANE,
     JOB_LANE,
@@ -119,7 +120,10 @@ def test_ranks_with_other_data_have_not_taken_other_paths() -> None:
     )
 
 
-def test_a_position_says_what_another_engine_of_the_program_waits_for() -> None:
+def test_a_position_says_what_another_engine_of_the_program_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(flight_recorder, "_RECORDERS", [])  # none of the tests that ran before
     one, other = FlightRecorder(), FlightRecorder()
     flight = one.begin("all_gather", "unit 'p'", nbytes=8, lane=PARAMETER_LANE)
     positions = flight.run(lambda: [take_position(each, rank=0) for each in (one, other)])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -277,6 +279,26 @@ def test_two_backwards_add_up(ranks: Ranks, retains: bool) -> None:
     expected = _reference(lambda model, part: sum(_two_losses(model, part), torch.zeros(())))
     for params in ranks(_twice, retains, world_size=2):
         assert worst_difference(params, expected) <= DRIFT
+
+
+def _left_of_forwards(rank: int) -> int:
+    """Results that are still there after forwards that no backward followed."""
+    engine, *_ = dslaunch.initialize(
+        model=make_model(), config=models.make_config(stage=3, reduce_bucket_size=50)
+    )
+    results: list[weakref.ref[Tensor]] = []
+    for module in engine.module.modules():
+        if isinstance(module, nn.Tanh):
+            module.register_forward_hook(lambda _, __, result: results.append(weakref.ref(result)))
+    for step in range(2):
+        engine(batch(step))
+    gc.collect()
+    assert len(results) == 6
+    return sum(result() is not None for result in results)
+
+
+def test_a_forward_without_a_backward_leaves_nothing(ranks: Ranks) -> None:
+    assert ranks(_left_of_forwards, world_size=2) == [0, 0]
 
 
 def _two_engines(rank: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

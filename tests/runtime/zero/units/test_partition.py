@@ -9,6 +9,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from dslaunch import ConfigError
 from dslaunch.runtime.placement.stage_policy import UnitSizes
+from dslaunch.runtime.zero.parameters.freed_parameter import Placeholder
 from dslaunch.runtime.zero.units.partition import cut_into_units
 from tests.runtime.models import Uneven
 
@@ -133,3 +134,31 @@ def test_a_trained_parameter_of_another_dtype_is_refused_by_name() -> None:
     ):
         _check_trained_dtypes([[member]], None)
     _check_trained_dtypes([[member]], torch.bfloat16)
+
+
+class _OfALibrary(nn.Parameter):
+    pass
+
+
+class _Keeper:
+    pass
+
+
+@pytest.mark.parametrize("kind", [nn.Parameter, _OfALibrary])
+def test_placeholders_of_any_class_are_taken_from_their_keeper_and_refused_without_it(
+    kind: type[nn.Parameter],
+) -> None:
+    model, keeper = nn.Linear(4, 4, bias=False), _Keeper()
+    model.weight = kind(torch.ones(4, 4))
+    placeholder = Placeholder(
+        "weight",
+        model.weight,
+        keeper,  # type: ignore[arg-type]
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    placeholder.put(model.weight)
+    assert cut_into_units(model, sizes=UnitSizes(max_numel=100))[-1].params[0][1] is model.weight
+    del keeper
+    with pytest.raises(ConfigError, match="'weight' was sharded by an engine that is gone"):
+        cut_into_units(model, sizes=UnitSizes(max_numel=100))

@@ -1,0 +1,1 @@
+"""`init_inference()` with DeepSpeed's names: its config, and what each key comes to here."""

@@ -1,0 +1,235 @@
+"""A base that bitsandbytes has quantized lies in units like any other: adapters train beside it as on one
+process that has all of it, and each rank keeps its share of the packed bytes.
+"""
+
+from __future__ import annotations
+
+import gc
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import dslaunch
+from dslaunch.runtime.checkpoint.export.export import ExportOptions, export
+from dslaunch.runtime.checkpoint.export.source import open_source
+from tests.runtime.packed_models import WIDTH, make_quantized, packed_values
+from tests.runtime.ranks import Ranks
+
+pytestmark = pytest.mark.skipif(
+    find_spec("bitsandbytes") is None, reason="needs bitsandbytes: pip install --group drop-in"
+)
+NUM_RANKS, STEPS = 2, 4
+SAVED = "stage 3"
+RELATIVE = 1e-6  # sums of gradients go in another order; seen: 1.6e-7
+LR = 1e-2
+SMALL_UNITS = {
+    "stage3_prefetch_bucket_size": 1000,
+    "reduce_bucket_size": 1000,
+    "stage3_param_persistence_threshold": 0,
+}
+HOST = {"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # zero_optimization, more of the ds_config
+    "stage 1": ({"stage": 1}, {}),
+    "stage 2": ({"stage": 2}, {}),
+    "host": ({"stage": 3, **SMALL_UNITS, **HOST}, {}),
+    "disk": ({"stage": 3, **SMALL_UNITS}, {}),
+    "checkpoint": ({"stage": 3, **SMALL_UNITS}, {}),
+    "reentrant": ({"stage": 3, **SMALL_UNITS}, {}),
+    SAVED: ({"stage": 3, **SMALL_UNITS}, {}),
+    "bf16": ({"stage": 3, **SMALL_UNITS}, {"bf16": {"enabled": True}}),
+}
+
+
+class Result(NamedTuple):
+    losses: list[float]
+    changed: list[str]  # tensors of the base that are not what they were
+    between_bytes: (
+        int  # bytes of packed integers and of scales that lie in memory between forward and backward
+    )
+    after_bytes: int  # the same after a step
+
+
+def _batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(8, WIDTH, generator=generator), torch.randn(8, 8, generator=generator)
+
+
+def _integer_bytes() -> int:
+    gc.collect()
+    with torch._C.DisableTorchFunctionSubclass():
+        storages = {
+            one.untyped_storage()._cdata: one.untyped_storage().nbytes()
+            for one in gc.get_objects()
+            if issubclass(type(one), Tensor) and one.dtype in (torch.uint8, torch.int8)
+        }
+    return sum(storages.values())
+
+
+def _run_of(case: str) -> Any:
+    if case not in ("checkpoint", "reentrant"):
+        return None
+    return lambda block, x: checkpoint(block, x, use_reentrant=case == "reentrant", preserve_rng_state=False)
+
+
+def _config(zero: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    optimizer = {"type": "AdamW", "params": {"lr": LR, "weight_decay": 0.0}}
+    return {"train_batch_size": 8, "optimizer": optimizer, "zero_optimization": zero, **more}
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [param for param in model.parameters() if param.requires_grad]
+
+
+def _train(rank: int, folder: str) -> dict[str, Result]:
+    return {case: _train_as(case, rank, folder) for case in CASES}
+
+
+def _train_as(case: str, rank: int, folder: str) -> Result:
+    zero, more = CASES[case]
+    if case == "disk":
+        zero = {**zero, "offload_param": {"device": "nvme", "nvme_path": folder}}
+    begun = _integer_bytes()
+    # Each rank has weights of its own: all have those of rank 0.
+    model = make_quantized(_run_of(case), seed=rank, is_packed=case != "stage 1")
+    reference = {name: value.clone() for name, value in packed_values(make_quantized().state_dict()).items()}
+    held = sum(one.nbytes for one in reference.values() if one.dtype in (torch.uint8, torch.int8))
+    engine, *_ = dslaunch.initialize(
+        model=model, model_parameters=_trained(model), config=_config(zero, more)
+    )
+    losses, between = [], 0
+    for step in range(STEPS):
+        x, y = (one.chunk(NUM_RANKS)[rank] for one in _batch(step))
+        dtype = torch.bfloat16 if case == "bf16" else torch.float32
+        loss = (engine(x.to(dtype).requires_grad_(case == "reentrant")) - y).pow(2).mean()
+        if step == STEPS - 1:
+            between = _integer_bytes() - begun - held
+        engine.backward(loss)
+        engine.step()
+        total = loss.detach().float()
+        torch.distributed.all_reduce(total)
+        losses.append(total.item() / NUM_RANKS)
+    after = _integer_bytes() - begun - held
+    if case == SAVED:
+        engine.save_checkpoint(folder, tag="two", client_state={})
+        engine.save_16bit_model(folder, "weights.safetensors")
+        # Another engine takes the model over.
+        engine, *_ = dslaunch.initialize(
+            model=model, model_parameters=_trained(model), config=_config(zero, more)
+        )
+    engine.eval()
+    if case != "reentrant":  # torch's warns that nothing in it has a gradient
+        with torch.no_grad():
+            engine(_batch(STEPS)[0].to(dtype))
+    state = packed_values(engine.state_dict())
+    changed = [
+        name
+        for name, value in reference.items()
+        if state[name].dtype != value.dtype or not torch.equal(_bits(state[name]), _bits(value))
+    ]
+    engine.destroy()
+    return Result(losses, changed, between, after)
+
+
+def _resume(rank: int, folder: str, zero: dict[str, Any]) -> tuple[list[float], dict[str, Tensor]]:
+    """Go on from the checkpoint with a model whose base is another one until then."""
+    model = make_quantized(seed=7)
+    engine, *_ = dslaunch.initialize(model=model, model_parameters=_trained(model), config=_config(zero, {}))
+    engine.load_checkpoint(folder, tag="two")
+    losses = []
+    for step in range(STEPS, STEPS + 2):
+        x, y = _batch(step)
+        loss = (engine(x) - y).pow(2).mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    state = {name: value.clone() for name, value in packed_values(engine.state_dict()).items()}
+    engine.destroy()
+    return losses, state
+
+
+def _bits(value: Tensor) -> Tensor:
+    return value.reshape(-1).view(torch.uint8)
+
+
+def _losses_of_one_process(dtype: torch.dtype, steps: int = STEPS) -> list[float]:
+    """Judge: bitsandbytes and torch alone."""
+    model = make_quantized()
+    for param in model.parameters():
+        if param.requires_grad:
+            param.data = param.data.to(dtype).float()
+    trained = [param for param in model.parameters() if param.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=0.0)
+    losses = []
+    for step in range(steps):
+        x, y = _batch(step)
+        loss = (model(x) - y).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("packed")
+
+
+@pytest.fixture(scope="module")
+def found(ranks: Ranks, folder: Path) -> list[dict[str, Result]]:
+    return ranks(_train, str(folder), world_size=NUM_RANKS)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "bf16"])
+def test_adapters_train_as_beside_the_whole_base(found: list[dict[str, Result]], case: str) -> None:
+    expected = _losses_of_one_process(torch.float32)
+    for of_rank in found:
+        assert of_rank[case].losses == pytest.approx(expected, rel=RELATIVE)
+        assert of_rank[case].changed == []
+
+
+def test_bits_of_the_base_are_no_numbers_that_16_bits_round(found: list[dict[str, Result]]) -> None:
+    expected = _losses_of_one_process(torch.bfloat16)
+    for of_rank in found:
+        assert of_rank["bf16"].losses == pytest.approx(expected, rel=2e-2)
+        assert of_rank["bf16"].changed == []
+
+
+@pytest.mark.parametrize("case", ["stage 3", "checkpoint", "reentrant", "host"])
+def test_a_rank_keeps_its_share_of_the_packed_bytes_and_a_graph_keeps_none(
+    found: list[dict[str, Result]], case: str
+) -> None:
+    whole, block = 4 * WIDTH * WIDTH * 3 // 2, 4 * WIDTH * WIDTH
+    for of_rank in found:
+        assert of_rank["stage 2"].after_bytes >= whole
+        assert of_rank[case].after_bytes <= 1.05 * of_rank["stage 2"].after_bytes / NUM_RANKS
+        assert of_rank[case].between_bytes <= of_rank[case].after_bytes + 1.05 * block
+
+
+@pytest.mark.parametrize("zero", [{"stage": 2}, {"stage": 3, **SMALL_UNITS}], ids=["stage 2", "stage 3"])
+def test_a_checkpoint_brings_the_base_and_goes_on_on_another_number_of_ranks(
+    ranks: Ranks, found: list[dict[str, Result]], folder: Path, zero: dict[str, Any]
+) -> None:
+    (losses, state), *_ = ranks(_resume, str(folder), zero, world_size=1)
+    assert losses == pytest.approx(_losses_of_one_process(torch.float32, STEPS + 2)[STEPS:], rel=RELATIVE)
+    for name, value in packed_values(make_quantized().state_dict()).items():
+        assert torch.equal(_bits(state[name]), _bits(value)), name
+
+
+def test_exported_weights_are_those_of_the_library_bit_by_bit(
+    found: list[dict[str, Result]], folder: Path
+) -> None:
+    expected = packed_values(make_quantized().state_dict())
+    source = open_source(folder, "two")
+    export(source, folder / "exported", ExportOptions(dtype=torch.bfloat16))
+    for path in (folder / "weights.safetensors", folder / "exported" / "model.safetensors"):
+        written = packed_values(load_file(path))
+        assert written.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(_bits(written[name]), _bits(value)), name
