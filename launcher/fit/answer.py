@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from ..job.mesh import HostSlots, JobMesh
 
 DEVICE, HOST, PINNED = "device", "host", "pinned"
+ALL_HOST = "all host"  # host memory, pinned and not, at the same moment
+PLACES = (DEVICE, HOST, PINNED, ALL_HOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +37,13 @@ class RunPhase:
     peaks: tuple[tuple[str, Peak], ...]  # a peak for each place
 
     def peak(self, place: str) -> Peak:
-        """Return the peak in one place: DEVICE, HOST or PINNED."""
+        """Return the peak in one of PLACES."""
         return dict(self.peaks).get(place, NO_PEAK)
 
     @property
     def host_bytes(self) -> int:
-        """Return the bytes of host memory, pinned and not, as if the two had their peaks together."""
-        return self.peak(HOST).num_bytes + self.peak(PINNED).num_bytes
+        """Return the most host memory, pinned and not, at one moment of the phase."""
+        return self.peak(ALL_HOST).num_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

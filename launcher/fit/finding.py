@@ -8,7 +8,7 @@ from typing import Any
 
 from ...shared.axes import AXES
 from ..job.mesh import JobMesh
-from .answer import DEVICE, HOST, PINNED, Peak, Rehearsed, RunPhase, StepWork, crosses
+from .answer import DEVICE, PLACES, Peak, Rehearsed, RunPhase, StepWork, crosses
 from .candidates import Candidate
 from .job_speeds import JobSpeeds
 from .lengths import PlannedLengths
@@ -179,7 +179,7 @@ def _rank(one: Rehearsed, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _phase(stretch: RunPhase) -> dict[str, Any]:
-    peaks = {place: _peak(stretch.peak(place)) for place in (DEVICE, HOST, PINNED)}
+    peaks = {place: _peak(stretch.peak(place)) for place in PLACES}
     return {
         "name": stretch.name,
         "clock": stretch.clock,

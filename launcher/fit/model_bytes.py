@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...shared.zero_bytes import HeldBytes, adam_bytes, held_bytes
 from ..job.mesh import JobMesh
-from .answer import DEVICE, HOST, PINNED, Answer
+from .answer import ALL_HOST, DEVICE, HOST, Answer
 from .candidates import AUTO, PLACINGS, Candidate, Setup, divisors
 from .verdict import OUTSIDE_BYTES, JobMemory
 
@@ -180,10 +180,7 @@ def _most(answer: Answer, kind: str) -> int:
     """Return the bytes of a kind in all places, in the phase of a step that has most."""
     steps = [phase for phase in answer.stretches if phase.name.startswith("step ")]
     return max(
-        (
-            sum(dict(phase.peak(place).kinds).get(kind, 0) for place in (DEVICE, HOST, PINNED))
-            for phase in steps
-        ),
+        (sum(dict(phase.peak(place).kinds).get(kind, 0) for place in (DEVICE, ALL_HOST)) for phase in steps),
         default=0,
     )
 

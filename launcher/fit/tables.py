@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ...shared.table import table
 from ..job.mesh import HostSlots
 from ..wording import shown_size
-from .answer import DEVICE, HOST, NO_PEAK, PINNED, Rehearsed, crosses
+from .answer import ALL_HOST, DEVICE, HOST, NO_PEAK, PINNED, Rehearsed, crosses
 from .step_time import TimeRange, shown_range, whole_step
 from .verdict import OUTSIDE, OUTSIDE_BYTES, HostUse, gib
 
@@ -86,8 +86,14 @@ def _ranks_table(shown: Sequence[Rehearsed], *, has_gpus: bool) -> _Table:
             rows.append([kind, *(_cell(dict(one.kinds).get(kind, 0)) for one in peaks)])
         rows.append([OUTSIDE, *(_cell(OUTSIDE_BYTES) for _ in shown)])
         rows.append(["on the GPU, at the peak", *(_cell(one.num_bytes + OUTSIDE_BYTES) for one in peaks)])
-    for place, label in ((HOST, "in host memory"), (PINNED, "in host memory, pinned")):
+    for place, label in (
+        (HOST, "in host memory"),
+        (PINNED, "in host memory, pinned"),
+        (ALL_HOST, "in host memory, both at once"),
+    ):
         found = [one.answer.worst(place) for one in shown]
+        if place == ALL_HOST and not any(one.answer.worst(PINNED) for one in shown):
+            continue
         if any(found):
             rows.append([label, *(_cell(one.peak(place).num_bytes if one else 0) for one in found)])
     for kind, label in (("offloaded", "in files"), ("checkpoint", "of a checkpoint, in files")):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..errors import LaunchError
 from ..job.mesh import HostSlots
 from ..wording import shown_size
-from .answer import DEVICE, HOST, PINNED, Answer, Rehearsed, RunPhase
+from .answer import ALL_HOST, DEVICE, Answer, Rehearsed, RunPhase
 
 EXIT_FITS, EXIT_TOO_LARGE = 0, 1
 DEFAULT_LIMIT_S = 600.0  # all rehearsals together take no longer
@@ -133,11 +133,7 @@ def _snapshots(of_rank: Mapping[int, Answer], memory: JobMemory) -> list[int]:
 
 def _host_kinds(answer: Answer) -> dict[str, int]:
     worst = max(answer.stretches, key=lambda one: one.host_bytes, default=None)
-    kinds: Counter[str] = Counter()
-    if worst is not None:
-        kinds.update(dict(worst.peak(HOST).kinds))
-        kinds.update(dict(worst.peak(PINNED).kinds))
-    return kinds
+    return {} if worst is None else dict(worst.peak(ALL_HOST).kinds)
 
 
 def judge(rehearsed: Sequence[Rehearsed], memory: JobMemory) -> FitVerdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .memory import DEVICE, HOST, PINNED, RunMemory
+from .memory import DEVICE, PLACES, RunMemory
 from .program import Rehearsal
 from .work import RankWork
 
@@ -38,7 +38,7 @@ def answer_of(rehearsal: Rehearsal) -> dict[str, Any]:
 def _phase(memory: RunMemory, number: int) -> dict[str, Any]:
     phase = memory.phases[number]
     peaks = {}
-    for place in (DEVICE, HOST, PINNED):
+    for place in PLACES:
         moment = phase.peaks.get(place)
         if moment is not None and moment.nbytes:
             peaks[place] = {

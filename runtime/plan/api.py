@@ -12,7 +12,7 @@ import torch
 from ...shared.sizes import read_size
 from ..errors import ConfigError
 from .answer import answer_of
-from .memory import DEVICE, HOST, PINNED
+from .memory import ALL_HOST, DEVICE
 from .program import Rehearsal
 from .training import train
 
@@ -80,17 +80,17 @@ def plan(
 
 
 def _planned(answer: dict[str, Any]) -> PlannedRank:
-    def most(*places: str) -> tuple[int, dict[str, Any], str]:
+    def most(place: str) -> tuple[int, dict[str, Any], str]:
         found = [
-            (sum(phase["peaks"].get(place, {}).get("bytes", 0) for place in places), phase)
+            (phase["peaks"].get(place, {"bytes": 0, "kinds": {}}), phase["name"])
             for phase in answer["phases"]
         ]
-        nbytes, phase = max(found, key=lambda one: one[0])
-        return nbytes, phase["peaks"].get(places[0], {}).get("kinds", {}), phase["name"]
+        peak, name = max(found, key=lambda one: one[0]["bytes"])
+        return peak["bytes"], peak["kinds"], name
 
     is_on_gpu = answer["device"] == "cuda"
-    peak, kinds, name = most(DEVICE if is_on_gpu else HOST)
-    return PlannedRank(peak, name, kinds, most(HOST, PINNED)[0], answer)
+    peak, kinds, name = most(DEVICE if is_on_gpu else ALL_HOST)
+    return PlannedRank(peak, name, kinds, most(ALL_HOST)[0], answer)
 
 
 def _rehearse(

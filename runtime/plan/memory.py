@@ -16,6 +16,8 @@ from .storages import StorageRecord
 
 BLOCK = 512  # bytes: torch's allocator on a GPU gives out multiples of it
 DEVICE, HOST, PINNED = "device", "host", "pinned"
+ALL_HOST = "all host"  # host memory, pinned and not, at the same moment
+PLACES = (DEVICE, HOST, PINNED, ALL_HOST)
 PARAMETERS, GATHERED = "parameters", "gathered parameters"
 GRADIENTS, STATES, COMMUNICATION = "gradients", "masters and optimizer states", "communication"
 STEP, ACTIVATIONS, PROGRAM = "temporaries of the step", "activations", "of the program"
@@ -98,7 +100,7 @@ class RunMemory:
             return
         phase = RehearsedPhase(name, self.clock)
         self.phases.append(phase)
-        for place in (DEVICE, HOST, PINNED):
+        for place in PLACES:
             phase.peaks[place] = Moment(self.now[place], self.clock)
 
     def born(self, record: StorageRecord) -> None:
@@ -113,12 +115,13 @@ class RunMemory:
         life = Life(place, kind, nbytes, len(self.phases) - 1, self.clock)
         self._alive[record] = life
         self.lives.append(life)
-        self.now[place] += nbytes
+        for counted in _counted_in(place):
+            self.now[counted] += nbytes
+            moment = self.phases[-1].peaks.setdefault(counted, Moment())
+            if self.now[counted] > moment.nbytes:
+                moment.nbytes, moment.clock = self.now[counted], self.clock
+                moment.module = _running_module(sys._getframe(2))
         self._gpu_peak = max(self._gpu_peak, self.now[DEVICE])
-        moment = self.phases[-1].peaks.setdefault(place, Moment())
-        if self.now[place] > moment.nbytes:
-            moment.nbytes, moment.clock = self.now[place], self.clock
-            moment.module = _running_module(sys._getframe(2))
 
     def name_modules(self, names: dict[int, str]) -> None:
         """Replace the modules that ran at the peaks by their names, by id."""
@@ -132,7 +135,8 @@ class RunMemory:
         life = self._alive.pop(record, None)
         if life is not None:
             life.died = self.clock
-            self.now[life.place] -= life.nbytes
+            for counted in _counted_in(life.place):
+                self.now[counted] -= life.nbytes
 
     def tell(self, record: StorageRecord, kind: str) -> None:
         """Say what a storage that is alive is for."""
@@ -160,7 +164,8 @@ class RunMemory:
         """Return the bytes by kind that are alive just after the operations up to `clock`."""
         found: Counter[str] = Counter()
         for life in self.lives:
-            if life.place == place and life.born <= clock and (life.died is None or life.died > clock):
+            is_alive = life.born <= clock and (life.died is None or life.died > clock)
+            if is_alive and place in _counted_in(life.place):
                 found[life.kind] += life.nbytes
         return found
 
@@ -168,7 +173,7 @@ class RunMemory:
         """Return the bytes by kind over the run, at the largest moment of each of so many stretches."""
         changes: list[tuple[int, int, str]] = []
         for life in self.lives:
-            if life.place == place:
+            if place in _counted_in(life.place):
                 changes.append((life.born, life.nbytes, life.kind))
                 if life.died is not None:
                     changes.append((life.died, -life.nbytes, life.kind))
@@ -205,6 +210,11 @@ def _place_of(record: StorageRecord) -> str | None:
     if record.device.type == "cpu":
         return PINNED if record.is_pinned else HOST
     return DEVICE
+
+
+def _counted_in(place: str) -> tuple[str, ...]:
+    """Return the places whose bytes a storage in one place adds to."""
+    return (place,) if place == DEVICE else (place, ALL_HOST)
 
 
 def kind_of(frame: FrameType | None) -> str:

@@ -9,32 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from cases import main, rank, wait
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from peft import LoraConfig, PeftModel, get_peft_model
-from tiny import Recorded, arguments, begin_case, config, norms, numbers
-from transformers import AutoModelForCausalLM, Trainer
+from tiny import LoggedTrainer, Rows, arguments, begin_case, config, norms, numbers
+from transformers import AutoModelForCausalLM
 
 SAVED_AT = 2
 MODULES = ["embed_tokens", "lm_head"]
-
-
-class Rows(torch.utils.data.Dataset[Any]):
-    """Token ids, the same on every rank."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(place)
-        ids = torch.randint(4, config("qwen2").vocab_size, (12,), generator=generator)
-        return {"input_ids": ids, "labels": ids}
-
-
-class LoggedTrainer(Recorded, Trainer):
-    pass
 
 
 def base_folder(folder: Path) -> Path:

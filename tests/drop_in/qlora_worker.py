@@ -14,29 +14,13 @@ import torch
 import transformers
 from cases import main, rank, wait
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
-from tiny import Recorded, arguments, begin_case, config, norms, numbers, tokenizer
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainerCallback
+from tiny import LoggedTrainer, Recorded, Rows, arguments, begin_case, config, norms, numbers, tokenizer
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 SAVED_AT = 2
 PACKED = (torch.uint8, torch.int8)
 TARGETS = ["q_proj", "v_proj", "down_proj", "o_proj"]
-
-
-class Rows(torch.utils.data.Dataset[Any]):
-    """Token ids, the same on every rank."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
-        generator = torch.Generator().manual_seed(place)
-        ids = torch.randint(4, config("llama").vocab_size, (12,), generator=generator)
-        return {"input_ids": ids, "labels": ids}
-
-
-class LoggedTrainer(Recorded, Trainer):
-    pass
 
 
 class LoggedSFT(Recorded, SFTTrainer):

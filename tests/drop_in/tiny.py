@@ -194,6 +194,22 @@ class Recorded:
         return loss
 
 
+class LoggedTrainer(Recorded, transformers.Trainer):
+    pass
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    """Token ids, the same on every rank."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(place)
+        ids = torch.randint(4, len(SPECIAL) + len(WORDS), (12,), generator=generator)
+        return {"input_ids": ids, "labels": ids}
+
+
 def norms(trainer: Any) -> list[float]:
     """Return the gradient's norm in every step, as the Trainer has logged it."""
     return [float(entry["grad_norm"]) for entry in trainer.state.log_history if "grad_norm" in entry]

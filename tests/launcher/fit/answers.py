@@ -41,6 +41,7 @@ def answer(*, activations: float = 8, host: float = 2, pinned: float = 0, **more
                     "device": peak("lm_head", parameters=3, gradients=1, activations=activations),
                     "host": peak(of_the_program=host),
                     "pinned": peak(masters_and_optimizer_states=pinned),
+                    "all host": peak(of_the_program=host, masters_and_optimizer_states=pinned),
                 },
             },
         ],
