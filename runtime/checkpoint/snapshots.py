@@ -3,7 +3,8 @@
 A snapshot is written from where values lie straight into the memory that the hosts' agents hold, without a
 copy in between. What the program may change at any time is written at once, the rest while the next forward
 and backward run; code that is about to change values waits for what is left of that. Then the agents send the
-copies for other hosts. One snapshot is under way at most: one that is due meanwhile is left out, and counted.
+copies for other hosts. One snapshot is under way at most: one that is due meanwhile begins when that has
+ended.
 
 Nothing is sent to agree on a snapshot in a step in which none begins: steps are counted, and what ranks must
 tell each other goes with the norm of the gradients.
@@ -154,6 +155,7 @@ class Snapshots:
         self._current: _UnderWay | None = None
         self._count = 0
         self._is_free, self._is_due = True, False  # as the ranks have agreed in this step
+        self._is_late = False  # one was due while another was under way
         self._last_at = time.monotonic()
         self._has_room: bool | None = None  # None: not known yet
         self._told_of_copy = ""
@@ -166,7 +168,7 @@ class Snapshots:
         self.may_be_loaded = False  # it calls load_checkpoint() so that a snapshot may take its place
         self._is_leaving_refused = False  # a snapshot of all could not be copied: the disk is waited for
         self._has_copy = False  # the last snapshot is on another host, too
-        self.num_taken = self.num_left_out = 0
+        self.num_taken = 0
         self.waited_s = 0.0  # time that training has waited for all of them
         self.last_step: int | None = None  # step of the last one that is whole
 
@@ -202,15 +204,11 @@ class Snapshots:
         self._is_due = bool(int(votes[0]) & _DUE)
 
     def is_due(self, step: int) -> bool:
-        """Tell whether a snapshot begins after this step, and count it if it has to be left out."""
+        """Tell whether a snapshot begins after this step; one that has to wait is due after the next, too."""
         every = self._settings.steps
-        is_due = self._is_due if every is None else step % every == 0
-        if not is_due or self._has_room is False:
-            return False
-        if not self._is_free:
-            self.num_left_out += 1
-            return False
-        return True
+        is_due = self._is_due if every is None else step % every == 0 or self._is_late
+        self._is_late = is_due and not self._is_free
+        return is_due and self._is_free and self._has_room is not False
 
     # ---- one snapshot
 
@@ -225,7 +223,7 @@ class Snapshots:
 
         begun_at = time.perf_counter()
         self.wait()
-        self._last_at = time.monotonic()
+        self._last_at, self._is_late = time.monotonic(), False
         step = training.progress.global_steps
         self._count += 1
         tag = f"{self.store.training}-{self._settings.attempt:05d}-{self._count:07d}-step{step}"

@@ -299,29 +299,43 @@ def test_what_a_host_needs_is_its_own_ranks_and_the_copies_it_has() -> None:
     )
 
 
-def _by_seconds(rank: int, sockets: list[str]) -> tuple[int, int]:
-    """Rank 1's clock says that nothing is due; that of rank 0 counts."""
-    _begin(rank, sockets, attempt=0, every="0.001s" if rank == 0 else "1000s")
+def _while_one_is_written(
+    rank: int, sockets: list[str], every: tuple[str, str], busy: int
+) -> list[int | None]:
+    """Train six steps, one of them while the last snapshot is still written; return the step of the newest
+    snapshot after each.
+    """
+    _begin(rank, sockets, attempt=0, every=every[rank])
     engine = _make(2, True)
     taken = engine._saver.snapshots
-    for step in range(4):
+    newest: list[int | None] = []
+    writes = threading.Thread()
+    for step in range(1, 7):
         run(engine, first=step, steps=1)
-        if step != 2:
-            writes = taken._current.thread
-            writes.join()
-        if step == 1:  # as if it still wrote
-            taken._current.thread = threading.current_thread()
-        elif step == 2:
-            taken._current.thread = writes
+        current = taken._current
+        newest.append(None if current is None else current.step)
+        if current is None:
+            continue
+        if step == busy:
+            current.thread = writes
+        writes = current.thread
+        writes.join()
+        if step + 1 == busy:
+            current.thread = threading.current_thread()  # as if it still wrote
     engine.destroy()
-    return taken.num_taken, taken.num_left_out
+    return newest
 
 
-def test_by_seconds_the_clock_of_rank_0_counts_and_one_that_would_wait_is_left_out(
-    ranks: Ranks, hosts: list[MemoryHost]
+# the clock of rank 1 says that nothing is due: that of rank 0 counts
+@pytest.mark.parametrize(
+    ("every", "busy", "newest"),
+    [(("0.001s", "1000s"), 3, [1, 2, 2, 4, 5, 6]), (("2", "2"), 4, [None, 2, 2, 2, 5, 6])],
+)
+def test_a_snapshot_that_is_due_while_another_is_written_begins_when_that_has_ended(
+    ranks: Ranks, hosts: list[MemoryHost], every: tuple[str, str], busy: int, newest: list[int | None]
 ) -> None:
     sockets = [str(one.socket) for one in hosts]
-    assert ranks(_by_seconds, sockets, world_size=2) == [(3, 1)] * 2
+    assert ranks(_while_one_is_written, sockets, every, busy, world_size=2) == [newest] * 2
 
 
 def _train_at_the_last_moment(rank: int, sockets: list[str]) -> dict[str, torch.Tensor]:
