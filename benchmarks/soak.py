@@ -205,16 +205,20 @@ class Soak:
                 return None
             if FAULTS[kind].undo:
                 undo = ["sh", "-c", FAULTS[kind].undo.replace("$1", done.stdout.strip())]
-                self._later(SILENCE_S + 3 + self.random.random() * 4, lambda: node.run(undo))
+                self._undo_later(node, lambda: node.run(undo))
         else:
             self._take_down(node, kind)
         self.made.append(made)
         return made
 
+    def _undo_later(self, node: Host, undo: Callable[[], object]) -> None:
+        """Undo a fault when the job has noticed it, unless the host is down from another one by then."""
+        self._later(SILENCE_S + 3 + self.random.random() * 4, lambda: node.is_running and undo())
+
     def _take_down(self, node: Host, kind: str) -> None:
         if kind == "cable-cut":
             node.unplug()
-            self._later(SILENCE_S + 3 + self.random.random() * 4, node.plug)
+            self._undo_later(node, node.plug)
         else:
             node.die()
             self._later(self.random.random() * 6, node.boot)

@@ -17,7 +17,7 @@ from tests.lab import Lab
 SNAPSHOT_EVERY = 5
 SAME_LOSS = 1e-6  # of the loss: sums over other numbers of ranks round differently
 SAME_GOODPUT = 0.02
-MOST_LOST = 2 * SNAPSHOT_EVERY  # the last snapshot may be on its way, and the next one is then left out
+MOST_LOST = 2 * SNAPSHOT_EVERY  # the last snapshot may be on its way
 LATE_S = 30.0  # after which nothing that follows is blamed on a fault
 WORKER = str(Path(__file__).with_name("soak_worker.py"))
 
