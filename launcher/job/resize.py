@@ -102,12 +102,12 @@ def _after_change(attempt: Attempt, known: HostsNow, rules: ResizeRules) -> Deci
     decision = resize(attempt, known, rules)
     if decision is None:  # no change is needed any more: the hosts that were to join have gone again
         following = attempt._replace(number=attempt.number + 1, joined=frozenset())
-        why = "the hosts stay as they are, after all: starting again from the checkpoint"
+        why = "the hosts stay as they are, after all: starting again from where it was saved"
         return Decision(following, why)
     if decision.attempt is None:
         return decision._replace(why=f"{decision.why}; it has saved, and ends")
     num = count(len(decision.attempt.hosts), "host")
-    return decision._replace(why=f"{num} from now on ({decision.why}): starting again from the checkpoint")
+    return decision._replace(why=f"{num} from now on ({decision.why}): starting again from where it was saved")
 
 
 def _forgiven(attempt: Attempt, verdict: Verdict) -> dict[str, str]:

@@ -99,9 +99,9 @@ FREE = "starting again, which counts as no restart"
     ("verdict", "now", "joined", "expected", "num_restarts"),
     [
         (ended(change="c is back"), known("c"), "",
-         ("a b c", "3 hosts from now on (c is back): starting again from the checkpoint"), 0),
+         ("a b c", "3 hosts from now on (c is back): starting again from where it was saved"), 0),
         (ended(change="c is back"), known(), "",
-         ("a b", "the hosts stay as they are, after all: starting again from the checkpoint"), 0),
+         ("a b", "the hosts stay as they are, after all: starting again from where it was saved"), 0),
         (ended(lost("b"), b="x"), known(b=GONE), "", ("a", f"{FREE}; without b (told to go: x)"), 0),
         (ended(rank_of("b"), b="x"), known(b=GONE), "", ("a", f"{FREE}; without b (told to go: x)"), 0),
         (ended(rank_of("a"), b="x"), known(b=GONE), "",

@@ -86,7 +86,7 @@ def test_a_host_that_was_cut_off_is_back_at_the_next_checkpoint(
     wait_for_starts(command, "node1 node2 node3", "node1 node3", "node1 node3 node2")
     report = end(command, folder)
     assert "dslaunch: node2 is back: the hosts change when the program has saved" in command.err
-    last = "3 hosts from now on (node2 is back): starting again from the checkpoint"
+    last = "3 hosts from now on (node2 is back): starting again from where it was saved"
     assert f"dslaunch: {last}" in command.err
     assert [one["decision"] for one in report["attempts"]][1:] == [last, ""]
     assert [one["change"] for one in report["attempts"]] == [None, "node2 is back", None]
