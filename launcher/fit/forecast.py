@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from ...shared.zero_bytes import SHARD_GRADIENT_BYTES, sent_bytes
+from ...shared.zero_bytes import sent_bytes
 from ..job.mesh import HostSlots
 from .answer import DEVICE, HOST, Answer, DeviceWork, SentBytes, StepWork
 from .candidates import Candidate, Setup
@@ -115,7 +115,7 @@ class Forecast:
             again = _AGAIN if setup.is_checkpointed else 1 / _AGAIN
         launches = candidate.num_micro_batches / given.num_micro_batches * again
         shard = params / (num_ranks if placing.stage else 1)
-        updated = int(_TOUCHED * shard * (sizes.state_bytes + SHARD_GRADIENT_BYTES))
+        updated = int(_TOUCHED * shard * (sizes.each.states + sizes.each.gradient_sum))
         is_on_host = placing.has_optimizer_on_host or not sizes.has_gpus
         on_device = [_scaled(one, again, launches) for one in work.on_device if not one.is_update]
         if not is_on_host:
@@ -124,10 +124,10 @@ class Forecast:
             )
         copied = 0.0
         if placing.has_optimizer_on_host:
-            gradients = SHARD_GRADIENT_BYTES * (candidate.num_micro_batches if placing.stage > 1 else 1)
-            copied += shard * (gradients + sizes.number_bytes)
+            gradients = sizes.each.gradient_sum * (candidate.num_micro_batches if placing.stage > 1 else 1)
+            copied += shard * (gradients + sizes.each.parameter)
         if placing.has_parameters_on_host:
-            copied += 2 * candidate.num_micro_batches * shard * sizes.number_bytes
+            copied += 2 * candidate.num_micro_batches * shard * sizes.each.parameter
         return replace(
             work,
             on_device=tuple(on_device),
@@ -142,7 +142,7 @@ class Forecast:
         is_pipeline = candidate.setup.num_stages > 1
         sent = sent_bytes(
             params,
-            number_bytes=self.sizes.number_bytes,
+            number_bytes=self.sizes.each.parameter,
             stage=stage,
             num_ranks=num_ranks,
             num_micro_batches=number,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...shared.zero_bytes import HeldBytes, adam_bytes, held_bytes
+from ...shared.zero_bytes import HeldBytes, TrainedBytes, adam_bytes, held_bytes
 from ..job.mesh import JobMesh
 from .answer import ALL_HOST, DEVICE, HOST, Answer
 from .candidates import AUTO, PLACINGS, Candidate, Setup, divisors
@@ -57,8 +57,7 @@ class ModelBytes:
 
     num_trained: int
     num_frozen: int
-    number_bytes: int  # a parameter's
-    state_bytes: float  # a trained parameter's masters and optimizer states
+    each: TrainedBytes
     activation_bytes: float  # what one sample in a micro batch adds
     has_gpus: bool
     given: Candidate
@@ -74,8 +73,7 @@ class ModelBytes:
         return held_bytes(
             self.num_trained * share,
             self.num_frozen * share,
-            number_bytes=self.number_bytes,
-            state_bytes=self.state_bytes,
+            each=self.each,
             stage=setup.placing.stage,
             num_ranks=max(1, world_size // setup.num_holders),
             has_optimizer_on_host=setup.placing.has_optimizer_on_host,
@@ -148,12 +146,13 @@ def model_bytes(
     if config is None or (AUTO in switches and not is_half):
         held = _most(answer, PARAMETERS) * (num_ranks if setup.placing.stage == 3 else 1)
         is_half = 0 < held < 3 * (num_trained + sizes.get("num_frozen", 0))
-    number_bytes = 2 if is_half else 4
+    each = adam_bytes(2 if is_half else 4, config)
+    if num_trained and not dict(answer.file_bytes).get("offloaded"):  # else files have them
+        each = each._replace(states=_most(answer, STATES) / (num_trained / num_sharers))
     return ModelBytes(
         num_trained=num_trained,
         num_frozen=sizes.get("num_frozen", 0),
-        number_bytes=number_bytes,
-        state_bytes=_state_bytes(answer, num_trained / num_sharers, number_bytes),
+        each=each,
         activation_bytes=activation_bytes(answer, has_gpus=has_gpus) / micro_batch_size,
         has_gpus=has_gpus,
         given=Candidate(
@@ -183,11 +182,3 @@ def _most(answer: Answer, kind: str) -> int:
         (sum(dict(phase.peak(place).kinds).get(kind, 0) for place in (DEVICE, ALL_HOST)) for phase in steps),
         default=0,
     )
-
-
-def _state_bytes(answer: Answer, num_trained: float, number_bytes: int) -> float:
-    """Return the masters and states of one parameter, Adam's where files have them."""
-    is_elsewhere = bool(dict(answer.file_bytes).get("offloaded"))
-    if not num_trained or is_elsewhere:
-        return float(adam_bytes(number_bytes))
-    return _most(answer, STATES) / num_trained

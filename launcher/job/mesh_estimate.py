@@ -89,8 +89,7 @@ class Estimate(NamedTuple):
         return sum(
             held_bytes(
                 params,
-                number_bytes=size,
-                state_bytes=adam_bytes(size),
+                each=adam_bytes(size),
                 stage=self.options.stage,
                 num_ranks=num_ranks,
             ).on_device
@@ -104,7 +103,7 @@ class Estimate(NamedTuple):
             f"estimate: {_billions(model.dense + model.experts)} parameters in {model.num_blocks} blocks of "
             f"width {model.hidden}, ZeRO stage {given.stage}, {given.bytes} bytes a number, micro batches: "
             f"{given.micro_batches} of {given.micro_batch} x {given.seq} tokens; a rank holds "
-            f"{shown_size(round(self.held_bytes(mesh)))} with AdamW's states, and its activations"
+            f"{shown_size(round(self.held_bytes(mesh)))} with AdamW's float32 states, and its activations"
         )
 
 

@@ -1,8 +1,9 @@
 """Memory of the parameters, gradients and optimizer states of a model, by DeepSpeed's names.
 
 Names, arguments, results and printed columns are DeepSpeed's, and the arithmetic is that of `dslaunch plan`
-(shared/zero_bytes.py), for Adam in mixed precision. Activations and buffers are in none of it, and
-`additional_buffer_factor` is a surcharge on host memory. `dslaunch plan` counts all of it.
+(shared/zero_bytes.py), for Adam in mixed precision with float32 masters and states: no ds_config is given, so
+none can say fewer bits. Activations and buffers are in none of it, and `additional_buffer_factor` is a
+surcharge on host memory. `dslaunch plan` counts all of it, as the ds_config says.
 Units:  bytes; GiB where they are printed
 Source: DeepSpeed 0.19.8 runtime/zero/stage_1_and_2.py and stage3.py, functions of the same names. Its numbers
         of stage 2 differ: it counts 2 bytes more of each gradient on the device, and the states of all ranks
@@ -31,8 +32,7 @@ def estimate_zero2_model_states_mem_needs(
     """Return the bytes of host memory a node and of GPU memory a GPU would need at stage 2."""
     held = held_bytes(
         total_params,
-        number_bytes=_HALF,
-        state_bytes=adam_bytes(_HALF),
+        each=adam_bytes(_HALF),
         stage=2,
         num_ranks=num_gpus_per_node * num_nodes,
         has_optimizer_on_host=cpu_offload,
@@ -87,8 +87,7 @@ def estimate_zero3_model_states_mem_needs(
     """
     held = held_bytes(
         total_params,
-        number_bytes=_HALF,
-        state_bytes=adam_bytes(_HALF),
+        each=adam_bytes(_HALF),
         stage=3,
         num_ranks=num_gpus_per_node * num_nodes,
         has_optimizer_on_host=cpu_offload,
@@ -161,7 +160,8 @@ def count_params(model: nn.Module) -> tuple[int, int]:
 def _title(stage: int, num_gpus_per_node: int, num_nodes: int, model: str) -> str:
     return (
         f"ZeRO stage {stage}, {num_nodes} node(s) with {num_gpus_per_node} GPU(s) each, {model}:\n"
-        "parameters, gradients and states of Adam in mixed precision, without activations\n"
+        "16-bit parameters and gradients, masters and states of Adam in float32, without activations;\n"
+        "no ds_config is read here: `dslaunch plan` counts masters and states of fewer bits, too\n"
         "  a node's host |      a GPU | options"
     )
 

@@ -17,6 +17,7 @@ from dslaunch.launcher.fit.step_time import COMPUTE, TimeRange
 from dslaunch.launcher.fit.suggestion import Suggestions, Tried, in_order
 from dslaunch.launcher.fit.ways_out import WayOut, ways_text
 from dslaunch.launcher.job.mesh import HostSlots, JobMesh
+from dslaunch.shared.zero_bytes import TrainedBytes
 
 from .answers import GIB, answer, memory, rehearsed
 
@@ -31,8 +32,7 @@ def candidate(placing: Placing, size: int = 2, number: int = 2, **setup: Any) ->
 SIZES = ModelBytes(
     num_trained=GIB,
     num_frozen=0,
-    number_bytes=2,
-    state_bytes=12,
+    each=TrainedBytes(parameter=2, states=12),
     activation_bytes=GIB,
     has_gpus=True,
     given=candidate(Placing(stage=1)),
@@ -61,8 +61,7 @@ def test_sizes_are_those_that_the_rehearsal_told() -> None:
     assert sizes == ModelBytes(
         num_trained=GIB,
         num_frozen=0,
-        number_bytes=2,
-        state_bytes=12,  # of 4 ranks, each has 3 of them
+        each=TrainedBytes(parameter=2, states=12),  # of 4 ranks, each has 3 of the latter
         activation_bytes=GIB,
         has_gpus=True,
         given=candidate(Placing(stage=1), 8, 2),
@@ -168,7 +167,14 @@ def test_a_dtype_that_a_trainer_fills_in_is_that_of_the_parameters(held: int, nu
     )
     config = {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
     setup = Setup(placing=Placing(stage=2))
-    assert model_bytes(found, config, setup, world_size=4, has_gpus=True).number_bytes == number_bytes
+    assert model_bytes(found, config, setup, world_size=4, has_gpus=True).each.parameter == number_bytes
+
+
+def test_states_that_files_have_are_counted_as_the_ds_config_keeps_them() -> None:
+    config = {"bf16": {"enabled": True}, "data_types": {"optimizer_state_dtype": "8bit"}}
+    found = answer(model={"num_trained": GIB}, file_bytes={"offloaded": GIB})
+    sizes = model_bytes(found, config, Setup(placing=Placing(stage=2)), world_size=4, has_gpus=True)
+    assert sizes.each == TrainedBytes(parameter=2, states=6 + 1 / 32)
 
 
 HOSTS = (HostSlots("a", 2), HostSlots("b", 2))

@@ -14,10 +14,9 @@ from torch import Tensor
 import dslaunch
 from dslaunch import ConfigError, zero
 from dslaunch.runtime.optimizers.eight_bits import decode, encode
-from dslaunch.runtime.placement.stage_policy import policy_for_stage
+from dslaunch.shared.zero_bytes import TrainedBytes, adam_bytes, held_bytes
 from tests.exhaustive import few
 from tests.runtime.checkpoint.states import WARMUP
-from tests.runtime.footprint import memory_bytes
 from tests.runtime.models import assert_same_bits, make_config, make_model, snapshot, train_engine
 from tests.runtime.offload.residences import AWAY, ON_DEVICE, Where, make_engine
 from tests.runtime.ranks import Ranks
@@ -193,19 +192,14 @@ def _census(rank: int, kind: str, stage: int, between: float, total: float) -> t
     few(itertools.product(KINDS, (1, 2, 3)), lambda *row: row in (("8 bits", 2), ("least", 3))),
 )
 def test_bytes_are_the_formula(ranks: Ranks, kind: str, stage: int) -> None:
-    expected = memory_bytes(
-        policy_for_stage(stage),
-        numel=sum(param.numel() for param in Wide().parameters()),
-        param_bytes=2,
-        grad_bytes=BYTES[kind][1] if stage >= 2 else 2,
-        optimizer_bytes=BYTES[kind][0],
-        num_shards=2,
-    )
-    for before, with_gradients, after in ranks(
-        _census, kind, stage, expected.total, expected.total, world_size=2
-    ):
-        assert with_gradients - before == pytest.approx(expected.total, rel=PADDING)
-        assert after - before == pytest.approx(expected.total, rel=PADDING)
+    """And the formula is what `dslaunch plan` takes where it has not rehearsed."""
+    each = adam_bytes(2, {"bf16": BF16, **KINDS[kind]})
+    assert each == TrainedBytes(2, *BYTES[kind])
+    numel = sum(param.numel() for param in Wide().parameters())
+    expected = held_bytes(numel, each=each, stage=stage, num_ranks=2).on_device
+    for before, with_gradients, after in ranks(_census, kind, stage, expected, expected, world_size=2):
+        assert with_gradients - before == pytest.approx(expected, rel=PADDING)
+        assert after - before == pytest.approx(expected, rel=PADDING)
 
 
 # ---- what is refused
