@@ -168,6 +168,7 @@ class Controller:
             leaving=self._resizing.leaving,
             servers=self._servers.ends,
             end_s=tuple(end_s.items()),
+            has_trained=self._job.has_trained,
         )
 
     # Messages of the peers, the controllers of other nodes, from any thread.

@@ -41,6 +41,7 @@ class RunningJob:
         self._failures = failures
         self._console = console
         self._telemetry = console.telemetry
+        self.has_trained = False
         self._say_way_at = float("inf")
         self._stacks = StackWatch(plan.stack_on_hang_s, place_of=plan.place_of)
         self._limits, self._sections = limits, None
@@ -71,6 +72,7 @@ class RunningJob:
         """Record that all hosts, or ranks, have completed a phase of the start."""
         self._telemetry.record_of_attempt("phase", at_s=at_s, phase=phase)
         if phase == FIRST_STEP:
+            self.has_trained = True
             self._say_way_at = time.monotonic() + WAY_AFTER_S
 
     def _say_way_back(self) -> None:

@@ -83,8 +83,9 @@ def next_attempt(attempt: Attempt, verdict: Verdict, known: HostsNow, rules: Res
     if forgiven:
         hosts, spares, changes = replace_hosts(attempt, {**known.going, **forgiven}, keeps_lost=False)
         changes = ["starting again, which counts as no restart", *changes]
+        joined = attempt.joined.difference(forgiven)
         following = attempt._replace(
-            hosts=hosts, spares=spares, number=attempt.number + 1, last_culprit=None, joined=frozenset()
+            hosts=hosts, spares=spares, number=attempt.number + 1, last_culprit=None, joined=joined
         )
         restart = rules.restart._replace(min_nodes=rules.minimum)
         if len(hosts) >= rules.minimum:
@@ -107,7 +108,9 @@ def _after_change(attempt: Attempt, known: HostsNow, rules: ResizeRules) -> Deci
     if decision.attempt is None:
         return decision._replace(why=f"{decision.why}; it has saved, and ends")
     num = count(len(decision.attempt.hosts), "host")
-    return decision._replace(why=f"{num} from now on ({decision.why}): starting again from where it was saved")
+    return decision._replace(
+        why=f"{num} from now on ({decision.why}): starting again from where it was saved"
+    )
 
 
 def _forgiven(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
@@ -127,9 +130,14 @@ def _forgiven(attempt: Attempt, verdict: Verdict) -> dict[str, str]:
     )
     if not attempt.joined or (verdict.ran_s or 0.0) > JOINING_S or is_of_old_host:
         return {}
-    # The job ran without the new hosts and fails with them: perhaps the batch is not divisible by the number
-    # of ranks.
-    return leaving | {name: f"it had just joined: {culprit.describe()}" for name in sorted(attempt.joined)}
+    is_its_own = isinstance(culprit, HostFailure) or verdict.has_trained
+    if is_its_own and culprit.host in attempt.joined:
+        guilty = [culprit.host]
+    elif verdict.has_trained:
+        return {}
+    else:  # it ran without the new hosts and fails with them: perhaps the ranks do not divide the batch
+        guilty = sorted(attempt.joined)
+    return leaving | {name: f"it had just joined: {culprit.describe()}" for name in guilty}
 
 
 def _why(attempt: Attempt, hosts: tuple[Selected, ...], going: Mapping[str, str], known: HostsNow) -> str:

@@ -177,6 +177,7 @@ class Verdict(NamedTuple):
     leaving: Mapping[str, str] = MappingProxyType({})  # hosts that were told to go, each with the reason
     servers: tuple[ServerEnd, ...] = ()
     end_s: tuple[tuple[str, float], ...] = ()  # as phases_s, of the moments of an end by a failure
+    has_trained: bool = False  # a rank has told of a step
 
     @property
     def correction(self) -> str:

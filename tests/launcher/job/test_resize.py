@@ -83,6 +83,10 @@ def ended(*failures: Failure, change: str = "", ran_s: float | None = 5.0, **lea
     )
 
 
+def trained(*failures: Failure) -> Verdict:
+    return ended(*failures)._replace(has_trained=True)
+
+
 def rank_of(host: str) -> RankFailure:
     return RankFailure(rank=3, local_rank=0, host=host, pid=1, code=1, signal=0, at_s=9.0)
 
@@ -111,6 +115,10 @@ FREE = "starting again, which counts as no restart"
          ("a", f"{FREE}; without b (it had just joined: b: lost)"), 0),
         # Another one failed with it; and before it had joined the job ran.
         (ended(rank_of("a")), known(), "b", ("a", f"{FREE}; without b (it had just joined: {RANK})"), 0),
+        # Of several that have joined one is lost, or fails in training: the others are good.
+        (ended(lost("b")), known(), "a b", ("a", f"{FREE}; without b (it had just joined: b: lost)"), 0),
+        (trained(rank_of("a")), known(), "a b", ("b", f"{FREE}; without a (it had just joined: {RANK})"), 0),
+        (trained(rank_of("a")), known(), "b", ("a b", "starting again (1 of 1 restarts)"), 1),
         # Both are one machine, which is said of the one that is heard of later.
         (ended(lost("a")._replace(exit_code=2), ran_s=None), known(), "b",
          ("a", f"{FREE}; without b (it had just joined: a: lost)"), 0),
@@ -131,6 +139,7 @@ def test_what_comes_after_an_attempt(
     assert shown(decision) == expected
     if decision.attempt is not None:
         assert (decision.attempt.number, decision.attempt.num_restarts) == (1, num_restarts)
+        assert decision.attempt.joined <= {one.host.name for one in decision.attempt.hosts}
 
 
 NAMES = st.lists(st.sampled_from("abcdefgh"), unique=True)
