@@ -11,9 +11,13 @@ Source: DeepSpeed 0.19.8 runtime/config.py, runtime/engine.py, runtime/zero/part
 
 from __future__ import annotations
 
+import atexit
+import gc
+import io
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 # Parts of a URL that may be secret: the text before the host's @, and after `?`, where signatures stand.
@@ -93,6 +97,7 @@ class SkippedStepsError(UserError):
 
 _excepthook = sys.excepthook
 _EXPLANATIONS: dict[type[BaseException], Callable[[], str]] = {}
+_WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
 def explain(kind: type[BaseException], text: Callable[[], str]) -> None:
@@ -126,6 +131,22 @@ def _tell(text: Callable[[], str]) -> None:
 
 def show_user_errors_in_one_line() -> None:
     """Make an uncaught UserError end the program with its line and exit code instead of a traceback; an
-    interactive session of Python gets the line and goes on.
+    interactive session of Python gets the line and goes on. After any uncaught error the process ends soon.
     """
     sys.excepthook = _show
+    atexit.unregister(_end_soon)
+    atexit.register(_end_soon)
+
+
+def _end_soon() -> None:
+    """After an uncaught error, keep Python from searching all of torch for garbage before the process ends:
+    a second or more, for which the other ranks wait to start again. Files are written out first, since those
+    among the garbage are not found then.
+    """
+    if not hasattr(sys, "last_value"):  # Python sets it before it shows an uncaught error
+        return
+    for one in gc.get_objects():
+        if issubclass(type(one), _WRITERS):
+            with suppress(OSError, ValueError):
+                one.flush()
+    gc.freeze()
