@@ -34,7 +34,7 @@ class ModuleParameters(dict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         param = super().__getitem__(name)
-        if type(param) is FreedParameter and self.unshard is not None:
+        if issubclass(type(param), FreedParameter) and self.unshard is not None:
             self.unshard(param)
         show = self.shows.get(name)
         return param if show is None or param is None else show(param)

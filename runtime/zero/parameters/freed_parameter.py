@@ -3,10 +3,10 @@ error when it is used.
 
 A freed parameter keeps its identity. Its data is one NaN that is expanded to its shape, so it costs no
 memory, and its class becomes FreedParameter, which lets its description be asked for and refuses
-everything else. So a mistake is one sentence, and neither wrong numbers nor a crash in memory that was
-given back. In a backward the values may have come while the parameter is a placeholder still: then its use
-gives it the values. Until initialize() has the model, a use brings the values of a parameter that zero.Init
-has sharded.
+everything else; one of a subclass becomes both. So a mistake is one sentence, and neither wrong numbers nor a
+crash in memory that was given back. In a backward the values may have come while the parameter is a
+placeholder still: then its use gives it the values. Until initialize() has the model, a use brings the values
+of a parameter that zero.Init has sharded.
 
 Names of values
 ---------------
@@ -20,7 +20,8 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
-from functools import partial
+from functools import cache, partial
+from types import new_class
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -130,7 +131,7 @@ class FreedValues(Tensor):
         if func in _DESCRIPTIONS or func is Tensor.data_ptr:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if func in _STORAGES and type(args[0]._param) is FreedParameter:
+        if func in _STORAGES and _is_placeholder(args[0]._param):
             return args[0]._storage(is_typed=func is Tensor.storage)
         is_made = _makes_parameter(func, sys._getframe(1).f_code)
         if func in _VIEWS and not is_made:
@@ -188,7 +189,7 @@ class FreedParameter(nn.Parameter):
         is_made = _makes_parameter(func, sys._getframe(1).f_code)
         if not is_made and (func in _NAMES or func in _MOVES or func == _SET_DATA):
             _unshard_for(args[:1], is_use=False)
-            if type(args[0]) is cls:
+            if _is_placeholder(args[0]):
                 if func in _NAMES:
                     return name_values(args[0], args[0], _same)
                 if func in _MOVES and (moved := _moved(func, *args, **kwargs)) is not None:
@@ -196,6 +197,12 @@ class FreedParameter(nn.Parameter):
                 if func == _SET_DATA and _take(*args):
                     return None
         return _use(func, args, kwargs, is_made=is_made)
+
+    # A library's subclass has calls of its own by these names, which would read what stands for the values.
+
+    to = Tensor.to
+    cpu = Tensor.cpu
+    cuda = Tensor.cuda
 
     # torch asks no class about these two.
 
@@ -213,7 +220,7 @@ class FreedParameter(nn.Parameter):
         refused, or in a program for DeepSpeed empty.
         """
         _unshard_for([self], is_use=False)
-        if type(self) is FreedParameter:
+        if _is_placeholder(self):
             empty = nn.Parameter(_empty_for(self, self.dtype), self.requires_grad)
             return empty.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
         return self.__reduce_ex__(protocol)
@@ -222,15 +229,33 @@ class FreedParameter(nn.Parameter):
         """Return a plain parameter; zero.Init shards that, too."""
         keeper = _keeper_of(self)
         _unshard_for([self], is_use=True)
-        if type(self) is FreedParameter:
+        if _is_placeholder(self):
             _refuse(self, "__deepcopy__")
         copy: nn.Parameter = deepcopy(self, memo)
         if keeper is not None:
             keeper.note_copy(copy)
         return copy
 
+    def __copy__(self) -> Any:
+        """Return a plain copy as of any object."""
+        make, *how = self.__reduce_ex__(4)
+        return make(*how[0])
+
     def __repr__(self) -> str:  # type: ignore[override]
         return f"FreedParameter('{_name_of(self)}', {tuple(self.shape)}, {self.dtype})"
+
+
+@cache
+def _freed_kind(kind: type) -> type:
+    """Return the class of a parameter of this class while it is freed: of the same name, by which libraries
+    know theirs; tensors that are no nn.Parameter in Python keep their class.
+    """
+    if kind is nn.Parameter:
+        return FreedParameter
+    if not issubclass(kind, nn.Parameter):
+        return kind
+    names = {"__module__": kind.__module__}
+    return new_class(kind.__name__, (FreedParameter, kind), exec_body=lambda body: body.update(names))
 
 
 class Owner(Protocol):
@@ -278,12 +303,17 @@ class Placeholder:
     ) -> None:
         self.name = name
         self.keeper = weakref.ref(keeper)
-        # A subclass has a meaning of its own, which another class would take from it.
-        self.is_plain = type(param) is nn.Parameter
+        self.kind = type(param)
+        self.freed_kind = _freed_kind(self.kind)
         self.nan = torch.full((), no_value(dtype), dtype=dtype, device=device).expand(param.shape)
         self.address = self.nan.data_ptr()
         self.version = 0
         _PLACEHOLDERS[param] = self
+
+    @property
+    def tells(self) -> bool:
+        """Whether the class of the parameter tells when it is used while it is freed."""
+        return issubclass(self.freed_kind, FreedParameter)
 
     def put(self, param: nn.Parameter) -> None:
         """Let it stand for the values; the caller gives the parameter,
@@ -332,8 +362,7 @@ def put_all(placeholders: Sequence[Placeholder], params: Sequence[nn.Parameter])
     for placeholder, param in zip(placeholders, params, strict=True):
         param.data = placeholder.nan
         placeholder.version = param._version
-        if placeholder.is_plain:
-            param.__class__ = FreedParameter
+        param.__class__ = placeholder.freed_kind
         param.__dict__["ds_status"] = status
 
 
@@ -347,8 +376,7 @@ def take_away_all(
     status = ZeroParamStatus.AVAILABLE
     written = None
     for placeholder, param, value in zip(placeholders, params, values, strict=True):
-        if placeholder.is_plain:
-            param.__class__ = nn.Parameter
+        param.__class__ = placeholder.kind
         is_touched = param._version != placeholder.version or param.data_ptr() != placeholder.address
         if is_touched and placeholder.was_written(param):
             written = written or placeholder
@@ -371,7 +399,7 @@ def _use(func: Callable[..., Any], args: Any, kwargs: Any, *, is_made: bool) -> 
     leaves = [_param_of(leaf) for leaf in _leaves((*args, *kwargs.values())) if isinstance(leaf, Tensor)]
     _unshard_for(leaves, is_use=func not in _NEVER_BROUGHT)
     for leaf in leaves:
-        if type(leaf) is FreedParameter:
+        if _is_placeholder(leaf):
             if func is Tensor.__reduce_ex__:
                 return func(_empty_for(leaf, args[0].dtype), *args[1:])
             _refuse(leaf, _name_of_function(func))
@@ -472,7 +500,7 @@ def _take(param: Tensor, given: Tensor) -> bool:
 def _unshard_for(tensors: Sequence[Any], *, is_use: bool) -> None:
     """Let freed parameters have their values where a backward has brought those, or zero.Init does."""
     for param in tensors:
-        keeper = _keeper_of(param) if type(param) is FreedParameter else None
+        keeper = _keeper_of(param) if _is_placeholder(param) else None
         if keeper is not None:
             keeper.unshard_for(tensors, is_use=is_use)
 
@@ -501,18 +529,18 @@ def _refuse(param: Tensor, what: str) -> NoReturn:
 
 def give_values(param: nn.Parameter, values: Tensor) -> None:
     """Let a parameter, which may be a placeholder, be a plain one with these values from elsewhere."""
-    _PLACEHOLDERS.pop(param, None)
-    if type(param) is FreedParameter:
-        param.__class__ = nn.Parameter  # type: ignore[assignment]
+    placeholder: Placeholder | None = _PLACEHOLDERS.pop(param, None)
+    if placeholder is not None and _is_placeholder(param):
+        param.__class__ = placeholder.kind
     param.data = values
 
 
 def is_freed(param: Tensor) -> bool:
     """Whether a placeholder stands for the parameter's values, also where its class is one of its own."""
-    if type(param) is FreedParameter:
+    if _is_placeholder(param):
         return True
     placeholder: Placeholder | None = _PLACEHOLDERS.get(param)
-    if placeholder is None or placeholder.is_plain or param.numel() == 0:
+    if placeholder is None or param.numel() == 0:
         return False
     with torch._C.DisableTorchFunctionSubclass():
         return bool(param.data_ptr() == placeholder.address)
@@ -537,6 +565,11 @@ def name_values(tensor: Tensor, param: Tensor, make: Callable[[Tensor], Tensor])
     if keeper is not None:
         keeper.note_name(values)
     return values
+
+
+def _is_placeholder(value: Any) -> bool:
+    """Whether a value is a freed parameter; isinstance() would run torch's own check each time."""
+    return issubclass(type(value), FreedParameter)
 
 
 def _name_of_function(func: Callable[..., Any]) -> str:

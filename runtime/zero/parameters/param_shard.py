@@ -327,9 +327,9 @@ class ParamShard:
         return self.values.free_unless_referred_to()
 
     @property
-    def has_subclasses(self) -> bool:
-        """Whether a parameter that is a placeholder now is of a class of its own."""
-        return not all(placeholder.is_plain for placeholder in self._placeholders)
+    def has_silent(self) -> bool:
+        """Whether a parameter that is a placeholder now does not tell when it is used."""
+        return not all(placeholder.tells for placeholder in self._placeholders)
 
     @property
     def why_away(self) -> str:

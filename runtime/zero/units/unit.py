@@ -48,8 +48,7 @@ class Unit:
         self.reshard_after_forward = any(
             sub_buffer.plan.policy.reshard_after_forward for sub_buffer in self._sharded
         )
-        # A parameter of a class of its own does not tell when it is used, see freed_parameter.py.
-        self._has_subclasses = any(sub_buffer.param_shard.has_subclasses for sub_buffer in self._sharded)
+        self._has_silent = any(sub_buffer.param_shard.has_silent for sub_buffer in self._sharded)
         self.state = UnitState.FREED if self._sharded else UnitState.LIVE
         for sub_buffer in self._sharded:
             sub_buffer.param_shard.on_use = self._use
@@ -121,7 +120,7 @@ class Unit:
         if self.state is UnitState.GATHERING:
             self._finish_unshard()
             self.state = UnitState.GATHERED
-            if self._has_subclasses:
+            if self._has_silent:
                 self.show()
 
     def wait_for_unshard(self) -> None:

@@ -5,6 +5,7 @@ process that has all of it, and each rank keeps its share of the packed bytes.
 from __future__ import annotations
 
 import gc
+from copy import copy, deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dslaunch
+from dslaunch import ConfigError, zero
 from dslaunch.runtime.checkpoint.export.export import ExportOptions, export
 from dslaunch.runtime.checkpoint.export.source import open_source
 from tests.runtime.packed_models import WIDTH, make_quantized, packed_values
@@ -174,6 +176,42 @@ def _losses_of_one_process(dtype: torch.dtype, steps: int = STEPS) -> list[float
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def _use_outside(rank: int) -> None:
+    """Ask for values that are sharded by every way that a program, PEFT and bitsandbytes have."""
+    model = make_quantized()
+    engine, *_ = dslaunch.initialize(
+        model=model, model_parameters=_trained(model), config=_config({"stage": 3, **SMALL_UNITS}, {})
+    )
+    named = {name: one for name, one in model.named_parameters() if name.endswith("0.base_layer.weight")}
+    assert {type(one).__name__ for one in named.values()} == {"Params4bit", "Int8Params"}
+    for name, weight in named.items():
+        for use in (
+            lambda one: one.data.float(),
+            lambda one: one.data.sum(),
+            lambda one: one.data.to(torch.float64),
+            lambda one: one.detach().clone(),
+            lambda one: torch.chunk(one, 2),
+            lambda one: one == 0,
+            copy,
+            deepcopy,
+        ):
+            with pytest.raises(ConfigError, match=rf"'{name}' was asked for .*GatheredParameters"):
+                use(weight)
+        assert weight.data.shape == weight.shape
+        assert weight.to("cpu") is weight
+    assert model.to("cpu") is model
+    with zero.GatheredParameters(list(named.values())):
+        values = [one.data.clone() for one in named.values()]
+    right = [one.clone() for name, one in make_quantized().named_parameters() if name in named]
+    for value, expected in zip(values, right, strict=True):
+        assert torch.equal(_bits(value), _bits(expected))
+    engine.destroy()
+
+
+def test_values_that_are_sharded_are_refused_by_name_outside_of_their_layers(ranks: Ranks) -> None:
+    ranks(_use_outside, world_size=NUM_RANKS)
 
 
 @pytest.fixture(scope="module")
