@@ -96,15 +96,16 @@ class BaseModel:
     def _merged(self, name: str, sources: Mapping[str, Spec]) -> Made:
         layer = self.module.get_submodule(name)
         for own, param in layer.named_parameters():
-            problem = ""
+            problem = instead = ""
             if type(param) not in (nn.Parameter, FreedParameter) or not param.is_floating_point():
                 problem = f"is {type(param).__name__} of {param.dtype}, which PEFT merges in place only"
+                instead = "; save them, and merge in one process with the base, by PEFT's merge_and_unload()"
             elif f"{name}.{own}" not in sources:
                 problem = "is tied to a parameter of another unit, which is not gathered with it"
             if problem:
                 raise ConfigError(
                     f"engine.weights(merge_lora=True): '{name}.{own}' {problem}; give merge_lora=False, "
-                    "which leaves adapters apart"
+                    f"which leaves adapters apart{instead}"
                 )
         outs = {base: spec for one, spec in sources.items() if (base := self.name(one)) is not None}
         return Made(sources=sources, outs=outs, layer=name)

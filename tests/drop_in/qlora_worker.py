@@ -49,9 +49,9 @@ def packed_bytes() -> int:
     return sum(nbytes for nbytes in storages.values() if nbytes != torch.get_rng_state().numel())
 
 
-def lora() -> LoraConfig:
+def lora(*, is_dora: bool = False) -> LoraConfig:
     """Return new adapters each time: PEFT writes into it what suits a model of experts."""
-    return LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS, task_type="CAUSAL_LM")
+    return LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS, task_type="CAUSAL_LM", use_dora=is_dora)
 
 
 def base_folder(folder: Path, kind: str) -> Path:
@@ -94,6 +94,7 @@ def train(
     resumes: str | None = None,
     is_sft: bool = False,
     is_checkpointed: bool = False,
+    is_dora: bool = False,
 ) -> dict[str, Any]:
     """Train adapters; `stage` None: without a ds_config, which is DDP."""
     begin_case()
@@ -119,7 +120,7 @@ def train(
         texts = Dataset.from_list([{"text": f"the cat sees one dog number {place}"} for place in range(64)])
         trainer: Any = LoggedSFT(base, args=args, train_dataset=texts, peft_config=lora(), callbacks=[weighs])
     else:
-        model = get_peft_model(base, lora())
+        model = get_peft_model(base, lora(is_dora=is_dora))
         trainer = LoggedTrainer(model, args, train_dataset=Rows(), callbacks=[weighs])
     last = folder / resumes / f"checkpoint-{SAVED_AT}" if resumes else None
     trainer.train(resume_from_checkpoint=str(last) if last else None)
@@ -146,6 +147,7 @@ def cases() -> dict[str, Any]:
         "8 bits": {"bits": 8},
         "experts": {"kind": "qwen3_moe"},
         "checkpointed": {"is_checkpointed": True},
+        "DoRA": {"is_dora": True},
         "sft": {"is_sft": True},
     }
     for what, options in kinds.items():

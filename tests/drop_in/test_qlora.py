@@ -28,7 +28,7 @@ WEIGHT_ABSOLUTE, LOGIT_ABSOLUTE = 2e-7, 1e-2  # merging quantizes again: a numbe
 ROUNDED_LOSS, ROUNDED_NORM = 2e-4, 1e-2  # with adapters of bfloat16
 HALF = 4  # of the micro batches
 PADDED = 1.1  # units end in whole cache lines, which is much of a model of this size
-KINDS = ["4 bits", "8 bits", "experts", "checkpointed"]
+KINDS = ["4 bits", "8 bits", "experts", "checkpointed", "DoRA"]
 
 
 @pytest.fixture(scope="module")

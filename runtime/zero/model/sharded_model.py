@@ -20,6 +20,7 @@ from ...offload.offload import Offload
 from ...placement.precision import Precision
 from ...placement.stage_policy import Placement, Policy, UnitSizes
 from ..access.access import Access
+from ..access.module_parameters import keep_packed
 from ..access.prefetch import KeepsValues, Prefetcher, in_backward
 from ..gradients.replicated_gradients import ReplicatedGradients
 from ..parameters.packed import PackedOf, find_packed, parts_of
@@ -113,6 +114,8 @@ class ShardedModel:
         if is_any_sharded and domains.together is None:
             self.prefetcher.let_ranks_differ(domains.holders, device)
         self._access = Access(module, self.units, self.prefetcher, keeps=self) if is_any_sharded else None
+        if packed:
+            keep_packed(module)
         place_beside_units(module, packed, device=device, domains=domains, precision=precision)
         self.trained = tuple(sub_buffer for sub_buffer in sub_buffers if sub_buffer.is_trained)
         self._asked_for: frozenset[int] = frozenset()  # ids of the parameters that it is about to take

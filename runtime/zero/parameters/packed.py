@@ -85,6 +85,15 @@ def is_packed(param: nn.Parameter) -> bool:
     return _kind_of(param) is not None
 
 
+def is_same_packed(param: Any, other: Any) -> bool:
+    """Return whether `other` is a new object for the packed values of a parameter."""
+    if param is None or other is None or param is other or not is_packed(param):
+        return False
+    with torch._C.DisableTorchFunctionSubclass():
+        is_alike = type(param) is type(other) and param.shape == other.shape and param.dtype == other.dtype
+        return is_alike and bool(param.data_ptr() == other.data_ptr())
+
+
 def keeps_values(param: nn.Parameter) -> bool:
     """Return whether the library's graphs keep the parameter's values by themselves."""
     return _kind_of(param) is _find_4bit

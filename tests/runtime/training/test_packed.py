@@ -20,7 +20,7 @@ import dslaunch
 from dslaunch import ConfigError, zero
 from dslaunch.runtime.checkpoint.export.export import ExportOptions, export
 from dslaunch.runtime.checkpoint.export.source import open_source
-from tests.runtime.packed_models import WIDTH, make_quantized, packed_values
+from tests.runtime.packed_models import WIDTH, Adapted, make_quantized, packed_values
 from tests.runtime.ranks import Ranks
 
 pytestmark = pytest.mark.skipif(
@@ -43,6 +43,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # zero_optimization
     "disk": ({"stage": 3, **SMALL_UNITS}, {}),
     "checkpoint": ({"stage": 3, **SMALL_UNITS}, {}),
     "reentrant": ({"stage": 3, **SMALL_UNITS}, {}),
+    "renewed": ({"stage": 3, **SMALL_UNITS}, {}),
     SAVED: ({"stage": 3, **SMALL_UNITS}, {}),
     "bf16": ({"stage": 3, **SMALL_UNITS}, {"bf16": {"enabled": True}}),
 }
@@ -84,6 +85,11 @@ def _config(zero: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     return {"train_batch_size": 8, "optimizer": optimizer, "zero_optimization": zero, **more}
 
 
+def _renew(layer: Any, args: Any) -> None:
+    """Register another object for the same weight, as PEFT's DoRA does in each forward on a CPU."""
+    layer.weight = layer.weight.to("cpu")
+
+
 def _trained(model: nn.Module) -> list[nn.Parameter]:
     return [param for param in model.parameters() if param.requires_grad]
 
@@ -99,6 +105,9 @@ def _train_as(case: str, rank: int, folder: str) -> Result:
     begun = _integer_bytes()
     # Each rank has weights of its own: all have those of rank 0.
     model = make_quantized(_run_of(case), seed=rank, is_packed=case != "stage 1")
+    if case == "renewed":
+        for layer in (one.base_layer for one in model.modules() if isinstance(one, Adapted)):
+            layer.register_forward_pre_hook(_renew)
     reference = {name: value.clone() for name, value in packed_values(make_quantized().state_dict()).items()}
     held = sum(one.nbytes for one in reference.values() if one.dtype in (torch.uint8, torch.int8))
     engine, *_ = dslaunch.initialize(
@@ -214,6 +223,29 @@ def test_values_that_are_sharded_are_refused_by_name_outside_of_their_layers(ran
     ranks(_use_outside, world_size=NUM_RANKS)
 
 
+def _merge(rank: int) -> str:
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(make_quantized(), LoraConfig(r=2, target_modules=["base_layer"]))
+    engine, *_ = dslaunch.initialize(
+        model=model, model_parameters=_trained(model), config=_config({"stage": 3}, {})
+    )
+    with pytest.raises(ConfigError) as caught:
+        engine.weights(merge_lora=True)
+    engine.destroy()
+    return str(caught.value)
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="needs peft: pip install --group drop-in")
+def test_adapters_of_packed_layers_are_merged_by_peft_alone(ranks: Ranks) -> None:
+    for said in ranks(_merge, world_size=NUM_RANKS):
+        assert said.endswith(
+            "base_layer.base_layer.weight' is Params4bit of torch.uint8, which PEFT merges in place only; "
+            "give merge_lora=False, which leaves adapters apart; save them, and merge in one process with "
+            "the base, by PEFT's merge_and_unload()"
+        )
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("packed")
@@ -239,7 +271,7 @@ def test_bits_of_the_base_are_no_numbers_that_16_bits_round(found: list[dict[str
         assert of_rank["bf16"].changed == []
 
 
-@pytest.mark.parametrize("case", ["stage 3", "checkpoint", "reentrant", "host"])
+@pytest.mark.parametrize("case", ["stage 3", "checkpoint", "reentrant", "host", "renewed"])
 def test_a_rank_keeps_its_share_of_the_packed_bytes_and_a_graph_keeps_none(
     found: list[dict[str, Result]], case: str
 ) -> None:
