@@ -119,6 +119,11 @@ PARAMS_OF: dict[str, type[AdamParams] | type[MuonParams]] = {
     "Muon": MuonParams,
 }
 
+_EIGHT_BITS = (
+    'is of bitsandbytes: write "{name}", and data_types.optimizer_state_dtype "8bit", or make it there and '
+    "pass it to initialize(optimizer=...)"
+)
+_OTHER_EIGHT_BITS = "is of bitsandbytes: make it there and pass it to initialize(optimizer=...)"
 # Arguments of our optimizers that an engine cannot use: it refuses these, or says that they have no effect.
 _NOT_FROM_CONFIG = {"amsgrad", "max_grad_norm", "set_grad_none"}
 _REFUSED = {
@@ -129,6 +134,15 @@ _REFUSED = {
     "MuAdamW": _MUP,
     "MuSGD": _MUP,
     "LBFGS": "runs forward and backward itself, which engine.step() has no place for; take another",
+    **{
+        f"{paged}{name}8bit": _EIGHT_BITS.format(name=name)
+        for paged in ("", "Paged")
+        for name in ("Adam", "AdamW")
+    },
+    **dict.fromkeys(
+        ("Lion8bit", "PagedLion8bit", "AdEMAMix8bit", "SGD8bit", "LAMB8bit", "LARS8bit", "RMSprop8bit"),
+        _OTHER_EIGHT_BITS,
+    ),
     "SparseAdam": "needs sparse gradients, and averaged ones are dense here; take Adam",
 }
 

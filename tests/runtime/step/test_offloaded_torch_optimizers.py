@@ -126,6 +126,48 @@ def test_bits_are_the_same_wherever_states_lie(
     ranks(_wherever, name, precision, stage, str(tmp_path), world_size=world_size)
 
 
+# ---- steps that are skipped
+
+RECOVERED = 6
+
+
+def _overflowing(name: str, stage: int, where: Where, folder: str) -> dict[str, Tensor]:
+    """Train in fp16 with infinite gradients of one rank in the second and third step."""
+    engine = make_engine(name, stage, "fp16", where, folder)
+    train(engine, "fp16", steps=1)
+    after = values_of(engine, name)
+    for step in range(1, RECOVERED):
+        before, own = after, batch(step).chunk(engine.world_size)[engine.global_rank].half()
+        is_over = step in (1, 2)
+        loss = loss_of(engine, own)
+        engine.backward(loss * float("inf") if is_over and engine.global_rank == 0 else loss)
+        engine.step()
+        after = values_of(engine, name)
+        if is_over:
+            assert_same_bits(after, before)
+        else:
+            changed = [key for key, value in after.items() if not torch.equal(value, before[key])]
+            assert len(changed) > len(after) // 2
+    assert engine.skipped_steps == 2
+    assert all(value.isfinite().all() for value in after.values())
+    engine.destroy()
+    return after
+
+
+def _overflow(rank: int, folder: str) -> None:
+    for name, stage in (("Muon", 3), ("Muon", 2), ("LAMB", 1)):
+        expected = _overflowing(name, stage, ON_DEVICE, folder)
+        for where in (CPU, CPU._replace(ratio=0.5), NVME):
+            assert_same_bits(_overflowing(name, stage, where, folder), expected)
+
+
+@pytest.mark.slow
+def test_a_step_that_overflows_leaves_all_that_is_away_as_it_was_and_training_goes_on(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    ranks(_overflow, str(tmp_path), world_size=2)
+
+
 # ---- on the fake CUDA device
 
 
