@@ -18,6 +18,7 @@ from ..step.flat_optimizer import FlatOptimizer
 from ..step.loss_scale import LossScaler
 from ..zero.model.sharded_model import ShardedModel
 from ..zero.parameters.packed import lies_in_unit
+from ..zero.parameters.wrapped import unwrapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class Training:
         """
         in_units = {
             name
-            for name, param in self.module.named_parameters(remove_duplicate=False)
+            for name, param in unwrapped(self.module.named_parameters(remove_duplicate=False)).items()
             if lies_in_unit(param)
         }
         in_units |= {
@@ -56,7 +57,7 @@ class Training:
             for name in sub_buffer.true_names(index)
         }
         # keep_vars, because detaching a parameter asks for its values, which may be sharded
-        state = self.model.packed_whole | self.module.state_dict(keep_vars=True)
+        state = self.model.packed_whole | unwrapped(self.module.state_dict(keep_vars=True).items())
         return {
             name: value.detach() if isinstance(value, Tensor) else value
             for name, value in state.items()
@@ -72,7 +73,7 @@ class Training:
         """Return what of `beside_units` this rank writes into a checkpoint: the first of those that share
         it.
         """
-        named = self.model.packed_whole | self.module.state_dict(keep_vars=True)
+        named = self.model.packed_whole | unwrapped(self.module.state_dict(keep_vars=True).items())
 
         def is_ours(name: str) -> bool:
             value = named[name]
@@ -87,7 +88,7 @@ class Training:
         """Return the other names of tied parameters, and the name under which each is in a unit."""
         first: dict[int, str] = {}
         aliases: dict[str, str] = {}
-        for name, param in self.module.named_parameters(remove_duplicate=False):
+        for name, param in unwrapped(self.module.named_parameters(remove_duplicate=False)).items():
             known = first.setdefault(id(param), name)
             if known != name:
                 aliases[name] = known

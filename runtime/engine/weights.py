@@ -22,6 +22,7 @@ from ..weights.naming import Naming, Rename
 from ..weights.weights_pass import To, WeightsPass
 from ..zero.access.whole_parameters import whole_parameters
 from ..zero.model.sharded_model import ShardedModel
+from ..zero.parameters.wrapped import is_wrapped, unwrapped, wrapped_again
 from .dry_run import NoCopies
 
 _SHAPES_ADVICE = (
@@ -202,12 +203,17 @@ class Weights:
             return None
         values |= {name: values[first] for name, first in weights.plan.aliases.items()}
         # keep_vars, because detaching a parameter asks for its values, which may be sharded
-        own = {
-            name: values[name] if name in values else _to_host(value)
+        state = {
+            name: value
             for name, value in self._module.state_dict(keep_vars=True).items()
             if name not in left_out
         }
-        return own | values
+        own = {
+            name: values[name] if name in values else _to_host(name, value, values)
+            for name, value in state.items()
+        }
+        inner = unwrapped(state.items()).keys() - state.keys()
+        return own | {name: value for name, value in values.items() if name not in inner}
 
     def _try_load_state_dict(self, state_dict: Mapping[str, Any], strict: bool) -> None:
         named = self._module.state_dict(keep_vars=True).items()
@@ -242,7 +248,9 @@ class Weights:
                 raise CheckpointError(f"{what} failed on rank {rank}, so no rank goes on with it: {text}")
 
 
-def _to_host(value: Any) -> Any:
+def _to_host(name: str, value: Any, values: Mapping[str, Tensor]) -> Any:
+    if is_wrapped(value):
+        return wrapped_again(name, value, values)
     return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
 
 

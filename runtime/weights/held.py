@@ -13,6 +13,7 @@ from ..checkpoint.export.output_plan import Spec
 from ..mesh.domain import Domain, Domains
 from ..strided import is_strided
 from ..zero.model.sharded_model import ShardedModel
+from ..zero.parameters.wrapped import unwrapped
 from ..zero.units.sub_buffer import SubBuffer
 
 
@@ -72,7 +73,7 @@ def held_weights(
     no_tensors: list[str] = []
     order: dict[str, int] = {}
     # keep_vars, because detaching a parameter asks for its values, which may be sharded
-    for name, value in module.state_dict(keep_vars=True).items():
+    for name, value in unwrapped(module.state_dict(keep_vars=True).items()).items():
         if name in left_out:
             continue
         if not is_strided(value):

@@ -18,6 +18,7 @@ from .access.whole_parameters import WholeParameters
 from .model.sharded_model import ShardedModel
 from .param_location import ParamLocation, location_of
 from .parameters.early_parameter import EarlyParameter, InitContext, early_of
+from .parameters.wrapped import leaves_of
 from .stand_ins import stand_in_of
 from .units.sub_buffer import SubBuffer
 
@@ -66,7 +67,8 @@ class GatheredParameters:
     ) -> None:
         """`fwd_module` is not needed here: what a forward uses is brought by its use."""
         given = [params] if isinstance(params, Tensor) or not isinstance(params, Iterable) else list(params)
-        wanted = [one for one in given if isinstance(one, Tensor)] if enabled else []
+        tensors = [one for one in given if isinstance(one, Tensor)] if enabled else []
+        wanted = [leaf for one in tensors for leaf in leaves_of(one)]
         # Sort into one order for every rank: programs give sets, too, whose order differs from rank to rank.
         locations = [location for param in wanted if (location := location_of(param)) is not None]
         self._locations = sorted(locations, key=lambda location: location.place)

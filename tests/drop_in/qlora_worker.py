@@ -1,4 +1,4 @@
-"""Trains LoRA adapters beside bases that bitsandbytes has quantized; test_qlora.py compares.
+"""Trains LoRA adapters beside bases that bitsandbytes or torchao has quantized; test_qlora.py compares.
 
 Arguments: folder, cases.
 """
@@ -15,7 +15,9 @@ import transformers
 from cases import main, rank, wait
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from tiny import LoggedTrainer, Recorded, Rows, arguments, begin_case, config, norms, numbers, tokenizer
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TrainerCallback
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 SAVED_AT = 2
@@ -69,10 +71,14 @@ def write_bases(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def quantized(folder: Path, kind: str, bits: int) -> Any:
+def quantized(folder: Path, kind: str, by: str) -> Any:
     """Return the base, quantized while it is read."""
-    how = BitsAndBytesConfig(load_in_8bit=True)
-    if bits == 4:
+    how: Any = BitsAndBytesConfig(load_in_8bit=True)
+    if by == "torchao":
+        from torchao.quantization import Int8WeightOnlyConfig
+
+        how = TorchAoConfig(Int8WeightOnlyConfig())
+    if by == "4 bits":
         how = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
@@ -90,7 +96,7 @@ def train(
     name: str,
     stage: int | None,
     kind: str = "llama",
-    bits: int = 4,
+    by: str = "4 bits",
     resumes: str | None = None,
     is_sft: bool = False,
     is_checkpointed: bool = False,
@@ -109,7 +115,7 @@ def train(
         gradient_checkpointing_kwargs={"use_reentrant": False} if is_checkpointed else None,
         **more,
     )
-    base = quantized(folder, kind, bits)
+    base = quantized(folder, kind, by)
     if is_checkpointed:
         base = prepare_model_for_kbit_training(base, gradient_checkpointing_kwargs={"use_reentrant": False})
     transformers.set_seed(1)
@@ -121,6 +127,9 @@ def train(
         trainer: Any = LoggedSFT(base, args=args, train_dataset=texts, peft_config=lora(), callbacks=[weighs])
     else:
         model = get_peft_model(base, lora(is_dora=is_dora))
+        if stage is None and by == "torchao":  # DDP cannot send these, and all ranks have the same
+            names = [name for name, param in model.named_parameters() if type(param) is not nn.Parameter]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
         trainer = LoggedTrainer(model, args, train_dataset=Rows(), callbacks=[weighs])
     last = folder / resumes / f"checkpoint-{SAVED_AT}" if resumes else None
     trainer.train(resume_from_checkpoint=str(last) if last else None)
@@ -130,7 +139,7 @@ def train(
     wait()
     del trainer, base, weighs
     begin_case()
-    again = PeftModel.from_pretrained(quantized(folder, kind, bits), saved)
+    again = PeftModel.from_pretrained(quantized(folder, kind, by), saved)
     adapters = {key: value for key, value in again.state_dict().items() if "lora_" in key}
     ids = Rows()[0]["input_ids"].unsqueeze(0)
     merged = again.merge_and_unload().train()
@@ -144,7 +153,8 @@ def cases() -> dict[str, Any]:
     found: dict[str, Any] = {"base": write_bases}
     kinds: dict[str, dict[str, Any]] = {
         "4 bits": {},
-        "8 bits": {"bits": 8},
+        "8 bits": {"by": "8 bits"},
+        "torchao": {"by": "torchao"},
         "experts": {"kind": "qwen3_moe"},
         "checkpointed": {"is_checkpointed": True},
         "DoRA": {"is_dora": True},

@@ -1,5 +1,5 @@
-"""Adapters beside a base that bitsandbytes has quantized train on dslaunch as with DDP, where each rank has
-all of the base.
+"""Adapters beside a base that bitsandbytes or torchao has quantized train on dslaunch as with DDP, where
+each rank has all of the base.
 
 Loss and norm: as in test_peft.py. Seen: 1.3e-7 of the loss, 1.1e-7 of the norm.
 Adapters that TRL makes are bfloat16, which torch updates by themselves; here they have float32 masters, so
@@ -19,8 +19,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
-        find_spec("peft") is None or find_spec("bitsandbytes") is None,
-        reason="needs peft and bitsandbytes: pip install --group drop-in",
+        any(find_spec(name) is None for name in ("peft", "bitsandbytes", "torchao")),
+        reason="needs peft, bitsandbytes and torchao: pip install --group drop-in",
     ),
 ]
 LOSS_RELATIVE, NORM_RELATIVE = 1e-6, 2e-6
@@ -28,7 +28,7 @@ WEIGHT_ABSOLUTE, LOGIT_ABSOLUTE = 2e-7, 1e-2  # merging quantizes again: a numbe
 ROUNDED_LOSS, ROUNDED_NORM = 2e-4, 1e-2  # with adapters of bfloat16
 HALF = 4  # of the micro batches
 PADDED = 1.1  # units end in whole cache lines, which is much of a model of this size
-KINDS = ["4 bits", "8 bits", "experts", "checkpointed", "DoRA"]
+KINDS = ["4 bits", "8 bits", "experts", "checkpointed", "DoRA", "torchao"]
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,16 @@
-"""Small models whose base bitsandbytes has quantized, with trained adapters beside it."""
+"""Small models whose base bitsandbytes or torchao has quantized, with trained adapters beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 WIDTH = 128
+Make = Callable[[int, int], nn.Module]
 
 
 class Adapted(nn.Module):
@@ -25,9 +27,9 @@ class Adapted(nn.Module):
 
 
 class Quantized(nn.Module):
-    """Four blocks, each of another kind of quantized layers, wide and back."""
+    """Blocks, each of another kind of quantized layers, wide and back."""
 
-    def __init__(self, run: Callable[[nn.Module, Tensor], Tensor] | None = None) -> None:
+    def __init__(self, run: Callable[[nn.Module, Tensor], Tensor] | None, kinds: Sequence[Make]) -> None:
         super().__init__()
         self.run = run
         wide = 2 * WIDTH
@@ -35,7 +37,7 @@ class Quantized(nn.Module):
             nn.Sequential(
                 Adapted(make(WIDTH, wide), WIDTH, wide), nn.Tanh(), Adapted(make(wide, WIDTH), wide, WIDTH)
             )
-            for make in (_nested, _plain, _in_bfloat16, _int8)
+            for make in kinds
         )
         self.head = nn.Linear(WIDTH, 8).requires_grad_(False)
 
@@ -47,17 +49,32 @@ class Quantized(nn.Module):
 
 
 def make_quantized(
-    run: Callable[[nn.Module, Tensor], Tensor] | None = None, *, is_packed: bool = True, seed: int = 0
+    library: str,
+    run: Callable[[nn.Module, Tensor], Tensor] | None = None,
+    *,
+    is_packed: bool = True,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Quantized:
-    """Return the model; bitsandbytes quantizes it when it is moved to a device, which `is_packed` does."""
+    """Return the model; bitsandbytes quantizes it when it is moved to a device, which `is_packed` does, and
+    torchao at once, for inputs of this dtype.
+    """
     torch.manual_seed(seed)
-    model = Quantized(run)
+    if library == "torchao":
+        return Quantized(run, [partial(_by_torchao, how=how, dtype=dtype) for how in _by_weights_only()])
+    model = Quantized(run, [_nested, _plain, _in_bfloat16, _int8])
     return model.to("cpu") if is_packed else model
 
 
 def packed_values(state: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of a state_dict that quantized layers have."""
-    return {name: value for name, value in state.items() if "base_layer" in name}
+    """Return the tensors of a state_dict that quantized layers have, as the library writes them."""
+    found = {name: value for name, value in state.items() if "base_layer" in name}
+    if all(type(value) is Tensor for value in found.values()):
+        return found
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+
+    flat: dict[str, Tensor] = flatten_tensor_state_dict(found)[0]
+    return flat
 
 
 def _nested(ins: int, outs: int) -> nn.Module:
@@ -82,3 +99,27 @@ def _int8(ins: int, outs: int) -> nn.Module:
     from bitsandbytes.nn import Linear8bitLt
 
     return Linear8bitLt(ins, outs, bias=False, has_fp16_weights=False)
+
+
+def _by_weights_only() -> list[Any]:
+    from torchao.quantization import (
+        Float8WeightOnlyConfig,
+        Int8WeightOnlyConfig,
+        IntxWeightOnlyConfig,
+        PerGroup,
+    )
+
+    return [
+        Int8WeightOnlyConfig(),
+        Int8WeightOnlyConfig(granularity=PerGroup(32)),
+        IntxWeightOnlyConfig(torch.int4, PerGroup(32)),
+        Float8WeightOnlyConfig(),
+    ]
+
+
+def _by_torchao(ins: int, outs: int, *, how: Any, dtype: torch.dtype) -> nn.Module:
+    from torchao.quantization import quantize_
+
+    layer = nn.Linear(ins, outs, bias=False).to(dtype)
+    quantize_(layer, how)
+    return layer

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...errors import ConfigError
 from ..parameters.flat_buffer import address_of
+from ..parameters.wrapped import name_in_state_dicts
 from ..units.sub_buffer import SubBuffer
 from ..units.unit import Unit
 from ..units.unit_uses import UnitUse
@@ -119,7 +120,7 @@ class Access:
                 submodule.forward = forward
                 self._forwards.append(forward)
                 parameters_of(submodule).unshard = self._bring_attribute
-                self._library_hooks += watch_libraries(submodule)
+                self._library_hooks += (*watch_libraries(submodule), *name_in_state_dicts(submodule))
 
     def _note_memory(self, unit: Unit, sub_buffer: SubBuffer, was: int) -> None:
         del self._sub_buffer_at[was]

@@ -3,7 +3,8 @@
 Packed bits are moved and sent as they are, never converted. A tensor of the library's that grows with the
 weights is a *part* of the parameter: a parameter without a gradient takes its place, lies in the same unit,
 and comes and goes with it. Its name is that of the library's own files. What does not grow stays whole.
-No library is imported: classes are found by their names.
+No library is imported: classes are found by their names. Weights of torchao consist of parts alone: see
+wrapped.py.
 
 Source: bitsandbytes 0.50.2, nn/modules.py (Params4bit, Int8Params, Linear4bit, Linear8bitLt) and
         functional.py (QuantState)
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigError
+from .wrapped import check_wrapped, inner_tensors, is_wrapped, leaves_of, move_wrapped
 
 _BITSANDBYTES = "bitsandbytes"
 
@@ -36,7 +38,7 @@ PackedOf = Mapping[int, Packed]  # id of a parameter whose dtype stays -> what b
 
 
 def lies_in_unit(param: nn.Parameter) -> bool:
-    """Return whether a unit holds the parameter: a number with a fraction, or packed bits."""
+    """Return whether a unit holds the parameter, or its parts: a number with a fraction, or packed bits."""
     with torch._C.DisableTorchFunctionSubclass():
         return param.is_floating_point() or is_bits(param.dtype) or _kind_of(param) is not None
 
@@ -91,7 +93,10 @@ def is_same_packed(param: Any, other: Any) -> bool:
         return False
     with torch._C.DisableTorchFunctionSubclass():
         is_alike = type(param) is type(other) and param.shape == other.shape and param.dtype == other.dtype
-        return is_alike and bool(param.data_ptr() == other.data_ptr())
+        if not is_alike:
+            return False
+        pairs = zip(leaves_of(param), leaves_of(other), strict=False)
+        return all(one.data_ptr() == its.data_ptr() for one, its in pairs)
 
 
 def keeps_values(param: nn.Parameter) -> bool:
@@ -101,6 +106,8 @@ def keeps_values(param: nn.Parameter) -> bool:
 
 def _kind_of(param: nn.Parameter) -> Kind | None:
     """Return what finds the parts of such a parameter; None if it is none."""
+    if is_wrapped(param):
+        return _find_wrapped
     for one in type(param).__mro__:
         if one.__module__.partition(".")[0] == _BITSANDBYTES and one.__name__ in _KINDS:
             return _KINDS[one.__name__]
@@ -143,6 +150,15 @@ def _find_int8(found: Packed, owner: Any, name: str, param: Any, device: torch.d
             found.aliases.append(_part(holder, "CB"))
         if getattr(holder, "SCB", None) is not None and not found.parts:
             found.parts[f"{name.rpartition('.')[0]}.SCB".lstrip(".")] = _part(holder, "SCB")
+
+
+def _find_wrapped(found: Packed, owner: Any, name: str, param: Any, device: torch.device) -> None:
+    """torchao's: all parts are inner tensors of the parameter."""
+    if found.parts or param.is_meta:  # tied; or refused, as others are
+        return
+    check_wrapped(name, param)
+    move_wrapped(param, device)
+    found.parts |= {inner.name: _part(inner.holder, inner.attribute) for inner in inner_tensors(name, param)}
 
 
 Kind = Callable[[Packed, Any, str, Any, torch.device], None]

@@ -12,6 +12,7 @@ from ...placement.precision import Precision
 from ...placement.stage_policy import Policy, UnitSizes, keep_small_whole
 from ..parameters.packed import PackedOf, aliases_of, is_bits, lies_in_unit, parts_of
 from ..parameters.sub_buffer_plan import NO_GROUP, Member, plan_sub_buffer
+from ..parameters.wrapped import is_wrapped
 from .partition import UnitPlan
 from .sub_buffer import SubBuffer
 from .unit import Unit
@@ -60,23 +61,23 @@ def members_of(
     plan: UnitPlan, group_of: dict[int, int], packed: PackedOf, *, groups_apart: frozenset[int]
 ) -> tuple[Member, ...]:
     """Return the parameters of a unit that lie in flat buffers, with the number of the optimizer's group of
-    each; behind a packed one its parts. See `Rule.groups_apart`.
+    each; behind a packed one its parts, which a wrapped one consists of. See `Rule.groups_apart`.
     """
     members: list[Member] = []
     for name, param in plan.params:
         if not lies_in_unit(param):
             continue
-        is_packed = id(param) in packed
-        members.append(
-            Member(
-                name=name,
-                param=param,
-                group=group_of.get(id(param), NO_GROUP),
-                is_apart=group_of.get(id(param), NO_GROUP) in groups_apart,
-                keeps_dtype=is_packed or is_bits(param.dtype),
-                aliases=aliases_of(packed, param),
+        if not is_wrapped(param):
+            members.append(
+                Member(
+                    name=name,
+                    param=param,
+                    group=group_of.get(id(param), NO_GROUP),
+                    is_apart=group_of.get(id(param), NO_GROUP) in groups_apart,
+                    keeps_dtype=id(param) in packed or is_bits(param.dtype),
+                    aliases=aliases_of(packed, param),
+                )
             )
-        )
         for part_name, part in parts_of(packed, param):
             members.append(Member(name=part_name, param=part, group=NO_GROUP, keeps_dtype=True))
     return tuple(members)

@@ -14,6 +14,7 @@ from ..parameters.early_parameter import early_of
 from ..parameters.freed_parameter import check_kept, is_freed
 from ..parameters.shared_memory import first_sharing, is_expanded
 from ..parameters.valueless import is_valueless
+from ..parameters.wrapped import unwrapped
 
 _CONTAINERS = (nn.ModuleList, nn.Sequential)
 ROOT = "root"
@@ -51,7 +52,7 @@ def cut_into_units(
     Errors: ConfigError for a parameter without storage, or two that share one without being the same object
     """
     params = dict(module.named_parameters())
-    _check_storage(params)
+    _check_storage(unwrapped(params.items()))
     for name, buffer in module.named_buffers():
         if isinstance(buffer, nn.parameter.UninitializedBuffer):
             raise ConfigError(f"buffer '{name}' has no shape yet; run the model once before initialize()")

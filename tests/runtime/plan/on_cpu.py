@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
 from tests.runtime.plan.beside import DEVICE_BYTES, PLANNED_STEPS, Ended, Row
@@ -33,7 +33,7 @@ class Census(TorchDispatchMode):
         """Run the operation, and count."""
         result = func(*args, **(kwargs or {}))
         for one in tree_leaves(result):
-            if isinstance(one, Tensor):
+            if isinstance(one, Tensor) and not is_traceable_wrapper_subclass(one):  # that has no memory
                 storage = one.untyped_storage()
                 self._alive[storage._cdata] = weakref.ref(storage)
         held = {key: ref() for key, ref in self._alive.items()}

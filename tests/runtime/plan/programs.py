@@ -316,6 +316,17 @@ def by_bitsandbytes(config: Config, kind: str) -> None:
     train(peft.get_peft_model(model, adapted), config, loss_of_labels)
 
 
+def by_torchao(config: Config) -> None:
+    """Train adapters beside a model whose layers torchao has quantized."""
+    import peft
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    model = make_hugging_face("Llama", use_cache=False)
+    quantize_(model, Int8WeightOnlyConfig(), lambda module, name: name.endswith("_proj"))
+    adapted = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    train(peft.get_peft_model(model, adapted), config, loss_of_labels)
+
+
 def trainer(config: Config) -> None:
     """Train a model of transformers with its own loop."""
     import importlib
@@ -494,6 +505,7 @@ PROGRAMS: dict[str, Program] = {
     "Llama, LoRA": lora,
     "Llama, 4 bits, LoRA": partial(by_bitsandbytes, kind="nf4"),
     "Llama, 8 bits, LoRA": partial(by_bitsandbytes, kind="int8"),
+    "Llama, torchao, LoRA": by_torchao,
     "packed, adapters": packed_blocks,
     "Llama, Trainer": trainer,
     "Bert": bert,

@@ -49,7 +49,7 @@ def test_a_plan_says_what_memory_a_run_on_cpus_needs_in_every_layout(words: tupl
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize("zero", ["stage 0", "stage 2", "stage 3"])
-@pytest.mark.parametrize("program", ["Llama, 4 bits, LoRA", "Llama, 8 bits, LoRA"])
+@pytest.mark.parametrize("program", ["Llama, 4 bits, LoRA", "Llama, 8 bits, LoRA", "Llama, torchao, LoRA"])
 def test_a_plan_says_what_memory_adapters_of_a_quantized_model_need(zero: str, program: str) -> None:
-    pytest.importorskip("bitsandbytes")
+    pytest.importorskip("torchao" if "torchao" in program else "bitsandbytes")
     assert_alike(zero, "bf16", program=program)

@@ -1,5 +1,5 @@
-"""A base that bitsandbytes has quantized lies in units like any other: adapters train beside it as on one
-process that has all of it, and each rank keeps its share of the packed bytes.
+"""A base that bitsandbytes or torchao has quantized lies in units like any other: adapters train beside it
+as on one process that has all of it, and each rank keeps its share of the packed bytes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from dslaunch.runtime.checkpoint.export.source import open_source
 from tests.runtime.packed_models import WIDTH, Adapted, make_quantized, packed_values
 from tests.runtime.ranks import Ranks
 
-pytestmark = pytest.mark.skipif(
+NEEDS_BITSANDBYTES = pytest.mark.skipif(
     find_spec("bitsandbytes") is None, reason="needs bitsandbytes: pip install --group drop-in"
 )
+LIBRARIES = ["bitsandbytes", "torchao"]
+PACKED = (torch.uint8, torch.int8, torch.float8_e4m3fn)
 NUM_RANKS, STEPS = 2, 4
 SAVED = "stage 3"
 RELATIVE = 1e-6  # sums of gradients go in another order; seen: 1.6e-7
@@ -69,7 +71,7 @@ def _integer_bytes() -> int:
         storages = {
             one.untyped_storage()._cdata: one.untyped_storage().nbytes()
             for one in gc.get_objects()
-            if issubclass(type(one), Tensor) and one.dtype in (torch.uint8, torch.int8)
+            if issubclass(type(one), Tensor) and one.dtype in PACKED
         }
     return sum(storages.values())
 
@@ -87,36 +89,39 @@ def _config(zero: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 
 def _renew(layer: Any, args: Any) -> None:
     """Register another object for the same weight, as PEFT's DoRA does in each forward on a CPU."""
-    layer.weight = layer.weight.to("cpu")
+    weight = layer.weight.to("cpu")
+    layer.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight, requires_grad=False)
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:
     return [param for param in model.parameters() if param.requires_grad]
 
 
-def _train(rank: int, folder: str) -> dict[str, Result]:
-    return {case: _train_as(case, rank, folder) for case in CASES}
+def _train(rank: int, folder: str, library: str) -> dict[str, Result]:
+    return {case: _train_as(case, rank, folder, library) for case in CASES}
 
 
-def _train_as(case: str, rank: int, folder: str) -> Result:
+def _train_as(case: str, rank: int, folder: str, library: str) -> Result:
     zero, more = CASES[case]
     if case == "disk":
         zero = {**zero, "offload_param": {"device": "nvme", "nvme_path": folder}}
     begun = _integer_bytes()
     # Each rank has weights of its own: all have those of rank 0.
-    model = make_quantized(_run_of(case), seed=rank, is_packed=case != "stage 1")
+    dtype = torch.bfloat16 if case == "bf16" else torch.float32
+    model = make_quantized(library, _run_of(case), seed=rank, is_packed=case != "stage 1", dtype=dtype)
     if case == "renewed":
         for layer in (one.base_layer for one in model.modules() if isinstance(one, Adapted)):
             layer.register_forward_pre_hook(_renew)
-    reference = {name: value.clone() for name, value in packed_values(make_quantized().state_dict()).items()}
-    held = sum(one.nbytes for one in reference.values() if one.dtype in (torch.uint8, torch.int8))
+    whole = packed_values(make_quantized(library, dtype=dtype).state_dict())
+    reference = {name: value.clone() for name, value in whole.items()}
+    del whole
+    held = sum(one.nbytes for one in reference.values() if one.dtype in PACKED)
     engine, *_ = dslaunch.initialize(
         model=model, model_parameters=_trained(model), config=_config(zero, more)
     )
     losses, between = [], 0
     for step in range(STEPS):
         x, y = (one.chunk(NUM_RANKS)[rank] for one in _batch(step))
-        dtype = torch.bfloat16 if case == "bf16" else torch.float32
         loss = (engine(x.to(dtype).requires_grad_(case == "reentrant")) - y).pow(2).mean()
         if step == STEPS - 1:
             between = _integer_bytes() - begun - held
@@ -126,9 +131,13 @@ def _train_as(case: str, rank: int, folder: str) -> Result:
         torch.distributed.all_reduce(total)
         losses.append(total.item() / NUM_RANKS)
     after = _integer_bytes() - begun - held
+    if case == SAVED and library == "torchao":
+        with pytest.raises(ConfigError, match=r"base_layer\._weight_qdata.*sharded over the ranks"):
+            packed_values(model.state_dict())
     if case == SAVED:
         engine.save_checkpoint(folder, tag="two", client_state={})
         engine.save_16bit_model(folder, "weights.safetensors")
+        engine.save_16bit_model(folder, "weights.bin")
         # Another engine takes the model over.
         engine, *_ = dslaunch.initialize(
             model=model, model_parameters=_trained(model), config=_config(zero, more)
@@ -147,9 +156,11 @@ def _train_as(case: str, rank: int, folder: str) -> Result:
     return Result(losses, changed, between, after)
 
 
-def _resume(rank: int, folder: str, zero: dict[str, Any]) -> tuple[list[float], dict[str, Tensor]]:
+def _resume(
+    rank: int, folder: str, library: str, zero: dict[str, Any]
+) -> tuple[list[float], dict[str, Tensor]]:
     """Go on from the checkpoint with a model whose base is another one until then."""
-    model = make_quantized(seed=7)
+    model = make_quantized(library, seed=7)
     engine, *_ = dslaunch.initialize(model=model, model_parameters=_trained(model), config=_config(zero, {}))
     engine.load_checkpoint(folder, tag="two")
     losses = []
@@ -168,9 +179,9 @@ def _bits(value: Tensor) -> Tensor:
     return value.reshape(-1).view(torch.uint8)
 
 
-def _losses_of_one_process(dtype: torch.dtype, steps: int = STEPS) -> list[float]:
-    """Judge: bitsandbytes and torch alone."""
-    model = make_quantized()
+def _losses_of_one_process(library: str, dtype: torch.dtype, steps: int = STEPS) -> list[float]:
+    """Judge: the library and torch alone."""
+    model = make_quantized(library)
     for param in model.parameters():
         if param.requires_grad:
             param.data = param.data.to(dtype).float()
@@ -189,7 +200,7 @@ def _losses_of_one_process(dtype: torch.dtype, steps: int = STEPS) -> list[float
 
 def _use_outside(rank: int) -> None:
     """Ask for values that are sharded by every way that a program, PEFT and bitsandbytes have."""
-    model = make_quantized()
+    model = make_quantized("bitsandbytes")
     engine, *_ = dslaunch.initialize(
         model=model, model_parameters=_trained(model), config=_config({"stage": 3, **SMALL_UNITS}, {})
     )
@@ -213,12 +224,13 @@ def _use_outside(rank: int) -> None:
     assert model.to("cpu") is model
     with zero.GatheredParameters(list(named.values())):
         values = [one.data.clone() for one in named.values()]
-    right = [one.clone() for name, one in make_quantized().named_parameters() if name in named]
+    right = [one.clone() for name, one in make_quantized("bitsandbytes").named_parameters() if name in named]
     for value, expected in zip(values, right, strict=True):
         assert torch.equal(_bits(value), _bits(expected))
     engine.destroy()
 
 
+@NEEDS_BITSANDBYTES
 def test_values_that_are_sharded_are_refused_by_name_outside_of_their_layers(ranks: Ranks) -> None:
     ranks(_use_outside, world_size=NUM_RANKS)
 
@@ -226,7 +238,7 @@ def test_values_that_are_sharded_are_refused_by_name_outside_of_their_layers(ran
 def _merge(rank: int) -> str:
     from peft import LoraConfig, get_peft_model
 
-    model = get_peft_model(make_quantized(), LoraConfig(r=2, target_modules=["base_layer"]))
+    model = get_peft_model(make_quantized("bitsandbytes"), LoraConfig(r=2, target_modules=["base_layer"]))
     engine, *_ = dslaunch.initialize(
         model=model, model_parameters=_trained(model), config=_config({"stage": 3}, {})
     )
@@ -236,6 +248,7 @@ def _merge(rank: int) -> str:
     return str(caught.value)
 
 
+@NEEDS_BITSANDBYTES
 @pytest.mark.skipif(find_spec("peft") is None, reason="needs peft: pip install --group drop-in")
 def test_adapters_of_packed_layers_are_merged_by_peft_alone(ranks: Ranks) -> None:
     for said in ranks(_merge, world_size=NUM_RANKS):
@@ -246,26 +259,38 @@ def test_adapters_of_packed_layers_are_merged_by_peft_alone(ranks: Ranks) -> Non
         )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("packed")
+@pytest.fixture(scope="module", params=LIBRARIES)
+def library(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if find_spec(name) is None:
+        pytest.skip(f"needs {name}: pip install --group drop-in")
+    return name
 
 
 @pytest.fixture(scope="module")
-def found(ranks: Ranks, folder: Path) -> list[dict[str, Result]]:
-    return ranks(_train, str(folder), world_size=NUM_RANKS)
+def folder(tmp_path_factory: pytest.TempPathFactory, library: str) -> Path:
+    return tmp_path_factory.mktemp(library)
+
+
+@pytest.fixture(scope="module")
+def found(ranks: Ranks, folder: Path, library: str) -> list[dict[str, Result]]:
+    return ranks(_train, str(folder), library, world_size=NUM_RANKS)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "bf16"])
-def test_adapters_train_as_beside_the_whole_base(found: list[dict[str, Result]], case: str) -> None:
-    expected = _losses_of_one_process(torch.float32)
+def test_adapters_train_as_beside_the_whole_base(
+    found: list[dict[str, Result]], library: str, case: str
+) -> None:
+    expected = _losses_of_one_process(library, torch.float32)
     for of_rank in found:
         assert of_rank[case].losses == pytest.approx(expected, rel=RELATIVE)
         assert of_rank[case].changed == []
 
 
-def test_bits_of_the_base_are_no_numbers_that_16_bits_round(found: list[dict[str, Result]]) -> None:
-    expected = _losses_of_one_process(torch.bfloat16)
+def test_bits_of_the_base_are_no_numbers_that_16_bits_round(
+    found: list[dict[str, Result]], library: str
+) -> None:
+    expected = _losses_of_one_process(library, torch.bfloat16)
     for of_rank in found:
         assert of_rank["bf16"].losses == pytest.approx(expected, rel=2e-2)
         assert of_rank["bf16"].changed == []
@@ -284,22 +309,24 @@ def test_a_rank_keeps_its_share_of_the_packed_bytes_and_a_graph_keeps_none(
 
 @pytest.mark.parametrize("zero", [{"stage": 2}, {"stage": 3, **SMALL_UNITS}], ids=["stage 2", "stage 3"])
 def test_a_checkpoint_brings_the_base_and_goes_on_on_another_number_of_ranks(
-    ranks: Ranks, found: list[dict[str, Result]], folder: Path, zero: dict[str, Any]
+    ranks: Ranks, found: list[dict[str, Result]], folder: Path, library: str, zero: dict[str, Any]
 ) -> None:
-    (losses, state), *_ = ranks(_resume, str(folder), zero, world_size=1)
-    assert losses == pytest.approx(_losses_of_one_process(torch.float32, STEPS + 2)[STEPS:], rel=RELATIVE)
-    for name, value in packed_values(make_quantized().state_dict()).items():
+    (losses, state), *_ = ranks(_resume, str(folder), library, zero, world_size=1)
+    expected = _losses_of_one_process(library, torch.float32, STEPS + 2)[STEPS:]
+    assert losses == pytest.approx(expected, rel=RELATIVE)
+    for name, value in packed_values(make_quantized(library).state_dict()).items():
         assert torch.equal(_bits(state[name]), _bits(value)), name
 
 
 def test_exported_weights_are_those_of_the_library_bit_by_bit(
-    found: list[dict[str, Result]], folder: Path
+    found: list[dict[str, Result]], folder: Path, library: str
 ) -> None:
-    expected = packed_values(make_quantized().state_dict())
+    expected = packed_values(make_quantized(library).state_dict())
     source = open_source(folder, "two")
     export(source, folder / "exported", ExportOptions(dtype=torch.bfloat16))
-    for path in (folder / "weights.safetensors", folder / "exported" / "model.safetensors"):
-        written = packed_values(load_file(path))
+    for path in ("weights.safetensors", "exported/model.safetensors", "weights.bin"):
+        read = torch.load if path.endswith(".bin") else load_file
+        written = packed_values(read(folder / path))
         assert written.keys() == expected.keys()
         for name, value in expected.items():
             assert torch.equal(_bits(written[name]), _bits(value)), name
