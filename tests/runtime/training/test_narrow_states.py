@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import dslaunch
 from dslaunch import ConfigError, zero
@@ -164,6 +164,65 @@ def _checkpoints(rank: int, root: Path) -> None:
 @pytest.mark.slow
 def test_checkpoints_load_from_any_dtype_to_any(ranks: Ranks, tmp_path: Path) -> None:
     ranks(_checkpoints, tmp_path, world_size=2)
+
+
+class Odd(nn.Module):
+    """Matrices of several blocks of 256 elements, the last of which are not full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(7, 61), nn.Linear(61, 37), nn.LayerNorm(37), nn.Linear(37, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.layers(x)
+        return result
+
+
+# Each goes on from the one before: ranks, stage, and where values lie
+CHAIN = (
+    (2, 1, AWAY[0]),
+    (4, 3, AWAY[5]),
+    (1, 2, AWAY[3]),
+    (2, 3, AWAY[2]),
+    (4, 2, ON_DEVICE),
+    (1, 3, AWAY[6]),
+)
+
+
+def _link(rank: int, kind: str, number: int, folder: Path | None) -> dict[str, Tensor]:
+    """Train two more steps than the one before has; without a folder all of them, at stage 0."""
+    world_size, stage, where = (1, 0, ON_DEVICE) if folder is None else CHAIN[number]
+    engine = make_engine(
+        stage,
+        "bf16",
+        where,
+        str(folder),
+        kind=Odd,
+        train_batch_size=world_size,
+        gradient_clipping=0.0,
+        reduce_bucket_size=50,
+        **KINDS[kind],
+    )
+    if folder is not None and number:
+        engine.load_checkpoint(folder, tag=str(number - 1))
+    for step in range(0 if folder is None else 2 * number, 2 * number + 2):
+        _step(engine, step)
+    if folder is not None:
+        engine.save_checkpoint(folder, tag=str(number))
+    values = _values(engine)
+    engine.destroy()
+    return values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", few(("8 bits", "least", "both"), lambda kind: kind == "least"))
+def test_runs_go_on_in_the_middle_of_blocks_anywhere_with_the_same_bits(
+    ranks: Ranks, tmp_path: Path, kind: str
+) -> None:
+    for number, (world_size, *_) in enumerate(CHAIN):
+        (alone,) = ranks(_link, kind, number, None, world_size=1)
+        for values in ranks(_link, kind, number, tmp_path, world_size=world_size):
+            assert_same_bits(values, alone)
 
 
 # ---- memory
