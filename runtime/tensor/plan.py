@@ -178,8 +178,9 @@ def _check_kinds(module: nn.Module, plan: TensorPlan) -> None:
     params: dict[str, Any] = dict(module.named_parameters())
     for name, param in params.items():
         if name in plan.params and (not param.is_floating_point() or is_packed(param)):
+            kind = type(param).__name__ if is_packed(param) else param.dtype
             raise ConfigError(
-                f"parameter '{name}' is {param.dtype}: a quantized layer cannot be divided over ranks; load "
+                f"parameter '{name}' is {kind}: a quantized layer cannot be divided over ranks; load "
                 "the model in bfloat16"
             )
 
