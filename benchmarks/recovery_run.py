@@ -91,7 +91,8 @@ class Run:
 
     def _notes(self) -> Iterator[Note]:
         for path in self.folder.glob("notes-*"):
-            for line in path.read_text().splitlines():
+            *whole, _ = path.read_text().split("\n")  # the last line may be half written
+            for line in whole:
                 yield Note(of=path.name, **json.loads(line))
 
     def last_words(self) -> str:
