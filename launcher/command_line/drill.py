@@ -98,6 +98,7 @@ def command(**given: Any) -> int:
         is_verbose=given["verbose"],
         say=lambda text: click.echo(f"dslaunch: {text}", err=True),
     )
+    given["max_restarts"] = given["max_restarts"] or 1  # it starts again after each fault
     found = drill(job_options(given), request)
     if given["as_json"]:
         click.echo(json.dumps(found.as_data(), indent=2).encode())

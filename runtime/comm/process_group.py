@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import socket
 import sys
 import time
 import weakref
@@ -33,6 +34,9 @@ _log = logging.getLogger("dslaunch")
 # last act was a step, never ended. torch 2.13.0 is free of this; the versions between were not tried.
 _THREADS_NEED_LOCK = torch.__version__ < "2.13"
 _LET_GO_S = 0.02  # without Python's lock: a thread waits at most 5 ms for it
+# Rank 0 is asked so often whether it listens yet; by many ranks more seldom, so that it has 10,000 such
+# questions in a second at most.
+_ASK_EVERY_S, _ASK_OF_EACH_RANK_S, _ASK_FOR_S = 0.01, 1e-4, 5.0
 
 
 def start_process_group(
@@ -75,6 +79,7 @@ def start_process_group(
         if not env.is_launched and init_method is None:
             store = dist.HashStore()  # type: ignore[attr-defined]  # torch forgot to list it
         elif init_method is None:
+            wait_for_rank_0(rank, world_size)
             store, rank, world_size = _next_store(rank, world_size, timeout or env.timeout)
     dist.init_process_group(
         backend,
@@ -89,6 +94,22 @@ def start_process_group(
     if made is None:
         raise AssertionError("init_process_group() has returned and made no group")
     atexit.register(_end_process_group, weakref.ref(made))
+
+
+def wait_for_rank_0(rank: int, world_size: int) -> None:
+    """Wait for 5 s at most until rank 0 listens: a store of torch's that is refused asks again only after a
+    quarter or half of a second. What else may be wrong is for that to find.
+    """
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    until = time.monotonic() + _ASK_FOR_S
+    while rank > 0 and host and port.isdecimal() and time.monotonic() < until:
+        try:
+            socket.create_connection((host, int(port)), timeout=_ASK_FOR_S).close()
+            return
+        except ConnectionRefusedError:
+            time.sleep(max(_ASK_EVERY_S, world_size * _ASK_OF_EACH_RANK_S))
+        except OSError:
+            return
 
 
 _num_stores = count()  # ranks make their groups in the same order

@@ -53,6 +53,7 @@ def test_faults_of_a_rank_are_made_here_and_the_way_back_is_measured(tmp_path: P
     ("words", "why"),
     [
         (["--fault=host-killed"], "--fault host-killed: all ranks run on this machine"),
+        (["--fault=host-killed", "--snapshot_every=9"], "--fault host-killed: all ranks run on this machine"),
         (["--fault=cable-cut"], "--fault cable-cut: cannot be made: it would cut the way"),
         (["--fault=rank-kiled"], "--fault rank-kiled: is no fault; did you mean rank-killed?"),
         (["--events=e"], "dslaunch drill and --events exclude each other"),

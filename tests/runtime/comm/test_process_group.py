@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,18 @@ def test_a_job_makes_its_process_group_anew_after_an_engine(ranks: Ranks) -> Non
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     assert ranks(_again, port, world_size=2, deadline_s=60.0) == [1, 1]
+
+
+def test_rank_0_is_waited_for_until_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as first:
+        first.bind(("127.0.0.1", 0))  # and is refused: it does not listen yet
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(first.getsockname()[1]))
+        waiting = threading.Thread(target=process_group.wait_for_rank_0, args=(1, 2))
+        waiting.start()
+        waiting.join(0.1)
+        assert waiting.is_alive()
+        first.listen()
+        waiting.join(5.0)
+        assert not waiting.is_alive()
+        first.accept()[0].close()
