@@ -92,6 +92,8 @@ def _be_parent(number: int) -> None:
 
     import tests.runtime.ranks as plain
 
+    # transformers imports it, and it asks for the GPU's generation: after that no process can be forked
+    sys.modules["torchao"] = None  # type: ignore[assignment]
     for name in plain.IMPORTED:  # once, and not in each process: it takes a second
         with suppress(ImportError):
             import_module(name)
