@@ -20,7 +20,7 @@ def run(tmp_path: Path) -> Run:
 
 def write(run: Run, process: str, *notes: tuple[str, float, int]) -> None:
     lines = (json.dumps({"what": what, "at": at, "step": step}) for what, at, step in notes)
-    (run.folder / f"notes-{process}").write_text("\n".join(lines))
+    (run.folder / f"notes-{process}").write_text("".join(f"{line}\n" for line in lines))
 
 
 def test_new_workers_are_followed_from_the_fault_to_the_first_step(run: Run) -> None:
@@ -52,5 +52,5 @@ def test_a_survivor_goes_on_without_new_workers(run: Run) -> None:
     )
     write(run, "b-1", ("step", 9.5, 15))
     with (run.folder / "notes-a-1").open("a") as file:
-        file.write("\n" + json.dumps({"what": "step", "at": 13.0, "step": 16}))
+        file.write(json.dumps({"what": "step", "at": 13.0, "step": 16}) + "\n" + '{"what": "st')
     assert recovery_run._read(run, 10.0) == Measured(total_s=3.0, steps_again=0)
