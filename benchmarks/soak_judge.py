@@ -15,7 +15,7 @@ from dslaunch.launcher.run_state.run_state import RunState
 from tests.lab import Lab
 
 SNAPSHOT_EVERY = 5
-SAME_LOSS = 1e-6  # of the loss: sums over other numbers of ranks round differently
+SAME_LOSS = 1e-6  # a part of the loss: sums over other numbers of ranks round differently
 SAME_GOODPUT = 0.02
 MOST_LOST = 2 * SNAPSHOT_EVERY  # the last snapshot may be on its way
 LATE_S = 30.0  # after which nothing that follows is blamed on a fault
@@ -76,13 +76,12 @@ class NoteReader:
         self._folder, self._places = folder, dict[Path, int]()
         self._attempts: dict[Path, int] = {}  # the number that a process has noted
         self._attempt = -1
-        self.began_at, self.steps_done = 0.0, 0  # of the newest attempt
+        self.began_at, self.steps_done = 0.0, 0  # what the newest attempt has
         self.counts, self.last = Counter[str](), dict[str, int]()  # by kind of note, and its last step
         self.losses: dict[int, set[float]] = {}  # by step
         self._notes: dict[tuple[Path, int], list[dict[str, Any]]] = {}  # by process
-        self._number: dict[
-            Path, int
-        ] = {}  # of processes so far: a host that has booted gives their ids again
+        # how many processes there were so far: a host that has booted gives their ids again
+        self._number: dict[Path, int] = {}
 
     def read(self) -> None:
         """Read what is new."""

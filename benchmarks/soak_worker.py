@@ -56,7 +56,7 @@ def main(num_steps: int | None) -> None:
     notes.note("attempt", attempt=attempt)
     dslaunch.init_distributed(timeout=timedelta(seconds=GROUP_S))
     engine, loader = make_engine(attempt)
-    state = {"steps": 0}  # of the program's own
+    state = {"steps": 0}  # what the program itself keeps
     state.update(engine.resume(str(FOLDER), client_state=lambda: dict(state)))
     if state["steps"] != engine.global_steps:
         raise RuntimeError(f"the program's state is of step {state['steps']}, not {engine.global_steps}")

@@ -95,7 +95,7 @@ class MemoryServer:
         def run() -> None:
             while not self._is_closed:
                 try:
-                    fd, _ = server._accept()  # of the C class; see listener.py
+                    fd, _ = server._accept()  # the C class has it; see listener.py
                 except OSError:
                     if self._is_closed or server.fileno() == -1 or server is not self._listening(server):
                         return

@@ -139,7 +139,13 @@ def test_what_comes_after_an_attempt(
     assert shown(decision) == expected
     if decision.attempt is not None:
         assert (decision.attempt.number, decision.attempt.num_restarts) == (1, num_restarts)
-        assert decision.attempt.joined <= {one.host.name for one in decision.attempt.hosts}
+
+
+def test_hosts_that_joined_with_one_that_was_lost_have_still_just_joined() -> None:
+    before = attempt("a b c", joined=frozenset("bc"))
+    decision = next_attempt(before, ended(lost("b")), known(), rules(3))
+    assert decision.attempt is not None
+    assert decision.attempt.joined == {"c"}
 
 
 NAMES = st.lists(st.sampled_from("abcdefgh"), unique=True)
